@@ -1,7 +1,7 @@
 //! Authorization of administrators: identifies callers, and records refused attempts in the audit trail.
 //!
-//! Any user with access to the socket can be refused any number of times. So a uid gets [`MOST`] records per
-//! [`WINDOW`], and the store keeps a limited number for each user.
+//! Any user with access to the socket can cause refused attempts. So each uid gets at most [`MOST`] records per
+//! [`WINDOW`], and the store limits the number of stored records per user.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use gpush_store::{DENIED, NewAudit, Store};
 
 use crate::{caller::Caller, state::State};
 
-/// Records of one uid's refused attempts in a window.
+/// Maximum number of recorded attempts of one uid in a window.
 const MOST: u32 = 10;
 
 /// Length of a window.
@@ -33,12 +33,12 @@ pub(crate) struct Authorization {
 }
 
 impl Authorization {
-    /// Uses the access rules of the config in `state`, and records in `store`.
+    /// Creates the handle. It applies the access rules of the config in `state`, and records in `store`.
     pub(crate) fn new(state: State, users: Users, store: Store, own_uid: u32) -> Self {
         Self { state, users, store, own_uid, refused: Arc::default() }
     }
 
-    /// Identifies the caller of a connection, by the present config.
+    /// Identifies the caller of a connection according to the active config.
     pub(crate) async fn identify(&self, peer: Peer) -> Caller {
         Caller::of(peer, &self.state.config().access, &self.users, self.own_uid).await
     }
@@ -48,10 +48,11 @@ impl Authorization {
         caller.actor(self.users.user(caller.peer.uid).await)
     }
 
-    /// Returns an administrator in the form for records. `attempt` completes "may not".
+    /// Checks that the caller is an administrator, and returns the caller in the form for records. `attempt` completes
+    /// the sentence "… may not …".
     ///
     /// # Errors
-    /// `denied` for every other caller; the attempt is recorded.
+    /// `denied` for any other caller. The attempt is recorded.
     pub(crate) async fn admin(&self, caller: &Caller, attempt: &'static str) -> Result<Actor, ApiError> {
         let actor = self.actor(caller).await;
         if caller.viewer.is_admin() {
@@ -62,7 +63,7 @@ impl Authorization {
         Err(denied)
     }
 
-    /// Records a refused attempt without waiting: the answer does not depend on it.
+    /// Records a refused attempt without waiting, because the response does not depend on the record.
     fn record(&self, actor: Actor, attempt: &'static str) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if !refused.counts(actor.uid, Instant::now()) {
@@ -79,12 +80,12 @@ impl Authorization {
     }
 }
 
-/// Recent refused attempts, by uid: when its window began, and how many were recorded since.
+/// Recent refused attempts, by uid: when the window began, and the number of attempts since.
 #[derive(Debug, Default)]
 struct Refused(HashMap<u32, (Instant, u32)>);
 
 impl Refused {
-    /// Counts an attempt. Returns whether to record it.
+    /// Counts an attempt. Returns whether it must be recorded.
     fn counts(&mut self, uid: u32, now: Instant) -> bool {
         self.0.retain(|_, (since, _)| now.duration_since(*since) < WINDOW);
         let (_, count) = self.0.entry(uid).or_insert((now, 0));

@@ -3,62 +3,64 @@
 //! | caller | sees | may change |
 //! |---|---|---|
 //! | root, the user that gpushd runs as, members of the admin groups | everything | everything |
-//! | any other user with access to the socket | GPUs, instances, plans; processes of their own in full | nothing |
+//! | any other user with access to the socket | GPUs, instances, plans; full details of their own processes | their own leases |
 //!
 //! The kernel identifies the caller, and the config names the admin groups. A caller in another pid or user namespace
-//! is not an administrator: root of a container can use any user id and group id. What is shown depends only on the
-//! [`Viewer`].
+//! is never an administrator, because root in a container can use any user id and group id. What is shown depends only
+//! on the [`Viewer`].
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
 use gpush_host::{identity::Users, peer::Peer};
 
-/// The reader of an answer, which determines what it contains.
+/// The reader of a response, which determines its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Viewer {
-    /// gpushd itself, for what every user may read afterwards: sees the processes of no user.
+    /// gpushd itself, for data that every user may read later. Sees no user's processes.
     Agent,
-    /// gpushd itself, for its own decisions and its log, which is root's: sees everything.
+    /// gpushd itself, for its own decisions and its log, which only root reads. Sees everything.
     Log,
-    /// An administrator: sees everything.
+    /// An administrator. Sees everything.
     Admin,
+    /// A hook of Slurm, run by root: an administrator that may lease GPUs with `owner = "slurm"`.
+    Hook,
     /// A user by uid: sees their own processes in full.
     User(u32),
 }
 
 impl Viewer {
-    /// Whether a process of `uid` may be shown in full. The owner of some processes is not known. A user 0 is root of a
-    /// container: root's processes are not theirs.
+    /// Returns whether the full details of a process of `uid` may be shown. `None` means that the owner is not known. A
+    /// viewer with uid 0 is root in a container, and may not see the processes of root.
     pub(crate) fn may_see(self, uid: Option<u32>) -> bool {
         match self {
             Self::Agent => false,
-            Self::Log | Self::Admin => true,
+            Self::Log | Self::Admin | Self::Hook => true,
             Self::User(own) => own != 0 && uid == Some(own),
         }
     }
 
-    /// Whether it may change GPUs and their settings.
+    /// Returns whether the viewer may change GPUs and their settings.
     pub(crate) fn is_admin(self) -> bool {
         match self {
-            Self::Agent | Self::Log | Self::Admin => true,
+            Self::Agent | Self::Log | Self::Admin | Self::Hook => true,
             Self::User(_) => false,
         }
     }
 }
 
-/// A process that sent a request, identified by its socket's peer credentials.
+/// A process that sent a request, identified by its socket peer credentials.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     /// Its credentials.
     pub(crate) peer: Peer,
-    /// What it may see and do.
+    /// Determines what the caller may see and do.
     pub(crate) viewer: Viewer,
 }
 
 impl Caller {
-    /// Identifies a caller under the access rules of the config. Groups are resolved off the async threads.
+    /// Identifies a caller according to the access rules of the config. Group lookups run off the async threads.
     pub(crate) async fn of(peer: Peer, access: &Access, users: &Users, own_uid: u32) -> Self {
-        // Root may do everything anyway, and a container's groups do not count.
+        // Root needs no group, and groups in a container do not count.
         let may_need_group = peer.is_on_this_host && peer.uid != 0 && peer.uid != own_uid;
         let is_member = may_need_group && users.is_in_one_of(&peer.groups, &access.admin_groups).await;
         Self::new(peer, own_uid, is_member)
@@ -70,6 +72,11 @@ impl Caller {
         Self { peer, viewer }
     }
 
+    /// The caller as a hook of Slurm. The caller must be an administrator of the admin socket.
+    pub(crate) fn as_hook(self) -> Self {
+        Self { viewer: Viewer::Hook, ..self }
+    }
+
     /// gpushd itself.
     pub(crate) fn agent() -> Self {
         let uid = nix::unistd::geteuid().as_raw();
@@ -78,7 +85,7 @@ impl Caller {
         Self { peer, viewer: Viewer::Agent }
     }
 
-    /// Refuses a caller who is not an administrator; `user` is its name if it has one.
+    /// Returns the error for a caller that is not an administrator. `user` is the user's name, if it has one.
     pub(crate) fn denied(&self, what: &str, user: Option<&str>, access: &Access) -> ApiError {
         let uid = self.peer.uid;
         let who = user.map_or_else(|| format!("uid {uid}"), |user| format!("user {user} (uid {uid})"));
@@ -103,7 +110,7 @@ impl Caller {
             .hint(format!("ask an administrator to run it, or to {admit}"))
     }
 
-    /// The caller as the API records it.
+    /// Returns the caller in the form for records.
     pub(crate) fn actor(&self, user: Option<String>) -> Actor {
         Actor { uid: self.peer.uid, user, pid: self.peer.pid }
     }
@@ -118,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn root_our_own_user_and_members_are_administrators() {
+    fn root_agent_user_and_group_members_are_administrators() {
         let is_admin = |uid, is_member| Caller::new(peer(uid), 990, is_member).viewer.is_admin();
         assert!(is_admin(0, false) && is_admin(990, false) && is_admin(1000, true));
         assert!(!is_admin(1000, false));
     }
 
     #[test]
-    fn caller_in_a_container_is_no_administrator() {
+    fn caller_in_a_container_is_not_an_administrator() {
         let caller = |uid, is_member| Caller::new(Peer { is_on_this_host: false, ..peer(uid) }, 990, is_member);
         for (uid, is_member) in [(0, false), (990, false), (1000, true)] {
             assert!(!caller(uid, is_member).viewer.is_admin(), "{uid}");

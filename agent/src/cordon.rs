@@ -1,7 +1,7 @@
 //! Cordons that an administrator sets and clears.
 //!
-//! A drain cordons the GPU and waits until its readings show no process, which changes nothing and needs no
-//! operation. Cordons that gpushd sets are in [`crate::state`].
+//! `gpushctl gpu drain` sets a cordon and waits until no process is left on the GPU. It changes nothing else, so it
+//! needs no operation. [`crate::state`] handles the cordons that gpushd sets itself.
 
 use gpush_api::{ApiError, Change as Told};
 use gpush_store::{ConditionKind, NewCondition, Scope};
@@ -11,14 +11,13 @@ use crate::{
     state::{Change, Commits, HostState},
 };
 
-/// Cause of a cordon that an administrator set.
+/// Cause of a cordon that an administrator has set.
 const ADMIN: &str = "admin";
 
-/// Cordons a GPU, and replaces an earlier cordon of an administrator. Without a new reason, the earlier one is
-/// kept.
+/// Cordons a GPU. Replaces an earlier cordon of an administrator, and keeps its reason if the request has none.
 ///
 /// # Errors
-/// When it cannot be recorded.
+/// If the change cannot be recorded.
 pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, request: Request) -> Result<(), ApiError> {
     let cordons = host.gpu(&uuid).map(|gpu| gpu.gpu.cordons.clone()).unwrap_or_default();
     let before = cordons.into_iter().find(|cordon| cordon.cause == ADMIN);
@@ -38,7 +37,7 @@ pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, reque
 /// Clears all cordons of a GPU.
 ///
 /// # Errors
-/// When it cannot be recorded.
+/// If the change cannot be recorded.
 pub(crate) async fn clear(commits: &Commits, uuid: String, request: Request) -> Result<(), ApiError> {
     let change = Change::Clear(Scope::Gpu(uuid.clone()), ConditionKind::Cordon, None);
     tracing::info!(gpu = uuid, uid = request.by.uid, "uncordoned");

@@ -1,4 +1,4 @@
-//! The store at the start of the agent: opened, with its content and its notes.
+//! The store when gpushd starts: opens it, and reads its content and its notes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,21 +20,20 @@ use crate::{
     state::{Recorded, RecoveryCheck},
 };
 
-/// The state that the previous agent left.
+/// The state that the previous gpushd left.
 #[derive(Debug)]
 pub(crate) struct Remembered {
-    /// The store.
     pub(crate) store: Store,
-    /// Notes from opening it.
+    /// Notes from opening the store.
     pub(crate) notes: Vec<Note>,
     /// Progress of the layouts of the last boot.
     pub(crate) last_boot: Option<BootRecord>,
     /// Operations that have not ended, or have undo entries left, oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
-    /// Those of them that another operation on their GPUs followed, with that operation: they had ended, but
-    /// could not record it.
+    /// Unfinished operations that were followed by another operation on their GPUs, with that operation. They had
+    /// ended, but could not record it.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
-    /// Conditions of GPUs. Those set by an operation include its plan for the GPU.
+    /// Conditions of GPUs. A condition that an operation set includes the operation's plan for the GPU.
     pub(crate) conditions: Recorded,
     /// Overrides, including expired ones.
     pub(crate) overrides: Vec<Override>,
@@ -42,17 +41,17 @@ pub(crate) struct Remembered {
     pub(crate) leases: Vec<LeaseRecord>,
     /// Instances that gpushd created on this boot.
     pub(crate) created: CreatedInstances,
-    /// What was made of MPS targets above their rules.
+    /// Records of MPS targets.
     pub(crate) mps_targets: Vec<MpsTarget>,
-    /// Settings made on GPUs that are shared whole.
+    /// Settings of GPUs that are shared as a whole.
     pub(crate) shared_gpus: Vec<SharedGpu>,
     /// Generation of the desired state.
     pub(crate) generation: u64,
     /// The last recorded memory rows of each GPU, by UUID.
     pub(crate) noticed: BTreeMap<String, RemappedRows>,
-    /// A loss on this boot that is not accepted yet.
+    /// A loss of the database on this boot that is not accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// Since when all grants on this boot are on record, if a loss was accepted on it.
+    /// Time since which all grants on this boot are recorded, if a loss was accepted on this boot.
     pub(crate) known_since: Option<u64>,
 }
 
@@ -61,26 +60,26 @@ pub(crate) struct Remembered {
 pub(crate) struct Origin<'a> {
     /// State directory.
     pub(crate) directory: &'a Path,
-    /// This boot's id.
+    /// Id of this boot.
     pub(crate) boot_id: &'a str,
-    /// Marker of the database, in a directory that a reboot clears.
+    /// Marker of the database, a file in a directory that a reboot clears.
     pub(crate) marker: &'a Path,
     /// Root of the host's file system, with `etc/machine-id`.
     pub(crate) host_root: &'a Path,
 }
 
-/// Returns the machine's id; `None` if it has none, as in an image that was never booted.
+/// Returns the machine id. `None` if the host has none, as in an image that was never booted.
 fn machine_id(host_root: &Path) -> Option<String> {
     let text = fs::read_to_string(host_root.join("etc/machine-id")).ok()?;
     let id = text.trim();
     (!id.is_empty() && id != "uninitialized").then(|| text::plain(id))
 }
 
-/// Opens the store of a state directory and locks it until the last handle is dropped. Blocks: call it before
-/// the runtime starts.
+/// Opens the store of a state directory and locks it until the last handle is dropped. Blocks, so call it before the
+/// runtime starts.
 ///
 /// # Errors
-/// If it cannot be opened, usually because another agent has it.
+/// If the store cannot be opened, usually because another gpushd uses it.
 pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     let boot_id = origin.boot_id;
     let options = Options {
@@ -116,7 +115,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         tx.forget_conditions_of_other_boots(&boot)
     });
     if let Err(error) = cleared.wait() {
-        tracing::warn!("conditions of an earlier boot can't be cleared: {error}");
+        tracing::warn!("cannot clear the conditions of an earlier boot: {error}");
     }
     let this_boot = boot_id.to_owned();
     let remembered = store.read(move |view: &View<'_>| {
@@ -127,7 +126,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         }
         let mut noticed = BTreeMap::new();
         for (uuid, rows) in view.noticed()? {
-            // A record in another version's format is ignored and made again.
+            // A record in the format of another version is ignored and will be written again.
             noticed.extend(serde_json::from_value(rows).ok().map(|rows| (uuid, rows)));
         }
         let unfinished = view.unfinished()?;
@@ -138,11 +137,10 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, leases);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
-    // The records of a newer gpushd may be unreadable: then a note reports that, and nothing is taken from
-    // them.
+    // Records of a newer gpushd may be unreadable. Then a note reports that, and none of them is used.
     let (last_boot, left, conditions, noticed, overrides, generation, shared) =
         remembered.wait().unwrap_or_else(|error| {
-            tracing::error!("what the agent before left can't be read: {error}");
+            tracing::error!("cannot read what the previous gpushd left unfinished: {error}");
             Default::default()
         });
     let (unfinished, superseded) = left;
@@ -166,8 +164,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     })
 }
 
-/// Promises about GPUs end with their boot, so a loss from another boot is accepted. Returns a loss from this
-/// boot.
+/// Grants end with their boot, so a loss on an earlier boot is accepted here. Returns a loss on this boot.
 fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -> Option<Lost> {
     let lost = notes.iter().find_map(|note| match note {
         Note::Lost(lost) => Some(lost.clone()),
@@ -196,18 +193,22 @@ fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -
     });
     match accepted.wait() {
         Ok(()) => {
-            tracing::info!("a database was lost on an earlier boot ({}); that is over with the reboot", lost.cause);
+            tracing::info!(
+                "the database was lost on an earlier boot ({}); the reboot has released the \
+                GPUs",
+                lost.cause
+            );
             notes.retain(|note| !matches!(note, Note::Lost(_)));
             None
         }
         Err(error) => {
-            tracing::error!("that a loss is over with the reboot can't be recorded: {error}");
+            tracing::error!("cannot record that the reboot has released the GPUs: {error}");
             Some(lost)
         }
     }
 }
 
-/// Records in the new database that the one of another host was set aside.
+/// Records in the new database that the database of another host was set aside.
 fn record_other_host(store: &Store, notes: &[Note]) {
     let Some(note @ Note::OtherHost { kept, .. }) = notes.iter().find(|note| matches!(note, Note::OtherHost { .. }))
     else {
@@ -225,7 +226,7 @@ fn record_other_host(store: &Store, notes: &[Note]) {
     }
 }
 
-/// Returns why nothing can be changed, if a newer gpushd wrote the database.
+/// Returns why nothing can be changed, if a newer gpushd has written the database.
 pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     notes.iter().find_map(|note| match note {
         Note::NewerSchema { file, found, known } => {
@@ -242,7 +243,7 @@ pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     })
 }
 
-/// Returns the plan for a GPU of the operation that left this condition.
+/// Returns the plan for a GPU of the operation that set this condition.
 fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
     let (Scope::Gpu(uuid), Some(operation)) = (&condition.scope, operation::id(&condition.cause)) else {
         return Ok(None);
@@ -252,9 +253,9 @@ fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, Sto
     Ok(gpus.find(|(_, gpu)| gpu.plan.uuid == *uuid).map(|(position, gpu)| Part::recorded(position, gpu)))
 }
 
-/// Returns the operations that began and have no recorded end, but were followed by another one on their GPUs.
-/// The later one got the GPUs because the earlier one had released them, so it had ended. The order of requests
-/// proves nothing: an operation may have been queued.
+/// Returns the operations that have begun and have no recorded end, although another one has begun on their GPUs since.
+/// The later operation got the GPUs because the earlier one had released them, so the earlier one had ended. The order
+/// of requests proves nothing, because an operation may have been queued.
 fn superseded(
     view: &View<'_>,
     unfinished: &[UnfinishedOperation],
@@ -262,7 +263,7 @@ fn superseded(
     let mut superseded = BTreeMap::new();
     let left: Vec<_> = unfinished.iter().filter(|left| !left.record.stage.is_final()).collect();
     let first = left.iter().filter_map(|left| left.intent.begun).min();
-    // An operation whose last change precedes all of them cannot have begun later.
+    // An operation that last changed before all of them cannot have begun later.
     for other in view.operations()?.into_iter().filter(|other| first.is_some_and(|first| other.sequence > first)) {
         let intent = view.intent(other.id)?.unwrap_or_default();
         let gpus = claimed(&intent);
@@ -293,12 +294,12 @@ fn is_trouble(note: &Note) -> bool {
     }
 }
 
-/// Returns the store's notes as causes of degraded health. A loss is reported through the held GPUs.
+/// Returns the store's notes as health errors. A loss is reported separately.
 pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
     notes.iter().filter_map(|note| {
         let code = match note {
             Note::NewerSchema { .. } => Code::Unavailable,
-            // The store itself reports its present state.
+            // The store itself reports its current state.
             Note::NoReserve { .. }
             | Note::Created
             | Note::Migrated { .. }
@@ -348,17 +349,17 @@ mod tests {
         let Remembered { store, .. } = open();
         let begin = |gpus: &'static [u32]| store.write(move |tx| Ok(tx.begin(new(gpus))?.id)).wait().unwrap();
         let end = |id| store.write_ending(move |tx| tx.end(id, OperationState::Done, None)).wait().map(drop).unwrap();
-        // It stays queued while another one begins and ends, and begins after it.
+        // This operation stays queued while another one begins and ends, and begins afterwards.
         let patient = store.write(|tx| Ok(tx.enqueue(new(&[0]))?.id)).wait().unwrap();
         end(begin(&[0, 1]));
         store.write(move |tx| tx.start(patient, intent(&[0]), Vec::new())).wait().unwrap();
-        // Their ends are not recorded.
+        // The ends of these are not recorded.
         let lost = begin(&[2, 3]);
         let lost_too = begin(&[3, 4]);
         let last = begin(&[3]);
-        // Queued for GPUs that others have claimed.
+        // This operation is queued for claimed GPUs.
         store.write(|tx| tx.enqueue(new(&[0, 2, 3]))).wait().unwrap();
-        // Its end is recorded late, but it began before the other.
+        // Changed last, but it began before the others.
         store.write(move |tx| tx.notes(lost, vec!["late".to_owned()])).wait().unwrap();
         drop(store);
         let again = open();

@@ -1,4 +1,4 @@
-//! Eligibility of GPUs for new work: leases. docs/states.md has the table.
+//! Eligibility of GPUs for new work, which means leases. docs/states.md has the table.
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
@@ -7,29 +7,35 @@ use crate::{
     state::{Reason, State, readings::Readings, words},
 };
 
-/// Returns the GPUs as last read, without a driver call; none if they were never read.
+/// Returns the GPUs as last read, without a driver call. Empty if they were never read.
 pub(crate) fn known(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
     readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
 }
 
-/// Returns why a GPU accepts no new work.
+/// Returns why a GPU does not accept new work.
 pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
     let index = gpu.index;
     let (what, code, hint) = match gpu.state {
         GpuState::Ready => return None,
         GpuState::Cordoned => {
-            ("is cordoned", Code::Conflict, format!("`gpushctl gpu uncordon {index}` ends the cordon"))
+            ("is cordoned", Code::Conflict, format!("`gpushctl gpu uncordon {index}` ends the cordon (administrator)"))
         }
         GpuState::Changing => {
             ("is being changed", Code::Conflict, "repeat the request when the operation has ended".to_owned())
         }
         GpuState::Degraded => ("is degraded", Code::Conflict, show(index)),
-        GpuState::Held => ("is held", Code::Conflict, "`gpushctl recover` or a reboot releases it".to_owned()),
+        GpuState::Held => (
+            "is held",
+            Code::Conflict,
+            "`gpushctl recover` (administrator) or a reboot releases \
+            it"
+            .to_owned(),
+        ),
         GpuState::Maintenance => {
-            let hint = "repeat the request after `gpushctl maintenance leave`";
+            let hint = "repeat the request after `gpushctl maintenance leave` (administrator)";
             ("is in maintenance", Code::Conflict, hint.to_owned())
         }
-        GpuState::Unknown => ("is in a state that is not known", Code::Unavailable, show(index)),
+        GpuState::Unknown => ("is in an unknown state", Code::Unavailable, show(index)),
         GpuState::Lost => ("is lost", Code::GpuLost, show(index)),
     };
     let mut error = ApiError::new(code, format!("{label} is not available: GPU {index} {what}")).hint(hint);
@@ -44,7 +50,7 @@ fn show(index: u32) -> String {
 /// Refuses a GPU that an operation is changing.
 ///
 /// # Errors
-/// Names the operation.
+/// If an operation is changing the GPU, with its id.
 pub(crate) fn not_changing(state: &State, index: u32, uuid: &str) -> Result<(), ApiError> {
     let host = state.now();
     let reasons = host.gpu(uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();

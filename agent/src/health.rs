@@ -1,7 +1,7 @@
 //! The health of the host: all problems, each with its cause and a hint.
 //!
-//! gpushd runs as long as it can answer requests; its problems are reported here. Drift does not degrade
-//! health: GPUs show it.
+//! gpushd runs as long as it can serve requests, and reports its problems here. Drift does not degrade health: the GPUs
+//! show it.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     state::{Observed, State, no_driver, readings::Readings, redact, unidentified, words},
 };
 
-/// How long a caller waits for the driver's version.
+/// Maximum wait for the driver's version.
 const WAIT: Duration = Duration::from_millis(500);
 
 /// Returns the problems of one part of gpushd.
@@ -28,17 +28,17 @@ pub(crate) struct Health(Arc<Sources>);
 
 /// The sources of the health report.
 pub(crate) struct Sources {
-    /// Has maintenance and a lost database.
+    /// Provides maintenance and a lost database.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Has the driver and its abandoned workers.
+    /// Provides the driver and its abandoned workers.
     pub(crate) hardware: Hardware,
-    /// Has the problems of the layouts at start.
+    /// Provides the problems of the layouts at start.
     pub(crate) startup: Startup,
-    /// Root of the host's file system, where other managers are looked for.
+    /// Root of the host's file system, where gpushd looks for other managers.
     pub(crate) host_root: PathBuf,
-    /// The other parts of gpushd, in the order of the report.
+    /// Checks of the other parts of gpushd, in the order of the report.
     pub(crate) checks: Vec<Check>,
 }
 
@@ -56,7 +56,7 @@ impl Health {
     /// Returns the driver.
     ///
     /// # Errors
-    /// When there is none, it does not answer in time, or the host is in maintenance.
+    /// If there is no driver, it does not answer in time, or the host is in maintenance.
     pub(crate) async fn driver(&self) -> Result<Driver, DriverError> {
         let Sources { state, hardware, .. } = &*self.0;
         if state.maintenance().is_some() {
@@ -73,7 +73,7 @@ impl Health {
         tokio::time::timeout(WAIT, hardware.driver()).await.unwrap_or_else(|_| starting())
     }
 
-    /// Reports all problems that `viewer` may see.
+    /// Returns the report for `viewer`.
     pub(crate) async fn report(&self, viewer: Viewer) -> Report {
         let Sources { state, readings, startup, checks, .. } = &*self.0;
         let driver = self.driver().await;
@@ -120,13 +120,13 @@ impl Health {
         if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
             && let Some(manager) = other_managers::mig_manager(host_root)
         {
-            causes.push(manager.error("GPUs that the config claims for MIG are not reshaped"));
+            causes.push(manager.error("gpushd does not change the layouts of GPUs in mode `mig`"));
         }
         causes.extend(startup.troubles(&gpus));
         nameless.len() + gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count()
     }
 
-    /// Returns the driver workers that were killed but hang in the kernel.
+    /// Returns an error for each driver worker that was killed but hangs in the kernel.
     fn stuck_workers(&self) -> Vec<ApiError> {
         let abandoned = self.0.hardware.status().abandoned;
         let stuck = abandoned.iter().filter(|worker| worker.stuck).map(|worker| {
@@ -150,28 +150,32 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             }
             (
                 Code::DriverError,
-                "is cordoned for a fault that the driver reported",
+                "is cordoned because the driver reported a fault",
                 format!(
-                    "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}`, then `gpushctl gpu uncordon {index}`"
+                    "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}` \
+                    (administrator), then \
+                    `gpushctl gpu uncordon {index}` (administrator)"
                 ),
             )
         }
-        // Reported once, for the host.
+        // Reported once for the whole host.
         GpuState::Held | GpuState::Maintenance => return None,
         GpuState::Degraded => (
             Code::DriverError,
             "is degraded",
             format!(
-                "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}{}`",
+                "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu \
+                {index}{}` (administrator)",
                 // Without a rule, only the user knows the layout.
                 if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),
         ),
         GpuState::Unknown => (
             Code::DriverTimeout,
-            "is in a state that is not known",
+            "is in an unknown state",
             format!(
-                "wait, and look again: `gpushctl gpu show {index}`; if it stays, see `dmesg | grep -i -e nvrm -e xid`"
+                "check it again with `gpushctl gpu show {index}`; if it stays unknown, see `dmesg | grep -i -e nvrm \
+                -e xid`"
             ),
         ),
         GpuState::Lost => (Code::GpuLost, "is lost", gpush_core::refusal::of_a_lost_one(&gpu.uuid)),

@@ -1,5 +1,5 @@
-//! Idempotency keys: a repeated request with the same `Idempotency-Key` gets the same operation, or the present
-//! state of its object, and is not executed again. This also holds after a restart.
+//! Idempotency keys: a repeated request with the same `Idempotency-Key` is not executed again. It gets the same
+//! operation, or the current state of its object. This also holds after a restart.
 
 use std::{
     collections::HashMap,
@@ -18,10 +18,14 @@ pub(crate) const HEADER: &str = "idempotency-key";
 /// Maximum length of a key, in bytes.
 const LONGEST: usize = 128;
 
+/// Most requests with one key that wait for the first one's answer. Each holds memory until that ends, even if its client
+/// is gone.
+const MOST_REPEATS: usize = 8;
+
 /// Time for which an answer is stored.
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
-/// A key with its request.
+/// A key and its request.
 #[derive(Debug, Clone)]
 pub(crate) struct Key {
     uid: u32,
@@ -30,18 +34,18 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Records `operation` as the answer to the request.
+    /// Records `operation` as the response to the request.
     ///
     /// # Errors
-    /// When it can't be recorded.
+    /// If it cannot be recorded.
     pub(crate) fn keep(&self, tx: &mut Tx<'_>, operation: OperationId) -> Result<(), StoreError> {
         self.record(tx, Some(operation), 202, serde_json::Value::Null)
     }
 
-    /// Records the number of the created object as the answer to the request.
+    /// Records the number of the created object as the response to the request.
     ///
     /// # Errors
-    /// When it can't be recorded.
+    /// If it cannot be recorded.
     pub(crate) fn keep_with(&self, tx: &mut Tx<'_>, number: u64) -> Result<(), StoreError> {
         self.record(tx, None, 200, number.into())
     }
@@ -49,7 +53,7 @@ impl Key {
     /// Records that the request was executed.
     ///
     /// # Errors
-    /// When it can't be recorded.
+    /// If it cannot be recorded.
     pub(crate) fn keep_done(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         self.record(tx, None, 200, serde_json::Value::Null)
     }
@@ -68,14 +72,14 @@ impl Key {
             request: &self.request,
             operation,
             status,
-            // The object's present state is the better answer, so at most its name is recorded.
+            // A repeated request gets the current state of the object, so at most its number is stored.
             body,
             expires_at,
         })
     }
 }
 
-/// Recorded answers, and requests with a key in flight. A handle, cheap to clone.
+/// Recorded responses, and the keys of requests in flight. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Idempotency {
     store: Store,
@@ -86,20 +90,33 @@ pub(crate) struct Idempotency {
 type Locks = HashMap<(u32, String), Arc<tokio::sync::Mutex<()>>>;
 
 impl Idempotency {
-    /// Uses the answers in `store`; no request is in flight.
+    /// Creates the handle for the responses in `store`. No request is in flight.
     pub(crate) fn new(store: Store) -> Self {
         Self { store, in_flight: Arc::default() }
     }
 
     /// Waits until no other request with this key is in flight, and blocks others until dropped. So a request
     /// that is repeated while the first is in flight waits for its answer.
-    pub(crate) async fn lock(&self, key: &Key) -> OwnedMutexGuard<()> {
+    ///
+    /// # Errors
+    /// If [`MOST_REPEATS`] requests with this key wait already.
+    pub(crate) async fn lock(&self, key: &Key) -> Result<OwnedMutexGuard<()>, ApiError> {
         let lock = {
             let mut locks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
-            Arc::clone(locks.entry((key.uid, key.key.clone())).or_default())
+            let lock = locks.entry((key.uid, key.key.clone())).or_default();
+            // One for the map, one for the first request.
+            let repeats = Arc::strong_count(lock).saturating_sub(2);
+            if repeats >= MOST_REPEATS {
+                let message =
+                    format!("{repeats} more requests with the key {:?} wait for the answer to the first", key.key);
+                return Err(ApiError::new(Code::Unavailable, message)
+                    .hint("wait for the answer to one of them, or use a new key for each request")
+                    .retryable());
+            }
+            Arc::clone(lock)
         };
-        lock.lock_owned().await
+        Ok(lock.lock_owned().await)
     }
 
     /// Returns the operation that answered the request. The caller must hold the lock of the key.
@@ -110,7 +127,7 @@ impl Idempotency {
         Ok(self.answer(key).await?.and_then(|answer| answer.operation))
     }
 
-    /// Returns the number of the object that the recorded answer names. The caller must hold the lock of the key.
+    /// Returns the number of the object in the recorded response. The caller must hold the lock of the key.
     ///
     /// # Errors
     /// If the key was used for another request.
@@ -139,21 +156,21 @@ impl Idempotency {
     }
 }
 
-/// The value of the header, before its request is known.
+/// The value of the header, before the request is parsed.
 #[derive(Debug)]
 pub(crate) struct Header(Option<String>);
 
 impl Header {
-    /// Parses the value of the header, if there is one.
+    /// Parses the value of the header, if the header is present.
     ///
     /// # Errors
-    /// If it is not a key.
+    /// If the value is not a valid key.
     pub(crate) fn parse(value: Option<&[u8]>) -> Result<Self, ApiError> {
         let Some(value) = value else { return Ok(Self(None)) };
         let key = std::str::from_utf8(value).unwrap_or_default();
         if key.is_empty() || key.len() > LONGEST || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             let message = format!("the header {HEADER} is not 1 to {LONGEST} visible ASCII characters");
-            return Err(ApiError::new(Code::BadRequest, message).hint("a UUID does well"));
+            return Err(ApiError::new(Code::BadRequest, message).hint("use a UUID"));
         }
         Ok(Self(Some(key.to_owned())))
     }
@@ -164,5 +181,43 @@ impl Header {
         bytes.push(0);
         bytes.extend(serde_json::to_vec(request).unwrap_or_default());
         self.0.map(|key| Key { uid, key, request: bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_store::Options;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn repeats_of_a_key_wait_up_to_a_limit() {
+        let scratch = tempfile::tempdir().unwrap();
+        let idempotency = Idempotency::new(Store::open(scratch.path(), Options::default()).unwrap().store);
+        let key = |uid, name: &str| Key { uid, key: name.to_owned(), request: Vec::new() };
+        let first = idempotency.lock(&key(1000, "a")).await.unwrap();
+        let mut repeats: Vec<_> = (0..MOST_REPEATS)
+            .map(|_| {
+                let (idempotency, key) = (idempotency.clone(), key(1000, "a"));
+                tokio::spawn(async move { idempotency.lock(&key).await.map(drop) })
+            })
+            .collect();
+        let one_more = loop {
+            tokio::task::yield_now().await;
+            // Until all of them wait.
+            match tokio::time::timeout(std::time::Duration::ZERO, idempotency.lock(&key(1000, "a"))).await {
+                Ok(answered) => break answered.unwrap_err(),
+                Err(_) => continue,
+            }
+        };
+        assert_eq!((one_more.code, one_more.retryable), (Code::Unavailable, true));
+        // Other keys, and the same key of another user, are not concerned.
+        idempotency.lock(&key(1000, "b")).await.unwrap();
+        idempotency.lock(&key(1001, "a")).await.unwrap();
+        drop(first);
+        for repeat in repeats.drain(..) {
+            repeat.await.unwrap().unwrap();
+        }
+        idempotency.lock(&key(1000, "a")).await.unwrap();
     }
 }

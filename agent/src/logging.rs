@@ -1,16 +1,16 @@
-//! Logging that never blocks the agent.
+//! Logging that never blocks gpushd.
 //!
-//! If journald has stopped or a pipe is full, writing to it blocks. So events are copied into a bounded queue
-//! and a separate thread writes them. When the queue is full, events are counted and dropped, and the count is
-//! logged once there is room.
+//! Writing to the log blocks if journald has stopped or a pipe is full. So events are copied into a bounded queue, and
+//! a separate thread writes them. When the queue is full, events are dropped and counted. The count is logged later.
 //!
 //! ```text
-//! tracing event ─► Forward ─► queue (1024) ─► writer thread ─► journald, or standard error
+//! tracing event ─► QueueLayer ─► queue (1024) ─► writer thread ─► journald, or standard error
 //!                     └─ full: dropped + 1
 //! ```
 //!
-//! Events go to journald with fields (`GPUSH_OP`, `GPUSH_GPU`, `GPUSH_UID`) if standard error is the journal;
-//! otherwise to standard error as text.
+//! Events go to journald if standard error is the journal, otherwise to standard error as text. In the journal the
+//! fields of [`OBJECTS`] are fields of the entry, with the prefix `GPUSH_`: `journalctl GPUSH_GPU=GPU-…`. Other fields
+//! follow the message as text. `CODE_FILE`, `CODE_LINE` and `TARGET` are those of the original event.
 
 use std::{
     fmt::Write as _,
@@ -27,8 +27,8 @@ use std::{
 
 use gpush_core::{config::LogLevel, nearest::nearest};
 use tracing::{
-    Dispatch, Event, Level, Subscriber,
-    field::{Field, Visit},
+    Dispatch, Event, Metadata, Subscriber,
+    field::{Field, Value, Visit},
 };
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
@@ -36,13 +36,16 @@ use tracing_subscriber::{
     reload,
 };
 
+/// Fields that name the object of an event.
+const OBJECTS: [&str; 6] = ["gpu", "mig", "lease", "operation", "uid", "mps"];
+
 /// Maximum number of queued events.
 const QUEUE: usize = 1024;
 
-/// Time that the end of the agent waits for the last lines.
+/// How long the exit of gpushd waits for the last lines.
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// The log; flushed when dropped.
+/// The log. Dropping it flushes the queue.
 #[derive(Debug)]
 pub(crate) struct Log {
     tx: SyncSender<Item>,
@@ -57,12 +60,10 @@ enum Item {
 /// A copy of an event.
 #[derive(Debug)]
 struct Line {
-    level: Level,
-    message: String,
-    rest: String,
-    op: Option<String>,
-    gpu: Option<String>,
-    uid: Option<String>,
+    /// Where the event comes from, and which fields it has.
+    metadata: &'static Metadata<'static>,
+    /// The values of its fields, in the order of the metadata; `None` for a field without a value.
+    values: Vec<Option<String>>,
 }
 
 /// Starts logging for the whole process.
@@ -71,7 +72,7 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?}: {error}"))?;
     let (tx, rx) = sync_channel(QUEUE);
     let dropped = Arc::new(AtomicU64::new(0));
-    let forward = Forward { tx: tx.clone(), dropped: Arc::clone(&dropped) };
+    let forward = QueueLayer { tx: tx.clone(), dropped: Arc::clone(&dropped) };
     let (filter, handle) = reload::Layer::new(filter);
     let front = tracing_subscriber::registry().with(filter).with(forward);
     tracing::subscriber::set_global_default(front).map_err(|error| error.to_string())?;
@@ -82,7 +83,7 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     Ok(Log { tx, filter: handle })
 }
 
-/// Refuses a word that is not a level: the library would take it for a module's name and log nothing.
+/// Refuses a word that is not a level. The library would treat it as the name of a module and log nothing.
 fn levels(filter: &str) -> Result<(), String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
@@ -91,8 +92,8 @@ fn levels(filter: &str) -> Result<(), String> {
         if !word.is_empty() && !own && !level(word) && word.parse::<u8>().is_err() {
             let meant = nearest(word, LEVELS).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"));
             return Err(format!(
-                "the log filter {filter:?}: {word} is no level{meant}; there are {}, or a part of gpushd with one: \
-                 gpushd::apply=debug",
+                "the log filter {filter:?}: {word} is not a level{meant}; the levels are {}; for one module write \
+                gpushd::apply=debug",
                 LEVELS.join(", ")
             ));
         }
@@ -103,7 +104,7 @@ fn levels(filter: &str) -> Result<(), String> {
 impl Log {
     /// Changes the level.
     pub(crate) fn set_level(&self, level: LogLevel) {
-        // This fails only if the subscriber is gone; then there is no log.
+        // Fails only if the subscriber no longer exists. Then there is no log.
         let _ = self.filter.reload(EnvFilter::new(level.name()));
     }
 }
@@ -117,23 +118,16 @@ impl Drop for Log {
     }
 }
 
-/// The layer that receives all events.
-struct Forward {
+/// The layer that receives all events and queues them.
+struct QueueLayer {
     tx: SyncSender<Item>,
     dropped: Arc<AtomicU64>,
 }
 
-impl<S: Subscriber> Layer<S> for Forward {
+impl<S: Subscriber> Layer<S> for QueueLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
-        let mut line = Line {
-            level: *metadata.level(),
-            message: String::new(),
-            rest: String::new(),
-            op: None,
-            gpu: None,
-            uid: None,
-        };
+        let mut line = Line { metadata, values: vec![None; metadata.fields().len()] };
         event.record(&mut line);
         match self.tx.try_send(Item::Line(line)) {
             Ok(()) => {}
@@ -146,33 +140,24 @@ impl<S: Subscriber> Layer<S> for Forward {
 
 impl Visit for Line {
     fn record_str(&mut self, field: &Field, value: &str) {
-        match field.name() {
-            "message" => value.clone_into(&mut self.message),
-            "op" => self.op = Some(value.to_owned()),
-            "gpu" => self.gpu = Some(value.to_owned()),
-            "uid" => self.uid = Some(value.to_owned()),
-            name => {
-                let _ = write!(self.rest, " {name}={value:?}");
-            }
+        if let Some(slot) = self.values.get_mut(field.index()) {
+            *slot = Some(value.to_owned());
         }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        match field.name() {
-            "message" | "op" | "gpu" | "uid" => self.record_str(field, &format!("{value:?}")),
-            name => {
-                let _ = write!(self.rest, " {name}={value:?}");
-            }
-        }
+        self.record_str(field, &format!("{value:?}"));
     }
 }
 
 fn write(rx: &Receiver<Item>, dropped: &AtomicU64) {
-    let output = output();
+    let is_journal = stderr_is_the_journal();
+    let output = output(is_journal);
     tracing::dispatcher::with_default(&output, || {
         while let Ok(item) = rx.recv() {
             match item {
-                Item::Line(line) => line.write(),
+                Item::Line(line) if is_journal => line.for_journal().write(&output),
+                Item::Line(line) => line.write(&output),
                 Item::Flush(done) => {
                     let _ = done.try_send(());
                 }
@@ -186,30 +171,39 @@ fn write(rx: &Receiver<Item>, dropped: &AtomicU64) {
 }
 
 impl Line {
-    fn write(self) {
-        let Self { level, message, rest, op, gpu, uid } = self;
-        let (op, gpu, uid) = (op.as_deref(), gpu.as_deref(), uid.as_deref());
-        // Callsites are static, so each level needs one.
-        macro_rules! at {
-            ($level:ident) => {
-                tracing::event!(Level::$level, op, gpu, uid, "{message}{rest}")
-            };
+    /// Moves the fields that name no object into the message.
+    fn for_journal(mut self) -> Self {
+        let mut text = String::new();
+        let mut message = None;
+        for field in self.metadata.fields() {
+            let Some(value) = self.values.get_mut(field.index()) else { continue };
+            match field.name() {
+                "message" => message = Some(field.index()),
+                name if OBJECTS.contains(&name) => {}
+                name => {
+                    if let Some(value) = value.take() {
+                        let _ = write!(text, " {name}={value:?}");
+                    }
+                }
+            }
         }
-        match level {
-            Level::ERROR => at!(ERROR),
-            Level::WARN => at!(WARN),
-            Level::INFO => at!(INFO),
-            Level::DEBUG => at!(DEBUG),
-            Level::TRACE => at!(TRACE),
+        if let Some(message) = message.and_then(|at| self.values.get_mut(at)) {
+            message.get_or_insert_default().push_str(&text);
         }
+        self
+    }
+
+    /// Sends the event again, as the event that it was.
+    fn write(&self, to: &Dispatch) {
+        let values: Vec<Option<&dyn Value>> =
+            self.values.iter().map(|value| value.as_ref().map(|text| text as &dyn Value)).collect();
+        to.event(&Event::new(self.metadata, &self.metadata.fields().value_set_all(&values)));
     }
 }
 
 /// Returns where the writer thread writes.
-fn output() -> Dispatch {
-    if stderr_is_the_journal()
-        && let Ok(journald) = tracing_journald::layer()
-    {
+fn output(is_journal: bool) -> Dispatch {
+    if is_journal && let Ok(journald) = tracing_journald::layer() {
         let journald = journald.with_field_prefix(Some("GPUSH".to_owned())).with_syslog_identifier("gpushd".to_owned());
         return Dispatch::new(tracing_subscriber::registry().with(journald));
     }
@@ -218,7 +212,8 @@ fn output() -> Dispatch {
     Dispatch::new(tracing_subscriber::registry().with(text))
 }
 
-/// systemd sets the device and inode of the stream that it connected to standard error.
+/// Returns whether standard error is connected to the journal. systemd sets `JOURNAL_STREAM` to the device and inode of
+/// the stream.
 fn stderr_is_the_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(stat) = std::fs::metadata("/proc/self/fd/2") else { return false };
@@ -227,7 +222,35 @@ fn stderr_is_the_journal() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::levels;
+    use std::sync::{Arc, atomic::AtomicU64, mpsc::sync_channel};
+
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::{Item, Line, QueueLayer, levels};
+
+    /// Returns the copy of the event that `log` emits.
+    fn copied(log: impl FnOnce()) -> Line {
+        let (tx, rx) = sync_channel(1);
+        let forward = QueueLayer { tx, dropped: Arc::new(AtomicU64::new(0)) };
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(forward), log);
+        match rx.try_recv() {
+            Ok(Item::Line(line)) => line,
+            Ok(Item::Flush(_)) | Err(_) => panic!("an event was logged"),
+        }
+    }
+
+    #[test]
+    fn objects_stay_fields_and_the_rest_follows_the_message() {
+        let line = copied(|| tracing::warn!(gpu = "GPU-1", pid = 7, lease = %"L17", "cannot {}", "end")).for_journal();
+        let value = |name: &str| {
+            let field = line.metadata.fields().field(name).expect("a field of the event");
+            line.values[field.index()].as_deref()
+        };
+        assert_eq!(value("message"), Some("cannot end pid=\"7\""));
+        assert_eq!((value("gpu"), value("lease"), value("pid")), (Some("GPU-1"), Some("L17"), None));
+        assert_eq!(line.metadata.target(), module_path!());
+        assert!(line.metadata.file().is_some_and(|file| file.ends_with("agent/src/logging.rs")));
+    }
 
     #[test]
     fn unknown_log_level_is_refused() {

@@ -1,14 +1,13 @@
 //! `gpushd`, the gpush host agent: it manages how the GPUs of one host are shared.
 //!
 //! ```text
-//!            listen ─► http ─► caller ┐
-//!                                    ├─► view (observe + config, redacted)      reads
-//!                                    └─► apply ─► operation ─► Hardware         changes
-//! startup ──────────────────────────────┘                        │
-//!                                                     gpushd driver-worker ─► libnvidia-ml.so.1
+//! listen ─► http ─┬─► state (snapshots, redacted for the caller)           reads
+//!                 └─► apply ─► operation ─► modes ─► Hardware              changes
+//! startup ─────────────┘                                │
+//!                                            gpushd driver-worker ─► libnvidia-ml.so.1
 //! ```
 //!
-//! `gpush-core` makes decisions, and the worker of `gpush-nvml` makes driver calls. This crate determines when
+//! `gpush-core` makes the decisions, and the worker of `gpush-nvml` makes the driver calls. This crate determines when
 //! they happen, for which caller, and how failures are handled.
 
 use std::process::ExitCode;
@@ -44,13 +43,14 @@ mod request;
 mod settings;
 mod shared_gpus;
 mod signals;
+mod slurm;
 mod startup;
 mod state;
 mod timeslice;
 mod watchdog;
 
 fn main() -> ExitCode {
-    // The worker is the same program; it must do nothing that the worker does not need.
+    // The worker is the same program. It must not run code that it does not need, so this check comes first.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == "driver-worker") {
         return gpush_nvml::worker::main();
     }

@@ -8,9 +8,9 @@
 //!    └──────────── leave: recorded, a new worker, GPUs matched again by UUID
 //! ```
 //!
-//! Maintenance outlives gpushd: the next gpushd starts without loading the driver. Until an administrator leaves it,
-//! answers show the last readings, marked stale; changes of GPUs are refused with the name of the administrator who
-//! entered; queued operations wait.
+//! Maintenance survives a restart: the next gpushd starts without loading the driver. During maintenance, responses
+//! show the last readings, marked stale. Changes of GPUs are refused; the error names the administrator who entered
+//! maintenance. Queued operations wait.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,10 +23,10 @@ use crate::{
     operation::Operations,
     outside::Outside,
     request::Request,
-    state::{Change, Commits, OpenLease, State, readings::Readings, words},
+    state::{Change, Commits, Holder, OpenLease, State, readings::Readings, words},
 };
 
-/// Time limit for the end of the worker: its calls have deadlines, and a worker that exceeds them is killed.
+/// Maximum time for the worker to end. Its calls have deadlines, and a worker that exceeds them is killed.
 const GONE: Duration = Duration::from_secs(45);
 
 /// Enters and leaves maintenance. A handle, cheap to clone.
@@ -38,27 +38,27 @@ pub(crate) struct MaintenanceControl {
     pub(crate) commits: Commits,
     /// Reads the GPUs again after maintenance.
     pub(crate) readings: Readings,
-    /// Closed to operations during maintenance.
+    /// Refuses to begin operations during maintenance.
     pub(crate) operations: Operations,
-    /// Its worker is stopped during maintenance.
+    /// Runs the driver worker, which is stopped during maintenance.
     pub(crate) hardware: Hardware,
-    /// Runs helper programs, which may have the driver open.
+    /// Runs helper units, which may have the driver open.
     pub(crate) outside: Arc<Outside>,
-    /// Serializes changes of the state of the host.
+    /// Serializes changes of the host's state.
     pub(crate) host_lock: Arc<Mutex<()>>,
 }
 
 impl MaintenanceControl {
-    /// The maintenance that the host is in.
+    /// Returns the current maintenance of the host.
     pub(crate) fn current(&self) -> Option<Maintenance> {
         self.state.maintenance()
     }
 
-    /// Enters maintenance; all handles of gpushd are closed when it returns.
+    /// Enters maintenance. When it returns, all driver handles of gpushd are closed.
     ///
     /// # Errors
-    /// When a lease is in use, an operation changes a GPU, the host is in maintenance already, it cannot be recorded, or the worker does
-    /// not end. In the last case the host is in maintenance all the same.
+    /// If the host is already in maintenance, a lease exists, an operation has claimed a GPU, maintenance cannot be
+    /// recorded, or the worker does not end. In the last case the host is in maintenance anyway.
     pub(crate) async fn enter(&self, request: Request) -> Result<Maintenance, ApiError> {
         let _lock = self.host_lock.lock().await;
         if let Some(current) = self.state.maintenance() {
@@ -90,14 +90,14 @@ impl MaintenanceControl {
             return Err(error);
         }
         tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
-        // A helper program has the driver open, too, and ends in a moment; no other is begun.
+        // A running helper unit may have the driver open too. It ends soon, and no other one starts.
         let _ = tokio::time::timeout(GONE, self.outside.driverless.write()).await;
         self.end_worker().await?;
         tracing::info!("the driver worker has ended: gpushd has no handle open");
         Ok(self.state.maintenance().unwrap_or(maintenance))
     }
 
-    /// Closes all handles if the host is in maintenance.
+    /// Closes all driver handles if the host is in maintenance.
     ///
     /// # Errors
     /// If the worker does not end.
@@ -109,7 +109,7 @@ impl MaintenanceControl {
         }
     }
 
-    /// Leaves maintenance. Does nothing when the host is not in maintenance.
+    /// Leaves maintenance. Does nothing if the host is not in maintenance.
     ///
     /// # Errors
     /// If it cannot be recorded.
@@ -122,7 +122,7 @@ impl MaintenanceControl {
         let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
         let event = told("maintenance.leave", &request);
         let recorded = request.recorded("maintenance.leave", host());
-        // Before maintenance ends: callers must not get the errors of a stopped worker.
+        // Before maintenance ends, so that callers do not get the errors of a stopped worker.
         self.hardware.resume();
         self.readings.begin_anew();
         if let Err(error) = self.commits.change(change, event, recorded).await {
@@ -130,16 +130,20 @@ impl MaintenanceControl {
             return Err(error);
         }
         self.operations.open();
-        tracing::info!(uid, "maintenance was left");
+        tracing::info!(uid, "maintenance has ended");
         Ok(())
     }
 
-    /// Prevents a gpushd that starts in maintenance from loading the driver. Call it before any driver call.
+    /// Prevents a gpushd that starts in maintenance from loading the driver. Must run before any driver call.
     pub(crate) fn resume(&self) {
         let Some(maintenance) = self.state.maintenance() else { return };
         tracing::warn!("{}; the driver is not loaded", words::in_maintenance(&maintenance));
         if let Err((uuid, holder)) = self.operations.close(words::refusal(&maintenance)) {
-            tracing::error!(gpu = uuid, "{holder} changes it during maintenance: it resumes after maintenance");
+            tracing::error!(
+                gpu = uuid,
+                "{holder} has not finished its change of this GPU: it continues after \
+                maintenance"
+            );
         }
         self.hardware.suspend();
     }
@@ -151,9 +155,9 @@ impl MaintenanceControl {
             let which = if pids.is_empty() { String::new() } else { format!(" (pid {})", pids.join(", ")) };
             let message =
                 format!("the host is in maintenance, but a driver worker{which} has not ended and may have GPUs open");
-            ApiError::new(Code::DriverTimeout, message).cause(cause).hint(
-                "see what it hangs in with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends it",
-            )
+            ApiError::new(Code::DriverTimeout, message)
+                .cause(cause)
+                .hint("find the cause with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends it")
         };
         match tokio::time::timeout(GONE, self.hardware.stop()).await {
             Ok(Ok(())) => Ok(()),
@@ -163,22 +167,24 @@ impl MaintenanceControl {
     }
 }
 
-fn in_use(index: Option<u32>, uuid: &str, holder: &str) -> ApiError {
+fn in_use(index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
-    let error = ApiError::new(Code::Conflict, format!("maintenance can't be entered while {holder} has {gpu}"));
-    let error = match holder.strip_prefix("operation ").filter(|id| id.starts_with("op-")) {
-        Some(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then enter again")),
-        None => error.hint("ask again in a moment"),
+    let error = ApiError::new(Code::Conflict, format!("cannot enter maintenance: {holder} is changing {gpu}"));
+    let error = match holder {
+        Holder::Operation(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then try again")),
+        Holder::Planning => error.hint("try again in a moment"),
     };
     error.retryable()
 }
 
-/// Refuses to enter maintenance under leases.
+/// Returns the error for a host with leases, which prevent maintenance.
 fn leased(leases: Vec<String>) -> ApiError {
     let mut error =
         ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} in use", words::leases_are(leases.len())));
     error.causes = leases;
-    error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --reason TEXT --end`").retryable()
+    error
+        .hint("add `--wait` to wait for them, or revoke each with `gpushctl lease revoke LEASE --reason TEXT --end`")
+        .retryable()
 }
 
 fn told(action: &str, request: &Request) -> Told {

@@ -1,5 +1,5 @@
-//! Changes that gpushd must notice without a request: errors reported by the driver, and a driver that appears,
-//! disappears or is replaced.
+//! Detects changes without a request: errors that the driver reports, and a driver that appears, disappears or is
+//! replaced.
 //!
 //! ```text
 //! driver's events ──► Xid: published, logged, and a cordon if the config lists it
@@ -7,8 +7,8 @@
 //! timer, no worker, maintenance left ──► all GPUs are read
 //! ```
 //!
-//! The worker receives the driver's events. While there is no worker, events are missed, so the monitor begins
-//! a reading, which starts another worker. It also reads the GPUs at the configured interval.
+//! The worker receives the driver's events. Without a worker, events are missed. So the monitor then starts a reading,
+//! which starts another worker. It also reads the GPUs at the configured interval.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::state::{State, readings::Readings, words};
 
-/// Interval of readings while there is no worker: the first, doubled each time, and the longest.
+/// First and longest interval of readings while there is no worker. The interval doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The handles of the monitor.
 #[derive(Debug)]
 pub(crate) struct Monitor {
-    /// Gets what is noticed.
+    /// Receives the detected changes.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
@@ -37,7 +37,7 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// Runs until gpushd stops. `events` are those of the hardware, subscribed before the worker started.
+    /// Runs until gpushd stops. `events` was subscribed before the worker started.
     pub(crate) async fn run(self, mut events: Receiver<Event>, stopping: CancellationToken) {
         let mut status = self.hardware.watch();
         let mut snapshots = self.state.watch();
@@ -58,7 +58,7 @@ impl Monitor {
                 event = events.recv() => match event {
                     Ok(event) => self.report(&event),
                     Err(RecvError::Lagged(missed)) => {
-                        tracing::warn!("{missed} events of the driver were missed: they came too fast");
+                        tracing::warn!("{missed} events of the driver were lost: they came too fast");
                     }
                     Err(RecvError::Closed) => return,
                 },
@@ -74,7 +74,7 @@ impl Monitor {
                     }
                     started = now.started;
                     if now.worker.is_some() && misses > 0 {
-                        // Another caller's reading has started it.
+                        // The reading of another caller has started a worker.
                         misses = 0;
                         again = self.next(misses);
                     } else if now.worker.is_none() && misses == 0 {
@@ -105,7 +105,7 @@ impl Monitor {
         }
     }
 
-    /// Returns when to read next, after `misses` readings that found no worker.
+    /// Returns the time of the next reading, after `misses` readings without a worker.
     fn next(&self, misses: u32) -> Option<Instant> {
         let seconds = self.state.config().health.poll_s;
         let poll = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
@@ -119,7 +119,7 @@ impl Monitor {
         }
     }
 
-    /// Publishes a driver event, which may cordon its GPU.
+    /// Publishes an event of the driver. An Xid may also cordon its GPU.
     fn report(&self, event: &Event) {
         let EventKind::Xid(xid) = event.kind else { return };
         let at = match (event.gi, event.ci) {
@@ -148,12 +148,12 @@ fn log(change: &DriverChange) {
     }
 }
 
-/// The driver as last published.
+/// The last published state of the driver.
 #[derive(Debug, Default)]
 struct DriverSeen {
     /// Version of the last working driver.
     version: Option<String>,
-    /// Whether it works; `None` before the first report.
+    /// Whether the driver works; `None` before the first report.
     serves: Option<bool>,
 }
 
@@ -165,7 +165,7 @@ impl DriverSeen {
             let before = self.version.clone();
             return vanished.then(|| DriverChange { driver: None, before, error: Some(error.to_api()) });
         }
-        // A worker that is starting has nothing to report yet.
+        // A worker that is still starting has no driver to report.
         let driver = status.driver.as_ref().filter(|_| status.worker.is_some() && status.failure.is_none())?;
         let before = self.version.replace(driver.version.clone());
         let is_new = self.serves.replace(true) != Some(true) || before.as_ref() != Some(&driver.version);
@@ -201,7 +201,7 @@ mod tests {
             Status::default(),
             serving("1"),
             serving("1"),
-            // A worker that ended and is being restarted.
+            // The worker has ended and is being restarted.
             Status { worker: None, ..serving("1") },
             serving("1"),
             gone.clone(),

@@ -1,4 +1,4 @@
-//! The command line and the environment, with the defaults for root and for other users.
+//! The command line, the environment, and the default paths for root and for other users.
 
 use std::{
     path::{Component, Path, PathBuf},
@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
-/// Notes for the help text; lines have at most 78 columns, the width of a page.
+/// Notes in the help text. Lines have at most 78 columns.
 const NOTES: &str = "\
 Socket:
   A socket that systemd hands over (gpushd.socket) is taken, and --socket is
@@ -22,7 +22,7 @@ Signals:
   SIGTERM  ends, once the operation in progress has ended; another one that
            comes a tenth of a second later or more ends it at once";
 
-/// Where its files are, for gpushd(8).
+/// Files of gpushd, for the man page gpushd(8).
 const FILES: [(&str, &str); 11] = [
     ("/etc/gpush/config.toml", "Config. Without it no GPU is managed"),
     ("/run/gpush/gpushd.sock", "Socket for everybody"),
@@ -37,67 +37,68 @@ const FILES: [(&str, &str); 11] = [
     ("/var/lib/gpush/lock", "Held for life; the pid of the gpushd that has the directory"),
 ];
 
-/// Directory of the MPS daemons of the system's service.
+/// Directory of MPS daemons of the system service.
 pub(crate) const MPS_DIRECTORY: &str = gpush_mps::SYSTEM_DIRECTORY;
 
 /// Version of gpushd, and of the newest database schema that it reads.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| format!("{} (database schema {})", env!("CARGO_PKG_VERSION"), gpush_store::SCHEMA));
 
-/// State directory of the system's service.
+/// State directory of the system service.
 const SYSTEM_STATE: &str = "/var/lib/gpush";
 
-/// The gpush host agent: owns how the GPUs of this host are shared.
+/// The gpush host agent: manages how the GPUs of this host are shared
 #[derive(Debug, Parser)]
 #[command(name = "gpushd", version = VERSION.as_str(), about, long_about = None, after_help = NOTES, disable_help_subcommand = true, max_term_width = 100)]
 pub(crate) struct Arguments {
-    /// Config file [default: /etc/gpush/config.toml, ~/.config/gpush/config.toml when not root]
+    /// Config file [default: /etc/gpush/config.toml, or ~/.config/gpush/config.toml if not root]
     #[arg(long, env = "GPUSH_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Socket to listen on [default: /run/gpush/gpushd.sock, $XDG_RUNTIME_DIR/gpush/gpushd.sock when not root]
+    /// Socket to listen on [default: /run/gpush/gpushd.sock, or $XDG_RUNTIME_DIR/gpush/gpushd.sock if not root]
     #[arg(long, env = "GPUSH_SOCKET", value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// Second socket, for root and the user that gpushd runs as [default: admin.sock beside the first]
+    /// Second socket, for root and the user that gpushd runs as [default: `api.admin_socket` of the config, else
+    /// admin.sock next to the first socket]
     #[arg(long, env = "GPUSH_ADMIN_SOCKET", value_name = "PATH")]
     pub(crate) admin_socket: Option<PathBuf>,
 
-    /// Directory for what must survive a restart [default: /var/lib/gpush, ~/.local/state/gpush when not root]
+    /// Directory for persistent state [default: /var/lib/gpush, or ~/.local/state/gpush if not root]
     #[arg(long, env = "GPUSH_STATE_DIR", value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 
-    /// NVML library to load instead of the libnvidia-ml.so.1 that the loader finds
+    /// NVML library to load [default: `driver.library` of the config]
     #[arg(long, env = "GPUSH_LIBRARY", value_name = "FILE")]
     pub(crate) library: Option<PathBuf>,
 
-    /// What to log instead of the config's level: error, warn, info, debug, trace, or a filter such
-    /// as info,gpushd::apply=debug
+    /// Log level: error, warn, info, debug, trace, or a filter such as info,gpushd::apply=debug
+    /// [default: `log.level` of the config]
     #[arg(long, env = "GPUSH_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,
 
-    /// File that holds the boot id of this boot
+    /// File with the id of this boot
     #[arg(long, env = "GPUSH_BOOT_ID_FILE", value_name = "FILE", hide = true)]
     #[arg(default_value = "/proc/sys/kernel/random/boot_id")]
     pub(crate) boot_id_file: PathBuf,
 
-    /// Root of the file system in which the host's services are looked for
+    /// Root of the file system in which gpushd searches for services of the host
     #[arg(long, env = "GPUSH_HOST_ROOT", value_name = "DIR", hide = true, default_value = "/")]
     pub(crate) host_root: PathBuf,
 
-    /// Where processes are looked for
+    /// Directory in which gpushd reads processes
     #[arg(long, env = "GPUSH_PROC", value_name = "DIR", hide = true, default_value = "/proc")]
     pub(crate) proc: PathBuf,
 
-    /// Program that resets GPUs, where the config has its default
+    /// Program that resets GPUs, if the config does not set `mode_change.nvidia_smi`
     #[arg(long, env = "GPUSH_NVIDIA_SMI", value_name = "FILE", hide = true)]
     pub(crate) nvidia_smi: Option<PathBuf>,
 
-    /// Directory of MPS daemons [default: /run/gpush-mps, $XDG_RUNTIME_DIR/gpush-mps when not root]
+    /// Directory of MPS daemons [default: /run/gpush-mps, or $XDG_RUNTIME_DIR/gpush-mps if not root]
     #[arg(long, env = "GPUSH_MPS_DIR", value_name = "DIR")]
     pub(crate) mps_dir: Option<PathBuf>,
 
-    /// Directory of NVIDIA's MPS programs, where the config has its default
+    /// Directory of NVIDIA's MPS programs, if the config does not set `mps.control` and `mps.server`
     #[arg(long, env = "GPUSH_MPS_PROGRAMS", value_name = "DIR", hide = true)]
     pub(crate) mps_programs: Option<PathBuf>,
 
@@ -105,33 +106,33 @@ pub(crate) struct Arguments {
     pub(crate) command: Option<Command>,
 }
 
-/// Commands that replace serving. None of them is for users.
+/// Internal commands, which do not serve the API.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Runs driver calls for the agent that started it.
+    /// Run driver calls for the gpushd that started this process
     #[command(hide = true)]
     DriverWorker,
-    /// Runs a program for the agent and outlives it.
+    /// Run a program for gpushd; the program continues if gpushd ends
     #[command(hide = true)]
     Helper {
-        /// Directory of the run.
+        /// Directory of the run
         dir: PathBuf,
     },
-    /// Becomes the MPS control daemon of a target.
+    /// Become the MPS control daemon of a target
     #[command(hide = true)]
     MpsDaemon {
-        /// Directory of the target.
+        /// Directory of the target
         dir: PathBuf,
     },
-    /// Prints the man page.
+    /// Print the man page
     #[command(hide = true)]
     Man,
 }
 
-/// gpushd(8).
+/// Returns the man page gpushd(8).
 pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
     use clap::CommandFactory;
-    // None of its commands is for users.
+    // None of the subcommands is for users.
     let mut command = Arguments::command().subcommand_required(false);
     command.build();
     let see_also = ["gpushctl(1)".to_owned(), "systemctl(1)".to_owned(), "nvidia-smi(1)".to_owned()];
@@ -143,7 +144,7 @@ pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
 pub(crate) struct Paths {
     /// Config file.
     pub(crate) config: PathBuf,
-    /// Whether the user named it: then it must exist.
+    /// Whether the user named the config file. Then it must exist.
     pub(crate) config_named: bool,
     /// Socket.
     pub(crate) socket: PathBuf,
@@ -157,22 +158,22 @@ pub(crate) struct Paths {
     pub(crate) boot_id_file: PathBuf,
     /// Directory of MPS daemons.
     pub(crate) mps_dir: PathBuf,
-    /// The requirements for the config file and the driver's library.
+    /// Requirements for the config file and the driver library.
     pub(crate) trust: Trust,
 }
 
-/// Which config files and libraries are accepted.
+/// Which config files and driver libraries are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Only those that root alone can write: this gpushd is the system's service, which runs as root with the
-    /// default state directory.
+    /// Only files that no user except root can write. For the system service, which runs as root with the default state
+    /// directory.
     Required,
-    /// Any; one that the system's service would refuse is logged. For a user's own gpushd, or one on a
+    /// All files. gpushd logs a file that the system service would refuse. For a gpushd of another user, or on a
     /// simulated host.
     Logged,
 }
 
-/// A default that cannot be determined, with the option that replaces it.
+/// A default that cannot be determined, and the option to use instead.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} has no default here: {variable} is not set; give {option}")]
 pub(crate) struct NoDefault {
@@ -181,10 +182,10 @@ pub(crate) struct NoDefault {
     option: &'static str,
 }
 
-/// The parts of the environment that determine defaults.
+/// The parts of the environment that determine the defaults.
 #[derive(Debug, Default)]
 pub(crate) struct Surroundings {
-    /// Whether gpushd uses the system's directories.
+    /// Whether gpushd runs as root and uses the system directories.
     pub(crate) root: bool,
     /// `HOME`.
     pub(crate) home: Option<PathBuf>,
@@ -197,7 +198,7 @@ pub(crate) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Returns those of this process. Relative directories are ignored, as the XDG specification requires.
+    /// Reads them from this process. Relative directories are ignored, as the XDG specification requires.
     pub(crate) fn of_this_process() -> Self {
         let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         Self {
@@ -218,14 +219,14 @@ impl Paths {
             base.map(|base| base.join("gpush")).ok_or(NoDefault { what, variable, option })
         };
         let config = match &arguments.config {
-            // Hints contain the path, and users type them in other directories.
+            // Absolute, because hints contain the path and users may type them in other directories.
             Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             None if here.root => "/etc/gpush/config.toml".into(),
             None => below_home(&here.config_home, ".config", "the config file", "HOME", "--config FILE")?
                 .join("config.toml"),
         };
         let state_dir = match &arguments.state_dir {
-            // One directory has one name, and so one marker and one rule of trust.
+            // Canonical, so that one directory has one marker and one trust rule.
             Some(path) => canonical(path),
             None if here.root => SYSTEM_STATE.into(),
             None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
@@ -263,7 +264,7 @@ impl Paths {
     }
 }
 
-/// Returns a path without symbolic links and `..`, as far as it exists.
+/// Resolves symbolic links and `..` in the part of the path that exists.
 fn canonical(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for existing in path.ancestors() {
@@ -277,8 +278,8 @@ fn canonical(path: &Path) -> PathBuf {
     path
 }
 
-/// Returns the marker of the database in `state_dir`. Its name differs between state directories, because
-/// agents may share the directory of their sockets.
+/// Returns the marker of the database in `state_dir`. The name depends on the state directory, because several gpushd
+/// may share the directory of their sockets.
 fn store_marker(socket: &Path, state_dir: &Path) -> PathBuf {
     let state_dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned());
     let name = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_URL, state_dir.as_os_str().as_encoded_bytes());
@@ -317,7 +318,7 @@ mod tests {
         assert_eq!(paths.trust, Trust::Required);
         let simulated = Paths::resolve(&arguments(&["--state-dir", "/tmp/s"]), &here).unwrap();
         assert_eq!(simulated.trust, Trust::Logged);
-        // tmpfiles.d and the unit name the directory.
+        // tmpfiles.d and the unit contain this directory.
         assert_eq!(paths.store_marker.parent(), Some(Path::new("/run/gpush")));
     }
 
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn state_directory_has_one_name_however_it_is_written() {
+    fn state_directory_path_is_normalized() {
         let scratch = tempfile::tempdir().unwrap();
         let real = std::fs::canonicalize(scratch.path()).unwrap();
         std::fs::create_dir(real.join("state")).unwrap();
@@ -359,7 +360,7 @@ mod tests {
         assert_eq!(paths.state_dir, PathBuf::from("/data/state/gpush"));
 
         let paths = Paths::resolve(&arguments(&["--socket", "s", "--config", "c"]), &here).unwrap();
-        // Hints contain the config's path, and users type them in other directories.
+        // Absolute, because hints contain the path and users may type them in other directories.
         let config = std::path::absolute("c").unwrap();
         assert_eq!((paths.socket, paths.config), (PathBuf::from("s"), config));
         assert!(paths.config_named);

@@ -1,4 +1,4 @@
-//! Host services: what gpushd uses outside of itself and its driver worker.
+//! Host services that gpushd uses besides its driver worker.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
@@ -14,7 +14,7 @@ pub(crate) struct Outside {
     pub(crate) helpers: Helpers,
     /// The `/proc` of this host, or that of a simulated host.
     pub(crate) proc: PathBuf,
-    /// `nvidia-smi`, when the command line names another path than the config's default.
+    /// Path of `nvidia-smi` from the command line, used if the config has the default.
     pub(crate) nvidia_smi: Option<PathBuf>,
     /// Locked for writing while the driver worker is stopped for a reset.
     pub(crate) driverless: Arc<RwLock<()>>,

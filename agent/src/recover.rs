@@ -1,12 +1,13 @@
-//! Recovery from a lost database: an administrator accepts that gpushd's promises about GPUs are unknown.
+//! Recovery from a lost database: an administrator accepts that the records of grants are lost.
 //!
-//! Until then, every GPU that the config manages is held: neither changed nor granted. A reboot ends the
-//! promises, and therefore also the hold. After the recovery, instances and MPS daemons stay as they are;
-//! differences from the config show as drift. Processes that were already running may have had a share, so they
-//! are never ended for lack of one.
+//! Until then, every GPU that the config manages is held: it is neither changed nor granted. A reboot ends all grants,
+//! and therefore also the hold.
 //!
-//! A loss that is found on a new boot holds nothing: promises end with their boot. Health reports it until it is
-//! accepted or until the next boot, because overrides and cordons are gone.
+//! After the recovery, instances and MPS daemons stay as they are; differences from the config show as drift. A process
+//! that was already running may have had a grant, so gpushd never ends it for lack of one.
+//!
+//! A loss of records from before this boot holds no GPU, because grants end with their boot. But overrides and cordons
+//! are gone. So health reports the loss until an administrator accepts it, or until the next boot.
 
 use std::sync::Arc;
 
@@ -23,14 +24,17 @@ use crate::{
     state::{State, is_managed, readings::Readings},
 };
 
-/// Returns the loss as a cause of degraded health, with the held GPUs.
+/// Returns the loss as a health error, with the held GPUs.
 pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
     if !lost.holds {
         let mut error = ApiError::new(Code::Unavailable, "the database was lost before this boot")
             .cause(lost.cause.clone())
             .cause("overrides and cordons that were set before are gone; the config applies");
         error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged file is kept as {}", kept.display())));
-        return error.hint("set again what is missing, then acknowledge with `gpushctl recover`; a reboot does too");
+        return error.hint(
+            "set again what is missing, then acknowledge the loss with `gpushctl recover` \
+            (administrator) or a reboot",
+        );
     }
     let held: Vec<String> = gpus.iter().filter(|gpu| is_managed(gpu)).map(|gpu| gpu.index.to_string()).collect();
     let mut error =
@@ -46,23 +50,26 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
             error.cause(format!("GPUs {} are held: they are not changed, and no user gets them", several.join(", ")))
         }
     };
-    error.hint("check that no user needs their current instances, then `gpushctl recover`; a reboot releases them too")
+    error.hint(
+        "check that no user needs their current instances, then release them with `gpushctl recover` \
+        (administrator) or a reboot",
+    )
 }
 
 /// Accepts the loss of a database. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAcceptance {
-    /// Has the loss.
+    /// Provides the loss.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
     /// Records the acceptance.
     pub(crate) store: Store,
-    /// Its daemons are accepted as they run.
+    /// Provides the running daemons, which are accepted.
     pub(crate) mps: Mps,
-    /// Its compute modes are accepted as they are.
+    /// Provides the current compute modes, which are accepted.
     pub(crate) shared_gpus: SharedGpus,
-    /// Serializes changes of the state of the host.
+    /// Serializes changes of the host's state.
     pub(crate) host_lock: Arc<Mutex<()>>,
 }
 
@@ -70,7 +77,7 @@ impl LossAcceptance {
     /// Accepts the loss, if there is one.
     ///
     /// # Errors
-    /// If it cannot be recorded.
+    /// If the GPUs cannot be listed although there are MPS daemons, or if it cannot be recorded.
     pub(crate) async fn recover(&self, request: Request) -> Result<Recovered, ApiError> {
         let _lock = self.host_lock.lock().await;
         let Some(lost) = self.state.now().lost.clone() else { return Ok(Recovered::default()) };
@@ -79,7 +86,7 @@ impl LossAcceptance {
         }
         let gpus = match self.readings.host().await {
             Ok(observed) => observed.gpus(Viewer::Agent),
-            // Without a list of GPUs, the running daemons would not be accepted.
+            // Without the list of GPUs, the running daemons could not be accepted.
             Err(error) if self.mps.is_used() => return Err(error),
             Err(_) => Vec::new(),
         };
@@ -88,9 +95,9 @@ impl LossAcceptance {
         let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());
-        // On this boot the layouts count as applied, because the record of that was lost.
+        // The record of this boot's layouts was lost, so they count as applied.
         let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
-        // Nothing was granted while the database was lost.
+        // No grant was possible before this time since the loss.
         let known_since = proc::now();
         let known = KnownSince { boot_id: lost.boot_id.clone(), ticks: known_since };
         let (recorded, found) = (standing.clone(), modes.clone());
@@ -112,7 +119,7 @@ impl LossAcceptance {
         Ok(Recovered { cause: Some(lost.cause), kept, released })
     }
 
-    /// Accepts a loss that holds no GPUs.
+    /// Accepts a loss that does not hold any GPU.
     async fn acknowledge(&self, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());

@@ -6,8 +6,8 @@
 //!       └─ recorded, with the overrides that it ends ──► active
 //! ```
 //!
-//! Reloads run one after the other, in the loop that also handles signals: it owns the socket and the log,
-//! whose settings take effect at once.
+//! Reloads run one after the other, in the loop that also handles signals. That loop owns the socket and the log, whose
+//! settings take effect at once.
 
 use std::sync::Arc;
 
@@ -37,29 +37,29 @@ pub(crate) struct Wish {
     pub(crate) by: Option<Actor>,
     /// Whether to end overrides whose rule the file changes.
     pub(crate) clear_overrides: bool,
-    /// Generation of the desired state that the caller expects; a reload with another one is refused.
+    /// Generation of the desired state that the caller expects. The reload is refused if it differs.
     pub(crate) expected: Option<u64>,
 }
 
 impl Wish {
-    /// Returns the request that SIGHUP stands for.
+    /// Returns the request for a SIGHUP.
     pub(crate) fn signal() -> Self {
         Self { by: None, clear_overrides: false, expected: None }
     }
 }
 
-/// A request, with the channel for its answer.
-type Asked = (Wish, oneshot::Sender<Result<Reloaded, ApiError>>);
+/// A request, and the channel for its result.
+type PendingReload = (Wish, oneshot::Sender<Result<Reloaded, ApiError>>);
 
 /// Sends requests for reloads. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Reloads(mpsc::Sender<Asked>);
+pub(crate) struct Reloads(mpsc::Sender<PendingReload>);
 
-/// Receives them.
+/// Receives requests for reloads.
 #[derive(Debug)]
-pub(crate) struct Inbox(mpsc::Receiver<Asked>);
+pub(crate) struct Inbox(mpsc::Receiver<PendingReload>);
 
-/// Creates both ends.
+/// Creates the sender and the receiver.
 pub(crate) fn channel() -> (Reloads, Inbox) {
     let (sender, receiver) = mpsc::channel(MOST_WAITING);
     (Reloads(sender), Inbox(receiver))
@@ -69,11 +69,11 @@ impl Reloads {
     /// Requests a reload and waits for its result.
     ///
     /// # Errors
-    /// If the config is refused, or gpushd stops.
+    /// If the config is refused, or gpushd is stopping.
     pub(crate) async fn ask(&self, wish: Wish) -> Result<Reloaded, ApiError> {
         let stopping = || {
-            ApiError::new(Code::Unavailable, format!("{STOPPING} and reads no config"))
-                .hint("it is read when gpushd starts: `systemctl status gpushd`")
+            ApiError::new(Code::Unavailable, format!("{STOPPING} and does not reload the config"))
+                .hint("gpushd reads it at its next start: `systemctl status gpushd`")
                 .retryable()
         };
         let (reply, answer) = oneshot::channel();
@@ -83,8 +83,8 @@ impl Reloads {
 }
 
 impl Inbox {
-    /// Waits for the next one; never returns once all senders are gone.
-    pub(crate) async fn next(&mut self) -> Asked {
+    /// Waits for the next request. Never returns if all senders are dropped.
+    pub(crate) async fn next(&mut self) -> PendingReload {
         match self.0.recv().await {
             Some(asked) => asked,
             None => std::future::pending().await,
@@ -97,36 +97,37 @@ impl Inbox {
 pub(crate) struct Reload {
     /// Reads the file and stores the config.
     pub(crate) settings: Settings,
-    /// Receives the config and the ends of overrides.
+    /// Receives the new config and the ended overrides.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
     /// Records the reload.
     pub(crate) store: Store,
-    /// Its daemons follow the config.
+    /// Adapts the MPS daemons to the config.
     pub(crate) mps: Mps,
-    /// Its levels follow the config.
+    /// Adapts the time-slice levels to the config.
     pub(crate) timeslice: Timeslice,
 }
 
 impl Reload {
-    /// Reloads the config. `live` applies settings outside the agent's memory.
+    /// Reloads the config. `live` applies the settings of the socket and the log.
     ///
     /// # Errors
-    /// If the file is invalid, cannot be applied, or changes a rule under an override. The old config then
-    /// stays active, and health reports the problem.
+    /// If the file is invalid, cannot be applied, or changes a rule under an override. The old config then stays
+    /// active, and health reports the problem.
     pub(crate) async fn carry_out(
         &self,
         wish: Wish,
         live: impl Fn(&Config) -> Result<(), ApiError>,
     ) -> Result<Reloaded, ApiError> {
         if wish.expected.is_some_and(|expected| expected != self.state.now().generation) {
-            // This is not a problem of the file, so health does not report it.
+            // The file is not the problem, so health does not report this.
             let current = self.state.now().generation;
             let message = format!("the desired state has changed: its generation is {current}");
-            return Err(ApiError::new(Code::Conflict, message)
-                .cause("nothing was done")
-                .hint("look again (`gpushctl config diff`), then ask with the new generation"));
+            return Err(ApiError::new(Code::Conflict, message).cause("nothing was changed").hint(
+                "check the difference (`gpushctl config diff`), then repeat the request with the new \
+                    generation",
+            ));
         }
         match self.take(wish, live).await {
             Ok(reloaded) => {
@@ -141,7 +142,8 @@ impl Reload {
     async fn take(&self, wish: Wish, live: impl Fn(&Config) -> Result<(), ApiError>) -> Result<Reloaded, ApiError> {
         let candidate = self.settings.candidate()?;
         let before = self.settings.config();
-        // Without a driver the GPUs of each rule are unknown; `desired` then assumes that any may have changed.
+        // Without a driver, it is not known which GPUs a rule claims. `desired` then assumes that any rule may have
+        // changed.
         let gpus = seen(&self.readings).await.unwrap_or_default();
         let touched = touched(&self.state, &before, &candidate.config, &gpus);
         if !touched.is_empty() && !wish.clear_overrides {
@@ -183,7 +185,7 @@ impl Reload {
         self.settings.take(candidate);
         self.state.override_effects(&effects);
         self.state.replace_config(self.settings.config(), generation);
-        // Drift is the difference from the new desired state.
+        // Drift is now the difference from the new config.
         let gpus = seen(&self.readings).await.unwrap_or_default();
         let now = self.settings.config();
         let findings = sharing::unfit(&now, &gpus);
@@ -196,12 +198,12 @@ impl Reload {
     }
 }
 
-/// Returns all GPUs, in the view that answers for all users are made from.
+/// Returns all GPUs, in the view for data that every user may read.
 async fn seen(readings: &Readings) -> Result<Vec<Gpu>, ApiError> {
     readings.host().await.map(|observed| observed.gpus(Viewer::Agent))
 }
 
-/// Returns the overrides whose rule differs in the other config.
+/// Returns the overrides whose rule differs in the new config.
 fn touched(state: &State, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
     let standing = overrides::all(state, gpus, Viewer::Agent);
     let uuids: Vec<String> = standing.iter().map(|one| one.uuid.clone()).collect();
@@ -227,8 +229,8 @@ fn stands_on(touched: &[gpush_api::Override]) -> ApiError {
         error.causes.extend(touched.iter().map(say));
     }
     error.hint(
-        "`gpushctl config reload --clear-overrides` ends what it changes and takes the file; or leave these rules \
-         as they were until the overrides have ended: `gpushctl config diff` shows what differs",
+        "`gpushctl config reload --clear-overrides` clears these overrides and loads the file; or leave these rules \
+        unchanged: `gpushctl config diff` shows the difference",
     )
 }
 
@@ -237,16 +239,16 @@ fn differing(gpus: Vec<GpuDiff>) -> Vec<GpuDiff> {
     gpus.into_iter().filter(differs).collect()
 }
 
-/// Finds the differences between the config file and the active config. A handle, cheap to clone.
+/// Compares the config file with the active config. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Differences {
     /// Reads the file.
     pub(crate) settings: Settings,
-    /// Has the active overrides.
+    /// Provides the active overrides.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Shows whether a reset is in progress.
+    /// Knows whether a reset is in progress.
     pub(crate) outside: Arc<Outside>,
 }
 
@@ -278,7 +280,7 @@ impl Differences {
         }
     }
 
-    /// Returns the errors of GPUs that cannot be compared with the config.
+    /// Returns an error for each GPU that cannot be compared with the config.
     fn unseen(&self, seen: &Result<Vec<Gpu>, ApiError>) -> Vec<ApiError> {
         if let Some(maintenance) = self.state.maintenance() {
             return vec![words::refusal(&maintenance)];
@@ -293,9 +295,13 @@ impl Differences {
         let managed = gpus.iter().filter(|gpu| gpu.mode != Mode::Unmanaged);
         let unknown = managed.filter(|gpu| gpu.stale || matches!(gpu.state, GpuState::Lost | GpuState::Unknown));
         let unknown = unknown.map(|gpu| {
-            let message = format!("GPU {} ({}) can't be read: what it holds is not known", gpu.index, gpu.uuid);
+            let message = format!("GPU {} ({}) can't be read: its layout is not known", gpu.index, gpu.uuid);
             let code = if gpu.state == GpuState::Lost { Code::GpuLost } else { Code::DriverTimeout };
-            let mut error = ApiError::new(code, message).hint(format!("`gpushctl gpu show {}` says more", gpu.index));
+            let mut error = ApiError::new(code, message).hint(format!(
+                "`gpushctl gpu show {}` shows its \
+                state",
+                gpu.index
+            ));
             error.causes.clone_from(&gpu.reasons);
             error
         });

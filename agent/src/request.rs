@@ -15,12 +15,12 @@ pub(crate) struct Request {
     pub(crate) by: Actor,
     /// The caller's reason.
     pub(crate) reason: Option<String>,
-    /// The idempotency key of its answer.
+    /// The idempotency key.
     pub(crate) key: Option<Key>,
 }
 
 impl Request {
-    /// Returns the records that accompany the change: the answer under its key, and the audit trail.
+    /// Returns a function that records the change in its transaction: the response for its key, and the audit record.
     pub(crate) fn recorded(
         self,
         action: &'static str,
@@ -29,7 +29,7 @@ impl Request {
         self.recorded_with(action, object, serde_json::Map::new())
     }
 
-    /// As `recorded`, with the content of the request.
+    /// Does the same as [`Self::recorded`], with further details in the audit record.
     pub(crate) fn recorded_with(
         self,
         action: &'static str,
@@ -55,7 +55,7 @@ impl Request {
     }
 }
 
-/// Returns a reason in the form that is recorded and shown.
+/// Checks a reason and converts it to the form that is recorded and shown.
 ///
 /// # Errors
 /// If it is too long.
@@ -63,7 +63,7 @@ pub(crate) fn reason(text: &str) -> Result<String, ApiError> {
     let shown = gpush_api::text::plain(text.trim());
     if shown.chars().count() > LONGEST_REASON {
         let message = format!("the reason is longer than {LONGEST_REASON} characters");
-        return Err(ApiError::new(Code::BadRequest, message).hint("say it shorter"));
+        return Err(ApiError::new(Code::BadRequest, message).hint("shorten it"));
     }
     Ok(shown)
 }

@@ -1,8 +1,7 @@
-//! The active config and its replacement, all or nothing.
+//! The active config, and its replacement, all or nothing.
 //!
-//! Rules, layouts, access, the log level and the socket's permissions take effect at once. The options of the
-//! driver worker and the second socket's path cannot: their old values stay active until the next start, and
-//! are shown next to those in the file.
+//! Most settings take effect at once. The options of the driver worker and the path of the second socket take effect
+//! only when gpushd starts. Until then, the old values stay active and are shown next to those in the file.
 
 use std::{
     io,
@@ -17,20 +16,20 @@ use gpush_host::helper::trust::{self, Untrusted};
 
 use crate::options::Trust;
 
-/// The hint for a missing file.
+/// Hint for a missing file.
 const WITHOUT: &str = "copy config.example.toml there, or leave --config and GPUSH_CONFIG out; without a file at the \
                        default path gpushd runs and manages no GPU";
 
-/// The reason why a config cannot be used.
+/// Why a config cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigTrouble {
-    /// It was named, but does not exist.
+    /// The user named the file, but it does not exist.
     #[error("there is no config file {}: {WITHOUT}", path.display())]
     Absent {
         /// The file.
         path: PathBuf,
     },
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the config file {} can't be read", path.display())]
     Unreadable {
         /// The file.
@@ -38,7 +37,7 @@ pub(crate) enum ConfigTrouble {
         /// Why.
         source: io::Error,
     },
-    /// Another user could have written it.
+    /// Another user could have written the file.
     #[error("the config file {} is not trusted: {why}; {}", path.display(), why.remedy())]
     Untrusted {
         /// The file.
@@ -46,7 +45,7 @@ pub(crate) enum ConfigTrouble {
         /// The reason.
         why: Untrusted,
     },
-    /// Its content is invalid.
+    /// The content is invalid.
     #[error("{0}")]
     Wrong(ConfigErrors),
 }
@@ -69,7 +68,7 @@ impl ConfigTrouble {
             Self::Wrong(errors) => {
                 let located = errors.located();
                 let path = located.first().map_or("the config", |first| first.path.as_str());
-                let mut error = ApiError::new(Code::ConfigInvalid, format!("the config {path} is wrong"));
+                let mut error = ApiError::new(Code::ConfigInvalid, format!("the config {path} has errors"));
                 for problem in &located {
                     error = error.cause(format!(
                         "line {}, column {}: {} ({})",
@@ -77,7 +76,7 @@ impl ConfigTrouble {
                     ));
                 }
                 error.hint(format!(
-                    "mend it, test it with `gpushctl config check {path}`, then `systemctl reload gpushd`"
+                    "correct it, check it with `gpushctl config check {path}`, then `systemctl reload gpushd`"
                 ))
             }
         }
@@ -93,24 +92,24 @@ struct Inner {
     path: PathBuf,
     must_exist: bool,
     trust: Trust,
-    state: RwLock<State>,
+    state: RwLock<CurrentSettings>,
 }
 
 #[derive(Debug)]
-struct State {
+struct CurrentSettings {
     config: Arc<Config>,
-    /// Whether the file existed.
+    /// Whether the config was read from the file.
     from_file: bool,
-    /// The problem of the file at the last reload.
+    /// The error of the last reload, if it failed.
     trouble: Option<ApiError>,
     /// Changes in the file that need a restart.
     pending: Vec<PendingRestart>,
 }
 
-/// A file that was read again and is not active yet.
+/// A file that was read but is not active yet.
 #[derive(Debug)]
 pub(crate) struct Candidate {
-    /// The config that would be active: settings that need a restart are unchanged.
+    /// The config that would become active. Settings that need a restart have their old values.
     pub(crate) config: Config,
     /// The content of the file.
     pub(crate) in_file: Config,
@@ -121,7 +120,7 @@ impl Settings {
     /// Reads the config at start.
     pub(crate) fn load(path: &Path, must_exist: bool, trust: Trust) -> Result<Self, ConfigTrouble> {
         let (config, from_file) = read(path, must_exist, trust)?;
-        let state = State { config: Arc::new(config), from_file, trouble: None, pending: Vec::new() };
+        let state = CurrentSettings { config: Arc::new(config), from_file, trouble: None, pending: Vec::new() };
         Ok(Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, state: RwLock::new(state) })))
     }
 
@@ -143,7 +142,7 @@ impl Settings {
         let Candidate { config, in_file, from_file } = candidate;
         let pending = config.pending_restart(&in_file);
         let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
-        *state = State { config: Arc::new(config), from_file, trouble: None, pending };
+        *state = CurrentSettings { config: Arc::new(config), from_file, trouble: None, pending };
     }
 
     /// Stores why a reload was refused, and returns the error.
@@ -164,7 +163,7 @@ impl Settings {
         Arc::clone(&self.0.state.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// Returns the file it was read from; `None` if there is none and the defaults apply.
+    /// Returns the path of the file, or `None` if there is none and the defaults apply.
     pub(crate) fn file(&self) -> Option<String> {
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
         state.from_file.then(|| self.0.path.display().to_string())
@@ -175,7 +174,7 @@ impl Settings {
         self.0.state.read().unwrap_or_else(PoisonError::into_inner).pending.clone()
     }
 
-    /// Returns the problem of the file, if a reload failed.
+    /// Returns the error of the last reload, if it failed.
     pub(crate) fn trouble(&self) -> Option<ApiError> {
         self.0.state.read().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
@@ -186,7 +185,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
 
     use io::Read;
     let unreadable = |source| ConfigTrouble::Unreadable { path: path.to_owned(), source };
-    // The open of a pipe without a writer would wait.
+    // Without this flag, opening a pipe without a writer would block.
     let opened = std::fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
     let file = match opened {
         Ok(file) => file,
@@ -206,7 +205,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
         return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
     let mut bytes = Vec::new();
-    // One byte more than permitted: the parser reports that it is too large.
+    // One byte more than permitted, so that the parser reports a file that is too large.
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let config = Config::from_bytes(&bytes, &path.display().to_string()).map_err(ConfigTrouble::Wrong)?;
     Ok((config, true))
@@ -252,7 +251,7 @@ mod tests {
         assert!(Settings::load(&path, true, Trust::Logged).unwrap().config().auto_reconcile);
         mode(0o644);
         let settings = Settings::load(&path, true, Trust::Required).unwrap();
-        // A reload follows the same rule.
+        // A reload applies the same check.
         mode(0o666);
         let error = settings.candidate().unwrap_err();
         assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`chmod go-w ")), "{error:?}");

@@ -1,9 +1,9 @@
-//! Signals: the first SIGTERM stops the agent gracefully, the second one at once.
+//! Signals: the first SIGTERM stops gpushd gracefully, the second one at once.
 //!
-//! The second must work even if the agent hangs, so it does not pass through the runtime: signal-hook's handler
-//! ends the process directly, as the signal's default action would.
+//! The second one must work even if gpushd hangs. So it does not pass through the async runtime: signal-hook's handler
+//! ends the process directly, like the default action of the signal.
 //!
-//! Some programs send two signals for one request: `timeout` signals its child and then the child's group. So a
+//! Some programs send two signals for one request: `timeout` signals its child and then the child's process group. So a
 //! second signal counts only some time after the first.
 
 use std::{
@@ -22,19 +22,19 @@ use signal_hook::{
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Time after the first signal in which another one counts as the same request.
+/// Time after the first signal during which another one counts as the same request.
 const ONE_WISH: Duration = Duration::from_millis(100);
 
-/// Whether a stop was requested before [`Signals`] listened.
+/// Whether a stop was requested before [`Signals`] started to listen.
 pub(crate) type Early = Arc<AtomicBool>;
 
-/// Makes a second SIGTERM or SIGINT end the process at once, and remembers the first. SIGHUP has no effect yet,
-/// because the config is about to be read.
+/// Makes a second SIGTERM or SIGINT end the process at once, and stores the first one. SIGHUP has no effect yet,
+/// because the config is read afterwards anyway.
 pub(crate) fn arm() -> std::io::Result<Early> {
     let early = Early::default();
     let asked = Arc::new(AtomicBool::new(false));
-    // A signal that arrives during the registration of its first handler would be lost, so signals are blocked
-    // until all handlers are registered.
+    // A signal could be lost while its first handler is being registered. So signals are blocked until all handlers are
+    // registered.
     let mut blocked = SigSet::empty();
     [Blocked::SIGTERM, Blocked::SIGINT, Blocked::SIGHUP].into_iter().for_each(|one| blocked.add(one));
     blocked.thread_block()?;
@@ -57,7 +57,7 @@ pub(crate) fn arm() -> std::io::Result<Early> {
     Ok(early)
 }
 
-/// A request by signal.
+/// A request that arrived as a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asked {
     /// SIGTERM or SIGINT.
@@ -66,7 +66,7 @@ pub(crate) enum Asked {
     Reload,
 }
 
-/// The signals as they arrive, within the runtime.
+/// Receives signals within the runtime.
 #[derive(Debug)]
 pub(crate) struct Signals {
     terminate: Signal,
@@ -76,7 +76,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Starts listening.
+    /// Starts to listen.
     pub(crate) fn listen(early: Early) -> std::io::Result<Self> {
         Ok(Self {
             early,
@@ -86,9 +86,9 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next request.
     pub(crate) async fn next(&mut self) -> Asked {
-        // Each handler sets it, so that signals before this call are not lost.
+        // The handlers set this flag too, so a signal before this call is not lost.
         if self.early.swap(false, Ordering::SeqCst) {
             return Asked::Stop;
         }

@@ -1,7 +1,7 @@
-//! The service manager's watchdog. gpushd notifies it while its accept loop and its store respond.
+//! The watchdog of systemd. gpushd notifies it as long as its accept loop and its store respond.
 //!
-//! The driver's threads do not matter here: a GPU that hangs is no reason to restart an agent that serves the
-//! other GPUs. Neither do the tasks of operations, which may run for minutes.
+//! Driver threads do not count: a GPU that hangs is no reason to restart a gpushd that serves the other GPUs. Tasks of
+//! operations do not count either, because they may run for minutes.
 //!
 //! ```text
 //! every half of WatchdogSec: ping the accept loop ─► it answers ─► ping the store ─► it answers ─► notify
@@ -17,10 +17,10 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-/// A request to show that a loop responds.
+/// A request to an accept loop to show that it responds.
 pub(crate) type Knock = oneshot::Sender<()>;
 
-/// Notifies the watchdog for as long as it is polled.
+/// Notifies systemd periodically. Never returns.
 pub(crate) async fn feed(period: Duration, door: mpsc::Sender<Knock>, store: Store) {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! The commands: each asks gpushd or `gpush-core`, and hands the answer to `render`.
+//! The commands. Each one sends requests to gpushd or uses `gpush-core`, and passes the result to `render`.
 
 mod apply;
 mod audit;
@@ -18,6 +18,7 @@ mod operation;
 mod parted;
 mod process;
 mod reset;
+mod slurm;
 mod status;
 mod timeslice;
 mod version;
@@ -60,6 +61,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
         Command::Doctor { only } => doctor::run(global, &only, out),
+        Command::Slurm(command) => slurm::run(global, &command, out),
         Command::Explain { topic } => explain::run(topic, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
@@ -67,7 +69,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     }
 }
 
-/// What a command prints: lists and environments have more formats.
+/// Returns what a command prints, which determines the permitted formats.
 fn prints(command: &Command) -> Prints {
     use args::{Config, Gpu, Lease, Mig, Mps, Operation, Overrides, Process, Timeslice};
     let is_list = match command {
@@ -95,6 +97,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Maintenance(_)
         | Command::Recover(_)
         | Command::Doctor { .. }
+        | Command::Slurm(_)
         | Command::Explain { .. }
         | Command::Version
         | Command::Completions { .. }
@@ -103,12 +106,12 @@ fn prints(command: &Command) -> Prints {
     if is_list { Prints::List } else { Prints::Other }
 }
 
-/// Runs a command that needs an agent.
+/// Runs a command that needs gpushd.
 fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Outcome {
     with_agent(global, command)
 }
 
-/// The same for a part of a command.
+/// Runs a part of a command that needs gpushd.
 fn with_agent<T>(global: &Global, what: impl AsyncFnOnce(&mut Client) -> Result<T, Failure>) -> Result<T, Failure> {
     let runtime = runtime()?;
     let mut client = Client::new(socket(global)).deadline(global.request_timeout);
@@ -126,13 +129,13 @@ fn out_is_json(global: &Global) -> bool {
     global.json || global.output == Some(args::Format::Json)
 }
 
-/// One thread, and only the drivers that a socket and a deadline need: commands are frequent and must return at once.
+/// Creates a runtime with one thread, and only with I/O and timers. Commands run often and must return quickly.
 fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))
 }
 
-/// `--socket`, else `GPUSH_SOCKET`, else the system's or the user's agent.
+/// Returns the socket: `--socket`, else `GPUSH_SOCKET`, else the socket of the system's or the user's gpushd.
 fn socket(global: &Global) -> Socket {
     if let Some(path) = &global.socket {
         return Socket::given(path, Origin::Option);
@@ -143,7 +146,7 @@ fn socket(global: &Global) -> Socket {
     }
 }
 
-/// The GPUs that selectors name, in the host's order; all without selectors.
+/// Returns the GPUs that selectors name, in the host's order; all GPUs without selectors.
 fn select(gpus: Vec<Gpu>, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     if selectors.is_empty() {
         return Ok(gpus);
@@ -153,8 +156,8 @@ fn select(gpus: Vec<Gpu>, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     Ok(chosen.map(|(_, gpu)| gpu).collect())
 }
 
-/// Selects among an agent's GPUs. A GPU that the driver lists but cannot identify is not among them: the agent explains
-/// why.
+/// Selects among gpushd's GPUs. A GPU that the driver lists but cannot identify is not among them; gpushd's error
+/// explains why.
 async fn select_of(client: &mut Client, gpus: Vec<Gpu>, texts: &[String]) -> Result<Vec<Gpu>, Failure> {
     let selectors = texts.iter().flat_map(|text| text.split(',')).filter_map(|text| text.parse::<Selector>().ok());
     let absent = selectors.filter_map(|selector| selector.absent(&gpus)).next();
@@ -168,7 +171,7 @@ async fn select_of(client: &mut Client, gpus: Vec<Gpu>, texts: &[String]) -> Res
     select(gpus, texts)
 }
 
-/// The error of a host on which there is nothing to show.
+/// Returns the error for a host without GPUs.
 fn no_gpu() -> ApiError {
     ApiError::new(Code::NotFound, "the driver shows no GPU on this host")
         .hint("`nvidia-smi -L` shows what the driver has, `lspci -d 10de:` what the host has")

@@ -1,4 +1,4 @@
-//! How the process ends: exit statuses and errors (docs/exit-codes.md).
+//! Exit statuses, and errors that end a command (docs/exit-codes.md).
 
 use std::process::ExitCode;
 
@@ -10,16 +10,16 @@ use crate::output::Output;
 /// --stray`).
 pub(crate) const DIFFERS: u8 = 3;
 
-/// `run`: no lease, so the command did not run.
+/// `run`: there is no lease, so the command did not run.
 pub(crate) const NO_COMMAND: u8 = 125;
 
-/// `run`: the command exists and cannot be run.
+/// `run`: the command exists but cannot be run.
 pub(crate) const NOT_RUN: u8 = 126;
 
 /// `run`: the command does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// Ended by Ctrl-C: 128 + SIGINT, as a shell has it.
+/// Interrupted by Ctrl-C: 128 + SIGINT, as in a shell.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Why a command ends early.
@@ -27,11 +27,11 @@ pub(crate) const INTERRUPTED: u8 = 130;
 pub(crate) enum Failure {
     /// An error to print.
     Error(Box<ApiError>),
-    /// The reader has closed stdout, as in `gpushctl status | head -1`: nothing is printed.
+    /// The reader has closed stdout, as in `gpushctl status | head -1`. Nothing is printed.
     BrokenPipe,
 }
 
-/// The end of a command: its exit status, after everything was printed.
+/// The end of a command. The exit status is returned after everything was printed.
 pub(crate) type Outcome = Result<u8, Failure>;
 
 impl From<ApiError> for Failure {
@@ -46,7 +46,7 @@ impl From<gpush_client::Error> for Failure {
     }
 }
 
-/// An error of the system that has an object and a cause.
+/// Converts a system error. `what` names the failed action and its object.
 pub(crate) fn io(what: impl Into<String>, cause: &std::io::Error) -> ApiError {
     let code = match cause.kind() {
         std::io::ErrorKind::NotFound => Code::NotFound,

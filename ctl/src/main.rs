@@ -1,7 +1,7 @@
-//! `gpushctl`: the command for administrators, users, scripts and Slurm hooks.
+//! `gpushctl`: the command line for administrators, users, scripts and Slurm hooks.
 //!
-//! It asks the agent over its socket, or `gpush-core` where no agent is needed (`--offline`,
-//! `config check`), and draws the answer. It never loads NVML, and it makes no decision about a GPU.
+//! It sends requests to gpushd over its socket, or uses `gpush-core` where gpushd is not needed (`--offline`, `config
+//! check`), and shows the result. It never loads NVML, and makes no decision about a GPU.
 
 mod args;
 mod commands;
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     exit::finish(commands::run(cli, &out), &out)
 }
 
-/// Reports a command line that clap refuses, or prints the help that it asks for.
+/// Reports a command line that clap refuses, or prints the requested help.
 fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     if !error.use_stderr() {
         let _ = error.print();
@@ -40,7 +40,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
         let text = error.render().to_string();
         let first = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
         let message = match error.kind() {
-            // Its text is the help.
+            // The text of this error is the help.
             clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing",
             _ => first.trim_start_matches("error: "),
         };
@@ -54,7 +54,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     ExitCode::from(status(words))
 }
 
-/// Reports a command line of another tool.
+/// Reports a command line in the style of another tool.
 fn refused(error: &ApiError, words: &[OsString]) -> ExitCode {
     if wants_json(words) {
         output::error_document(error);
@@ -70,7 +70,7 @@ fn refused(error: &ApiError, words: &[OsString]) -> ExitCode {
     ExitCode::from(status(words))
 }
 
-/// Whether the errors are JSON too.
+/// Returns whether errors must be JSON too.
 fn wants_json(words: &[OsString]) -> bool {
     let words: Vec<&OsString> = words.iter().take_while(|arg| *arg != "--").collect();
     let is_json = |two: &[&OsString]| (two[0] == "-o" || two[0] == "--output") && two[1] == "json";
@@ -78,24 +78,24 @@ fn wants_json(words: &[OsString]) -> bool {
         || words.windows(2).any(is_json)
 }
 
-/// Whether a shell evaluates the output: `eval "$(gpushctl lease env ...)"`.
+/// Returns whether a shell evaluates the output: `eval "$(gpushctl lease env ...)"`.
 fn evaluated(words: &[OsString]) -> bool {
     let named = commands(words);
     named.starts_with(&["lease", "env"])
 }
 
-/// The status of a usage error.
+/// Returns the exit status of a usage error.
 fn status(words: &[OsString]) -> u8 {
     let named = commands(words);
     let is_run = named.first() == Some(&"run");
-    // The other exit statuses of `run` are those of its command.
+    // All other exit statuses of `run` are those of its command.
     if is_run { exit::NO_COMMAND } else { Code::BadRequest.exit_status() }
 }
 
-/// Options before a command whose value is a word of its own.
+/// Options that may precede a command and whose value is a separate word.
 const WITH_VALUE: [&str; 5] = ["--socket", "-o", "--output", "--color", "--request-timeout"];
 
-/// The words of a command line that are not options: a command, its verb, and arguments.
+/// Returns the words of a command line that are not options: command, subcommand and arguments.
 fn commands(words: &[OsString]) -> Vec<&str> {
     let mut named = Vec::new();
     let mut words = words.iter().skip(1).map_while(|word| word.to_str()).take_while(|word| *word != "--");
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_error_of_run_and_of_an_evaluated_command_is_recognized() {
+    fn usage_error_of_run_and_lease_env_is_recognized() {
         let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
         for (line, code, is_evaluated) in [
             ("gpushctl run --mps 0 -- true", 125, false),

@@ -1,4 +1,4 @@
-//! Planning and checking without an agent: a preset or a saved host, and `gpush-core`.
+//! Plans and checks without gpushd, from a preset or a saved host, with `gpush-core`.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,19 +13,19 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::exit;
 
-/// Where the agent's config is when nothing else is said.
+/// Default path of gpushd's config.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/gpush/config.toml";
 
-/// Largest file that is read, in bytes.
+/// Maximum size of a file, in bytes.
 const LARGEST: u64 = 64 << 20;
 
-/// The GPUs of a preset by name, of a file that `gpu list --json` wrote, or of stdin for `-`.
+/// Returns the GPUs of a preset, of a file written by `gpu list --json`, or of stdin for `-`.
 pub(crate) fn host(text: &str) -> Result<Vec<Gpu>, ApiError> {
     if text != "-" && preset::names().any(|(name, _)| name == text) {
         return preset::gpus(text);
     }
     let path = Path::new(text);
-    // What looks like a path, or is one, is meant as one; anything else is a preset's name misspelt.
+    // A path is recognized by its form, or because it exists. Everything else is a misspelled preset.
     if text == "-" || path.exists() || text.contains('/') || path.extension().is_some() {
         return preset::saved(&read(path)?, &name(path));
     }
@@ -39,16 +39,16 @@ pub(crate) fn plan(host: &str, gpus: &[Gpu], config: Option<&Path>, request: &Pl
     Ok(plans)
 }
 
-/// Makes the commands in hints ask about the offline host: commands that ask gpushd do not help.
+/// Adapts the commands in hints to the offline host. Commands that contact gpushd would not help.
 pub(crate) fn about_all(host: &str, plans: &mut Plans) {
     for plan in &mut plans.plans {
         plan.error = plan.error.take().map(|error| about(host, error));
     }
 }
 
-/// The same for one error.
+/// Does the same for one error.
 pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
-    // What stdin held is gone.
+    // stdin cannot be read again.
     if host != "-"
         && let Some(hint) = &mut error.hint
     {
@@ -57,9 +57,9 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
         let profiles = format!("gpushctl mig profiles --offline {host}");
         let asks_gpushd = ["`gpushctl gpu list`", "`gpushctl status`"].iter().any(|command| hint.contains(command));
         *hint = match (asks_gpushd, hint.contains("`devices` in the file")) {
-            (true, true) => "mend `devices` in the file, or name another host".to_owned(),
-            (true, false) if hint.starts_with("choose GPUs that have it") => {
-                format!("choose GPUs that have MIG: `{profiles}`")
+            (true, true) => "correct `devices` in the file, or name another host".to_owned(),
+            (true, false) if hint.starts_with("choose GPUs that support it") => {
+                format!("choose GPUs that support MIG: `{profiles}`")
             }
             (true, false) => format!("select GPUs that it has: `{profiles}`"),
             (false, _) => hint.replace("gpushctl mig profiles", &profiles),
@@ -86,8 +86,8 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
             }
         },
     };
-    // Without rules nothing selects GPUs. The planner's hint is about an agent's config. It still reports a layout
-    // that is wrong.
+    // Without rules, no GPU is selected, and the planner's hint would be about the config of gpushd. The planner still
+    // reports an invalid layout.
     let (by_rules, has_layout) = match &request.layout {
         LayoutSource::PerGpu(_) => (false, true),
         LayoutSource::Config | LayoutSource::Wanted => (true, false),
@@ -95,17 +95,20 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
         LayoutSource::Entries(entries) => (Layout::parse_list(entries).is_ok(), true),
     };
     if by_rules && request.gpus.is_empty() && config.rules.is_empty() {
-        let error = ApiError::new(Code::BadRequest, "no GPU of the offline host is selected");
+        let error = ApiError::new(Code::BadRequest, "the command selects no GPU of the offline host");
         return Err(match (indexes(gpus), selectable(gpus, &request.gpus)) {
             (Some(indexes), _) if has_layout => error.hint(format!("select GPUs: --gpu {indexes}")),
             (_, Some(selected)) => error.hint(format!("give GPUs and a layout: {selected}")),
-            (_, None) => error.cause("none of its GPUs has MIG").hint("name another host: `gpushctl mig plan --help`"),
+            (_, None) => error.cause("none of its GPUs supports MIG").hint(
+                "name another host: `gpushctl mig plan \
+                --help`",
+            ),
         });
     }
     desired::plan_host(&config, gpus, request)
 }
 
-/// The indexes of the GPUs with MIG, `0-3,5`; `None` when there are none.
+/// Returns the indexes of the GPUs with MIG, such as `0-3,5`; `None` if there are none.
 fn indexes(gpus: &[Gpu]) -> Option<String> {
     let mut spans: Vec<(u32, u32)> = Vec::new();
     for gpu in gpus.iter().filter(|gpu| gpu.mig.is_some()) {
@@ -119,7 +122,7 @@ fn indexes(gpus: &[Gpu]) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join(","))
 }
 
-/// Flags that select a GPU with MIG and a layout that it can have: the GPUs already selected, else the first one.
+/// Returns flags that select a GPU with MIG and a layout for it. It uses the selected GPUs, or else the first one.
 fn selectable(gpus: &[Gpu], selected: &[String]) -> Option<String> {
     let (gpu, mig) = gpus.iter().find_map(|gpu| Some((gpu, gpu.mig.as_ref()?)))?;
     let profile = mig.profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
@@ -131,17 +134,17 @@ fn selectable(gpus: &[Gpu], selected: &[String]) -> Option<String> {
     })
 }
 
-/// `GPUSH_CONFIG`.
+/// Returns the path in `GPUSH_CONFIG`.
 pub(crate) fn environment() -> Option<PathBuf> {
     std::env::var_os("GPUSH_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Reads a config file as the agent would.
+/// Reads a config file as gpushd would.
 fn load(path: &Path) -> Result<Config, ApiError> {
     Config::from_bytes(&read(path)?, &name(path)).map_err(|errors| ApiError::from(&errors))
 }
 
-/// What a file is called in messages.
+/// Returns the name of a file for messages.
 pub(crate) fn name(path: &Path) -> String {
     if path == Path::new("-") { "stdin".to_owned() } else { path.display().to_string() }
 }
@@ -151,7 +154,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ApiError> {
     read_up_to(path, LARGEST)
 }
 
-/// The same, but no more than so many bytes.
+/// Reads at most `most` bytes of a file, or of stdin for `-`.
 pub(crate) fn read_up_to(path: &Path, most: u64) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     let result = if path == Path::new("-") {
@@ -166,8 +169,8 @@ pub(crate) fn read_up_to(path: &Path, most: u64) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-/// Reads a file to its end. A pipe that nobody writes to is refused, where to open it the usual way
-/// would wait for a writer; that of `<(command)` has one, or holds what one has left.
+/// Reads a file to its end. Refuses a pipe without a writer, because a normal open would block until there is one. The
+/// pipe of `<(command)` has a writer, or data that its writer has left.
 fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
     let mut file: File = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if file.metadata()?.file_type().is_fifo() {
@@ -175,12 +178,12 @@ fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
         match file.read(&mut first) {
             Ok(0) => return Err(io::Error::other("it is a pipe without a writer")),
             Ok(_) => bytes.extend(first),
-            // It has a writer that has not written yet.
+            // There is a writer that has not written yet.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
     }
-    // From here on a read waits for what is still to come.
+    // From now on, reads block until there is data.
     fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
     file.take(most).read_to_end(bytes)
 }
@@ -190,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hint_about_an_offline_host_names_no_command_that_asks_gpushd() {
+    fn offline_hint_names_no_command_that_needs_gpushd() {
         let gpus = host("dgx-a100").unwrap();
         let request =
             PlanRequest { gpus: vec!["9".to_owned()], layout: LayoutSource::Entries(vec!["1g.10gb".to_owned()]) };
@@ -201,7 +204,7 @@ mod tests {
             "{error}"
         );
         let lost = ApiError::new(Code::NotFound, "there is no GPU 9")
-            .hint("a GPU may have fallen off the bus (`gpushctl status`); or mend `devices` in the file");
-        assert_eq!(about("h", lost).hint.as_deref(), Some("mend `devices` in the file, or name another host"));
+            .hint("a GPU may have fallen off the bus (`gpushctl status`); or correct `devices` in the file");
+        assert_eq!(about("h", lost).hint.as_deref(), Some("correct `devices` in the file, or name another host"));
     }
 }

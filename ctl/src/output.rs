@@ -1,5 +1,5 @@
-//! Output: results go to stdout, errors and progress to stderr. With `--json` there is exactly one document on stdout,
-//! and nothing on stderr.
+//! Output: results go to stdout, errors and progress to stderr. With `--json`, stdout has exactly one document, and
+//! stderr is empty.
 
 use std::{
     borrow::Cow,
@@ -17,7 +17,7 @@ use crate::{
     render::{Charset, Look, listing::Listing, trouble},
 };
 
-/// Columns when the width is not known.
+/// Width if the terminal's width is not known, in columns.
 const USUAL_WIDTH: usize = 80;
 
 /// What a command prints, apart from `-o json`.
@@ -31,7 +31,7 @@ pub(crate) enum Prints {
     Other,
 }
 
-/// How this run prints.
+/// The output settings of this run.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) json: bool,
@@ -75,9 +75,11 @@ impl Output {
         self.verbatim(text.as_bytes())
     }
 
-    /// Text with or without colours. Each stream decides for itself: stdout may be a terminal while stderr is not. This
-    /// is not done by a stream in between, because it writes in small pieces, which takes longer than all other work on
-    /// a large host.
+    /// Returns text with or without colors. Each stream decides separately: stdout may be a terminal while stderr is
+    /// not.
+    ///
+    /// The whole text is converted at once. A stream adapter would write in small pieces, which takes longer than all
+    /// other work on a large host.
     fn dressed<'t>(&self, text: &'t str, stream: &impl anstream::stream::RawStream) -> Cow<'t, str> {
         let choice = match self.color {
             ColorChoice::Auto => AutoStream::choice(stream),
@@ -89,7 +91,7 @@ impl Output {
         }
     }
 
-    /// Prints text as it is, such as a script or TOML.
+    /// Prints bytes unchanged, such as a script or TOML.
     pub(crate) fn verbatim(&self, bytes: &[u8]) -> Result<(), Failure> {
         let mut stdout = std::io::stdout().lock();
         written(stdout.write_all(bytes).and_then(|()| stdout.flush()))
@@ -100,7 +102,7 @@ impl Output {
         self.verbatim(&json(value)?)
     }
 
-    /// Prints one of several JSON documents, in a line of its own.
+    /// Prints one of several JSON documents, on a separate line.
     pub(crate) fn json_line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
         let mut line = serde_json::to_vec(value).map_err(|e| unwritable(&e))?;
         line.push(b'\n');
@@ -125,7 +127,7 @@ impl Output {
             Format::Uuid => match listing.uuid_lines() {
                 Some(lines) => self.verbatim(lines.as_bytes()),
                 None => {
-                    let error = ApiError::new(Code::BadRequest, "the things of this list have no UUID");
+                    let error = ApiError::new(Code::BadRequest, "the entries of this list have no UUID");
                     Err(error.hint("use `-o name`").into())
                 }
             },
@@ -133,10 +135,10 @@ impl Output {
         }
     }
 
-    /// The format in which an environment is printed.
+    /// Returns the format for an environment.
     ///
     /// # Errors
-    /// The format is for lists.
+    /// If the requested format is for lists.
     pub(crate) fn environment_format(&self) -> Result<environment::Format, ApiError> {
         Ok(match self.format {
             Format::Table | Format::Wide | Format::Sh => environment::Format::Shell,
@@ -158,17 +160,17 @@ impl Output {
         ApiError::new(Code::BadRequest, message).hint("use `-o table` or `-o json`")
     }
 
-    /// Whether the output is a drawing for users, not lines for programs.
+    /// Returns whether the output is a drawing for users, not lines for programs.
     pub(crate) fn is_drawn(&self) -> bool {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
-    /// Whether the user asked for more columns and lines: `-o wide`.
+    /// Returns whether the user requested more columns and lines with `-o wide`.
     pub(crate) fn is_wide(&self) -> bool {
         self.format == Format::Wide
     }
 
-    /// The error for a command that does not print in the format.
+    /// Returns the error if the command does not support the requested format.
     pub(crate) fn unsupported_format(&self, prints: Prints) -> Option<ApiError> {
         match (self.format, prints) {
             (_, Prints::Environment)
@@ -184,12 +186,12 @@ impl Output {
         }
     }
 
-    /// Whether gpushctl can ask the user: both ends are a terminal, and no program reads the output.
+    /// Returns whether gpushctl can ask the user: stdin and stdout are terminals, and the output is a drawing.
     pub(crate) fn can_ask(&self) -> bool {
         self.is_drawn() && std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
     }
 
-    /// Prints an error: on stderr, or as the JSON document.
+    /// Prints an error on stderr, or as the JSON document.
     pub(crate) fn error(&self, error: &ApiError) {
         if self.json {
             error_document(error);
@@ -199,7 +201,7 @@ impl Output {
         self.remark(&(lines.join("\n") + "\n"));
     }
 
-    /// Prints a remark in addition to the result, on stderr; nothing with `--json`.
+    /// Prints a remark on stderr, in addition to the result. Prints nothing with `--json`.
     pub(crate) fn remark(&self, text: &str) {
         if !self.json {
             let mut stderr = std::io::stderr();
@@ -209,10 +211,10 @@ impl Output {
     }
 }
 
-/// Prints an error as the JSON document, also when the command line could not be read.
+/// Prints an error as the JSON document, even if the command line could not be parsed.
 pub(crate) fn error_document(error: &ApiError) {
     if let Ok(bytes) = json(&ErrorDocument { error }) {
-        // When stdout is closed, only the exit status remains.
+        // If stdout is closed, only the exit status remains.
         let _ = std::io::stdout().lock().write_all(&bytes);
     }
 }
@@ -224,18 +226,18 @@ fn json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
 }
 
 fn unwritable(cause: &serde_json::Error) -> ApiError {
-    ApiError::new(gpush_api::Code::Internal, "the answer can't be written as JSON").cause(cause.to_string())
+    ApiError::new(gpush_api::Code::Internal, "cannot write the answer as JSON").cause(cause.to_string())
 }
 
 fn written(result: std::io::Result<()>) -> Result<(), Failure> {
     match result {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::BrokenPipe),
-        Err(e) => Err(crate::exit::io("can't write to stdout", &e).into()),
+        Err(e) => Err(crate::exit::io("cannot write to stdout", &e).into()),
     }
 }
 
-/// The terminal's width; `COLUMNS` where stdout is none.
+/// Returns the width of the terminal, or `COLUMNS` if stdout is not a terminal.
 fn width() -> usize {
     let stdout = std::io::stdout();
     if stdout.is_terminal()
@@ -248,7 +250,7 @@ fn width() -> usize {
     columns.filter(|n| (20..=1000).contains(n)).unwrap_or(USUAL_WIDTH)
 }
 
-/// Whether text is UTF-8 by the variables of the locale, in their order of precedence.
+/// Returns whether text is UTF-8, from the variables of the locale in their order of precedence.
 fn locale_is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(variable).find(|value| !value.is_empty());
     locale.is_some_and(|name| {
@@ -262,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_locale_decides_in_the_order_of_posix() {
+    fn locale_variables_apply_in_the_posix_order() {
         let utf8 = |set: &[(&str, &str)]| {
             locale_is_utf8(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
         };

@@ -1,8 +1,8 @@
-//! Turning the API's types into text for people.
+//! Converts the API's types into text for users.
 //!
-//! Everything here is a pure function of a value and a [`Look`]: width, characters, time. Text comes
-//! out with its colours; whoever prints it strips them where they don't belong. So each picture has
-//! a snapshot test that needs no agent and no terminal.
+//! All functions here depend only on a value and a [`Look`]: width, characters, time. The text contains colors; the
+//! caller strips them where they do not belong. So each drawing has a snapshot test that needs neither gpushd nor a
+//! terminal.
 
 pub(crate) mod audit;
 pub(crate) mod bar;

@@ -1,12 +1,12 @@
-//! Suggestions in clap's usage errors, kept only where they help.
+//! Suggestions in clap's usage errors. Removes those that do not help.
 //!
-//! clap suggests the nearest word of any kind: `operations` became `version`, and `-i 0` became `-- -i 0`. A
-//! suggestion is kept when the two words have the same beginning or differ by few letters.
+//! clap suggests the nearest word of any kind: for `operations` it suggested `version`, and for `-i 0` it suggested `--
+//! -i 0`. A suggestion stays if the two words have the same beginning or differ in few letters.
 
 use clap::error::{ContextKind, ContextValue, Error};
 use gpush_core::nearest::nearest;
 
-/// The error without misleading suggestions.
+/// Removes misleading suggestions from an error.
 pub(crate) fn without_guesses(mut error: Error) -> Error {
     let typed = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue]
         .into_iter()
@@ -17,11 +17,11 @@ pub(crate) fn without_guesses(mut error: Error) -> Error {
     for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue] {
         if error.get(kind).is_some_and(|suggested| !helps(&typed, suggested)) {
             error.remove(kind);
-            // The usage line is made for the suggestion.
+            // The usage line belongs to the removed suggestion.
             error.remove(ContextKind::Usage);
         }
     }
-    // `-- -x` would pass an option on as an argument, which no command here takes.
+    // `-- -x` would pass an option as an argument, which no command accepts.
     error.remove(ContextKind::Suggested);
     error
 }

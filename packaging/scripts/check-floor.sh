@@ -1,5 +1,5 @@
-# The floor: pidfd needs Linux 5.4, and the units need systemd 245. An image that is being built has the kernel of
-# its builder, so only a booted host is checked.
+# Minimum versions: pidfd needs Linux 5.4, and the units need systemd 245. While an image is built, the kernel is
+# that of the build host. So this checks only a booted host.
 if [ -d /run/systemd/system ]; then
     kernel=$(uname -r)
     number=$(echo "$kernel" | awk -F'[^0-9]+' '{ print $1 * 1000 + $2 }')

@@ -1,5 +1,5 @@
-# A gpushd that is older than the database would start read-only. The number is `user_version` of SQLite's header:
-# four bytes at offset 60, the most significant one first.
+# A gpushd that is older than the database would refuse changes. The schema number is `user_version` in SQLite's
+# header: four bytes at offset 60, most significant byte first.
 database=/var/lib/gpush/gpush.db
 if [ -s "$database" ]; then
     schema=$(od -An -tu1 -j60 -N4 "$database" | awk '{ print (($1 * 256 + $2) * 256 + $3) * 256 + $4 }')

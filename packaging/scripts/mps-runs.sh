@@ -1,4 +1,4 @@
-# Whether an MPS control daemon runs. Each holds the lock of its directory, with systemd and without.
+# Returns whether an MPS control daemon runs. Each holds the lock of its directory, with and without systemd.
 mps_runs() {
     for lock in /run/gpush-mps/*/lock; do
         if [ -e "$lock" ] && ! flock --nonblock "$lock" true; then

@@ -1,7 +1,7 @@
 //! Link arguments of the simulated driver library.
 //!
-//! Clients open it by SONAME. Unloading it must not remove code that a client's `atexit` handlers or threads
-//! use: the real library cannot be unloaded either.
+//! Clients open it by SONAME. Unloading it must not remove code that a client's `atexit` handlers or threads use. The
+//! real library cannot be unloaded either.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

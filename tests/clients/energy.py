@@ -1,7 +1,7 @@
 """Reads the energy counters of all GPUs through codecarbon's own NVIDIA reader.
 
-codecarbon's package imports its whole reporting side; only `codecarbon.core` is needed here, so the package itself is
-not executed. Prints, for each GPU, its UUID and two readings in kWh, one after the other, as JSON.
+codecarbon's package imports all of its reporting code. This script needs only `codecarbon.core`, so it does not execute
+the package itself. Prints, for each GPU, its UUID and two consecutive readings in kWh, as JSON.
 """
 
 import importlib.util

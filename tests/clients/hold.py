@@ -1,8 +1,8 @@
-"""Makes instances with nvidia-ml-py, holds them while others look, and removes them.
+"""Creates instances with nvidia-ml-py, holds them while other programs read them, and destroys them.
 
-Arguments: a GPU index, then PROFILE@START for each GPU instance; each gets one compute instance
-that takes all of it. Prints the MIG devices as one line of JSON, waits for the end of its
-standard input with the driver still open, and then destroys what it made.
+Arguments: a GPU index, then PROFILE@START for each GPU instance. Each gets one compute instance that
+occupies all of it. Prints the MIG devices as one line of JSON, and waits for the end of its standard
+input with the driver open. Then destroys its instances.
 """
 
 import json
@@ -16,7 +16,7 @@ def text(value):
 
 
 def find(count, ask, name):
-    """A profile by name among those that the driver knows."""
+    """Returns the profile of the driver with this name."""
     for index in range(count):
         try:
             info = ask(index)

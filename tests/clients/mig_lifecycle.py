@@ -1,8 +1,8 @@
-"""The whole life of GPU and compute instances, through nvidia-ml-py alone.
+"""Creates, reads and destroys GPU and compute instances with nvidia-ml-py.
 
-Runs on GPU 0, which must be in MIG mode and empty. Prints one JSON object with what it saw, and
-leaves the GPU empty; an assertion that fails ends it with a traceback. It knows nothing of the
-simulator: on a real A100 or H100 it does the same.
+Runs on GPU 0, which must be in MIG mode and empty, and leaves it empty. Prints its readings as one
+JSON object. A failed assertion ends it with a traceback. It does not depend on the simulator: it does
+the same on a real A100 or H100.
 """
 
 import json
@@ -12,7 +12,7 @@ import pynvml as nv
 
 
 def fails(code, function, *args):
-    """The call must fail with just this code."""
+    """Asserts that the call fails with exactly this code."""
     try:
         function(*args)
     except nv.NVMLError as error:
@@ -30,7 +30,7 @@ def text(value):
 
 
 def profiles(gpu):
-    """Every GPU instance profile of the part, asked through both generations of the call."""
+    """Returns every GPU instance profile of the part, queried with both versions of the call."""
     found = {}
     for index in range(nv.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -47,7 +47,7 @@ def profiles(gpu):
 
 
 def placements(function, handle, profile_id, struct):
-    """Possible placements: a NULL array asks for their number."""
+    """Returns the possible placements. A NULL array queries their number."""
     count = nv.c_uint(0)
     function(handle, profile_id, None, nv.byref(count))
     array = (struct * count.value)()
@@ -80,7 +80,7 @@ def mig_devices(gpu):
 
 
 def describe(gpu, device):
-    """One MIG device, read in every way that there is."""
+    """Reads one MIG device in every possible way."""
     assert nv.nvmlDeviceIsMigDeviceHandle(device)
     parent = nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)
     assert nv.nvmlDeviceGetUUID(parent) == nv.nvmlDeviceGetUUID(gpu)
@@ -128,7 +128,7 @@ def main():
     capacity = nv.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, three.id)
     assert capacity == three.instanceCount == 2
 
-    # With a placement, then without: the driver places the other two itself.
+    # One with a placement, then two without: the driver chooses their placements.
     at = nv.c_nvmlGpuInstancePlacement_t(4, 4)
     first = nv.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, three.id, nv.byref(at))
     fails(nv.NVML_ERROR_INSUFFICIENT_RESOURCES, nv.nvmlDeviceCreateGpuInstanceWithPlacement, gpu, three.id, nv.byref(at))
@@ -191,7 +191,7 @@ def main():
     seen = {"driver": text(nv.nvmlSystemGetDriverVersion()), "gpu": text(nv.nvmlDeviceGetUUID(gpu)),
             "profiles": sorted(known), "compute_profiles": sorted(names), "instances": instances, "devices": devices}
 
-    # What is done is undone in order; a GPU instance that holds compute instances stays.
+    # Destroy in order: a GPU instance with compute instances cannot be destroyed.
     fails(nv.NVML_ERROR_IN_USE, nv.nvmlGpuInstanceDestroy, first)
     stale = nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
     for ci in created:
@@ -206,7 +206,7 @@ def main():
         assert not gpu_instances(gpu, profile)
     assert nv.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, three.id) == 2
 
-    # The same slot made again is the same UUID and another handle.
+    # An instance created again in the same slot has the same UUID and another handle.
     nv.nvmlShutdown()
     fails(nv.NVML_ERROR_UNINITIALIZED, nv.nvmlDeviceGetCount)
     json.dump(seen, sys.stdout)

@@ -1,8 +1,8 @@
-"""Makes and clears the MIG devices of a mig-parted label with the driver calls that mig-parted makes.
+"""Creates and destroys the MIG devices of a mig-parted label with the driver calls that mig-parted makes.
 
-Arguments: a GPU index, then one label each as PROFILE=COUNT[,PROFILE=COUNT]. For each label: clears the GPU,
-creates the devices, and checks that the driver lists as many. A profile is found as mig-parted finds it: by slices
-and memory, first match over GPU instance indexes and compute instance indexes. So `1g.20gb` on an H100 becomes compute
+Arguments: a GPU index, then labels as PROFILE=COUNT[,PROFILE=COUNT]. For each label: clears the GPU, creates the
+devices, and checks that the driver lists as many. It finds a profile as mig-parted does: by slices and memory, the
+first match over GPU instance indexes and compute instance indexes. So `1g.20gb` on an H100 becomes compute
 profile 0, not 7. Leaves the devices of the last label. Prints, for each label, `[GPU instance, compute instance,
 compute profile]` of each device as one line of JSON.
 """
@@ -26,7 +26,7 @@ def gpu_profiles(gpu):
 
 
 def name(gpu, index, profile):
-    """mig-parted's name of a profile: memory in eighths of the board, rounded."""
+    """Returns mig-parted's name of a profile. The memory is rounded to eighths of the board's memory."""
     total = nv.nvmlDeviceGetMemoryInfo(gpu).total
     eighths = -(-profile.memorySizeMB * 1024 * 1024 * 8 // total)
     gigabytes = int(eighths / 8 * -(-total // 1024**3) + 0.5)
@@ -53,7 +53,7 @@ def clear(gpu):
 
 
 def create(gpu, wanted):
-    """One device. The compute instance index is the first one with as many slices as the GPU instance."""
+    """Creates a device. Its compute instance index is the first with as many slices as the GPU instance."""
     known = {name(gpu, index, profile): (index, profile) for index, profile in reversed(list(gpu_profiles(gpu)))}
     assert wanted in known, f"no profile {wanted}; there are: {sorted(known)}"
     index, profile = known[wanted]

@@ -1,6 +1,6 @@
-"""Every GPU and MIG device of the host as nvidia-ml-py sees them, as one JSON list.
+"""Prints every GPU and MIG device of the host, as read with nvidia-ml-py, as one JSON list.
 
-Readings that a GPU does not have are null, as monitors show them.
+A reading that a GPU does not have is null.
 """
 
 import json

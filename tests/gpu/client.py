@@ -1,13 +1,13 @@
-"""Computes on a GPU with PyTorch, and says how fast: the client of the checks in tests/gpu.
+"""Computes on a GPU with PyTorch, and prints how fast: the client of the checks in tests/gpu.
 
 Each line that it prints is a JSON object with a "state":
 
-    ready      memory is allocated, the kernel has run: pid, device, multiprocessors that it may use
+    ready      memory is allocated, and the kernel has run: pid, device, number of multiprocessors it can use
     computing  at the first iteration, then twice a second: iterations so far
     ended      after --seconds or SIGTERM: iterations, seconds, iterations_per_second, longest_pause_ms
     failed     the error, such as "out of memory"; the exit status is 1
 
-An iteration is one product of two matrices, waited for: --small ones leave most of a GPU idle.
+An iteration multiplies two matrices and waits for the result. With --small, most of the GPU stays idle.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def fail(error):
 
 def compute(arguments, ended):
     size = 512 if arguments.small else 4096
-    # Held to the end: what is not referred to is given back.
+    # Keep a reference to the end, otherwise PyTorch frees the memory.
     _held = torch.empty(arguments.allocate << 20, dtype=torch.uint8, device="cuda")
     left, right = (torch.randn(size, size, device="cuda") for _ in range(2))
     product = torch.empty_like(left)
@@ -39,7 +39,7 @@ def compute(arguments, ended):
         torch.mm(left, right, out=product)
         torch.cuda.synchronize()
 
-    # The first ones choose and load the kernel.
+    # The first iterations choose and load the kernel.
     for _ in range(3):
         iterate()
     device = torch.cuda.get_device_properties(0)
@@ -70,7 +70,7 @@ parser.add_argument("--small", action="store_true", help="kernels that leave mos
 parser.add_argument("--wait", action="store_true", help="begin with a line on standard input")
 arguments = parser.parse_args()
 
-# Noted only: an exception in the middle of a kernel would be an abrupt end.
+# Only set a flag: an exception in the middle of a kernel would end the program abruptly.
 ended = []
 signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
 try:

@@ -1,8 +1,7 @@
-//! The programs that gpushd runs for a change of MIG mode, as scripts of a test: `systemctl`, `nvidia-smi`,
-//! hooks.
+//! Scripts in place of the programs that gpushd runs for a change of MIG mode: `systemctl`, `nvidia-smi`, hooks.
 //!
-//! Each call is written to a file, in order. A test can kill gpushd before and after each call: the scripts run
-//! in helper units and continue.
+//! Each call is written to a file, in order. A test can kill gpushd before and after each call. The scripts run in
+//! helper units, and continue.
 
 use std::{
     fs,
@@ -19,10 +18,10 @@ pub struct Around {
 }
 
 impl Around {
-    /// Creates the programs for a host; no service runs.
+    /// Creates the programs for a host. No service runs.
     ///
     /// # Panics
-    /// When the scripts can't be written.
+    /// If the scripts cannot be written.
     #[must_use]
     pub fn of(host: &Host) -> Self {
         let dir = host.scratch("around");
@@ -48,8 +47,8 @@ impl Around {
 
     fn script(&self, name: &str, body: &str) {
         let at = self.dir.display();
-        // The file `kill` names the calls at which gpushd dies: `3 before`. gpushd is the parent of the process
-        // that runs this script.
+        // The file `kill` names the calls at which the script kills gpushd: `3 before`. The script's parent is the
+        // keeper, and gpushd is the parent of the keeper.
         let text = format!(
             "#!/bin/sh
 D='{at}'
@@ -71,14 +70,14 @@ exit $rc
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a script can be made one");
     }
 
-    /// Replaces the body of the hook before a change. The status of its last command is the hook's status.
+    /// Replaces the body of the hook before a change. The exit code of its last command is that of the hook.
     /// # Panics
-    /// When it can't be written.
+    /// If it cannot be written.
     pub fn hook(&self, body: &str) {
         fs::write(self.dir.join("before.body"), body).expect("a hook can be written");
     }
 
-    /// Returns the config's `[mode_change]` with all programs; `more` is appended.
+    /// Returns the `[mode_change]` section of the config with all programs, followed by `more`.
     #[must_use]
     pub fn config(&self, services: &[&str], more: &str) -> String {
         let at = self.dir.display();
@@ -93,7 +92,7 @@ exit $rc
     /// Marks a service as running.
     ///
     /// # Panics
-    /// When it can't be noted.
+    /// If the mark cannot be written.
     pub fn run(&self, service: &str) {
         fs::write(self.dir.join("running").join(service), "").expect("a service can run");
     }
@@ -104,19 +103,19 @@ exit $rc
         self.dir.join("running").join(service).exists()
     }
 
-    /// Makes a service fail to start, or not.
+    /// Sets whether a service fails to start.
     ///
     /// # Panics
-    /// When it can't be noted.
+    /// If the mark cannot be written or removed.
     pub fn break_service(&self, service: &str, broken: bool) {
         let mark = self.dir.join(format!("broken-{service}"));
         if broken { fs::write(mark, "") } else { fs::remove_file(mark) }.expect("a mark");
     }
 
-    /// Kills gpushd once at each of these moments: before or after the n-th call, counted from 1.
+    /// Makes the scripts kill gpushd once at each of these moments: before or after the n-th call, counted from 1.
     ///
     /// # Panics
-    /// When it can't be noted.
+    /// If the moments cannot be written.
     pub fn kill_at(&self, moments: &[(usize, &str)]) {
         let lines: Vec<String> = moments.iter().map(|(n, when)| format!("{n} {when}\n")).collect();
         fs::write(self.dir.join("kill"), lines.concat()).expect("moments");
@@ -129,7 +128,7 @@ exit $rc
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Returns the calls so far and clears them. Call it only while no program runs, or its call is lost.
+    /// Returns the calls so far and clears them. A program that runs at the same time may lose its call.
     #[must_use]
     pub fn take_calls(&self) -> Vec<String> {
         let calls = self.calls();
@@ -144,7 +143,7 @@ exit $rc
         self.dir.join(name)
     }
 
-    /// Returns what a hook received.
+    /// Returns the environment that a hook received.
     #[must_use]
     pub fn told(&self, name: &str) -> String {
         fs::read_to_string(Path::new(&self.file(name))).unwrap_or_default()

@@ -11,8 +11,8 @@ impl Dice {
         Self(seed)
     }
 
-    /// Creates a generator from the seed in the environment, or from `usual`. Returns the seed too, so that a
-    /// test can print it.
+    /// Creates a generator from the seed in `GPUSH_TEST_SEED`, or from `usual`. Also returns the seed, so that a test
+    /// can print it.
     #[must_use]
     pub fn seeded(usual: u64) -> (Self, u64) {
         let seed = number("GPUSH_TEST_SEED", usual);
@@ -22,7 +22,7 @@ impl Dice {
     /// Returns a number below `most`.
     ///
     /// # Panics
-    /// When `most` is 0.
+    /// If `most` is 0.
     pub fn below(&mut self, most: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -1,4 +1,4 @@
-//! The driver layer under test, on a simulated host: [`Hardware`] with a worker of its own.
+//! The driver layer under test, on a simulated host: [`Hardware`] with its own worker.
 
 use std::{path::Path, time::Duration};
 
@@ -7,14 +7,14 @@ use gpush_nvml::{Hardware, Options, Reading};
 
 use crate::host::{Host, program};
 
-/// Returns the options of a worker that sees `host`, with deadlines that a busy machine meets.
+/// Returns the options of a worker that uses `host`, with deadlines that a busy machine meets.
 #[must_use]
 pub fn options(host: &Host) -> Options {
     options_in(host.env().iter().map(|(key, value)| (key.as_str(), value.as_str())))
 }
 
-/// Returns the options of a worker with an environment. `env` sets it in the worker, because all tests of a
-/// program share one process.
+/// Returns the options of a worker with an environment. `env` sets the environment only in the worker, because all
+/// tests of a program share one process.
 pub fn options_in<'a>(env: impl Iterator<Item = (&'a str, &'a str)>) -> Options {
     let mut options = Options::new("/usr/bin/env");
     options.args = env.map(|(key, value)| format!("{key}={value}")).collect();
@@ -29,7 +29,7 @@ pub fn hardware(host: &Host) -> Hardware {
     Hardware::start(options(host))
 }
 
-/// Opens the hardware behind any library.
+/// Opens the hardware with the library at any path.
 #[must_use]
 pub fn hardware_of(library: &Path) -> Hardware {
     let mut options = options_in(std::iter::empty());
@@ -37,10 +37,10 @@ pub fn hardware_of(library: &Path) -> Hardware {
     Hardware::start(options)
 }
 
-/// Returns the UUIDs by index.
+/// Returns the UUIDs, by index.
 ///
 /// # Panics
-/// When a GPU can't be listed.
+/// If a GPU cannot be listed.
 pub async fn uuids(hardware: &Hardware) -> Vec<String> {
     let list = hardware.list().await.expect("the GPUs can be listed");
     list.into_iter().map(|listed| listed.identity.expect("the GPU has an identity").uuid).collect()
@@ -49,25 +49,25 @@ pub async fn uuids(hardware: &Hardware) -> Vec<String> {
 /// Returns the MIG part of a reading.
 ///
 /// # Panics
-/// When it has none.
+/// If the GPU has no MIG.
 #[must_use]
 pub fn mig(reading: &Reading) -> &Mig {
     reading.mig.as_ref().expect("a GPU with MIG")
 }
 
-/// Creates a GPU instance by its profile's name, at a start slice.
+/// Creates a GPU instance of a profile at a start slice.
 ///
 /// # Panics
-/// When there is no such profile or placement, or the driver refuses.
+/// If the profile or placement does not exist, or the driver refuses.
 pub async fn create(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -> GpuInstance {
     let (profile_id, placement) = place(hardware, uuid, profile, start).await;
     hardware.create_gpu_instance(uuid, profile_id, placement).await.expect("the instance can be created")
 }
 
-/// Returns the id of a profile by name, and its placement at a start slice.
+/// Returns the id of the profile with a name, and its placement at a start slice.
 ///
 /// # Panics
-/// When there is none.
+/// If either does not exist.
 pub async fn place(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -> (u32, Placement) {
     let reading = hardware.read(uuid).await.expect("the GPU can be read");
     let profile = mig(&reading).profiles.iter().find(|p| p.name == profile).expect("such a profile");

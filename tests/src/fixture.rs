@@ -1,9 +1,9 @@
-//! A GPU as recorded from a real driver, `docs/hardware/<model>-<driver>.json`, and its differences from
-//! another reading.
+//! A GPU as recorded from a real driver, `docs/hardware/<model>-<driver>.json`, and its differences from another
+//! reading.
 //!
-//! The record contains only what every board of that model has under that driver: no UUID, no process, no
-//! usage. It has compute instance profiles only for GPU instance profiles of which an instance existed, because
-//! the driver reports no others.
+//! The record contains only what every board of that model has under that driver. So it has no UUID, no process and
+//! no usage. It has compute instance profiles only for those GPU instance profiles of which an instance existed,
+//! because the driver reports no others.
 
 use gpush_api::{Architecture, GpuProfile};
 use gpush_nvml::Reading;
@@ -21,9 +21,9 @@ pub struct Fixture {
     pub cuda: String,
     /// Product name.
     pub name: String,
-    /// PCI device id in hex, without the vendor's.
+    /// PCI device id in hex, without the vendor id.
     pub pci_device_id: String,
-    /// Generation.
+    /// GPU architecture.
     pub architecture: Architecture,
     /// Memory of the GPU in MiB.
     pub memory_mib: u64,
@@ -39,12 +39,12 @@ pub struct MigFixture {
     pub memory_slices: u8,
     /// Compute slices.
     pub compute_slices: u8,
-    /// Profiles; `compute` is empty where the driver did not report it.
+    /// Profiles. `compute` is empty if the driver did not report it.
     pub profiles: Vec<GpuProfile>,
 }
 
 impl Fixture {
-    /// Makes a fixture of a reading. `told` are the profiles whose compute instance profiles the driver
+    /// Creates a fixture from a reading. `told` lists the profiles whose compute instance profiles the driver
     /// reported.
     #[must_use]
     pub fn of(driver: &gpush_api::Driver, reading: &Reading, told: &[u32]) -> Self {
@@ -80,7 +80,7 @@ impl Fixture {
         format!("{slug}-{}.json", self.driver)
     }
 
-    /// Returns the key of the model, found by PCI device id and memory: several models share an id.
+    /// Returns the key of the model. It is found by PCI device id and memory, because several models share an id.
     #[must_use]
     pub fn model(&self) -> Option<&'static str> {
         let mut models: Vec<_> = gpush_geometry::KEYS
@@ -92,7 +92,7 @@ impl Fixture {
         models.first().map(|(key, _)| *key)
     }
 
-    /// Returns the differences from `other`, one sentence each, with the recorded value first.
+    /// Returns the differences from `other`, one sentence each. The recorded value comes first.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let mut differ = Vec::new();

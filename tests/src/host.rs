@@ -1,26 +1,26 @@
 //! A simulated host under test.
 //!
-//! The harness runs the real `gpush-sim` and the real simulated library, as a user would: it knows no state
-//! format and links no simulator code. Each test has a host of its own, in a temporary directory, removed when
-//! dropped.
+//! The harness runs the real `gpush-sim` and the real simulated library, as a user would. It knows no state format
+//! and links no simulator code. Each test has its own host in a temporary directory, which is removed when the host
+//! is dropped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A simulated host, running from [`Host::up`] until dropped.
+/// A simulated host. It exists from [`Host::up`] until it is dropped.
 #[derive(Debug)]
 pub struct Host {
-    // Its drop removes the host's directory.
+    // Dropping it removes the host's directory.
     _scratch: tempfile::TempDir,
     dir: PathBuf,
     env: BTreeMap<String, String>,
 }
 
-/// One line of the host's trace: a driver call that changes something.
+/// A line of the host's trace: a driver call that changes something.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traced {
-    /// Process that called.
+    /// Pid of the caller.
     pub pid: u32,
     /// NVML function, such as `nvmlGpuInstanceDestroy`.
     pub function: String,
@@ -33,10 +33,10 @@ pub struct Traced {
 }
 
 impl Host {
-    /// Starts a host from a preset's name, or from a description in TOML (any text with a `=` or a line break).
+    /// Starts a host from the name of a preset, or from a description in TOML (any text with a `=` or a line break).
     ///
     /// # Panics
-    /// When `gpush-sim` is not built or refuses the description.
+    /// If `gpush-sim` is not built or refuses the description.
     #[must_use]
     pub fn up(preset_or_toml: &str) -> Self {
         let scratch = tempfile::Builder::new().prefix("gpush-host-").tempdir().expect("a temporary directory");
@@ -55,11 +55,11 @@ impl Host {
         Self { _scratch: scratch, dir, env }
     }
 
-    /// Replaces the host by another in the same directory, for example one with another driver. No process may
-    /// have the driver open.
+    /// Replaces the host by another one in the same directory, for example with another driver. No process may have
+    /// the driver open.
     ///
     /// # Panics
-    /// If a process has it open, or the description is refused.
+    /// If a process has the driver open, or the description is refused.
     pub fn replace(&self, toml: &str) {
         self.sim::<&str>("down", &[]);
         let file = self.scratch("another.toml");
@@ -74,7 +74,7 @@ impl Host {
         &self.dir
     }
 
-    /// Returns an unused path next to the host's directory, for a test's own files; removed with the host.
+    /// Returns a path next to the host's directory, for files of a test. It is removed with the host.
     #[must_use]
     pub fn scratch(&self, name: &str) -> PathBuf {
         self._scratch.path().join(name)
@@ -102,44 +102,44 @@ impl Host {
     /// Runs `gpush-sim SUBCOMMAND DIR ARGS…` and returns its standard output.
     ///
     /// # Panics
-    /// When it fails.
+    /// If the command fails.
     pub fn sim<S: AsRef<std::ffi::OsStr>>(&self, subcommand: &str, args: &[S]) -> String {
         let output = self.try_sim(subcommand, args);
         assert!(output.status.success(), "gpush-sim {subcommand}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// As [`Host::sim`], for calls that may fail.
+    /// As [`Host::sim`], for commands that may fail.
     ///
     /// # Panics
-    /// When `gpush-sim` cannot be started.
+    /// If `gpush-sim` cannot be started.
     pub fn try_sim<S: AsRef<std::ffi::OsStr>>(&self, subcommand: &str, args: &[S]) -> Output {
         gpush_sim().arg(subcommand).arg(&self.dir).args(args).output().expect("gpush-sim can be started")
     }
 
-    /// Adds a fault rule: the words after `gpush-sim fault DIR add`, such as
-    /// `nvmlGpuInstanceDestroy --gpu 0 --rc IN_USE --times 1`.
+    /// Adds a fault rule. `rule` is the words after `gpush-sim fault DIR add`, such as `nvmlGpuInstanceDestroy --gpu
+    /// 0 --rc IN_USE --times 1`.
     ///
     /// # Panics
-    /// When it is refused.
+    /// If the rule is refused.
     pub fn fault(&self, rule: &str) {
         let words: Vec<&str> = std::iter::once("add").chain(rule.split_whitespace()).collect();
         self.sim("fault", &words);
     }
 
-    /// Removes all fault rules; calls that hang because of one continue.
+    /// Removes all fault rules. Calls that hang because of a rule continue.
     ///
     /// # Panics
-    /// When they cannot be removed.
+    /// If they cannot be removed.
     pub fn clear_faults(&self) {
         self.sim("fault", &["clear"]);
     }
 
-    /// Starts a process that sleeps, and registers it at the place that the words after `gpush-sim process DIR
-    /// add` name, such as `--gpu 0 --gi 2 --ci 0 --memory 1024`. Returns its pid; it ends with the host.
+    /// Starts a process that sleeps, and registers it at a place. `place` is the words after `gpush-sim process DIR
+    /// add`, such as `--gpu 0 --gi 2 --ci 0 --memory 1024`. Returns the pid. The process ends with the host.
     ///
     /// # Panics
-    /// When it is refused.
+    /// If the place is refused.
     pub fn process(&self, place: &str) -> u32 {
         let words: Vec<&str> = ["add", "--spawn"].into_iter().chain(place.split_whitespace()).collect();
         let output = self.sim("process", &words);
@@ -149,24 +149,24 @@ impl Host {
     /// Ends a process that [`Host::process`] started.
     ///
     /// # Panics
-    /// If no such process exists.
+    /// If the process does not exist.
     pub fn end_process(&self, pid: u32) {
         self.sim("process", &["remove", &pid.to_string()]);
     }
 
-    /// Returns the host as `gpush-sim show --json` prints it: the real state, read without the driver's ABI.
+    /// Returns the host as `gpush-sim show --json` prints it. This is the real state, read without the driver's ABI.
     ///
     /// # Panics
-    /// When it cannot be read.
+    /// If it cannot be read.
     #[must_use]
     pub fn show(&self) -> serde_json::Value {
         serde_json::from_str(&self.sim("show", &["--json"])).expect("gpush-sim show --json prints JSON")
     }
 
-    /// Starts recording the driver calls that change something; [`Host::trace`] returns them.
+    /// Starts recording the driver calls that change something. [`Host::trace`] returns them.
     ///
     /// # Panics
-    /// When the trace file cannot be written.
+    /// If the trace file cannot be written.
     pub fn start_trace(&self) {
         std::fs::write(self.dir.join("trace"), "").expect("the trace can be started");
     }
@@ -174,7 +174,7 @@ impl Host {
     /// Returns the driver calls recorded since [`Host::start_trace`], in order.
     ///
     /// # Panics
-    /// If recording is off, or a line has an undocumented form.
+    /// If recording is off, or a line has an unknown form.
     #[must_use]
     pub fn trace(&self) -> Vec<Traced> {
         let text = std::fs::read_to_string(self.dir.join("trace")).expect("start_trace() was called");
@@ -184,21 +184,21 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The simulated daemons end with their host; NVIDIA's own control daemon does not.
+        // The simulated daemons end with their host. NVIDIA's control daemon does not.
         if self.dir.join("real").exists() {
             for pid in crate::mps::controls(&self.dir) {
                 let _ended = crate::mps::signal(pid, nix::sys::signal::Signal::SIGKILL);
             }
         }
-        // Best effort: the directory is removed in any case, and a drop must not panic.
+        // Errors are ignored: the directory is removed in any case, and a drop must not panic.
         let _ = gpush_sim().arg("down").arg(&self.dir).stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
 }
 
-/// Returns the path of a program of the workspace, such as `gpushd`, in the profile of the running test.
+/// Returns the path of a program of the workspace, such as `gpushd`, in the build profile of the running test.
 ///
 /// # Panics
-/// If it is not built: cargo builds only a package's own programs for its tests.
+/// If the program is not built. For the tests of a package, cargo builds only the programs of that package.
 #[must_use]
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its path");
@@ -215,7 +215,7 @@ pub fn program(name: &str) -> PathBuf {
 
 fn gpush_sim() -> Command {
     let mut command = Command::new(program("gpush-sim"));
-    // The environment of the tests must not change the host: a developer may have one active.
+    // A developer may have another host active: the environment of the tests must not select the host.
     command.env_remove("NVML_SIM_STATE").env("GPUSH_SIM_LIBRARY", program("libnvidia_ml.so"));
     command
 }
@@ -229,7 +229,7 @@ fn environment_of(dir: &Path) -> BTreeMap<String, String> {
     let text = String::from_utf8_lossy(&output.stdout);
     text.split('\0')
         .filter_map(|entry| entry.split_once('='))
-        // `_` is the shell's own; a variable with an equal value need not be set.
+        // `_` belongs to the shell. A variable with an equal value need not be set.
         .filter(|(key, value)| *key != "_" && std::env::var(key).ok().as_deref() != Some(*value))
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect()

@@ -1,4 +1,4 @@
-//! Durations of commands for GPUs other than one whose reading hangs.
+//! Durations of commands for other GPUs while the reading of one GPU hangs.
 
 use std::{
     ops::Range,
@@ -15,7 +15,7 @@ use crate::{
     mps::{act, reaches},
 };
 
-/// GPU 0 and 1 shared through MPS, GPU 2 with MIG, GPU 3 time-sliced.
+/// GPUs 0 and 1 shared through MPS, GPU 2 with MIG, GPU 3 time-sliced.
 const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\ncount = 4\n";
 const CONFIG: &str = r#"
 [driver]
@@ -82,7 +82,7 @@ fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
     ]
 }
 
-/// Returns the median of the durations of `rounds` runs of each command.
+/// Returns the median duration of each command, over `rounds` runs.
 fn medians(commands: &[Command<'_>], rounds: Range<usize>) -> Vec<Duration> {
     let mut times = vec![Vec::new(); commands.len()];
     for round in rounds {
@@ -110,10 +110,10 @@ pub struct Compared {
     pub hung: Duration,
 }
 
-/// Measures each command `rounds` times while every GPU answers, and as often while the reading of GPU 1 hangs.
+/// Measures each command `rounds` times while every GPU answers, and `rounds` times while the reading of GPU 1 hangs.
 ///
 /// # Panics
-/// When a command fails.
+/// If a command fails.
 #[must_use]
 pub fn compare(rounds: usize) -> Vec<Compared> {
     let host = Host::up(HOST);

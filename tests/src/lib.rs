@@ -1,4 +1,4 @@
-//! The harness of the end-to-end tests: a simulated host, an agent on it, commands against both.
+//! The harness of the end-to-end tests: a simulated host, gpushd on it, and commands that use both.
 
 pub mod agent;
 pub mod around;
@@ -11,6 +11,7 @@ pub mod hung_gpu;
 pub mod machine;
 pub mod mps;
 pub mod page;
+pub mod slurm;
 pub mod smi;
 pub mod strace;
 pub mod tools;

@@ -1,4 +1,4 @@
-//! Parser of nvidia-smi's output: the second source for `tests/gpu`.
+//! Parser for the output of nvidia-smi, the second source for `tests/gpu`.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub struct Gpu {
     pub name: String,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// MIG mode now; `None` on a part without MIG.
+    /// MIG mode, current; `None` on a part without MIG.
     pub mig: Option<bool>,
     /// MIG mode after the next reset.
     pub pending: Option<bool>,
@@ -23,13 +23,13 @@ pub struct Gpu {
     pub driver: String,
 }
 
-/// Queried fields.
+/// The queried fields.
 pub const QUERY: &str = "index,uuid,pci.bus_id,name,memory.total,mig.mode.current,mig.mode.pending,driver_version";
 
-/// Parses the GPUs in a query's output.
+/// Parses the GPUs in the output of a query.
 ///
 /// # Errors
-/// The first line of another form.
+/// The first line that has another form.
 pub fn gpus(text: &str) -> Result<Vec<Gpu>, String> {
     text.lines().filter(|line| !line.trim().is_empty()).map(|line| gpu(line).ok_or_else(|| line.to_owned())).collect()
 }
@@ -40,7 +40,7 @@ fn gpu(line: &str) -> Option<Gpu> {
     Some(Gpu {
         index: index.parse().ok()?,
         uuid: uuid.to_owned(),
-        // nvidia-smi writes the domain in eight digits.
+        // nvidia-smi writes the domain with eight digits.
         pci: pci.get(pci.len().checked_sub(12)?..)?.to_lowercase(),
         name: name.to_owned(),
         memory_mib: memory.parse().ok()?,
@@ -65,7 +65,7 @@ pub struct Profile {
     pub name: String,
     /// Profile id.
     pub id: u32,
-    /// Largest number of instances.
+    /// Maximum number of instances.
     pub max: u8,
     /// Memory in hundredths of a GiB, as printed.
     pub memory_centi_gib: u64,
@@ -107,7 +107,7 @@ pub fn profiles(text: &str) -> BTreeMap<u32, Vec<Profile>> {
     all
 }
 
-/// A line of `nvidia-smi mig -lgipp`: GPU index and profile id; start slices and size.
+/// A line of `nvidia-smi mig -lgipp`: GPU index and profile id, then start slices and size.
 pub type Placements = ((u32, u32), (Vec<u8>, u8));
 
 /// Returns placements by GPU index and profile id.
@@ -116,7 +116,7 @@ pub fn placements(text: &str) -> BTreeMap<(u32, u32), (Vec<u8>, u8)> {
     text.lines().filter_map(placement).collect()
 }
 
-/// `GPU  0 Profile ID 19 Placements: {0,1,2,3,4,5,6}:1`
+/// Parses `GPU  0 Profile ID 19 Placements: {0,1,2,3,4,5,6}:1`.
 fn placement(line: &str) -> Option<Placements> {
     let (head, tail) = line.split_once('{')?;
     let words: Vec<_> = head.split_whitespace().collect();

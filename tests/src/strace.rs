@@ -1,8 +1,8 @@
-//! Tests that watch system calls, or make them fail, through strace.
+//! strace in tests: it shows system calls, or makes them fail.
 
 use std::process::Command;
 
-/// Returns whether strace works here; prints that `what` is skipped if not.
+/// Returns whether strace works here. If not, prints that `what` is skipped.
 #[must_use]
 pub fn works(what: &str) -> bool {
     let traced = Command::new("strace").args(["-o", "/dev/null", "true"]).output();

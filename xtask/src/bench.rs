@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: the figures of docs/benchmarks.md, measured on the programs as shipped.
+//! `cargo xtask bench`: measures the release build of the programs for docs/benchmarks.md.
 //!
-//! It measures counts, and ratios within one run, which also hold on other machines. Absolute times appear only
-//! where the target is a time; compare them only with the same machine. The document has no date, so a second
+//! It measures counts, and ratios within one run, which are valid on other machines too. Absolute times appear only
+//! if the target is a time. Compare them only with times of the same machine. The document has no date, so a second
 //! run on the same machine changes little.
 
 use std::{fmt::Write as _, fs, process::Stdio};
@@ -14,12 +14,12 @@ use crate::workspace::{self, Build};
 /// What to measure.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Fail when a target is missed; leave docs/benchmarks.md as it is
+    /// Fail if a target is missed; do not write docs/benchmarks.md
     #[arg(long)]
     check: bool,
 }
 
-/// Reports in the order of the document, each with the cargo command that makes it.
+/// Reports in the order of the document, each with the cargo command that creates it.
 const REPORTS: &[&[&str]] = &[
     &["run", "--release", "--locked", "--quiet", "--package", "gpush-core", "--example", "plan_bench", "--", "--json"],
     &[
@@ -88,7 +88,7 @@ fn measure(command: &[&str]) -> Result<Value> {
     })
 }
 
-/// Returns the percentiles of the planner's own bench as a report, because it has neither tables nor targets.
+/// Returns the percentiles of the planner's bench as a report, because that bench has neither tables nor targets.
 fn planning(rows: &[Value]) -> Value {
     let microseconds = |row: &Value, key: &str| row[key].as_f64().unwrap_or(f64::NAN) / 1e3;
     let name = |row: &Value| row["what"].as_str().unwrap_or_default().to_owned();
@@ -118,7 +118,7 @@ fn planning(rows: &[Value]) -> Value {
     })
 }
 
-/// A target of a report with its measurement.
+/// A target of a report, with its measurement.
 struct Target {
     what: String,
     wanted: String,
@@ -139,7 +139,8 @@ fn targets(report: &Value) -> Vec<Target> {
         .collect()
 }
 
-/// Returns the part of the document that was measured on hosts with a GPU, which this run does not repeat.
+/// Returns the part of the document that was measured on hosts with a GPU. This run does not repeat those
+/// measurements.
 fn kept(before: &str) -> &str {
     before.find("\n## On a real GPU").map_or("", |at| &before[at..])
 }
@@ -187,7 +188,7 @@ fn machine() -> String {
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split_once(':'));
     let cpu = cpu.map_or("unknown processor", |(_, name)| name.trim()).to_owned();
     let kernel = read("/proc/sys/kernel/osrelease");
-    // Only the version: vendors append names of their builds.
+    // Only the version, because vendors append names of their builds.
     let kernel = kernel.trim().split('-').next().unwrap_or_default().to_owned();
     format!("{cores} cores ({cpu}), Linux {kernel}")
 }

@@ -1,5 +1,5 @@
-//! Files generated from the code: the OpenAPI document, which is committed and must stay equal to the code; and
-//! man pages and completions, which packages take from `target`.
+//! Files generated from the code. The OpenAPI document is committed, and must equal the code. Packages take man pages
+//! and completions from `target`.
 
 use std::{
     fs,
@@ -11,28 +11,27 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::{self, Build};
 
-/// Whether to write, or to compare with what is there.
+/// Whether to write files, or to compare them with the existing ones.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Write nothing; fail when what is there differs
+    /// Write nothing; fail if the existing files differ
     #[arg(long)]
     check: bool,
 }
 
 const OPENAPI: &str = "docs/openapi.json";
 
-/// Shells, with the file name under which each finds its completions.
+/// Shells, each with the file name under which it finds its completions.
 const SHELLS: [(&str, &str); 3] = [("bash", "gpushctl"), ("zsh", "_gpushctl"), ("fish", "gpushctl.fish")];
 
-/// The unit test of gpushd that generates the OpenAPI description, and the variable that makes it write the
-/// file.
+/// The unit test of gpushd that generates the OpenAPI description, and the variable that makes it write the file.
 const OPENAPI_TEST: &str = "http::openapi::tests::committed_description_matches_the_code";
 const WRITE_OPENAPI: &str = "GPUSH_WRITE_OPENAPI";
 
-/// `cargo xtask openapi`.
+/// Runs `cargo xtask openapi`.
 pub(crate) fn openapi(arguments: &Arguments) -> Result<String> {
     let mut command = workspace::cargo();
-    // All packages, so that the features are those of `cargo xtask test`.
+    // All packages, so that the features of dependencies are those of `cargo xtask test`.
     command.args(["test", "--quiet", "--locked", "--workspace", "--bin", "gpushd", "--", "--exact", OPENAPI_TEST]);
     if !arguments.check {
         command.env(WRITE_OPENAPI, "1");
@@ -43,17 +42,17 @@ pub(crate) fn openapi(arguments: &Arguments) -> Result<String> {
     Ok(format!("{OPENAPI} {}", if arguments.check { "matches the code" } else { "is written" }))
 }
 
-/// `cargo xtask completions`.
+/// Runs `cargo xtask completions`.
 pub(crate) fn completions(arguments: &Arguments) -> Result<String> {
     completions_of(&build_programs()?, arguments.check)
 }
 
-/// `cargo xtask man`.
+/// Runs `cargo xtask man`.
 pub(crate) fn man(arguments: &Arguments) -> Result<String> {
     man_of(&build_programs()?, arguments.check)
 }
 
-/// Uses the programs in a folder to generate the files that are not committed.
+/// Generates the files that are not committed, with the programs in a folder.
 ///
 /// # Errors
 /// If a program fails, or a file cannot be written.

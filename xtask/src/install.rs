@@ -1,10 +1,15 @@
-//! Installs what the tests need besides cargo, where possible, and reports what is missing.
+//! Installs what the tests need in addition to cargo, if possible, and reports what is missing.
 //!
-//! It installs three things: a private Python environment under `target/venv` with the independent NVML clients
-//! and the API fuzzer of `tests/clients/requirements.txt`, and those of `requirements-alone.txt` without their
-//! dependencies; programs from Debian; and Slurm's NVML plugin, unpacked below `target/slurm-plugins`. The
-//! system's Python is never changed. Packages are installed with apt, and only as root; for those in Debian's
-//! `contrib` and `non-free`, xtask uses separate package lists, so that the machine's sources do not change.
+//! It installs:
+//!
+//! - A private Python environment in `target/venv`, with the independent NVML clients and the API fuzzer of
+//!   `tests/clients/requirements.txt`. The packages of `requirements-alone.txt` are installed without their
+//!   dependencies. The system's Python is never changed.
+//! - Programs from Debian.
+//! - Slurm's NVML plugin, unpacked below `target/slurm-plugins`.
+//!
+//! Debian packages are installed with apt, and only as root. For packages in Debian's `contrib` and `non-free`, xtask
+//! uses separate package lists, so that the machine's sources do not change.
 
 use std::{
     fs,
@@ -21,19 +26,19 @@ pub(crate) fn venv() -> PathBuf {
     workspace::target().join("venv")
 }
 
-/// Slurm's plugins that tests load and that Debian's `slurmd` lacks.
+/// The directory of Slurm's plugins that tests load and that Debian's `slurmd` lacks.
 pub(crate) fn slurm_plugins() -> PathBuf {
     workspace::target().join("slurm-plugins")
 }
 
-/// The NVML plugin, and its package. It is unpacked and not installed, because its exact dependency on Slurm
-/// lags behind security updates.
+/// The NVML plugin, and its package. The package is unpacked and not installed: it depends on an exact version of
+/// Slurm that lags behind security updates.
 const SLURM_PLUGIN: (&str, &str) = ("gpu_nvml.so", "slurm-wlm-nvml-plugin");
 
-/// Programs that tests run, with their Debian packages: a client of the driver, a tracer that kills at system
-/// calls, a clock for single programs, NVIDIA's control daemon, tools that create and boot machines with
-/// systemd, Slurm's node daemon.
-const PROGRAMS: [(&str, &str); 7] = [
+/// Programs that tests run, with their Debian packages: a client of the driver, a tracer that kills at system calls,
+/// a clock for single programs, NVIDIA's control daemon, tools that create and boot machines with systemd, and
+/// Slurm's daemons and commands with their authentication.
+const PROGRAMS: [(&str, &str); 10] = [
     ("nvtop", "nvtop"),
     ("strace", "strace"),
     ("faketime", "faketime"),
@@ -41,7 +46,13 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("mmdebstrap", "mmdebstrap"),
     ("systemd-nspawn", "systemd-container"),
     ("slurmd", "slurmd"),
+    ("slurmctld", "slurmctld"),
+    ("sbatch", "slurm-client"),
+    ("munged", "munge"),
 ];
+
+/// Slurm's header for plugins, and its package.
+const SPANK_HEADER: (&str, &str) = ("/usr/include/slurm/spank.h", "libslurm-dev");
 
 /// Installs what is missing. Returns what could not be installed, each as `what: why`.
 pub(crate) fn all() -> Vec<String> {
@@ -53,6 +64,11 @@ pub(crate) fn all() -> Vec<String> {
             missing.push(format!("{program}: {error:#}"));
         }
     }
+    if !Path::new(SPANK_HEADER.0).is_file()
+        && let Err(error) = debian(&[SPANK_HEADER.1])
+    {
+        missing.push(format!("{}: {error:#}", SPANK_HEADER.0));
+    }
     if let Err(error) = python() {
         missing.push(format!("Python clients: {error:#}"));
     }
@@ -62,11 +78,14 @@ pub(crate) fn all() -> Vec<String> {
     missing
 }
 
-/// Returns what is missing if nothing may be installed.
+/// Returns what is missing, and installs nothing.
 pub(crate) fn absent() -> Vec<String> {
     let mut missing = Vec::new();
     for (program, _) in PROGRAMS.iter().filter(|(program, _)| !on_path(program)) {
         missing.push(format!("{program}: not installed, and --no-install was given"));
+    }
+    if !Path::new(SPANK_HEADER.0).is_file() {
+        missing.push(format!("{}: not installed, and --no-install was given", SPANK_HEADER.0));
     }
     if !venv().join("bin/python").is_file() {
         missing.push("Python clients: no target/venv, and --no-install was given".to_owned());
@@ -79,7 +98,7 @@ pub(crate) fn absent() -> Vec<String> {
 
 fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian installs daemons outside the users' search path.
+    // Debian installs daemons in a directory that is not in the PATH of users.
     std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]).any(|dir| dir.join(program).is_file())
 }
 
@@ -120,7 +139,7 @@ fn python() -> Result<()> {
     // Without their dependencies, which the tests do not need.
     let alone = clients.join("requirements-alone.txt");
     let text = fs::read_to_string(&wanted)? + &fs::read_to_string(&alone)?;
-    // The environment records what was installed: a second run costs nothing and works offline.
+    // The environment records what was installed. So a second run costs nothing and works offline.
     let note = venv().join("installed-requirements.txt");
     if fs::read_to_string(&note).is_ok_and(|installed| installed == text) {
         return Ok(());
@@ -188,7 +207,7 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Separate package lists of apt: the machine's sources with `contrib` and `non-free` added.
+/// apt's package lists for xtask: the machine's sources with `contrib` and `non-free` added.
 struct Lists {
     folder: PathBuf,
 }
@@ -216,7 +235,7 @@ impl Lists {
         self.apt_in(Path::new("."), arguments)
     }
 
-    /// Runs apt in a directory, to which `download` writes.
+    /// Runs apt in a directory, to which `apt-get download` writes.
     fn apt_in(&self, directory: &Path, arguments: &[&str]) -> Result<()> {
         let output = Command::new("apt-get")
             .current_dir(directory)
@@ -242,7 +261,7 @@ fn option(name: &str, path: &Path) -> String {
     format!("{name}={}", path.display())
 }
 
-/// Adds `contrib` and `non-free` to every source that offers `main`, in both of apt's notations.
+/// Adds `contrib` and `non-free` to every source that offers `main`, in both of apt's formats.
 fn add_components(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {

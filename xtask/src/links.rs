@@ -1,4 +1,4 @@
-//! Links between the documents of the repository: each must lead to an existing file.
+//! Checks the links between the documents of the repository: each must lead to an existing file.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Follows every relative link of every Markdown file, and returns a summary.
+/// Follows every relative link of every Markdown file. Returns a summary.
 pub(crate) fn check() -> Result<String> {
     let (mut seen, mut dead) = (0, Vec::new());
     for file in workspace::files()? {

@@ -6,6 +6,7 @@ mod demo;
 mod generate;
 mod install;
 mod links;
+mod names;
 mod package;
 mod skips;
 mod soak;
@@ -18,17 +19,17 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Everything a developer or CI runs on this repository
+/// Run the tasks of a developer or of CI on this repository
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Task {
-    /// Show gpush at work on a simulated host
+    /// Demonstrate gpush on a simulated host
     Demo(demo::Arguments),
-    /// Run all checks and tests; installs what they need where it can
+    /// Run all checks and tests; install what they need, if possible
     Test(test::Arguments),
-    /// Measure what docs/benchmarks.md shows
+    /// Run the benchmarks, and write docs/benchmarks.md
     Bench(bench::Arguments),
-    /// Kill what belongs to MPS at random, a thousand times
+    /// Run the random tests with many more steps
     Soak(soak::Arguments),
     /// Build the .deb and .rpm packages
     Package(package::Arguments),
@@ -38,7 +39,7 @@ enum Task {
     Man(generate::Arguments),
     /// Write gpushctl's shell completions to target/completions
     Completions(generate::Arguments),
-    /// Check which crate and which module of the agent uses which, what no file may contain, and links
+    /// Check dependencies of crates and modules, forbidden content of files, and links of documents
     Arrows(arrows::Arguments),
 }
 
@@ -59,7 +60,7 @@ fn main() -> ExitCode {
         Task::Man(arguments) => told(generate::man(&arguments)),
         Task::Completions(arguments) => told(generate::completions(&arguments)),
         Task::Arrows(arguments) => arrows::run(&arguments).and_then(|arrows| {
-            println!("{arrows}\ntree is clean: {}\n{}", tree::check()?, links::check()?);
+            println!("{arrows}\ntree is clean: {}\n{}\n{}", tree::check()?, links::check()?, names::check()?);
             Ok(true)
         }),
     };

@@ -1,7 +1,8 @@
 //! Finds tests that were skipped.
 //!
-//! A test that needs what the machine lacks passes, but prints a line `SKIPPED what: why`. The test harness
-//! names tests marked `#[ignore]`. The summary lists every such line, so that a successful run hides nothing.
+//! A test that needs what the machine lacks passes, but prints a line `SKIPPED what: why`. For tests marked
+//! `#[ignore]`, the test harness prints a line. The summary lists all these lines, so that a successful run hides no
+//! skipped test.
 
 /// Returns `what: why` from a line that reports a skipped test.
 pub(crate) fn from_line(line: &str) -> Option<String> {

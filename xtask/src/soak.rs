@@ -1,12 +1,12 @@
-//! `cargo xtask soak`: the random tests of a usual run, with ten times the steps or more.
+//! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times the steps.
 //!
-//! 1. MPS daemons, their servers, clients and gpushd are killed at random; a fifth as often, also their systemd
-//!    units.
-//! 2. Random steps of MPS and of operations, with invariants that are checked from outside of gpushd after each step.
+//! 1. The test kills MPS daemons, their servers, clients and gpushd at random. It also kills their systemd units, a
+//!    fifth as often.
+//! 2. Random steps of MPS and of operations. After each step, the test checks invariants from outside gpushd.
 //! 3. Random steps of leases, checked against a reference model.
-//! 4. Mixed requests, after which gpushd must not take more memory than before.
+//! 4. Mixed requests, after which gpushd must not use more memory than before.
 //!
-//! A failure names the seed and the step; `--seed` repeats it.
+//! A failure names the seed and the step. `--seed` repeats it.
 
 use anyhow::Result;
 
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     seed: Option<u64>,
 }
 
-/// Runs it. Returns true if everything succeeded.
+/// Runs the tests. Returns true if all succeeded.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let mut build = workspace::cargo();
     build.args(["build", "--workspace", "--locked"]);
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         "--show-output",
         "mps::kills::",
     ]);
-    // systemd needs seconds for each.
+    // systemd needs seconds for each kill.
     units.env("GPUSH_TEST_UNIT_KILLS", (arguments.kills / 5).to_string());
     if let Some(seed) = arguments.seed {
         units.env("GPUSH_TEST_SEED", seed.to_string());

@@ -1,7 +1,7 @@
-//! One step of a longer run: a command whose output goes to a log and partly to the terminal.
+//! A step of a longer run: a command whose output goes to a log, and partly to the terminal.
 //!
-//! A test run prints thousands of lines. The terminal shows the running step and the lines about its progress.
-//! If a step fails, its whole output is printed, so that a CI log suffices.
+//! A test run prints thousands of lines. The terminal shows the current step and its progress. If a step fails, its
+//! whole output is printed, so that a CI log is sufficient.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,7 @@ use crate::{skips, workspace};
 pub(crate) enum Outcome {
     /// Success.
     Passed,
-    /// Failure, with the reason in a sentence.
+    /// Failure, with the reason as a sentence.
     Failed(String),
     /// Not run, with the reason.
     Skipped(String),
@@ -40,12 +40,24 @@ pub(crate) struct Step {
     pub(crate) tests: TestCount,
     /// Skipped parts of its tests, with their reasons.
     pub(crate) skipped: Vec<String>,
+    /// Names of its failed tests, in order.
+    pub(crate) failed_tests: Vec<String>,
+    /// Names of tests that failed, and passed when they were run alone.
+    pub(crate) flaky: Vec<String>,
 }
 
 impl Step {
     fn new(name: &str, outcome: Outcome, started: Instant) -> Self {
         let (name, took) = (name.to_owned(), started.elapsed());
-        Self { name, outcome, took, tests: TestCount::default(), skipped: Vec::new() }
+        Self {
+            name,
+            outcome,
+            took,
+            tests: TestCount::default(),
+            skipped: Vec::new(),
+            failed_tests: Vec::new(),
+            flaky: Vec::new(),
+        }
     }
 }
 
@@ -56,7 +68,7 @@ pub(crate) struct TestCount {
     pub(crate) passed: u32,
     /// Failed.
     pub(crate) failed: u32,
-    /// Marked `#[ignore]`, or passed but reported a skipped part.
+    /// Tests marked `#[ignore]`, and tests that passed but reported a skipped part.
     pub(crate) skipped: u32,
 }
 
@@ -89,7 +101,7 @@ pub(crate) fn check(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Step {
     Step::new(name, outcome, started)
 }
 
-/// Runs a command to its end. `verbose` prints all of its output immediately.
+/// Runs a command to its end. With `verbose`, prints all of its output immediately.
 pub(crate) fn run(name: &str, command: Command, verbose: bool) -> Step {
     println!("── {name}");
     let started = Instant::now();
@@ -98,8 +110,9 @@ pub(crate) fn run(name: &str, command: Command, verbose: bool) -> Step {
         Ok(outcome) => outcome,
         Err(error) => Outcome::Failed(format!("{error:#}")),
     };
+    let failed_tests = std::mem::take(&mut heard.failed_tests).into_iter().collect();
     let (tests, skipped) = heard.count();
-    Step { tests, skipped, ..Step::new(name, outcome, started) }
+    Step { tests, skipped, failed_tests, ..Step::new(name, outcome, started) }
 }
 
 /// Returns a step that was not run.
@@ -117,6 +130,9 @@ struct Heard {
     /// Tests that passed and reported a skipped part.
     silent: BTreeSet<String>,
     skipped: BTreeSet<String>,
+    /// Tests whose output was printed as that of a failed test.
+    failed_tests: BTreeSet<String>,
+    /// Whether the output of failed tests is being printed.
     failures: bool,
 }
 
@@ -130,6 +146,9 @@ impl Heard {
         }
         if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
             self.passed_test = (!self.failures).then(|| name.to_owned());
+            if self.failures {
+                self.failed_tests.insert(name.to_owned());
+            }
         } else if line.trim_start().starts_with("Running ") {
             self.passed_test = None;
         }
@@ -157,10 +176,10 @@ fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) ->
     let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let (reader, writer) = std::io::pipe().context("no pipe")?;
     let program = command.get_program().to_string_lossy().into_owned();
-    // Both streams in one pipe keep their order.
+    // Both streams use one pipe, so that their lines keep their order.
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
-    // The command holds copies of the writing end, which would keep the pipe open.
+    // The command has copies of the write end, which would keep the pipe open.
     drop(command);
 
     for line in BufReader::new(reader).split(b'\n') {
@@ -181,7 +200,7 @@ fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) ->
     Ok(Outcome::Failed(format!("{status}; whole output in {}", path.display())))
 }
 
-/// Returns whether a line is worth printing while a step runs.
+/// Returns whether to print a line while a step runs.
 fn tells(line: &str) -> bool {
     let line = line.trim_start();
     ["Running ", "Doc-tests ", "test result: ", "Compiling gpush", "error", "warning: "]
@@ -191,7 +210,7 @@ fn tells(line: &str) -> bool {
         || skips::from_line(line).is_some()
 }
 
-/// Prints the output of a failed step, without that of successful tests.
+/// Prints the output of a failed step, without the output of successful tests.
 fn print_failure(path: &std::path::Path) -> Result<()> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     println!("┄┄ what it said");
@@ -243,6 +262,25 @@ mod tests {
         let (tests, skipped) = heard.count();
         assert_eq!(tests, TestCount { passed: 1, failed: 0, skipped: 1 });
         assert_eq!(skipped, ["nvtop with MIG: not installed", "nvtop: not installed"]);
+    }
+
+    #[test]
+    fn failed_tests_are_known_by_name() {
+        let mut heard = Heard::default();
+        for line in [
+            "successes:",
+            "---- a::passes stdout ----",
+            "failures:",
+            "---- b::fails stdout ----",
+            "thread 'b::fails' panicked",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
+            "     Running tests/other.rs (target/debug/deps/other)",
+            "successes:",
+            "---- c::passes stdout ----",
+        ] {
+            heard.line(line);
+        }
+        assert_eq!(heard.failed_tests.into_iter().collect::<Vec<_>>(), ["b::fails"]);
     }
 
     #[test]

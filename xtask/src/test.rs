@@ -1,8 +1,8 @@
-//! `cargo xtask test`: all checks and tests, in one command without manual preparation.
+//! `cargo xtask test`: runs all checks and tests, without manual preparation.
 //!
-//! Steps continue after a failure, so that one run reports everything. The last line is always `N passed, N
-//! failed, N skipped`: tests, and each step without tests as one. The skipped tests and their reasons precede
-//! it.
+//! The steps continue after a failure, so that one run reports everything. The last line is always `N passed, N
+//! failed, N skipped`. It counts tests, and a step without tests as one. The skipped tests and their reasons are
+//! printed before it.
 
 use std::{collections::BTreeSet, path::Path, process::Command, time::Instant};
 
@@ -18,10 +18,10 @@ use crate::{
 /// What to run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Format, arrows, lints and unit tests only; installs nothing
+    /// Run only format check, arrows, lints and unit tests; install nothing
     #[arg(long)]
     quick: bool,
-    /// Install nothing; tests that need what is missing are skipped and named
+    /// Install nothing; skip and list tests whose requirements are missing
     #[arg(long)]
     no_install: bool,
     /// Show all output of every step
@@ -50,20 +50,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if arguments.quick {
         steps.push(tests("unit tests", &["--workspace", "--lib", "--bins"], verbose));
     } else {
-        // Built first, so that the end-to-end tests find the programs next to the simulated library. Tests are
-        // included, because they enable features of dependencies, and other features would build the workspace
-        // twice.
+        // Built first, so that the end-to-end tests find the programs next to the simulated library. The tests are
+        // built too: they enable features of dependencies, so building them later would build the workspace twice.
         let build = cargo("build", &["build", "--workspace", "--lib", "--bins", "--tests", "--locked"], verbose);
         let built = build.outcome == Outcome::Passed;
         steps.push(build);
         if built {
             steps.push(packages(verbose));
-            steps.push(tests("tests", &["--workspace"], verbose));
+            steps.extend(tests_and_repeats(verbose));
             let gpu = Command::new(workspace::root().join("tests/gpu/run"));
             steps.push(step::run("a real GPU", gpu, verbose));
             let programs = Build::Debug.folder();
             steps.push(step::check("man pages, completions", || said(generate::make_all(&programs))));
-            // The first command that the README gives new users.
+            // The first command that the README shows to new users.
             steps.push(demo(&programs, verbose));
         } else {
             steps.push(step::skipped("tests", "the workspace does not build"));
@@ -75,7 +74,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(!steps.iter().any(|step| matches!(step.outcome, Outcome::Failed(_))))
 }
 
-/// Prints a check's summary; its error becomes the step's failure.
+/// Prints the summary of a check. An error becomes the failure of the step.
 fn said(result: Result<String>) -> Result<Outcome> {
     println!("{}", result?);
     Ok(Outcome::Passed)
@@ -90,21 +89,46 @@ fn cargo(name: &str, arguments: &[&str], verbose: bool) -> Step {
 fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
     let mut command = workspace::cargo();
     command.args(["test", "--locked", "--no-fail-fast"]).args(which).arg("--");
-    // The output of successful tests reports what they skipped.
+    // Successful tests print what they skipped.
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
     step::run(name, command, verbose)
 }
 
+/// Most failed tests that are run again.
+const MOST_REPEATED: usize = 8;
+
+/// Runs all tests. If only a few fail, runs those again, one at a time: a test that passes alone is reported as
+/// flaky, and does not fail the run.
+fn tests_and_repeats(verbose: bool) -> Vec<Step> {
+    let mut all = tests("tests", &["--workspace"], verbose);
+    let failed = all.failed_tests.len();
+    let are_all_named = u32::try_from(failed) == Ok(all.tests.failed);
+    if failed == 0 || failed > MOST_REPEATED || !are_all_named {
+        return vec![all];
+    }
+    let mut command = workspace::cargo();
+    command.args(["test", "--locked", "--no-fail-fast", "--workspace", "--", "--test-threads", "1", "--exact"]);
+    command.args(&all.failed_tests).env("GPUSH_TEST_VENV", install::venv());
+    command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
+    let again = step::run("failed tests, alone", command, verbose);
+    if again.outcome == Outcome::Passed && again.tests.passed >= all.tests.failed {
+        all.outcome = Outcome::Passed;
+        all.tests.failed = 0;
+        all.flaky = std::mem::take(&mut all.failed_tests);
+    }
+    vec![all, again]
+}
+
 fn demo(programs: &Path, verbose: bool) -> Step {
-    // The xtask of the build step: it may have replaced the file of this process.
+    // The xtask of the build step, because that step may have replaced the file of this process.
     let mut command = Command::new(programs.join("xtask"));
     command.args(["demo", "--every-preset", "--built"]);
     step::run("demo", command, verbose)
 }
 
-/// Makes packages of the debug build where the tests of `tests/tests/systemd/packages.rs` find them, in two
-/// versions for tests of upgrades.
+/// Builds packages of the debug build where the tests in `tests/tests/systemd/packages.rs` find them. There are two
+/// versions, for tests of upgrades.
 fn packages(verbose: bool) -> Step {
     let name = "packages for tests";
     if let Some(program) = ["dpkg-deb", "objcopy"].into_iter().find(|program| !workspace::is_installed(program)) {
@@ -171,10 +195,17 @@ fn summary(steps: &[Step], missing: &[String], started: Instant) {
             println!("  {what}");
         }
     }
+    let flaky: Vec<&String> = steps.iter().flat_map(|step| &step.flaky).collect();
+    if !flaky.is_empty() {
+        println!("\nFLAKY: failed beside other tests, passed alone:");
+        for test in flaky {
+            println!("  {test}");
+        }
+    }
     println!("\n{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped);
 }
 
-/// Counts the tests of a step; a step without tests counts as one, and a failed step at least as one failure.
+/// Counts the tests of a step. A step without tests counts as one test. A failed step counts as at least one failure.
 fn count(step: &Step) -> TestCount {
     let tests = step.tests;
     match step.outcome {
@@ -196,8 +227,15 @@ mod tests {
 
     #[test]
     fn failed_step_always_counts() {
-        let step =
-            |outcome, tests| Step { name: "x".into(), outcome, took: Duration::ZERO, tests, skipped: Vec::new() };
+        let step = |outcome, tests| Step {
+            name: "x".into(),
+            outcome,
+            took: Duration::ZERO,
+            tests,
+            skipped: Vec::new(),
+            failed_tests: Vec::new(),
+            flaky: Vec::new(),
+        };
         let none = TestCount::default();
         let some = TestCount { passed: 5, failed: 0, skipped: 1 };
         assert_eq!(count(&step(Outcome::Failed("does not build".into()), none)).failed, 1);

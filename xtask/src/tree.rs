@@ -1,5 +1,5 @@
-//! Content that no file of the checkout may have: `unsafe` outside its five folders, paths of the developer's
-//! machine, hosts of package registries, and too many lines.
+//! Checks every file of the checkout for forbidden content: `unsafe` outside its five folders, paths of the
+//! developer's machine, and hosts of package registries. Also lists files with too many lines.
 
 use std::{
     collections::BTreeSet,
@@ -11,11 +11,10 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use crate::workspace;
 
-/// Folders that call C, share memory between processes, or receive sockets. Other folders must not contain
-/// `unsafe`.
+/// Folders that call C, share memory between processes, or receive sockets. Other folders must not contain `unsafe`.
 const UNSAFE_ALLOWED: &[&str] = &["crates/nvml", "sim/silicon", "sim/nvml-sim", "sim/mps-sim", "tests"];
 
-/// Length from which a source file is listed for splitting.
+/// Number of lines from which a source file is listed for splitting.
 const LONG: usize = 400;
 
 /// Checks every file. Returns a summary and the long files.
@@ -29,7 +28,7 @@ pub(crate) fn check() -> Result<String> {
         let path = workspace::root().join(file);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let Ok(text) = String::from_utf8(bytes) else {
-            // Fixtures of invalid input may contain anything; source files may not.
+            // Fixtures of invalid input may contain anything. Source files may not.
             if !file.starts_with("tests") {
                 wrong.push(format!("{}: not UTF-8", file.display()));
             }
@@ -71,14 +70,14 @@ fn report(mut long: Vec<(usize, PathBuf)>) -> String {
 fn forbidden() -> Vec<(String, &'static str)> {
     let mut list: Vec<(String, &str)> = Vec::new();
     let root = workspace::root();
-    // The path of a checkout in a one-letter folder would match too much.
+    // The path of a checkout in a folder such as `/w` would match too often.
     if root.components().count() > 2 {
         list.push((format!("{}/", root.display()), "the path of a checkout"));
     }
     for home in [format!("/{}/", "root"), format!("/{}/", "Users"), format!("/{}/", "work")] {
         list.push((home, "an absolute path of somebody's machine"));
     }
-    // Split, so that this file does not contain them itself.
+    // Split, so that this file does not contain the names itself.
     for (host, domain) in
         [("deb.debian", "org"), ("files.pythonhosted", "org"), ("registry.npmjs", "org"), ("static.crates", "io")]
     {
@@ -91,7 +90,7 @@ fn mentions(file: &Path, text: &str, forbidden: &[(String, &str)]) -> Vec<String
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
         for (what, why) in forbidden {
-            // Within a longer path it is another folder.
+            // Inside a longer path, the text names another folder.
             let at_start = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-*}".contains(c));
             if line.match_indices(what.as_str()).any(|(at, _)| !what.starts_with('/') || at_start(at)) {
                 found.push(format!("{}:{}: mentions {what}, {why}", file.display(), number + 1));

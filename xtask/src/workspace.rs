@@ -21,19 +21,18 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// Returns the directory for xtask's logs and installed tools; it is below `target`, so that nothing else
-/// changes.
+/// Returns the directory for xtask's logs and installed tools. It is below `target`, so that no other folder changes.
 pub(crate) fn scratch() -> Result<PathBuf> {
     let dir = target().join("xtask");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     Ok(dir)
 }
 
-/// Returns the cargo that runs xtask, in the root of the checkout.
+/// Returns a command for the cargo that runs xtask, in the root of the checkout.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // `cargo run` sets variables about its own crate, which a nested cargo must not see.
+    // `cargo run` sets variables about its own crate. A nested cargo must not see them.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -48,7 +47,7 @@ pub(crate) fn cargo() -> Command {
 pub(crate) enum Build {
     /// For development.
     Debug,
-    /// As shipped; for benchmarks.
+    /// As shipped, for benchmarks.
     Release,
 }
 
@@ -81,8 +80,8 @@ pub(crate) fn build_programs(build: Build) -> Result<PathBuf> {
     Ok(build.folder())
 }
 
-/// Returns the files of the checkout that git tracks or would track, relative to its root. Without git (an
-/// unpacked archive): every file outside `target` and hidden folders.
+/// Returns the files of the checkout that git tracks or would track, relative to its root. Without git, as in an
+/// unpacked archive: every file outside `target` and hidden folders.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -115,7 +114,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether a program is on the search path.
+/// Returns whether a program is in the PATH.
 pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())

@@ -1,19 +1,21 @@
-//! The previous layout on one GPU: restored with its placements, and read back.
+//! Restores the previous layout on one GPU, with its placements, and reads it back.
 //!
-//! It is planned like any other change, from a fresh reading to the layout before the operation, so it does not matter
-//! how far the operation came. After a failed step it is planned again from another fresh reading: the cause of the
-//! failure may be gone.
+//! The rollback is planned from a fresh reading, so it does not matter how far the operation came. After a failed step
+//! it is planned again from another reading, because the cause of the failure may be gone.
 //!
 //! ```text
 //! read ─► plan to the previous layout ─┬─ feasible ──► steps ─► read back ─► restored
-//!  ▲                                   └─ in use ────► plan beside it ─► steps ─► partly restored
+//!  ▲                                   └─ in use ────► plan around what stays ─► steps ─► partly restored
 //!  └── pause ◄── a step failed, or the processes on the GPU are not known
 //! ```
 //!
-//! An instance that must stay costs only what overlaps it. It must stay when a process has started in it meanwhile, or
-//! when it belongs to neither the previous layout nor the plan. On the last attempts it also stays when the driver has
-//! refused to destroy it, or does not list the processes on the GPU. A GPU instance without compute instances has no
-//! processes.
+//! Sometimes an instance must stay; then only previous instances that overlap it are not restored. An instance must
+//! stay in these cases:
+//!
+//! - A process has started in it.
+//! - It belongs to neither the previous layout nor the plan.
+//! - On the last attempts: the driver has refused to destroy it, or does not list the processes on the GPU. A GPU
+//!   instance without compute instances has no processes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -35,13 +37,13 @@ use crate::{
     state::{redact, words},
 };
 
-/// Attempts to restore the previous layout.
+/// Number of attempts to restore the previous layout.
 const ATTEMPTS: u32 = 3;
 
-/// After the first attempt; after the second twice as long.
+/// Pause after the first attempt; twice as long after the second.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Why an attempt did not restore it.
+/// Why an attempt did not restore the layout.
 struct Setback {
     trouble: Trouble,
     /// Id of the GPU instance that the driver refused to destroy.
@@ -57,14 +59,14 @@ impl From<Trouble> for Setback {
 /// How much an attempt restores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UpTo {
-    /// The instances. A MIG mode that is to be disabled stays on for now.
+    /// The instances. MIG mode stays on, even if it was off before.
     Instances,
-    /// Everything.
+    /// The instances and the MIG mode.
     Mode,
 }
 
-/// Restores the MIG mode of GPUs that are reset only together, at once: one by one, each would block the reset of the
-/// others. What fails here is left to [`back`], which each of them still has to pass.
+/// Restores the MIG mode of GPUs that can only be reset together. One by one, each would block the reset of the others.
+/// This function returns no failures: [`back`] runs for each GPU afterwards.
 pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part]) {
     let mut changed: Vec<&Part> = Vec::new();
     for &part in parts.iter().filter(|part| part.peers().next().is_some()) {
@@ -87,7 +89,8 @@ pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>,
     }
 }
 
-/// Destroys what the operation created on GPUs, and disables their MIG mode at once. Returns whether that is done.
+/// Destroys what the operation created on these GPUs, and disables their MIG mode together. Returns whether that
+/// succeeded.
 async fn off_together(mig: &MigMode, purpose: &Purpose<'_>, off: &[&Part]) -> bool {
     for part in off {
         if !matches!(once(mig, purpose, part, None, UpTo::Instances).await, Ok(None)) {
@@ -97,7 +100,7 @@ async fn off_together(mig: &MigMode, purpose: &Purpose<'_>, off: &[&Part]) -> bo
     switch_together(mig, purpose, off, false).await
 }
 
-/// Sets the MIG mode of GPUs at once. Returns whether that is done.
+/// Sets the MIG mode of these GPUs together. Returns whether that succeeded.
 async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], enable: bool) -> bool {
     let changes: Vec<_> = parts.iter().map(|part| part.mode_change()).collect();
     mig::mode::execute(mig, purpose, &changes, enable).await.is_empty()
@@ -106,7 +109,7 @@ async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], 
 /// Restores the GPU as it was before the operation.
 ///
 /// # Errors
-/// When it cannot be restored, or not completely; the GPU is then neither as planned nor as before.
+/// If it cannot be restored, or only in part. The GPU is then neither as planned nor as before.
 pub(super) async fn back(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> Result<(), Trouble> {
     let mut refused = BTreeSet::new();
     let mut attempt = 1;
@@ -135,8 +138,10 @@ pub(super) async fn back(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> R
     }
 }
 
-/// Makes one attempt. Returns what could not be restored, if that is not everything. `stays` are instances that are not
-/// touched although no process is listed in them; with `None` the attempt restores everything or fails.
+/// Makes one attempt. Returns what could not be restored, if anything.
+///
+/// `stays` are instances to leave alone although the driver lists no process in them. With `None`, the attempt restores
+/// everything or fails.
 async fn once(
     mig: &MigMode,
     purpose: &Purpose<'_>,
@@ -156,7 +161,7 @@ async fn once(
         reading = mig.driver.read(&gpu).await?;
     }
     let (Some(before), Some(now)) = (&part.before, &reading.mig) else {
-        let message = format!("{}: it has no MIG any more", part.label());
+        let message = format!("{}: the GPU does not support MIG any more", part.label());
         return Err(failed(ApiError::new(Code::DriverError, message)));
     };
     let mut short = None;
@@ -178,7 +183,7 @@ async fn once(
     if short.is_none() && (now.enabled, now.pending_mode()) != (before.enabled, before.pending_mode()) {
         restore_mode(mig, purpose, part, before.enabled).await?;
         if before.reset_pending {
-            // A mode had been set before the operation, and the GPU was not reset since.
+            // Before the operation, a mode had been set without a reset of the GPU.
             mig::mode::set_pending(&mig.driver, &gpu, before.pending_mode()).await?;
         }
     }
@@ -193,12 +198,12 @@ async fn once(
     if stands {
         return Ok(short);
     }
-    let message = format!("{}: the driver reported success, but the previous layout is not back", part.label());
+    let message = format!("{}: the driver reported success, but the previous layout was not restored", part.label());
     Err(failed(ApiError::new(Code::DriverError, message)))
 }
 
-/// Plans the steps from a reading to the instances before the operation. Returns also what they do not restore, if they
-/// have to leave an instance.
+/// Plans the steps from a reading to the instances before the operation. If an instance must stay, also returns what
+/// the steps do not restore.
 fn plan_back(
     part: &Part,
     before: &Mig,
@@ -236,7 +241,8 @@ fn plan_back(
     }
 }
 
-/// Explains that the previous layout cannot be restored: in full to the log, without processes in the error.
+/// Explains that the previous layout cannot be restored. The log gets all details; the returned error does not name
+/// processes.
 fn not_feasible(part: &Part, mut refused: Refusal) -> ApiError {
     let in_full = refusal::explain(&refused, part.plan.gpu, &part.label());
     tracing::error!(gpu = part.plan.uuid, "{}", words::in_full(&in_full));
@@ -254,7 +260,7 @@ async fn restore_mode(mig: &MigMode, purpose: &Purpose<'_>, part: &Part, enable:
     troubled.remove(&part.position).map_or(Ok(()), Err)
 }
 
-/// Returns whether steps destroy an instance that must not be touched, completely or in part.
+/// Returns whether the steps destroy an untouchable instance, even in part.
 fn destroys(steps: &[InstanceStep], instances: &[GpuInstance], untouchable: impl Fn(&GpuInstance) -> bool) -> bool {
     let destroyed: BTreeSet<u32> = steps.iter().filter_map(InstanceStep::destroys).collect();
     instances.iter().any(|instance| destroyed.contains(&instance.id) && untouchable(instance))
@@ -268,8 +274,8 @@ fn users_unknown(part: &Part, reading: &Reading) -> ApiError {
     error
 }
 
-/// Explains that a layout is only partly restored: in full to the log, which only root reads, and without processes in
-/// the operation and the GPU's condition, which everybody reads.
+/// Explains that a layout is only partly restored. The log, which only root reads, gets all details. The returned error
+/// does not name processes, because every user may read the operation and the GPU's condition.
 fn partly(part: &Part, mut beside: Beside) -> ApiError {
     let explain = |beside: &Beside| {
         let error = refusal::partly_restored(beside, part.plan.gpu, &part.label());

@@ -1,7 +1,7 @@
 //! From a request to a recorded operation, which is then executed.
 //!
-//! The journal has the whole intent before the first driver call. What is recorded is executed, even if the caller
-//! disconnects.
+//! The journal has the complete intent before the first driver call. A recorded operation is executed even if the
+//! caller disconnects.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -25,21 +25,21 @@ use crate::{
 /// A requested change.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Order {
-    /// Kind of the operation: `mig.apply`.
+    /// Kind of the operation, such as `mig.apply`.
     pub(crate) kind: String,
     /// The GPUs and their desired layouts.
     pub(crate) request: PlanRequest,
-    /// Why.
+    /// The caller's reason.
     pub(crate) reason: Option<String>,
-    /// How long it may wait in the queue; `None`: it is refused unless it can begin at once.
+    /// How long the operation may wait in the queue. With `None`, it is refused unless it can begin at once.
     pub(crate) wait: Option<Duration>,
-    /// Whether it leaves overrides unchanged.
+    /// Whether the operation leaves overrides unchanged.
     #[serde(default)]
     pub(crate) once: bool,
-    /// When the override ends by itself.
+    /// When the override expires.
     #[serde(default)]
     pub(crate) expires_at: Option<Timestamp>,
-    /// The generation of the desired state that the caller has seen; the request is refused if it has changed.
+    /// The generation of the desired state that the caller has seen. If it has changed, the request is refused.
     #[serde(skip)]
     pub(crate) expected: Option<u64>,
     /// The idempotency key of the request.
@@ -48,7 +48,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Creates an order without a reason and without waiting.
+    /// Creates an order without a reason that does not wait.
     pub(crate) fn new(kind: &str, request: PlanRequest) -> Self {
         Self {
             kind: kind.to_owned(),
@@ -62,7 +62,7 @@ impl Order {
         }
     }
 
-    /// Returns what becomes of the override of each GPU, in the order of the plans.
+    /// Returns the change of each GPU's override, in the order of the plans.
     fn lasting(&self, config: &Config, gpus: &[Gpu], plans: &[GpuPlan]) -> Vec<Option<Lasting>> {
         if self.once {
             return plans.iter().map(|_| None).collect();
@@ -71,23 +71,23 @@ impl Order {
     }
 }
 
-/// Begins an order, or finds the operation that was begun for the same request. Once called, it completes even if no
-/// caller waits for it.
+/// Begins an order, or returns the operation that was begun for the same idempotency key. It completes even if the
+/// caller disconnects.
 ///
 /// # Errors
-/// When it is refused; then nothing was changed.
+/// If it is refused. Then nothing was changed.
 pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     let (shared, caller) = (Arc::clone(engine), caller.clone());
     let beginning = engine.tasks.spawn(async move {
         let Some(key) = order.key.clone() else { return accept(&shared, &caller, order).await };
-        let _lock = shared.idempotency.lock(&key).await;
+        let _lock = shared.idempotency.lock(&key).await?;
         match shared.idempotency.operation(&key).await? {
             Some(operation) => shared.operations.get(&operation.to_string()).await,
             None => accept(&shared, &caller, order).await,
         }
     });
     beginning.await.unwrap_or_else(|error| {
-        Err(ApiError::new(Code::Internal, "the operation could not be begun by a fault of gpushd")
+        Err(ApiError::new(Code::Internal, "the operation could not begin: internal error of gpushd")
             .cause(error.to_string())
             .hint("see the log of gpushd: `journalctl -u gpushd`"))
     })
@@ -101,7 +101,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::expiry_has_an_object(order.expires_at, &order.lasting(&config, &gpus, &meant))?;
     let by = caller.actor(engine.users.user(caller.peer.uid).await);
-    // An operation with `wait` queues behind those that wait already. Without it, the operation begins at once or is
+    // An operation with `wait` queues behind the entries that wait already. Without `wait`, it begins at once or is
     // refused.
     let ahead = order.wait.and_then(|_| engine.lanes.ahead_of_newcomer(&needs));
     let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(engine, &ahead)));
@@ -119,7 +119,11 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
             let ongoing = engine.operations.begin(claim, new).await?;
             for part in &parts {
                 for waiting in engine.queue.for_gpu(&part.plan.uuid) {
-                    ongoing.note(format!("{}: {waiting} after this one; `gpushctl operation list`", part.label()));
+                    ongoing.note(format!(
+                        "{}: {waiting} after this operation; `gpushctl operation list` shows the \
+                        queue",
+                        part.label()
+                    ));
                 }
             }
             let operation = ongoing.snapshot();
@@ -138,7 +142,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     Ok(operation)
 }
 
-/// Returns an error while no operation may begin at all.
+/// Returns an error if no operation may begin at the moment.
 pub(super) fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
     engine.operations.not_stopping(&engine.stopping)?;
     match engine.read_only.clone().or_else(|| engine.operations.closed()) {
@@ -147,22 +151,22 @@ pub(super) fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
     }
 }
 
-/// Returns whether waiting may end a refusal: another operation ends, or an instance becomes idle.
+/// Returns whether the cause of a refusal may disappear: another operation ends, or an instance becomes idle.
 pub(super) fn may_pass(error: &ApiError) -> bool {
     error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
 
-/// An operation that can begin: it has the lanes of its GPUs, and its plans were made from later readings.
+/// An operation that can begin. It has claimed its GPUs, and its plans are based on readings made after the claim.
 pub(super) struct Ready {
     pub(super) parts: Vec<Part>,
     pub(super) claim: Claim,
 }
 
 impl Ready {
-    /// Reads the GPUs that were claimed for `meant`, and plans them again.
+    /// Reads the GPUs that were claimed for the plans `meant`, and plans them again.
     ///
     /// # Errors
-    /// When a GPU cannot be read, or cannot get its layout; the GPUs are then released.
+    /// If a GPU cannot be read, or cannot get its layout. The claim is then released.
     pub(super) async fn look(
         engine: &Engine,
         viewer: Viewer,
@@ -179,12 +183,12 @@ impl Ready {
         let gpus = engine.planner.gpus_with(viewer, &readings).await?;
         let config = engine.settings.config();
         let mut plans = engine.planner.planned(&gpus, &order.request).await?;
-        // GPUs that are reset together with these must be claimed too.
+        // The claim must include GPUs that are reset together with these.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
         if more || plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
-            let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
-            return Err(error.hint("ask again").retryable());
+            let error = ApiError::new(Code::Conflict, "the selected GPUs changed while the operation was planned");
+            return Err(error.hint("repeat the request").retryable());
         }
         engine.planner.refuse_blocked(viewer, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
@@ -200,7 +204,7 @@ impl Ready {
     }
 }
 
-/// Returns why the plans cannot be executed as a whole: the only refusal, or all of them.
+/// Returns the error if any plan is refused: the only refusal, or a summary of all.
 pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
     let refused: Vec<&GpuPlan> = plans.iter().filter(|plan| plan.error.is_some()).collect();
     let mut errors: Vec<ApiError> = refused.iter().filter_map(|plan| plan.error.clone()).collect();
@@ -209,7 +213,7 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
         1 => errors.remove(0),
         count => {
             let indexes: Vec<String> = refused.iter().map(|plan| plan.gpu.to_string()).collect();
-            let message = format!("{count} of {} GPUs refuse: {}", plans.len(), indexes.join(", "));
+            let message = format!("{count} of {} GPUs cannot be changed: {}", plans.len(), indexes.join(", "));
             ApiError::several(message, errors)
         }
     };
@@ -228,18 +232,18 @@ pub(super) fn bare(reading: &Reading) -> Option<Mig> {
     Some(mig)
 }
 
-/// What the journal has in addition to the plans: the order, for a gpushd that adopts the queued operation, and its
-/// changes to overrides, for a gpushd that recovers it.
+/// Data that the journal stores in addition to the plans. A later gpushd uses the order to queue the operation again,
+/// and the override changes to recover it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct More {
     #[serde(flatten)]
     pub(super) order: Order,
-    /// By UUID of the GPU.
+    /// Changes of overrides, by UUID of the GPU.
     #[serde(default)]
     pub(super) lasting: BTreeMap<String, Lasting>,
 }
 
-/// Returns the whole intent, for the journal.
+/// Returns the complete intent, for the journal.
 pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
     let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
     let lasting = parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?)));
@@ -257,7 +261,7 @@ fn new(order: &Order, by: Actor, parts: &[Part]) -> New {
     }
 }
 
-/// Returns what is recorded together with the operation: the audit record, and the response under its key.
+/// Returns the changes recorded together with the operation: the audit record, and the response for its key.
 fn also(order: &Order, by: Actor, parts: &[Part]) -> Also {
     let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
     let (once, expected) = (order.once, order.expected);

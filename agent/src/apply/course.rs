@@ -1,4 +1,4 @@
-//! The course that the recovery of an interrupted operation takes.
+//! Decides how recovery continues an interrupted operation.
 //!
 //! ```text
 //! all as planned, and not failed before ─────────────────────► Done
@@ -9,20 +9,20 @@
 //! between ───────────────────────────────────────────────────► Back
 //! ```
 //!
-//! The first line that holds counts.
+//! The first line that applies decides.
 
-/// What is known about an interrupted operation once its GPUs were read.
+/// What is known about an interrupted operation after its GPUs were read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Facts {
-    /// It began on this boot.
+    /// The operation began on this boot.
     pub(super) same_boot: bool,
-    /// It was being rolled back when gpushd ended, or is cancelled by now.
+    /// The operation was being rolled back when gpushd exited, or has been cancelled since.
     pub(super) rolling_back: bool,
-    /// An error of it is on record.
+    /// The journal has an error of the operation.
     pub(super) has_failed: bool,
-    /// All GPUs were read, and what remains is feasible on each.
+    /// All GPUs were read, and the remaining steps are feasible on each.
     pub(super) plannable: bool,
-    /// Nothing remains to be done on any GPU.
+    /// No GPU has remaining steps.
     pub(super) nothing_remains: bool,
     /// Every GPU is as it was before the operation.
     pub(super) as_before: bool,
@@ -33,22 +33,22 @@ pub(super) struct Facts {
 /// What recovery does with an interrupted operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Course {
-    /// It has reached its end: it ends as done.
+    /// All GPUs are as planned. The operation ends as done.
     Done,
-    /// What remains of it is executed.
+    /// The remaining steps are executed.
     Forward,
-    /// Nothing of it is left: it ends as rolled back.
+    /// All GPUs are as before. The operation ends as rolled back.
     RolledBack,
-    /// The host was restarted, and what it made is gone: it ends as failed.
+    /// The host was restarted, so the created instances are gone. The operation ends as failed.
     Rebooted,
-    /// The GPUs are restored as they were before it.
+    /// The GPUs are restored as they were before the operation.
     Back,
 }
 
 impl Facts {
     /// Returns the course that recovery takes.
     pub(super) fn course(self) -> Course {
-        // An operation that failed is rolled back even if the GPUs that did not fail are as planned.
+        // A failed operation is rolled back even if the GPUs without a failure are as planned.
         let failed_before = self.has_failed && self.rolling_back;
         if self.plannable && self.nothing_remains && !failed_before {
             Course::Done
@@ -68,7 +68,7 @@ impl Facts {
 mod tests {
     use super::*;
 
-    /// Every combination of facts.
+    /// Returns every combination of facts.
     fn all() -> impl Iterator<Item = Facts> {
         (0_u32..1 << 7).map(|bits| {
             let bit = |n: u32| bits >> n & 1 == 1;
@@ -91,21 +91,21 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_forward_without_a_plan_or_against_a_rollback_or_others() {
+    fn recovery_goes_forward_only_with_a_plan_and_no_foreign_change() {
         for facts in all().filter(|facts| facts.course() == Course::Forward) {
             assert!(facts.plannable && !facts.rolling_back && !facts.changed_by_others, "{facts:?}");
         }
     }
 
     #[test]
-    fn rollback_touches_no_gpu_that_is_as_before() {
+    fn rollback_skips_gpus_that_are_unchanged() {
         for facts in all().filter(|facts| facts.course() == Course::Back) {
             assert!(!facts.as_before && facts.same_boot, "{facts:?}");
         }
     }
 
     #[test]
-    fn done_needs_every_gpu_as_planned_and_no_failure_that_is_rolled_back() {
+    fn recovery_is_done_when_nothing_remains_and_no_rollback_runs() {
         for facts in all() {
             let done = facts.plannable && facts.nothing_remains && !(facts.has_failed && facts.rolling_back);
             assert_eq!(facts.course() == Course::Done, done, "{facts:?}");

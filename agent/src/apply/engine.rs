@@ -1,4 +1,4 @@
-//! The engine: the handles with which operations are queued and begun. `life` builds it; other modules pass it on.
+//! The engine: the handles that are needed to queue and begin operations. `life` creates it; other modules pass it on.
 
 use std::sync::Arc;
 
@@ -22,17 +22,17 @@ pub(crate) type Engine = Arc<EngineHandles>;
 /// The handles of an [`Engine`].
 #[derive(Debug)]
 pub(crate) struct EngineHandles {
-    /// The config in force.
+    /// The active config.
     pub(crate) settings: Settings,
-    /// Why nothing can be recorded, and so nothing can be changed.
+    /// Why nothing can be recorded. If set, nothing can be changed either.
     pub(crate) read_only: Option<ApiError>,
-    /// What is known about the host.
+    /// State of the host.
     pub(crate) state: State,
     /// Reads the hardware into the state.
     pub(crate) readings: Readings,
-    /// Helper programs, and other processes.
+    /// Access to helper units and other processes.
     pub(crate) outside: Arc<Outside>,
-    /// Users of processes.
+    /// Looks up the users of processes.
     pub(crate) users: Users,
     /// Requests with an idempotency key that are in flight.
     pub(crate) idempotency: Idempotency,
@@ -46,8 +46,8 @@ pub(crate) struct EngineHandles {
     pub(crate) executor: Executor,
     /// Operations that wait for their GPUs.
     pub(crate) queue: OperationQueue,
-    /// Work that must end before gpushd does.
+    /// Tasks that must finish before gpushd exits.
     pub(crate) tasks: TaskTracker,
-    /// Cancelled when gpushd stops.
+    /// Cancelled when gpushd is stopping.
     pub(crate) stopping: CancellationToken,
 }

@@ -1,4 +1,4 @@
-//! An operation as a whole: forward on all its GPUs; when one fails, back on all of them.
+//! Executes an operation: forward on all its GPUs, or back on all of them if one fails.
 //!
 //! ```text
 //! brackets opened ─► phases on every GPU ──► all done ─────────────────────────────► done
@@ -6,7 +6,7 @@
 //!        └── one fails ─────┴─ the others stop before their next step
 //!                                  └─► back on each changed GPU ─┬─ all restored ──► rolled back
 //!                                                                └─ some not ──────► failed
-//! at each end: the brackets are taken back
+//! at each end: the brackets are undone
 //! ```
 
 use std::sync::Arc;
@@ -40,21 +40,20 @@ pub(crate) struct Executor {
     pub(crate) mps: Mps,
     /// Steps of mode `timeslice`.
     pub(crate) timeslice: Timeslice,
-    /// Brackets that the journal notes.
+    /// Brackets that are recorded in the journal.
     pub(crate) services: Services,
-    /// The operations themselves.
     pub(crate) operations: Operations,
-    /// Work that gpushd waits for before it ends.
+    /// Tasks that gpushd waits for before it exits.
     pub(crate) tasks: TaskTracker,
 }
 
 impl Executor {
-    /// Executes an operation that is recorded as running, in the background. gpushd does not end before it has.
+    /// Executes an operation in the background that is recorded as running. gpushd does not exit before it has ended.
     pub(super) fn spawn(&self, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
         self.in_background(ongoing, move |executor, ongoing| async move { executor.run(ongoing, &parts).await });
     }
 
-    /// Runs the work of an operation so that the operation ends even when the work panics.
+    /// Runs the work of an operation in the background. If the work panics, the operation ends as failed.
     pub(super) fn in_background<F>(
         &self,
         ongoing: Arc<Ongoing>,
@@ -67,11 +66,11 @@ impl Executor {
             let number = ongoing.number();
             let work = tokio::spawn(work(executor.clone(), ongoing));
             if let Err(error) = work.await {
-                tracing::error!(op = %number, "the operation broke off: {error}");
-                let message = format!("operation {number} broke off by a fault of gpushd");
+                tracing::error!(operation = %number, "the operation ended with an internal error: {error}");
+                let message = format!("operation {number} ended with an internal error of gpushd");
                 let error =
                     ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
-                // What cannot be taken back is only logged: the operation takes no notes any more.
+                // Failures to undo a bracket are only logged, because the operation no longer accepts notes.
                 let _failures = executor.close(number, OperationState::Failed).await;
                 executor.operations.abandon(number, error).await;
                 leased::abandon(&executor.mig.state, &executor.services.store, number).await;
@@ -85,7 +84,13 @@ impl Executor {
         let operation = ongoing.snapshot();
         let aims: Vec<String> =
             parts.iter().map(|part| format!("GPU {}: {}", part.plan.gpu, part.plan.wanted())).collect();
-        tracing::info!(op = operation.id, uid = operation.by.uid, "{} begins: {}", operation.kind, aims.join("; "));
+        tracing::info!(
+            operation = operation.id,
+            uid = operation.by.uid,
+            "{} begins: {}",
+            operation.kind,
+            aims.join("; ")
+        );
         let ends = execute(self, &ongoing, parts).await;
         let failed = ends.iter().find_map(|end| match end {
             Forward::Troubled(trouble) => Some(trouble.error().clone()),
@@ -98,11 +103,11 @@ impl Executor {
         }
     }
 
-    /// Restores the GPUs of an operation as they were before it, because of `why`, and ends it.
+    /// Restores the GPUs of an operation because of `why`, and ends it.
     pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
         if let Err(error) = ongoing.turn_back(&why).await {
-            // The rollback goes on. After a crash the next gpushd would go forward once more.
-            tracing::warn!(op = ongoing.id(), "cannot record that it is rolled back: {error}");
+            // The rollback continues anyway. But after a crash, the next gpushd would continue forward.
+            tracing::warn!(operation = ongoing.id(), "cannot record that it is being rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
         log_end(&ongoing, state, Some(&why));
@@ -121,14 +126,14 @@ impl Executor {
         self.end(ongoing, parts, state, error, Vec::new()).await;
     }
 
-    /// Undoes the brackets that the journal has, before an operation ends in `state`. Returns what failed.
+    /// Undoes the recorded brackets of an operation that ends in `state`. Returns the failures.
     pub(super) async fn close(&self, operation: OperationId, state: OperationState) -> Vec<String> {
         let failures = self.services.take_back(operation, state).await;
         self.services.look_after(operation, state).await;
         failures
     }
 
-    /// Records the end of an operation together with its consequences, and takes its brackets back.
+    /// Undoes the brackets, and records the end of an operation together with its consequences.
     async fn end(
         &self,
         ongoing: Arc<Ongoing>,
@@ -141,7 +146,7 @@ impl Executor {
         let id = ongoing.id();
         let is_done = state == OperationState::Done;
         if is_done {
-            // After a rollback a GPU that was degraded before still is.
+            // Only a successful operation ends the degraded state. After a rollback it stays.
             changes.extend(parts.iter().map(|part| Change::mend(&part.plan.uuid)));
         }
         parts.iter().for_each(|part| self.mig.driver.readings.outdate(&part.plan.uuid));
@@ -164,7 +169,7 @@ impl Executor {
             result: state.name().to_owned(),
             detail,
         };
-        // An override, and the mode of an MPS target, change only when the operation succeeded.
+        // Overrides and the modes of MPS targets change only if the operation succeeded.
         let lasting: Vec<_> = if is_done {
             parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?))).collect()
         } else {
@@ -192,14 +197,14 @@ impl Executor {
     }
 }
 
-/// Logs how an operation ended. The log has the rollback in full already. The error of an operation names no process,
-/// because everybody may read it.
+/// Logs how an operation ended. The log already has all details of the rollback. Every user may read the error of an
+/// operation, so it does not name processes.
 fn log_end(ongoing: &Ongoing, state: OperationState, error: Option<&ApiError>) {
     let operation = ongoing.snapshot();
     match error {
-        None => tracing::info!(op = operation.id, "{} is done", operation.kind),
+        None => tracing::info!(operation = operation.id, "{} is done", operation.kind),
         Some(error) => tracing::error!(
-            op = operation.id,
+            operation = operation.id,
             "{} ended {state}: {}",
             operation.kind,
             error.sentences().into_iter().chain(error.outcome.as_deref()).collect::<Vec<_>>().join("; ")

@@ -1,4 +1,4 @@
-//! Operations of dynamic grants: the MIG devices of a lease are created on demand.
+//! Operations of dynamic grants, which create the MIG devices of a lease on demand.
 //!
 //! ```text
 //! placed, GPUs claimed ─► read again ─► planned again ─► begun: the lease is `granting`
@@ -31,7 +31,7 @@ use crate::{
 /// Kind of the operations that create the MIG devices of a lease.
 const GRANT: &str = "lease.grant";
 
-/// The operation of a dynamic grant, recorded and not executed yet.
+/// The operation of a dynamic grant, recorded but not executed yet.
 #[derive(Debug)]
 pub(crate) struct Creation {
     ongoing: Arc<Ongoing>,
@@ -42,7 +42,8 @@ impl Creation {
     /// Plans the instances of an assignment on the GPUs of `claim`, and records the operation together with `also`.
     ///
     /// # Errors
-    /// When an instance cannot be created any more, or the operation cannot be recorded; then there is none.
+    /// If an instance cannot be created any more, or the operation cannot be recorded. Then the operation does not
+    /// exist.
     pub(crate) async fn begin(
         engine: &Engine,
         claim: Claim,

@@ -1,4 +1,4 @@
-//! Explanations of what became of an operation that an earlier gpushd left unfinished.
+//! Errors that explain what happened to an interrupted operation.
 
 use gpush_api::{ApiError, Code};
 use gpush_core::plan;
@@ -31,11 +31,11 @@ pub(super) fn interrupted(message: &str) -> ApiError {
     ApiError::new(Code::Unavailable, message.to_owned())
 }
 
-/// Explains why an interrupted operation does not continue: its end could not be recorded, and operation `by` has
-/// begun on its GPUs since.
+/// Explains why an interrupted operation does not continue: its end was not recorded, and the later operation `by` has
+/// changed its GPUs.
 pub(super) fn outlived(id: &str, by: OperationId) -> ApiError {
     ApiError::new(Code::Internal, format!("the end of operation {id} was not recorded"))
-        .cause(format!("{by} has begun on its GPUs since, so it does not continue"))
+        .cause(format!("{by} has changed its GPUs since, so it does not continue"))
         .hint(format!("`gpushctl operation show {by}` shows the later operation"))
 }
 
@@ -45,16 +45,16 @@ pub(super) fn again(parts: &[Part]) -> String {
         let layout = if part.plan.layout.is_empty() { "none".to_owned() } else { part.plan.layout.join(",") };
         format!("`gpushctl mig apply --gpu {} --layout '{layout}'`", part.plan.gpu)
     };
-    parts.iter().map(command).collect::<Vec<_>>().join(", ")
+    parts.iter().map(command).collect::<Vec<_>>().join(", ") + " (administrator)"
 }
 
-/// Returns the driver's error about a GPU that cannot be read.
+/// Converts the driver's error about a GPU that cannot be read.
 pub(super) fn explained(label: &str, what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
     ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
-/// Explains why an operation does not continue on a GPU where another program has created an instance since.
+/// Returns an error if another program has created an instance on the GPU since, so that the operation cannot continue.
 pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
     let now = reading.mig.as_ref()?;
     let others = plan::others(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));

@@ -1,5 +1,5 @@
-//! What the end of an operation means for leases: its lease becomes active or ends, and which instances gpushd created
-//! is recorded.
+//! Effects of an operation's end on leases. Its lease becomes active or ends, and the instances that gpushd created are
+//! recorded.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +13,11 @@ use crate::{
     state::{LeaseTable, OpenLease, Settled, State},
 };
 
-/// What is recorded about leases with the end of an operation.
+/// The changes of leases that are recorded with the end of an operation.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Leased {
     lease: Option<Granted>,
-    /// Instances that gpushd has created, by UUID of the GPU, where that has changed.
+    /// For each GPU where that has changed: its UUID, and the instances that gpushd created on it.
     created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -25,12 +25,12 @@ pub(super) struct Leased {
 #[derive(Debug, Clone)]
 struct Granted {
     record: LeaseRecord,
-    /// Its members; `None` when it ends.
+    /// The members of the active lease; `None` if the lease ends.
     members: Option<Vec<LeaseMember>>,
 }
 
 impl Leased {
-    /// Finds what the end of an operation in `state` means. `plans` are those that it began with.
+    /// Determines the changes for an operation that ends in `state`. `plans` are those that it began with.
     pub(super) async fn of(mig: &MigMode, operation: OperationId, plans: &[GpuPlan], state: OperationState) -> Self {
         let leases = mig.state.leases();
         let is_done = state == OperationState::Done;
@@ -43,7 +43,7 @@ impl Leased {
         Self { lease, created: created(&leases, plans, state) }
     }
 
-    /// Records it in the transaction of the end.
+    /// Records the changes in the transaction of the end.
     pub(super) fn record(&self, tx: &mut Tx<'_>) -> Result<Settled, StoreError> {
         for (gpu, placements) in &self.created {
             tx.set_created_instances(gpu, placements.clone())?;
@@ -75,7 +75,7 @@ impl Leased {
     }
 }
 
-/// Ends the lease of an operation that broke off.
+/// Ends the lease of an operation whose task has panicked.
 pub(super) async fn abandon(state: &State, store: &Store, operation: OperationId) {
     let Some(id) = state.leases().granting(operation).map(OpenLease::id) else { return };
     match store.write_ending(move |tx| tx.end_lease(id, EndReason::Failed)).await {
@@ -83,26 +83,26 @@ pub(super) async fn abandon(state: &State, store: &Store, operation: OperationId
             let settled = Settled { lease: Some(record), created: Vec::new() };
             state.change_leases(|table| table.settle(&settled));
         }
-        // The next gpushd ends it.
-        Err(error) => tracing::error!("cannot record the end of lease {id}: {error}"),
+        // The next gpushd ends the lease.
+        Err(error) => tracing::error!(lease = %id, "cannot record the end of lease {id}: {error}"),
     }
 }
 
-/// The end of a lease that is granted now.
+/// Returns the end time of a lease that is granted now.
 fn end(record: &LeaseRecord) -> Option<Timestamp> {
     let span = SignedDuration::from_secs(i64::try_from(record.request.duration_s?).ok()?);
     Timestamp::now().checked_add(span).ok()
 }
 
-/// The members of a lease, with the UUIDs of the devices that were created for it. `None` when a device cannot be
-/// read or is not there.
+/// Returns the members of a lease, with the UUIDs of the created devices. `None` if a device cannot be read or is
+/// missing.
 async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Option<Vec<LeaseMember>> {
     let mut members = record.members.clone();
     for plan in plans {
         let reading = match mig.driver.readings.read_now(&plan.uuid).await {
             Ok(reading) => reading,
             Err(error) => {
-                tracing::error!("lease {}: its MIG devices were created and cannot be read: {error}", record.id);
+                tracing::error!(lease = %record.id, "lease {}: its MIG devices were created and cannot be read: {error}", record.id);
                 return None;
             }
         };
@@ -136,15 +136,16 @@ fn made(mig: &Mig, plan: &GpuPlan) -> Vec<Made> {
     devices.collect()
 }
 
-/// The instances that gpushd has created on the GPUs of an operation, where that has changed.
+/// Returns, for each GPU where that has changed, the instances that gpushd created.
 fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec<(String, BTreeSet<Placement>)> {
     let after = |plan: &GpuPlan| {
         let before = leases.created.get(&plan.uuid).cloned().unwrap_or_default();
         let after = match state {
             OperationState::Done => created_after(&before, plan),
-            // The GPU may have a state between the two layouts. The next reading drops instances that are gone.
+            // The GPU may be between the two layouts, so this may include instances that do not exist. The next reading
+            // removes them.
             OperationState::Failed => before.union(&created_after(&BTreeSet::new(), plan)).copied().collect(),
-            // What it destroyed was created again at the same place.
+            // The rollback created the destroyed instances again at the same placements.
             OperationState::RolledBack
             | OperationState::Queued
             | OperationState::Waiting

@@ -1,4 +1,4 @@
-//! Operations: from a request to an operation that ends in a layout read back.
+//! Applies changes: from a request to an operation whose layout is read back.
 //!
 //! ```text
 //! request ─► which GPUs ─► claim them ─► read each again ─► plan each ─► all feasible?
@@ -11,22 +11,22 @@
 //! | file | subject |
 //! |---|---|
 //! | `planner` | plans from fresh readings |
-//! | `begin` | from a request to an operation on record |
-//! | `queue` | operations that wait for GPUs, or for instances to be idle |
+//! | `begin` | from a request to a recorded operation |
+//! | `queue` | operations that wait for GPUs, or for instances to become idle |
 //! | `part` | one GPU's part of an operation |
-//! | `engine` | the handles with which operations are queued and begun |
-//! | `executor` | the operation as a whole: forward on all GPUs, or back on all |
+//! | `engine` | the handles that are needed to queue and begin operations |
+//! | `executor` | execution of an operation: forward on all GPUs, or back on all |
 //! | `phases` | the steps forward: brackets and phases |
-//! | `services` | brackets that the journal notes: services and hooks |
+//! | `services` | brackets recorded in the journal: services and hooks |
 //! | `rollback` | the previous layout on all GPUs |
 //! | `back` | the previous layout on one GPU |
-//! | `recover` | operations that an earlier gpushd left unfinished |
+//! | `recover` | operations that a previous gpushd left unfinished |
 //! | `grant` | operations of dynamic grants |
-//! | `leased` | what the end of an operation means for leases |
-//! | `interrupted` | explanations of what became of one |
-//! | `course` | what recovery does with one, from the facts alone |
+//! | `leased` | effects of an operation's end on leases |
+//! | `interrupted` | errors of interrupted operations |
+//! | `course` | how recovery continues an interrupted operation |
 //!
-//! What a step does lies in [`crate::modes`], one folder per mode.
+//! [`crate::modes`] has the steps themselves, one folder per mode.
 
 mod back;
 mod begin;
@@ -59,17 +59,17 @@ use gpush_api::Gpu;
 
 use crate::state::HostState;
 
-/// Checks the operations that wait again, after one of them was cancelled.
+/// Wakes the queue, after a waiting operation was cancelled.
 pub(crate) fn queue_changed(engine: &Engine) {
     engine.queue.wake();
 }
 
-/// Returns whether no operation waits.
+/// Returns whether the queue is empty.
 pub(crate) fn queue_is_empty(engine: &Engine) -> bool {
     engine.queue.is_empty()
 }
 
-/// Adds to the reasons of a GPU how far the operation is that changes it, and which operations wait for it.
+/// Adds to the reasons of a GPU: the progress of the operation that changes it, and the operations that wait for it.
 pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
     planner::add_progress(&engine.queue, &engine.operations, host, gpu);
 }

@@ -23,43 +23,43 @@ use crate::{
 pub(crate) struct Part {
     /// Position in the operation's plans.
     pub(crate) position: usize,
-    /// What to do.
+    /// The plan for this GPU.
     pub(crate) plan: GpuPlan,
-    /// The GPU when the operation began, which a rollback restores. `None` on a part without MIG.
+    /// The GPU when the operation began, which a rollback restores. `None` if the GPU has no MIG.
     pub(crate) before: Option<Mig>,
-    /// The GPU when the plan was made: its steps begin there. `None` on a part without MIG.
+    /// The GPU when the plan was made. The steps start from there. `None` if the GPU has no MIG.
     pub(super) found: Option<Mig>,
-    /// The instances after all steps of the operation's plan. The ids of new ones mean nothing.
+    /// The instances after all steps of the operation's plan. The ids of new instances are not meaningful.
     pub(super) outcome: Vec<GpuInstance>,
-    /// What becomes of the GPU's override when the operation succeeds.
+    /// The change of the GPU's override if the operation succeeds.
     pub(super) lasting: Option<Lasting>,
-    /// The reset that a change of the MIG mode may take, forward and back; `None` when it takes none.
+    /// The reset that a change of the MIG mode may need, forward or back. `None` if it needs none.
     pub(super) reset: Option<Reset>,
 }
 
 impl Part {
-    /// Creates the part of a plan that was made on `reading`. `before` is the GPU when the operation began.
+    /// Creates the part for a plan that was made from `reading`. `before` is the GPU when the operation began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let outcome = plan::outcome(instances(reading.mig.as_ref()), plan.instance_steps());
         let reset = possible_reset(&plan, None, Some(reading));
         Self { position, plan, before, found: reading.mig.clone(), outcome, lasting: None, reset }
     }
 
-    /// Creates the part of a plan that was made without claiming the GPU. It can only be shown.
+    /// Creates the part for a plan that was made without a claim. It is only for display.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
-        // Every user can read an operation, but its plan was made for the caller only.
+        // Every user can read the operation, but the plan may contain details that only the caller may see.
         let steps = plan.steps.into_iter().filter(|step| !matches!(step, Step::Instance(_))).collect();
         let plan = GpuPlan { refusal: None, error: None, steps, keeps: Vec::new(), ..plan };
         Self { position, plan, before: None, found: None, outcome: Vec::new(), lasting: None, reset: None }
     }
 
-    /// Creates the part that the journal has, to be compared with a reading.
+    /// Creates the part from the journal, for comparison with a reading.
     pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
         let (plan, before) = (intent.plan.clone(), intent.before.clone());
         Self { position, plan, before, found: None, outcome: outcome(intent), lasting: None, reset: None }
     }
 
-    /// Creates the part of an interrupted operation. `plan` is what remains of it, planned from `reading`.
+    /// Creates the part of an interrupted operation. `plan` has the remaining steps, planned from `reading`.
     pub(super) fn interrupted(
         position: usize,
         intent: &GpuIntent,
@@ -78,17 +78,17 @@ impl Part {
         }
     }
 
-    /// Returns the GPU as steps name it.
+    /// Returns the name of the GPU for steps.
     pub(super) fn gpu(&self) -> GpuName {
         GpuName { uuid: self.plan.uuid.clone(), label: self.label() }
     }
 
-    /// Returns the GPU in messages.
+    /// Returns the name of the GPU for messages.
     pub(super) fn label(&self) -> String {
         format!("GPU {} ({})", self.plan.gpu, self.plan.uuid)
     }
 
-    /// Returns a change of the GPU's MIG mode, as a step takes it.
+    /// Returns the change of the GPU's MIG mode for a step.
     pub(super) fn mode_change(&self) -> ModeChange {
         let peers = self.peers().map(str::to_owned).collect();
         ModeChange { position: self.position, gpu: self.gpu(), may_reset: self.reset.is_some(), peers }
@@ -99,7 +99,7 @@ impl Part {
         self.reset.iter().flat_map(|reset| &reset.together).map(|peer| peer.uuid.as_str())
     }
 
-    /// Marks the GPU as degraded: a change and its rollback failed on it, or the outcome is not known.
+    /// Returns the change that marks the GPU as degraded: a change and its rollback failed, or the outcome is unknown.
     pub(super) fn degrade(&self, operation: &str, error: &ApiError) -> Change {
         let new = NewCondition {
             scope: Scope::Gpu(self.plan.uuid.clone()),
@@ -111,13 +111,13 @@ impl Part {
         Change::Degrade(new, Arc::new(self.clone()))
     }
 
-    /// Returns whether the plan has no step.
+    /// Returns whether the plan has no steps.
     pub(super) fn is_empty(&self) -> bool {
         self.plan.is_empty()
     }
 
-    /// Returns whether the operation has not changed the GPU and has nothing to change, so that there is nothing to
-    /// take back.
+    /// Returns whether the operation has not changed the GPU and has no steps for it. Then there is nothing to roll
+    /// back.
     pub(super) fn is_untouched(&self) -> bool {
         self.is_empty() && same_layout(self.before.as_ref(), self.found.as_ref())
     }
@@ -133,17 +133,17 @@ impl RecoveryCheck for Part {
     }
 }
 
-/// Returns the instances after the plan of an operation that the journal has.
+/// Returns the instances after the plan in the journal.
 pub(super) fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
     plan::outcome(instances(intent.before.as_ref()), intent.plan.instance_steps())
 }
 
-/// Returns the instances of a GPU; none where it has no MIG.
+/// Returns the instances of a GPU; empty if it has no MIG.
 pub(super) fn instances(mig: Option<&Mig>) -> &[GpuInstance] {
     mig.map(|mig| mig.instances.as_slice()).unwrap_or_default()
 }
 
-/// Returns the reset that a change of the MIG mode may take: the one that the journal has, the plan's, or that of the
+/// Returns the reset that a change of the MIG mode may need. It comes from the journal, from the plan, or else from the
 /// GPU's architecture.
 fn possible_reset(plan: &GpuPlan, recorded: Option<&Reset>, reading: Option<&Reading>) -> Option<Reset> {
     let by_architecture = || {

@@ -1,4 +1,4 @@
-//! The steps of an operation, forward: brackets, then phase by phase on all of its GPUs.
+//! The steps of an operation, forward: brackets, then phase by phase on all its GPUs.
 //!
 //! ```text
 //! brackets ─► MIG on ─► instances ─► MIG off ─► after
@@ -6,7 +6,8 @@
 //!    └──────────┴───────────┴───────────┴─────────┴─ a step fails, or the operation is cancelled: stop
 //! ```
 //!
-//! A GPU whose call has no answer yet does not stop the others in the phase of instances: the call may still succeed.
+//! In the phase of instances, a GPU that waits for the answer of a call does not stop the others: the call may still
+//! succeed.
 
 use std::sync::Arc;
 
@@ -31,10 +32,10 @@ use crate::{
     operation::Ongoing,
 };
 
-/// How far the steps of one GPU came.
+/// How far the steps of one GPU have come.
 #[derive(Debug)]
 pub(super) enum Forward {
-    /// All steps are done, and the GPU was read back as planned.
+    /// All steps are done, and the layout was read back as planned.
     Done,
     /// Stopped before a step, because another GPU failed or the operation was cancelled.
     Stopped,
@@ -43,7 +44,7 @@ pub(super) enum Forward {
 }
 
 /// Whether the next phase may begin.
-enum Next {
+enum NextPhase {
     Go,
     Stop,
 }
@@ -53,11 +54,11 @@ struct Run<'a> {
     executor: &'a Executor,
     ongoing: &'a Arc<Ongoing>,
     parts: &'a [Part],
-    /// How far each GPU came, by position.
+    /// How far each GPU has come, by position.
     ends: Vec<Forward>,
 }
 
-/// Executes the steps of an operation. Returns how far each GPU came, by position.
+/// Executes the steps of an operation. Returns how far each GPU has come, by position.
 pub(super) async fn execute(executor: &Executor, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<Forward> {
     let ends = parts.iter().map(|_| Forward::Stopped).collect();
     let mut run = Run { executor, ongoing, parts, ends };
@@ -67,18 +68,18 @@ pub(super) async fn execute(executor: &Executor, ongoing: &Arc<Ongoing>, parts: 
     }
     for phase in Phase::ALL {
         match run.phase(phase).await {
-            Next::Go => {}
-            Next::Stop => break,
+            NextPhase::Go => {}
+            NextPhase::Stop => break,
         }
     }
     run.ends
 }
 
 impl Run<'_> {
-    /// Opens what surrounds the steps.
+    /// Opens the brackets around the steps.
     ///
     /// # Errors
-    /// When one cannot be opened, with the position of the GPU that needs it.
+    /// If one cannot be opened: the position of the GPU that needs it, and the error.
     async fn open_brackets(&self) -> Result<(), (usize, ApiError)> {
         let Executor { services, timeslice, mps, mig, .. } = self.executor;
         let plans: Vec<GpuPlan> = self.parts.iter().map(|part| part.plan.clone()).collect();
@@ -105,10 +106,10 @@ impl Run<'_> {
     }
 
     /// Executes one phase on all GPUs.
-    async fn phase(&mut self, phase: Phase) -> Next {
+    async fn phase(&mut self, phase: Phase) -> NextPhase {
         match phase {
-            // Its steps are brackets.
-            Phase::Before => Next::Go,
+            // The steps of this phase are brackets.
+            Phase::Before => NextPhase::Go,
             Phase::MigOn => self.mig_mode(phase, true).await,
             Phase::Instances => self.instances().await,
             Phase::MigOff => self.mig_mode(phase, false).await,
@@ -116,7 +117,7 @@ impl Run<'_> {
         }
     }
 
-    /// Returns whether the operation was cancelled; then no GPU counts as done.
+    /// Returns whether the operation was cancelled. If so, marks all GPUs as stopped.
     fn is_cancelled(&mut self) -> bool {
         let cancelled = self.ongoing.cancelled().is_cancelled();
         if cancelled {
@@ -125,14 +126,14 @@ impl Run<'_> {
         cancelled
     }
 
-    /// Changes MIG mode on all GPUs whose plans have a step in `phase`, together.
-    async fn mig_mode(&mut self, phase: Phase, enable: bool) -> Next {
+    /// Changes MIG mode together on all GPUs whose plans have a step in `phase`.
+    async fn mig_mode(&mut self, phase: Phase, enable: bool) -> NextPhase {
         let those: Vec<&Part> = self.parts.iter().filter(|part| part.plan.phase(phase).next().is_some()).collect();
         if those.is_empty() {
-            return Next::Go;
+            return NextPhase::Go;
         }
         if self.is_cancelled() {
-            return Next::Stop;
+            return NextPhase::Stop;
         }
         for part in &those {
             begin_step(self.ongoing, part.position, step::describe_mode(enable).to_owned());
@@ -152,12 +153,12 @@ impl Run<'_> {
                 self.ends[part.position] = Forward::Troubled(trouble);
             }
         }
-        if all_done { Next::Go } else { Next::Stop }
+        if all_done { NextPhase::Go } else { NextPhase::Stop }
     }
 
-    /// Creates and destroys instances, on all GPUs at the same time.
-    async fn instances(&mut self) -> Next {
-        // Cancelled with the operation, and by the first failure.
+    /// Creates and destroys instances on all GPUs concurrently.
+    async fn instances(&mut self) -> NextPhase {
+        // Cancelled together with the operation, and by the first failure.
         let abort = self.ongoing.cancelled().child_token();
         let mut tasks = JoinSet::new();
         for part in self.parts {
@@ -175,18 +176,18 @@ impl Run<'_> {
             self.ends[position] = end;
         }
         for part in self.parts.iter().filter(|part| part.plan.mig_mode() == Some(true)) {
-            // Without a reset, the driver notices only here that a process has the GPU open.
+            // Without a reset, the driver detects only here that a process has the GPU open.
             if let Forward::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
                 && error.code == Code::Blocked
             {
                 error.causes.extend(self.executor.mig.suspects(&part.plan.uuid).await);
             }
         }
-        if self.ends.iter().all(|end| matches!(end, Forward::Done)) { Next::Go } else { Next::Stop }
+        if self.ends.iter().all(|end| matches!(end, Forward::Done)) { NextPhase::Go } else { NextPhase::Stop }
     }
 
-    /// Sets up how whole GPUs are shared.
-    async fn share_whole_gpus(&mut self) -> Next {
+    /// Executes the steps that set up the sharing of whole GPUs.
+    async fn share_whole_gpus(&mut self) -> NextPhase {
         let Executor { mps, timeslice, mig, .. } = self.executor;
         let mut time_sliced: Vec<&Part> = Vec::new();
         let mut steps: Vec<(&Part, &Step)> = Vec::new();
@@ -197,14 +198,14 @@ impl Run<'_> {
             match step {
                 Step::Mps(step) => {
                     if self.is_cancelled() {
-                        return Next::Stop;
+                        return NextPhase::Stop;
                     }
                     if let Err(error) = self.mps_step(mps, part.position, step).await {
                         self.ends[part.position] = Forward::Troubled(Trouble::Failed(error));
-                        return Next::Stop;
+                        return NextPhase::Stop;
                     }
                 }
-                // One run of nvidia-smi sets them all.
+                // Collected, because one run of nvidia-smi sets all of them.
                 Step::Timeslice(TimesliceStep::Set) => time_sliced.push(part),
                 Step::MigMode(_) | Step::Instance(_) => {}
             }
@@ -218,7 +219,7 @@ impl Run<'_> {
             self.ongoing.note(failure);
         }
         time_sliced.iter().for_each(|part| end_step(self.ongoing, part.position, None));
-        Next::Go
+        NextPhase::Go
     }
 
     /// Executes a step on an MPS daemon of the GPU at `position`.
@@ -230,7 +231,7 @@ impl Run<'_> {
     }
 }
 
-/// Executes the steps on the instances of one GPU and reads the GPU back, until the first failure or `abort`.
+/// Executes the steps on the instances of one GPU and reads the GPU back. Stops at the first failure or at `abort`.
 async fn on_one_gpu(driver: &Driver, ongoing: &Ongoing, part: &Part, abort: &CancellationToken) -> Forward {
     match instance_steps(driver, ongoing, part, abort).await {
         Ok(end) => end,
@@ -257,14 +258,14 @@ async fn instance_steps(
             return Ok(Forward::Stopped);
         }
         let words = step::describe_instance(step);
-        tracing::debug!(op = ongoing.id(), gpu = part.plan.uuid, "{words}");
+        tracing::debug!(operation = ongoing.id(), gpu = part.plan.uuid, "{words}");
         begin_step(ongoing, part.position, words);
         mig::instances::execute(driver, &gpu, step, &mut known).await?;
-        // What it does next is reported at once, so nothing is reported in between.
+        // No event is needed here, because the next step is reported at once.
         ongoing.progress(part.position, |progress| progress.done += 1);
     }
     if part.plan.mig_mode() == Some(false) {
-        // It is read back once the mode is off.
+        // The GPU is read back after MIG mode is off.
         return Ok(Forward::Done);
     }
     begin_step(ongoing, part.position, "reading the layout back".to_owned());
@@ -282,7 +283,7 @@ async fn instance_steps(
     Err(Trouble::Failed(ApiError::new(Code::DriverError, message).cause(difference)))
 }
 
-/// Returns the UUIDs of the GPUs whose MIG mode an operation changes, by its recorded plans.
+/// Returns the UUIDs of the GPUs whose MIG mode the operation changes, according to its recorded plans.
 pub(super) fn changed_modes(ongoing: &Ongoing) -> Vec<String> {
     let plans = ongoing.snapshot().plans.into_iter();
     plans.filter(|plan| plan.mig_mode().is_some()).map(|plan| plan.uuid).collect()

@@ -1,4 +1,4 @@
-//! Plans from readings: what a request would change, without changing it.
+//! Plans from readings: what a request would change. Nothing here changes a GPU.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,31 +28,32 @@ use crate::{
 /// Plans changes. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Planner {
-    /// Readings, and what blocks resets.
+    /// Readings, and the checks of what blocks resets.
     pub(crate) mig: MigMode,
-    /// MPS daemons that are in the way, or that a plan starts.
+    /// MPS daemons that a plan must stop or start.
     pub(crate) mps: Mps,
     /// GPUs that operations are changing.
     pub(crate) operations: Operations,
-    /// Root of the host's file system, where other managers of MIG are searched.
+    /// Root of the host's file system, where gpushd looks for other MIG managers.
     pub(crate) host_root: PathBuf,
 }
 
 impl Planner {
-    /// Plans a request from readings as fresh as those of an apply, without executing it. A GPU that cannot be read, or
-    /// that an operation is changing, has an error in place of steps; the others are planned all the same.
+    /// Plans a request from readings as fresh as those of an apply, without executing it. If a GPU cannot be read or is
+    /// being changed, its plan has an error instead of steps. The other GPUs are planned anyway.
     pub(crate) async fn plan(&self, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
         let gpus = self.gpus(viewer, request).await?;
         let meant = self.planned(&gpus, request).await;
         let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;
         if self.mig.state.maintenance().is_some() {
-            // The GPUs cannot be read; each plan has the error.
+            // The GPUs cannot be read, and each plan already has the error.
             return Ok(Plans { plans: meant });
         }
         not_resetting(&self.mig.outside)?;
         let mut fresh = Vec::new();
         let mut unread = BTreeMap::new();
-        // A GPU that is being changed is not read: that would wait for a step, and show half a layout.
+        // A GPU that is being changed is not read. The reading would wait for a step, and would show an intermediate
+        // layout.
         for plan in &meant {
             unread.extend(self.operations.at_rest(plan.gpu, &plan.uuid).err().map(|error| (plan.uuid.clone(), error)));
         }
@@ -79,14 +80,14 @@ impl Planner {
         Ok(Plans { plans })
     }
 
-    /// Plans a request on GPUs as they were read. Whether GPUs on NVSwitches are reset together depends on a fabric
-    /// manager; it is searched only where a plan has such a reset.
+    /// Plans a request from these GPUs. The reset group of GPUs on NVSwitches depends on a fabric manager. gpushd looks
+    /// for one only if a plan has such a reset.
     pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
         self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
     }
 
-    /// Plans a request as [`Planner::planned`] does. Also returns the lanes that an operation needs for it, each with
-    /// what the plan takes away there, even if the plan is refused because of a user.
+    /// Plans a request as [`Planner::planned`] does. Also returns the needs of the operation: the lanes, and what the
+    /// plan takes away on each GPU. Plans that are refused because the GPU is in use have needs too.
     pub(super) async fn planned_with_needs(
         &self,
         gpus: &[Gpu],
@@ -105,7 +106,7 @@ impl Planner {
         Ok((plans, needs))
     }
 
-    /// The lanes that plans need, MPS steps not included yet.
+    /// Returns the needs of plans. MPS steps are not included yet.
     fn needs(
         &self,
         config: &Config,
@@ -113,7 +114,7 @@ impl Planner {
         request: &PlanRequest,
         plans: &[GpuPlan],
     ) -> Result<Needs, ApiError> {
-        // On GPUs that are reset along, no share may be granted.
+        // While a GPU is reset together with others, no lease may be granted on it.
         let all = operation::gpus(plans).into_iter();
         let mut needs: Needs = all.map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
         let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
@@ -124,45 +125,46 @@ impl Planner {
         }
         for plan in plans {
             let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-            // A refused plan does not show what it would take away. So the request is also planned as if the GPU
-            // were idle.
+            // A refused plan does not show what it would take away. So the request is also planned as if all GPUs were
+            // idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
             needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(gpu, plan)));
         }
         Ok(needs)
     }
 
-    /// Refuses the plans that another manager or a blocked reset forbids.
+    /// Refuses the plans that conflict with another MIG manager or need a reset that is blocked.
     pub(super) async fn refuse_blocked(&self, viewer: Viewer, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         other_managers::refuse(&self.host_root, plans);
         self.mig.refuse_blocked_resets(viewer, gpus, &self.mps.idle(), plans).await;
     }
 
-    /// Returns all GPUs, without the processes that hold them for no user. The MPS daemons of the GPUs that the request
-    /// names are asked now; of other GPUs their last answers count.
+    /// Returns all GPUs as a basis for plans, without processes that do no work for a user. The MPS daemons of the
+    /// requested GPUs are polled now; for other GPUs their last answers are used.
     pub(super) async fn gpus(&self, viewer: Viewer, request: &PlanRequest) -> Result<Vec<Gpu>, ApiError> {
         let host = self.mig.state.now();
         let names: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
         let named = match names.as_slice() {
             [] => (0..host.gpus.len()).collect(),
-            // A name that names no GPU is refused where the request is planned.
+            // A name that matches no GPU is refused later, when the request is planned.
             names => host.positions(names).unwrap_or_default(),
         };
         let asked = named.into_iter().map(|at| host.gpus[at].gpu.uuid.clone()).collect();
         self.gpus_of(viewer, &asked).await
     }
 
-    /// Returns all GPUs, without the processes that hold them for no user. The MPS daemons of the GPUs in `asked` are
-    /// asked now.
+    /// Returns all GPUs as a basis for plans, without processes that do no work for a user. The MPS daemons of the GPUs
+    /// in `asked` are polled now.
     pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await);
-        // After the daemons were asked: a lease that was granted meanwhile counts.
+        // After the daemons were polled, so that leases granted meanwhile count.
         self.mig.state.leases().mark_in_use(&mut gpus);
         Ok(gpus)
     }
 
-    /// Returns the same with these readings in place of older ones. It waits for no other GPU.
+    /// Returns the same as [`Planner::gpus_of`], with these readings in place of older ones. Does not wait for other
+    /// GPUs.
     pub(super) async fn gpus_with(&self, viewer: Viewer, readings: &[Arc<Reading>]) -> Result<Vec<Gpu>, ApiError> {
         let host = self.mig.driver.readings.known();
         let is_listed =
@@ -177,7 +179,7 @@ impl Planner {
     }
 }
 
-/// Adds the progress of the operation that changes a GPU to the GPU's reasons, and the operations that wait for it.
+/// Adds to a GPU's reasons the progress of the operation that changes it, and the operations that wait for it.
 pub(crate) fn add_progress(queue: &OperationQueue, operations: &Operations, host: &HostState, gpu: &mut Gpu) {
     gpu.reasons.extend(queue.for_gpu(&gpu.uuid));
     let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
@@ -191,7 +193,7 @@ pub(crate) fn add_progress(queue: &OperationQueue, operations: &Operations, host
     };
 }
 
-/// A GPU as if it were idle: no process uses it, and it is not leased.
+/// Returns a GPU without processes and leases, as if it were idle.
 fn as_if_idle(mut gpu: Gpu) -> Gpu {
     (gpu.processes, gpu.processes_known, gpu.leases) = (Vec::new(), true, Vec::new());
     for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
@@ -201,7 +203,7 @@ fn as_if_idle(mut gpu: Gpu) -> Gpu {
     gpu
 }
 
-/// Explains that a GPU cannot be read, so that nothing is planned on it.
+/// Returns the error of a plan for a GPU that cannot be read.
 pub(super) fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {
     let message =
         format!("GPU {} ({}) can't be read, so nothing is planned and nothing was changed", plan.gpu, plan.uuid);

@@ -1,22 +1,24 @@
-//! Operations that cannot begin yet: another operation has their GPUs, or instances in their way are in use.
+//! The queue of operations that cannot begin yet, because another operation has their GPUs or instances are in use.
 //!
 //! ```text
-//!              ┌─────────── a second later, or when something ahead makes room ───────────┐
+//!              ┌─────────── one second later, or when an earlier entry makes room ────────┐
 //!              ▼                                                                          │
 //! queued ─► one reading of the host, then each operation that is first on its GPUs: ──────┤
-//!              ├─ its plan can be carried out ────► claim, read again ─┬─► running        │
+//!              ├─ its plan is possible ───────────► claim, read again ─┬─► running        │
 //!              │                                                       └─► waiting ───────┤
 //!              ├─ blocked, or its GPUs are taken ─► waiting ──────────────────────────────┘
-//!              └─ refused for good, cancelled, too long ──► rolled back
+//!              └─ cancelled, timed out, or a final refusal ──► rolled back
 //! ```
 //!
-//! The order of arrival is that of [`crate::lanes`], which share requests are in as well. An operation that is first on
-//! all its GPUs reserves what its last plan takes away: no share of that is granted until the operation has ended or
-//! left the queue. Other uses of the GPUs go on, and so do operations without `--wait`, which never queue.
+//! [`crate::lanes`] keeps the order of arrival, which includes lease requests. An operation that is first on all its
+//! GPUs reserves what its last plan takes away: no lease is granted there until the operation has ended or left the
+//! queue. Existing uses of the GPUs continue. So do operations without `--wait`, which never queue.
 //!
-//! One task serves all of them with one reading of the host, so their number costs the driver nothing. Once an operation
-//! has claimed its GPUs, a task of its own reads them again, so a GPU that does not answer delays no operation on other
-//! GPUs. They survive a restart of gpushd. Nothing of them is done before they start, so they can be cancelled without a trace.
+//! One task serves the whole queue with one reading of the host, so the number of operations does not add driver calls.
+//! When an operation has claimed its GPUs, a separate task reads them again. So a GPU that does not answer delays only
+//! its own operations.
+//!
+//! Queued operations survive a restart of gpushd. They have changed nothing yet, so cancelling one needs no rollback.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,17 +45,17 @@ use crate::{
     operation::{self, Ongoing},
 };
 
-/// Interval at which instances in use are read again. The driver does not report when they become idle.
+/// Interval between readings of instances in use. The driver does not report when they become idle.
 const READ: Duration = Duration::from_secs(1);
 
-/// Most operations that may wait.
+/// Maximum number of waiting operations.
 const MOST: usize = 256;
 
-/// The operations that wait.
+/// The waiting operations.
 #[derive(Debug)]
 pub(crate) struct OperationQueue {
     waiting: Mutex<BTreeMap<OperationId, Waiting>>,
-    /// Counts arrivals and cancellations.
+    /// Number of arrivals and cancellations.
     changes: watch::Sender<u64>,
 }
 
@@ -69,11 +71,11 @@ struct Waiting {
     order: Order,
     place: Arc<Place>,
     until: Instant,
-    /// Not to be tried before: it claimed its GPUs and released them, which wakes all that wait, itself included.
+    /// Earliest time of the next attempt. Releasing its claim wakes all waiting operations, including this one.
     again: Instant,
-    /// Why it could not begin so far.
+    /// Why the last attempt failed.
     last: Option<ApiError>,
-    /// It has claimed its GPUs, and they are being read.
+    /// Whether it has claimed its GPUs and a task is reading them.
     is_reading: bool,
 }
 
@@ -82,19 +84,19 @@ impl OperationQueue {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a sentence on each operation that waits for a GPU.
+    /// Returns one sentence for each operation that waits for a GPU.
     pub(crate) fn for_gpu(&self, uuid: &str) -> Vec<String> {
         let waiting = self.waiting();
         let sentence = |one: &Waiting| {
             let operation = one.ongoing.snapshot();
             let plan = operation.plans.iter().find(|plan| plan.uuid == uuid)?;
             let layout = if plan.layout.is_empty() { "another layout".to_owned() } else { plan.layout.join(",") };
-            Some(format!("operation {} waits for it, to make it {layout}", operation.id))
+            Some(format!("operation {} waits for it, to apply {layout}", operation.id))
         };
         waiting.values().filter_map(sentence).collect()
     }
 
-    /// Whether no operation waits.
+    /// Returns whether the queue is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting().is_empty()
     }
@@ -102,24 +104,27 @@ impl OperationQueue {
     /// Checks that one more operation may wait.
     ///
     /// # Errors
-    /// When there are too many.
+    /// If the queue is full.
     pub(super) fn has_room(&self) -> Result<(), ApiError> {
         let waiting = self.waiting().len();
         if waiting < MOST {
             return Ok(());
         }
-        Err(ApiError::new(Code::Unavailable, format!("{waiting} operations wait already, which is the most"))
-            .hint("`gpushctl operation list` shows them; cancel what is not needed: `gpushctl operation cancel op-N`")
+        Err(ApiError::new(Code::Unavailable, format!("the queue is full: {waiting} operations wait"))
+            .hint(
+                "`gpushctl operation list` shows them; cancel one with `gpushctl operation cancel op-N` \
+                (administrator)",
+            )
             .retryable())
     }
 
-    /// Queues an operation, recorded as queued or waiting, that was requested at `since`.
+    /// Adds an operation that is recorded as queued or waiting and was requested at `since`.
     pub(super) fn enter(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, needs: Needs) {
         let place = lanes.queue(Waiter::Operation(ongoing.id()), needs);
         self.insert(ongoing, order, since, Arc::new(place), Instant::now());
     }
 
-    /// Queues an operation again that an earlier gpushd left. Until it is planned it reserves all its GPUs.
+    /// Adds an operation that a previous gpushd left queued. Until it is planned, it reserves all its GPUs.
     pub(crate) fn enter_again(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
         let plans = ongoing.snapshot().plans;
         let needs = plans.into_iter().map(|plan| (plan.uuid, Need::Lane(Reserve::Gpu))).collect();
@@ -135,14 +140,15 @@ impl OperationQueue {
         self.wake();
     }
 
-    /// Notes that an operation has claimed its GPUs and reads them.
+    /// Marks that a task is reading the claimed GPUs of an operation.
     fn reads(&self, id: OperationId) {
         if let Some(waiting) = self.waiting().get_mut(&id) {
             waiting.is_reading = true;
         }
     }
 
-    /// Notes that an operation could not begin after it had read its GPUs. It is not tried before the next interval.
+    /// Marks that an operation could not begin after its GPUs were read. The next attempt is at least one interval
+    /// later.
     fn rests(&self, id: OperationId) {
         if let Some(waiting) = self.waiting().get_mut(&id) {
             waiting.is_reading = false;
@@ -150,17 +156,17 @@ impl OperationQueue {
         }
     }
 
-    /// Wakes the queue: an operation was cancelled.
+    /// Wakes the task that serves the queue.
     pub(crate) fn wake(&self) {
         self.changes.send_modify(|changes| *changes += 1);
     }
 }
 
-/// Serves the queue until gpushd stops. The operations that wait then wait on in the next gpushd.
+/// Serves the queue until gpushd stops. Waiting operations then continue to wait in the next gpushd.
 pub(crate) async fn run(engine: Engine) {
     let mut room = engine.lanes.room();
     let mut changes = engine.queue.changes.subscribe();
-    // Operations that the previous gpushd left may be there already.
+    // The queue may already have operations of the previous gpushd.
     changes.mark_changed();
     loop {
         let pause = async {
@@ -180,7 +186,7 @@ pub(crate) async fn run(engine: Engine) {
     }
 }
 
-/// Tries all of them once.
+/// Tries to begin each waiting operation once.
 async fn round(engine: &Engine) {
     let mut all: Vec<Waiting> = engine.queue.waiting().values().filter(|one| !one.is_reading).cloned().collect();
     if all.is_empty() {
@@ -205,7 +211,7 @@ async fn round(engine: &Engine) {
     }
     let concerned: BTreeSet<String> =
         all.iter().flat_map(|one| one.ongoing.snapshot().plans).map(|plan| plan.uuid).collect();
-    // Every user may read what they wait for, so no user's view is used.
+    // Every user may read the reasons for waiting, so the view must not contain private details.
     let gpus = match engine.planner.gpus_of(Viewer::Agent, &concerned).await {
         Ok(gpus) => gpus,
         Err(error) => return all.iter().for_each(|one| still(engine, one, &error)),
@@ -221,7 +227,7 @@ async fn round(engine: &Engine) {
     }
 }
 
-/// Reads the claimed GPUs of an operation in a task of its own, and starts the operation if its plan still holds.
+/// Reads the claimed GPUs of an operation in a separate task. Starts the operation if its plan is still possible.
 fn read(engine: &Engine, one: Waiting, meant: Vec<GpuPlan>, claim: Claim) {
     engine.queue.reads(one.ongoing.number());
     let engine = Arc::clone(engine);
@@ -241,19 +247,19 @@ fn read(engine: &Engine, one: Waiting, meant: Vec<GpuPlan>, claim: Claim) {
     });
 }
 
-/// Leaves an operation in the queue if waiting may help, and ends it otherwise.
+/// Keeps an operation in the queue if waiting may help. Otherwise ends it.
 fn cannot_begin(engine: &Engine, one: &Waiting, error: ApiError) {
     if passes(&error) { still(engine, one, &error) } else { leave(engine, one, error) }
 }
 
-/// Whether waiting may help: another operation ends, an instance becomes idle, the driver answers.
+/// Returns whether waiting may help: another operation ends, an instance becomes idle, or the driver answers.
 fn passes(error: &ApiError) -> bool {
     may_pass(error)
         || matches!(error.code, Code::DriverUnavailable | Code::DriverTimeout)
         || error.code == Code::Unavailable && error.retryable
 }
 
-/// Claims the GPUs of an operation whose plan seems possible by the last readings.
+/// Claims the GPUs of an operation if the last readings permit its plan.
 async fn claim(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<(Vec<GpuPlan>, Claim), ApiError> {
     not_resetting(&engine.outside)?;
     let (meant, needs) = engine.planner.planned_with_needs(gpus, &one.order.request).await?;
@@ -261,7 +267,7 @@ async fn claim(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<(Vec<GpuP
     if let Some(ahead) = one.place.ahead() {
         return Err(behind(engine, &ahead));
     }
-    // From the last readings: a claim and another reading are only worth it if the plan seems possible.
+    // Checked with the last readings first, because a claim and new readings are expensive.
     if let Some(error) = refusal(&meant) {
         return Err(error);
     }
@@ -269,12 +275,12 @@ async fn claim(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<(Vec<GpuP
     Ok((meant, claim))
 }
 
-/// Explains why an operation waits that is not first on all its GPUs.
+/// Explains that an operation waits for an earlier entry of the queue.
 pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
     let index = engine.state.index_of(&ahead.gpu);
     let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
-    ApiError::new(Code::Conflict, format!("{} came first for {gpu}", ahead.waiter))
-        .hint("`gpushctl operation list` shows what waits")
+    ApiError::new(Code::Conflict, format!("{} is ahead in the queue of {gpu}", ahead.waiter))
+        .hint("`gpushctl operation list` shows the queue")
         .retryable()
 }
 
@@ -287,19 +293,19 @@ fn start(engine: &Engine, one: Waiting, ready: Ready) {
         let plans = parts.iter().map(|part| part.plan.clone()).collect();
         let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
             Ok(()) => {
-                // It has its lanes and waits no longer.
+                // The operation has its lanes now, so it leaves the queue.
                 drop(place);
                 return executor.run(ongoing, &parts).await;
             }
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
-            // A queued operation conflicts only if it was cancelled, which is already recorded.
+            // The only conflict is a cancellation, which is already recorded.
             Err(error) if error.code == Code::Conflict => match timeout(READ, ongoing.cancelled().cancelled()).await {
                 Ok(()) => ongoing.why_cancelled(),
                 Err(_) => error,
             },
-            // A disk that is full for a moment does not end an operation that waited for hours.
+            // A temporary error, such as a full disk, does not end an operation that may have waited for hours.
             Err(error) if error.retryable => {
-                tracing::warn!(op = ongoing.id(), "it cannot begin yet: {error}");
+                tracing::warn!(operation = ongoing.id(), "it cannot begin yet: {error}");
                 let since = ongoing.snapshot().created_at;
                 return engine.queue.insert(&ongoing, order, since, place, Instant::now() + READ);
             }
@@ -311,7 +317,7 @@ fn start(engine: &Engine, one: Waiting, ready: Ready) {
     });
 }
 
-/// Notes why an operation cannot begin yet.
+/// Stores why an operation cannot begin yet.
 fn still(engine: &Engine, one: &Waiting, why: &ApiError) {
     let mut waiting = engine.queue.waiting();
     let Some(kept) = waiting.get_mut(&one.ongoing.number()) else { return };
@@ -327,13 +333,13 @@ fn still(engine: &Engine, one: &Waiting, why: &ApiError) {
         let ongoing = Arc::clone(&one.ongoing);
         tokio::spawn(async move {
             if let Err(error) = ongoing.advance(OperationState::Waiting).await {
-                tracing::debug!(op = ongoing.id(), "that it waits is not recorded: {error}");
+                tracing::debug!(operation = ongoing.id(), "cannot record that it waits: {error}");
             }
         });
     }
 }
 
-/// Ends an operation that is cancelled, or cannot begin.
+/// Ends an operation that is cancelled or cannot begin.
 fn leave(engine: &Engine, one: &Waiting, mut error: ApiError) {
     let kept = engine.queue.waiting().remove(&one.ongoing.number());
     if let Some(last) = kept.and_then(|kept| kept.last) {

@@ -1,7 +1,7 @@
-//! Operations that an earlier gpushd left unfinished.
+//! Recovery of operations that a previous gpushd left unfinished.
 //!
-//! The journal has the previous and the planned state of each GPU, and a reading shows the current one. So single steps
-//! need no marks ([decision 11](../../../docs/decisions/0011-recovery-from-intent.md)):
+//! The journal has the previous and the planned state of each GPU, and a reading shows the current one. So the journal
+//! does not record single steps ([decision 11](../../../docs/decisions/0011-recovery-from-intent.md)):
 //!
 //! ```text
 //! queued ─► queued again
@@ -9,11 +9,11 @@
 //! begun ─► wait for the driver ─► read each GPU ─► plan what remains ─► course (`course`) ─► end, forward or back
 //! ```
 //!
-//! What remains is planned to the placements that the journal has. So instances that another program has created since are
-//! recognised; they are never destroyed.
+//! The remaining steps are planned to the placements in the journal. So recovery recognizes instances that another
+//! program has created since, and never destroys them.
 //!
-//! Recovery runs while the API is already served. Until it has finished, the operation keeps its GPUs. A gpushd that dies
-//! in recovery leaves the next one the same task.
+//! The API is already served during recovery. The operation keeps its GPUs until recovery has finished. If gpushd dies
+//! during recovery, the next gpushd does the same.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -44,25 +44,27 @@ use crate::{
     operation::{self, Ongoing},
 };
 
-/// Pause between two attempts to read a GPU, at first and at most.
+/// First and longest pause between two attempts to read a GPU.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
-/// Attempts to read a GPU although there is a driver.
+/// Maximum number of failed attempts to read a GPU while the driver is available.
 const ATTEMPTS: u32 = 6;
 
-/// Brings operations that an earlier gpushd left unfinished to an end. A handle, cheap to clone.
+/// Recovers operations that a previous gpushd left unfinished. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Recovery {
     pub(crate) executor: Executor,
     pub(crate) planner: Planner,
-    /// gpushd stops; the next one recovers.
+    /// Cancelled when gpushd is stopping. The next gpushd then continues the recovery.
     pub(crate) stopping: CancellationToken,
 }
 
 impl Recovery {
-    /// Takes over unfinished operations. Those that were queued are given to `enqueue` with the time of their request.
-    /// The others continue in the background. Call it before any request is served: the GPUs are claimed when it
-    /// returns. Returns the UUIDs of the GPUs that an operation on request has changed on this boot.
+    /// Takes over unfinished operations. It passes queued ones to `enqueue` with the time of their request, and
+    /// recovers the others in the background. Returns the UUIDs of the GPUs that a requested operation may have changed
+    /// on this boot.
+    ///
+    /// The caller must call this before any request is served, because the GPUs are claimed when it returns.
     pub(crate) async fn take_over(
         &self,
         unfinished: Vec<UnfinishedOperation>,
@@ -79,13 +81,18 @@ impl Recovery {
             }
             let same_boot = left.record.boot_id == boot_id;
             let ongoing = self.executor.operations.take_over(&left);
-            tracing::warn!(op = ongoing.id(), "{} was {} when gpushd ended", left.record.kind, left.record.stage);
+            tracing::warn!(
+                operation = ongoing.id(),
+                "{} was {} when gpushd ended",
+                left.record.kind,
+                left.record.stage
+            );
             if left.intent.begun.is_none() {
                 self.queue_again(&ongoing, left, &enqueue);
                 continue;
             }
             if same_boot && left.record.kind != operation::START {
-                // Whatever its result: a user requested it after the boot.
+                // The GPUs count even if the operation fails, because it was requested after the boot.
                 changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
             }
             let lost = match superseded.get(&left.record.id) {
@@ -110,7 +117,7 @@ impl Recovery {
             let Self { executor, stopping, .. } = recovery;
             let helpers = &executor.mig.outside.helpers;
             helpers.adopt(&id.to_string()).await;
-            // A service that was stopped may open the GPUs, which maintenance must keep closed.
+            // Starting a stopped service may open the GPUs, which must stay closed during maintenance.
             while executor.mig.state.maintenance().is_some() {
                 tokio::select! {
                     () = stopping.cancelled() => return,
@@ -122,7 +129,7 @@ impl Recovery {
         });
     }
 
-    /// Queues an operation again that had not begun.
+    /// Queues an operation again that has not begun.
     fn queue_again(
         &self,
         ongoing: &Arc<Ongoing>,
@@ -144,7 +151,8 @@ impl Recovery {
         }
     }
 
-    /// Keeps the driver paused while a reset runs that the earlier gpushd began: no GPU may be opened, not even read.
+    /// Pauses the driver while a reset of the previous gpushd still runs. No GPU may be opened meanwhile, not even for
+    /// reading.
     async fn wait_for_resets(&self, unfinished: &[UnfinishedOperation]) {
         let mig = &self.executor.mig;
         let ids: Vec<String> = unfinished.iter().map(|left| left.record.id.to_string()).collect();
@@ -156,7 +164,7 @@ impl Recovery {
         }
         let gate = Arc::clone(&mig.outside.driverless).write_owned().await;
         if let Err(error) = mig.driver.hardware.pause().await {
-            tracing::warn!("the driver can't be left alone: {error}");
+            tracing::warn!("cannot pause driver calls: {error}");
         }
         let mig = mig.clone();
         self.executor.tasks.spawn(async move {
@@ -168,13 +176,13 @@ impl Recovery {
         });
     }
 
-    /// Brings one operation to an end.
+    /// Recovers one operation.
     async fn recover(&self, ongoing: Arc<Ongoing>, left: UnfinishedOperation, same_boot: bool) {
         note_the_gap(&ongoing, &left);
         if left.record.stage == OperationState::Running
             && let Err(error) = ongoing.advance(OperationState::Interrupted).await
         {
-            tracing::warn!(op = ongoing.id(), "that it was interrupted can't be recorded: {error}");
+            tracing::warn!(operation = ongoing.id(), "cannot record that it was interrupted: {error}");
         }
         for told in self.executor.mig.outside.helpers.adopt(&ongoing.id()).await {
             ongoing.note(told);
@@ -216,14 +224,14 @@ impl Recovery {
         };
         let ends = read.into_iter().map(|read| read.map_or_else(Forward::Troubled, |_| Forward::Stopped)).collect();
         let failed = left.record.error.filter(|_| facts.rolling_back);
-        let left = Left { parts, ends, others, rolling_back: facts.rolling_back, failed };
+        let left = Leftover { parts, ends, others, rolling_back: facts.rolling_back, failed };
         self.take_course(facts.course(), ongoing, left).await;
     }
 
-    async fn take_course(&self, course: Course, ongoing: Arc<Ongoing>, left: Left) {
+    async fn take_course(&self, course: Course, ongoing: Arc<Ongoing>, left: Leftover) {
         let executor = &self.executor;
-        let Left { parts, ends, others, rolling_back, failed } = left;
-        let failed = failed.map(|error| error.cause("gpushd ended in the middle of that"));
+        let Leftover { parts, ends, others, rolling_back, failed } = left;
+        let failed = failed.map(|error| error.cause("gpushd ended while it handled this error"));
         match course {
             Course::Done => executor.finish(ongoing, &parts, OperationState::Done, None).await,
             Course::Forward => match ongoing.advance(OperationState::Running).await {
@@ -232,7 +240,7 @@ impl Recovery {
                     let why = ongoing.why_cancelled();
                     executor.roll_back(ongoing, &parts, &ends, why).await;
                 }
-                // Without a journal nothing is begun.
+                // Without a working journal, nothing may begin.
                 Err(error) => self.stuck(ongoing, &parts, error).await,
             },
             Course::RolledBack => {
@@ -257,12 +265,13 @@ impl Recovery {
         }
     }
 
-    /// Ends, in memory at least, an operation that cannot continue because nothing can be recorded.
+    /// Ends an operation that cannot continue because the journal cannot be written. At least the state in memory shows
+    /// the end.
     async fn stuck(&self, ongoing: Arc<Ongoing>, parts: &[Part], why: ApiError) {
         let id = ongoing.id();
         let causes = [vec![why.message], why.causes].concat();
         let error = ApiError {
-            message: format!("operation {id} was left half done when gpushd ended, and can't be carried on"),
+            message: format!("operation {id} was not finished when gpushd ended, and cannot continue"),
             causes,
             ..why
         };
@@ -272,7 +281,7 @@ impl Recovery {
         self.executor.finish(ongoing, parts, OperationState::Failed, Some(error)).await;
     }
 
-    /// Reads each GPU once there is a driver. Returns `None` when gpushd stops before.
+    /// Reads each GPU, and waits for the driver if necessary. Returns `None` if gpushd is stopping.
     async fn read(&self, gpus: &[GpuIntent]) -> Option<Vec<Result<Arc<Reading>, Trouble>>> {
         let mut readings = Vec::new();
         for gpu in gpus {
@@ -282,7 +291,7 @@ impl Recovery {
                 match self.executor.mig.driver.readings.read_now(&gpu.plan.uuid).await {
                     Ok(reading) => break Ok(reading),
                     Err(error) if is_gone(&error) => {
-                        break Err(Trouble::Lost(explained(&label, "is not there any more", &error)));
+                        break Err(Trouble::Lost(explained(&label, "does not exist any more", &error)));
                     }
                     Err(error) if !error.is_driver_unavailable() && attempts >= ATTEMPTS => {
                         break Err(Trouble::Unknown(explained(&label, "can't be read", &error)));
@@ -301,26 +310,26 @@ impl Recovery {
         Some(readings)
     }
 
-    /// Plans what remains to do on each GPU. Returns `None` when gpushd stops before that is known.
+    /// Plans the remaining steps on each GPU. Returns `None` if gpushd is stopping.
     async fn remaining(&self, gpus: &[GpuIntent], readings: &[Arc<Reading>]) -> Option<Vec<GpuPlan>> {
         let host = loop {
             match self.planner.gpus_with(Viewer::Agent, readings).await {
                 Ok(host) => break host,
-                // The GPUs were read a moment ago: whatever hides the host passes.
-                Err(error) => tracing::info!("the host can't be seen yet: {error}"),
+                // The GPUs were just read, so this error is temporary.
+                Err(error) => tracing::info!("cannot read the host yet: {error}"),
             }
             tokio::select! {
                 () = tokio::time::sleep(PAUSE.0) => {}
                 () = self.stopping.cancelled() => return None,
             }
         };
-        // The operation keeps what it began with, whatever the config says by now.
+        // The operation continues with its original plan, so the current config is not used.
         let config = Config::default();
         let rest = |gpu: &GpuIntent| {
             let was_on = gpu.before.as_ref().is_some_and(|before| before.enabled);
             let mig = gpu.plan.mig_mode().unwrap_or(was_on);
             if !mig && gpu.plan.mig_mode().is_none() {
-                // The operation changes nothing of MIG on it.
+                // The operation does not change MIG on this GPU.
                 return gpu.plan.clone();
             }
             let layout = if mig { plan::entries(&outcome(gpu)) } else { Vec::new() };
@@ -328,7 +337,14 @@ impl Recovery {
             let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![wanted]) };
             match plan_host(&config, &host, &request) {
                 Ok(mut plans) if plans.plans.len() == 1 => remaining(&gpu.plan, plans.plans.remove(0)),
-                Ok(_) => GpuPlan { error: Some(ApiError::new(Code::NotFound, "the GPU is gone")), ..gpu.plan.clone() },
+                Ok(_) => GpuPlan {
+                    error: Some(ApiError::new(
+                        Code::NotFound,
+                        "the GPU does not exist any \
+                    more",
+                    )),
+                    ..gpu.plan.clone()
+                },
                 Err(error) => GpuPlan { error: Some(error), ..gpu.plan.clone() },
             }
         };
@@ -336,21 +352,21 @@ impl Recovery {
     }
 }
 
-/// What an earlier gpushd left of an operation.
-struct Left {
+/// The data of an interrupted operation.
+struct Leftover {
     parts: Vec<Part>,
-    /// How far each GPU came, as far as a rollback needs it.
+    /// How far each GPU has come, as a rollback needs it.
     ends: Vec<Forward>,
-    /// What others have changed on its GPUs.
+    /// Errors about GPUs that other programs have changed.
     others: Vec<ApiError>,
-    /// Whether it was being rolled back, or is cancelled.
+    /// Whether the operation was being rolled back, or is cancelled.
     rolling_back: bool,
-    /// Why it was being rolled back.
+    /// The error that caused the rollback.
     failed: Option<ApiError>,
 }
 
 fn note_the_gap(ongoing: &Ongoing, left: &UnfinishedOperation) {
-    ongoing.note(format!("gpushd ended while it was {}, and took it up again when it started", left.record.stage));
+    ongoing.note(format!("gpushd ended while it was {}, and continued it after its start", left.record.stage));
 }
 
 fn is_gone(error: &DriverError) -> bool {

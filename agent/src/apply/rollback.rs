@@ -1,6 +1,6 @@
-//! The rollback of an operation: the previous layout on every GPU that it may have changed.
+//! The rollback of an operation: restores the previous layout on every GPU that the operation may have changed.
 //!
-//! A GPU that is lost, or whose outcome stays unknown, is left as it is.
+//! A GPU that is lost, or whose outcome is unknown, stays as it is.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::{
     state::Change,
 };
 
-/// Restores the GPUs of an operation as they were before it, because of `why`. Returns the state in which the operation
-/// ends, its error, and what changes in the state of its GPUs.
+/// Restores the GPUs of an operation because of `why`. Returns the final state of the operation, its error, and the
+/// changes of conditions of its GPUs.
 pub(super) async fn all(
     mig: &MigMode,
     ongoing: &Arc<Ongoing>,
@@ -40,11 +40,11 @@ pub(super) async fn all(
             Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
             Forward::Troubled(Trouble::Unknown(trouble)) => {
                 changes.push(part.degrade(&id, trouble));
-                left.push((part.clone(), "is in a state that is not known"));
+                left.push((part.clone(), "is in an unknown state"));
             }
-            // The operation did nothing on it, and what others did is not taken back.
+            // The operation changed nothing on this GPU, and changes by others are not reverted.
             Forward::Troubled(Trouble::Failed(_)) if part.is_untouched() => {
-                left.push((part.clone(), "is left as it is: this operation has not changed it"));
+                left.push((part.clone(), "stays as it is: this operation has not changed it"));
             }
             Forward::Done | Forward::Stopped if part.is_untouched() => {}
             Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => changed.push(part),
@@ -78,7 +78,7 @@ pub(super) async fn all(
     (OperationState::Failed, error, changes)
 }
 
-/// Restores GPUs at the same time. Returns those that could not be restored.
+/// Restores GPUs concurrently. Returns the GPUs that could not be restored.
 async fn restore(mig: &MigMode, ongoing: &Arc<Ongoing>, parts: &[&Part]) -> Vec<(Part, Trouble)> {
     for part in parts {
         ongoing.progress(part.position, |progress| {

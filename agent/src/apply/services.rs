@@ -3,15 +3,15 @@
 //! ```text
 //!  service active? ─► noted ─► stopped ─► … ─► hook after noted ─► hook before ─► (steps)
 //!                                                                                    │
-//!  services started ◄──────────────── hook after ◄──────── last noted, first taken back
+//!  services started ◄──────────────── hook after ◄──────── undone in reverse order
 //! ```
 //!
-//! Several operations may need one service stopped at the same time. Each notes it, and the last of them that ends
-//! starts it again. A lock keeps them from stopping and starting services at once.
+//! Each such bracket is noted in the journal before it is opened. The operation undoes it at its end, or the next
+//! gpushd does. Undoing twice does no harm: starting a running service has no effect. If undoing fails, the note stays,
+//! and health reports the service.
 //!
-//! Each bracket is noted durably before it is opened. The operation takes it back at its end, or the next gpushd does.
-//! Taking back twice does no harm: starting a service that runs has no effect. What cannot be taken back stays noted
-//! and is reported in health.
+//! Several operations may need the same service stopped. Each of them notes it, and the last one that ends starts it. A
+//! lock prevents that one operation stops services while another starts them.
 
 use std::{
     collections::BTreeMap,
@@ -27,22 +27,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{modes::mig::LOGGED, outside::Outside, state::State};
 
-/// Attempts to start a service.
+/// Number of attempts to start a service.
 const ATTEMPTS: u32 = 3;
 
-/// Pause after the first attempt; after the second twice as long.
+/// Pause after the first attempt; twice as long after the second.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Pause between later attempts, at first and at most.
+/// First and longest pause between later attempts.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
-/// Name of the helper step that runs the first hook.
+/// Name of the helper step for the hook before the operation.
 const HOOK_BEFORE: &str = "hook-before";
 
-/// Name of the helper step that runs the second hook.
+/// Name of the helper step for the hook after the operation.
 const HOOK_AFTER: &str = "hook-after";
 
-/// Opens the brackets that the journal notes, and takes them back.
+/// Opens and undoes the brackets that are noted in the journal.
 #[derive(Debug, Clone)]
 pub(crate) struct Services {
     pub(crate) state: State,
@@ -52,14 +52,14 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Stops a service on behalf of an operation, if it runs.
+    /// Stops a service for an operation, if the service runs.
     ///
     /// # Errors
-    /// When that is not known, or the service cannot be stopped. What was noted is taken back later.
+    /// If the state of the service is unknown, or it cannot be stopped. The noted bracket is undone later.
     pub(super) async fn stop(&self, operation: OperationId, service: &str) -> Result<(), ApiError> {
         let _lock = self.outside.services.lock().await;
         let bracket = Bracket::Service { service: service.to_owned() };
-        // A previous gpushd may have noted it and died before it stopped the service.
+        // A previous gpushd may have noted the bracket and died before it stopped the service.
         if !self.noted(operation).await?.contains(&bracket) {
             let runs = self.is_active(operation, service).await?;
             if !runs && self.noted_by_others(operation, &bracket).await?.is_empty() {
@@ -78,7 +78,7 @@ impl Services {
     /// Notes the hook that runs at the end of an operation.
     ///
     /// # Errors
-    /// When it cannot be recorded.
+    /// If it cannot be recorded.
     pub(super) async fn note_hook(&self, operation: OperationId, hook: &Bracket) -> Result<(), ApiError> {
         let noted = self.noted(operation).await?;
         if noted.iter().any(|bracket| matches!(bracket, Bracket::HookAfter { .. })) {
@@ -87,10 +87,10 @@ impl Services {
         self.note(operation, hook).await
     }
 
-    /// Runs the hook before an operation, unless it has ended well already.
+    /// Runs the hook before an operation, unless it has already succeeded.
     ///
     /// # Errors
-    /// When it fails.
+    /// If the hook fails.
     pub(super) async fn hook_before(
         &self,
         operation: OperationId,
@@ -104,23 +104,25 @@ impl Services {
         if ended.end == End::Exited(0) {
             return Ok(());
         }
-        Err(failed(&format!("the hook {program}"), &ended).hint("mend the hook under [mode_change], then ask again"))
+        Err(failed(&format!("the hook {program}"), &ended).hint(
+            "correct the hook under [mode_change], then try \
+            again",
+        ))
     }
 
-    /// Takes back what is noted of an operation, last noted first, before the operation ends in `state`. Returns a
-    /// sentence on each failure.
+    /// Undoes the brackets of an operation that ends in `state`, in reverse order. Returns a sentence for each failure.
     pub(super) async fn take_back(&self, operation: OperationId, state: OperationState) -> Vec<String> {
         let mut failures = Vec::new();
         let pending = match self.pending(operation).await {
             Ok(pending) => pending,
             Err(error) => {
-                tracing::error!(op = %operation, "cannot read what is to be rolled back: {error}");
+                tracing::error!(operation = %operation, "cannot read what is to be rolled back: {error}");
                 return failures;
             }
         };
         for (position, bracket) in pending.into_iter().rev() {
-            // Held until the end is recorded: otherwise two operations that stopped one service could each leave its
-            // start to the other one.
+            // Held until the record is written. Otherwise two operations that stopped the same service might each rely
+            // on the other one to start it.
             let _lock = match &bracket {
                 Bracket::Service { .. } => Some(self.outside.services.lock().await),
                 Bracket::HookAfter { .. }
@@ -133,17 +135,17 @@ impl Services {
             }
             let recorded = self.store.write_ending(move |tx| tx.undone(operation, position)).await;
             if let Err(error) = recorded {
-                tracing::error!(op = %operation, "cannot record that something was rolled back: {error}");
+                tracing::error!(operation = %operation, "cannot record the rollback of a service or hook: {error}");
             }
         }
         for failure in &failures {
-            tracing::error!(op = %operation, "{failure}");
+            tracing::error!(operation = %operation, "{failure}");
         }
         failures
     }
 
-    /// Takes one bracket back. For a service the caller holds the lock of services. Returns whether it needs no further
-    /// attempt.
+    /// Undoes one bracket. For a service, the caller holds the lock of services. Returns whether no further attempt is
+    /// needed.
     async fn take_back_one(
         &self,
         operation: OperationId,
@@ -158,7 +160,7 @@ impl Services {
                 }
                 let Err(why) = self.start(operation, service).await else { return true };
                 failures.push(format!(
-                    "{service} was stopped and can't be started again: {why}; see why: `systemctl status {service}`"
+                    "{service} was stopped and cannot be started again: {why}; see `systemctl status {service}`"
                 ));
                 false
             }
@@ -170,16 +172,17 @@ impl Services {
                     Ok(ended) => failures.push(format!("the hook {program} {}; {LOGGED}", ended.end)),
                     Err(error) => failures.push(format!("the hook {program}: {error}")),
                 }
-                // A hook runs once, because a second run might do harm.
+                // A hook runs only once, because a second run might do harm.
                 true
             }
             Bracket::Timeslice | Bracket::MpsDaemon { .. } | Bracket::HookBefore { .. } => true,
         }
     }
 
-    /// Returns whether an operation that goes on needs the same bracket, and so will take it back.
+    /// Returns whether another unfinished operation has noted the same bracket, and so will undo it.
     async fn still_needed_stopped(&self, operation: OperationId, bracket: &Bracket) -> bool {
-        // In doubt the service is started: a service that runs when it should not is in the way, and is reported.
+        // If that is unknown, the service is started. A service that runs by mistake only blocks the operation, which
+        // reports it.
         let others = self.noted_by_others(operation, bracket).await;
         others.is_ok_and(|others| others.iter().any(|stage| !stage.is_final()))
     }
@@ -204,8 +207,8 @@ impl Services {
         Ok(self.store.read(stages).await?)
     }
 
-    /// Tries again to start the services that an operation which has ended could not start, until they run or gpushd
-    /// ends. Health names them meanwhile. The next gpushd tries too.
+    /// Starts services that an ended operation could not start, with repeated attempts until they run or gpushd exits.
+    /// Health reports them meanwhile. The next gpushd tries again too.
     pub(super) async fn look_after(&self, operation: OperationId, state: OperationState) {
         let left = self.stopped(operation).await;
         if left.is_empty() {
@@ -213,7 +216,7 @@ impl Services {
         }
         self.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
         let services = self.clone();
-        // Not one of the tasks that gpushd waits for when it ends.
+        // Not a tracked task: gpushd does not wait for it when it exits.
         tokio::spawn(async move {
             let mut pause = AGAIN.0;
             loop {
@@ -236,7 +239,7 @@ impl Services {
         });
     }
 
-    /// Returns the services that are still to be started on behalf of an operation.
+    /// Returns the services that still must be started for an operation.
     async fn stopped(&self, operation: OperationId) -> Vec<String> {
         let noted = self.noted(operation).await.unwrap_or_default();
         let service = |bracket| if let Bracket::Service { service } = bracket { Some(service) } else { None };
@@ -260,25 +263,34 @@ impl Services {
         }
     }
 
-    /// Returns what is noted and not taken back, in order.
+    /// Returns the brackets that are noted and not undone, in order.
     async fn noted(&self, operation: OperationId) -> Result<Vec<Bracket>, ApiError> {
         Ok(self.pending(operation).await?.into_iter().map(|(_, bracket)| bracket).collect())
     }
 
-    /// Returns the same with the position of each note in the journal.
+    /// Returns the same, with the position of each note in the journal.
     async fn pending(&self, operation: OperationId) -> Result<Vec<(u64, Bracket)>, ApiError> {
         let noted = self.store.read(move |view| view.undo(operation)).await?;
         let known = noted.into_iter().filter(|note| !note.undone).filter_map(|note| {
             let bracket = serde_json::from_value(note.what);
-            let unknown = |error| tracing::error!(op = %operation, "a note of what to take back is not known: {error}");
+            let unknown = |error| {
+                tracing::error!(operation = %operation, "cannot read a record of what must be undone: \
+                {error}")
+            };
             Some((note.position, bracket.map_err(unknown).ok()?))
         });
         Ok(known.collect())
     }
 
     async fn note(&self, operation: OperationId, bracket: &Bracket) -> Result<(), ApiError> {
-        let what = serde_json::to_value(bracket)
-            .map_err(|error| ApiError::new(Code::Internal, "a note can't be written").cause(error.to_string()))?;
+        let what = serde_json::to_value(bracket).map_err(|error| {
+            ApiError::new(
+                Code::Internal,
+                "cannot record what must be \
+                undone",
+            )
+            .cause(error.to_string())
+        })?;
         self.store.write(move |tx| tx.note_undo(operation, what.clone()).map(|_| ())).await?;
         Ok(())
     }
@@ -287,7 +299,7 @@ impl Services {
         let ended = self.systemctl(operation, "is-active", service).await?;
         match ended.end {
             End::Exited(0) => Ok(true),
-            // Not running, or not known.
+            // Exit status of `systemctl is-active`: 3 for a unit that is not active, 4 for one that does not exist.
             End::Exited(3 | 4) => Ok(false),
             End::Exited(_)
             | End::Signalled(_)
@@ -295,8 +307,8 @@ impl Services {
             | End::NotStarted(_)
             | End::Lost
             | End::Void
-            | End::Hangs => Err(failed(&format!("asking whether {service} runs"), &ended)
-                .hint(format!("ask yourself: `systemctl is-active {service}`"))),
+            | End::Hangs => Err(failed(&format!("the check whether {service} runs"), &ended)
+                .hint(format!("check it with `systemctl is-active {service}`"))),
         }
     }
 
@@ -335,14 +347,20 @@ impl Services {
     }
 }
 
-/// Returns what health says about services that an operation stopped and that could not be started since.
+/// Returns the health errors about services that an operation stopped and gpushd cannot start.
 pub(crate) fn health(outside: &Outside) -> Vec<ApiError> {
     let known = outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
     let each = known.iter().flat_map(|(operation, services)| services.iter().map(move |one| (operation, one)));
     each.map(|(operation, service)| {
-        ApiError::new(Code::Internal, format!("{service} was stopped for operation {operation}, and can't be started"))
-            .cause("gpushd keeps trying")
-            .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`"))
+        ApiError::new(
+            Code::Internal,
+            format!(
+                "{service} was stopped for operation {operation}, and cannot be \
+            started"
+            ),
+        )
+        .cause("gpushd keeps trying")
+        .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`"))
     })
     .collect()
 }

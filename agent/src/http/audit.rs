@@ -16,10 +16,10 @@ use crate::{
     state::{self, HostState},
 };
 
-/// Characters of a GPU's UUID.
+/// Length of a complete GPU UUID.
 const WHOLE_UUID: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
 
-/// Records in one response: the default, and the limit.
+/// Default and maximum number of records in one response.
 const PAGE: (usize, usize) = (100, 1000);
 
 /// Parameters of `GET /v1/audit`.
@@ -28,20 +28,20 @@ const PAGE: (usize, usize) = (100, 1000);
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct AuditParameters {
-    /// Those after the record of this sequence number, from the first on: 0 begins with the oldest, the
-    /// last number of a page asks for the next. Without it come the last ones.
+    /// Only records after this sequence number, oldest first. 0 starts with the oldest record. For the next page, use
+    /// the `sequence` of the last record. If absent, the answer has the last records.
     after: Option<u64>,
-    /// How many at most, 1 to 1000; 100 without it.
+    /// Maximum number of records, 1 to 1000; 100 by default.
     limit: Option<usize>,
-    /// Only records about this: an operation, an MPS target or share, a user, `config`, `host`, or GPUs by their
-    /// selectors, separated by commas. A GPU includes its operations and the MPS targets on it.
+    /// Only records about these objects, separated by commas: operations, leases, MPS targets, users, `config`,
+    /// `host`, or selectors of GPUs. A GPU includes its operations and its MPS targets.
     object: Option<String>,
-    /// Only those made at this time or later, as `2026-01-02T03:04:05Z`.
+    /// Only records made at this time or later, such as `2026-01-02T03:04:05Z`.
     #[cfg_attr(test, param(value_type = Option<String>, format = DateTime))]
     since: Option<Timestamp>,
 }
 
-/// Records of the audit trail, oldest first. For administrators.
+/// Lists records of the audit trail, oldest first. For administrators.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/audit", operation_id = "listAudit", tag = "audit", params(AuditParameters),
     responses((status = 200, description = "The answer", body = Vec<AuditRecord>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -56,9 +56,9 @@ pub(super) async fn list(
     authorization.admin(&caller, "read the audit trail").await?;
     let limit = parameters.limit.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
-        let message = format!("`limit` is {limit}, and an answer holds 1 to {} records", PAGE.1);
+        let message = format!("`limit` is {limit}, but an answer has 1 to {} records", PAGE.1);
         return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
-            .hint("request the others page by page: `after` takes the sequence number of the last record of a page"));
+            .hint("request page by page: `after` takes the sequence number of the last record of a page"));
     }
     let AuditParameters { after, object, since, .. } = parameters;
     let objects = object.map(|text| objects(&state.now(), &text)).transpose()?.unwrap_or_default();
@@ -70,7 +70,8 @@ pub(super) async fn list(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// The objects of records that `text` names. A GPU that the driver does not show is found by its whole UUID.
+/// Returns the objects of records that `text` names. A GPU that the driver does not list is found only by its complete
+/// UUID.
 fn objects(host: &HostState, text: &str) -> Result<Vec<String>, ApiError> {
     let one = |word: &str| {
         let selector: Selector = match word.parse() {
@@ -106,14 +107,14 @@ fn objects(host: &HostState, text: &str) -> Result<Vec<String>, ApiError> {
     Ok(found)
 }
 
-/// UUIDs of what may be shared through MPS on a GPU: the GPU and its MIG devices.
+/// Returns the UUIDs of possible MPS targets on a GPU: the GPU and its MIG devices.
 fn targets(host: &HostState, uuid: &str) -> Vec<String> {
     let Some(gpu) = host.gpu(uuid) else { return Vec::new() };
     let computes = gpu.gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
     computes.filter_map(|compute| compute.uuid.clone()).chain([uuid.to_owned()]).collect()
 }
 
-/// UUID of the MIG device that a text such as `1:2g.20gb@2` names.
+/// Returns the UUID of the MIG device that a text such as `1:2g.20gb@2` names.
 fn device(host: &HostState, text: &str) -> Option<String> {
     let (gpu, device) = text.split_once(':')?;
     let (profile, start) = device.split_once('@')?;

@@ -22,7 +22,9 @@ use crate::{
     state::{self, readings::Readings},
 };
 
-/// The config in force, which GPUs its rules claim, and what of the file waits for a restart.
+/// Returns the effective config.
+///
+/// The answer also has the GPUs that each rule claims, and the changed settings that need a restart.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/config", operation_id = "getConfig", tag = "config",
     responses((status = 200, description = "The answer", body = ConfigView), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -35,7 +37,7 @@ pub(super) async fn show(
 ) -> Result<Response, Failure> {
     let (generation, viewer) = (state.now().generation, caller.viewer);
     let view = async move {
-        // Without a driver the rules claim no GPU, and can still be read.
+        // Without a driver, the response shows the rules without GPUs.
         let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
         let mut view = settings.config().view(settings.file().as_deref(), &gpus);
         view.pending_restart = settings.pending_restart();
@@ -46,7 +48,7 @@ pub(super) async fn show(
     Ok(tagged(limiter.answer(&caller, StatusCode::OK, view).await?, generation))
 }
 
-/// The file as a reload would read it now against the config in force, and what stands on each GPU.
+/// Compares the config file, the effective config and the GPUs. For administrators.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/config/diff", operation_id = "diffConfig", tag = "config",
     responses((status = 200, description = "The answer", body = ConfigDiff), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -56,15 +58,17 @@ pub(super) async fn diff(
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
-    // Only administrators may see a file that is not in force yet.
+    // Only administrators may see a file that is not active yet.
     authorization.admin(&caller, "read the config file").await?;
     let viewer = caller.viewer;
     let diff = async move { Ok::<ConfigDiff, Failure>(differences.find(viewer).await) };
     limiter.answer(&caller, StatusCode::OK, diff).await
 }
 
-/// Reads the file again, as SIGHUP does: all of it is taken or nothing. A file that changes a rule
-/// on which an override stands is refused, unless the request says that such overrides end.
+/// Reloads the config file, as SIGHUP does. For administrators.
+///
+/// The whole file takes effect, or none of it. A file that changes an overridden rule is refused, unless
+/// `clear_overrides` is set.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/config/reload", operation_id = "reloadConfig", tag = "config", request_body = ReloadRequest,
     params(("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")),

@@ -1,17 +1,17 @@
 //! `/v1/events`: changes as they happen, as server-sent events.
 //!
 //! ```text
-//! id: 8c1f03ab77de-17          what Last-Event-ID takes
-//! event: gpu                   its kind
+//! id: 8c1f03ab77de-17          value for Last-Event-ID
+//! event: gpu                   kind of the event
 //! data: {"id": …, "kind": …}   a gpush_api::Event
 //! ```
 //!
-//! The stream begins with a bare `id:`, the position at which it starts, and repeats the current one after each
-//! silence. This keeps the connection alive. A client that wants only few kinds can also reconnect at a position that
-//! is still kept. Clients of such streams do not treat bare ids as events.
+//! The stream begins with a bare `id:`, the position at which it starts. After each silence it sends the current
+//! position again. This keeps the connection alive. It also lets a client that receives few kinds reconnect at a
+//! position that is still stored. Clients of server-sent events do not treat a bare id as an event.
 //!
 //! A client gets the next chunk only after it has read the last one. So a client that does not read occupies only its
-//! connection, which is closed in time (`listen::pace`).
+//! connection, which `listen::pace` closes after a time limit.
 
 use std::{
     convert::Infallible,
@@ -46,7 +46,7 @@ use crate::{
     },
 };
 
-/// The longest silence of a stream.
+/// Maximum time without data on a stream.
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// Name of the header with the id of the last event that the client received.
@@ -58,19 +58,20 @@ const LAST: &str = "last-event-id";
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct EventParameters {
-    /// Only these kinds, with commas between: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `lease`,
-    /// `stray`, `change`, `resync`. The last comes whatever is asked for.
+    /// Only these kinds, separated by commas: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `lease`, `stray`,
+    /// `change`, `resync`. `resync` is always sent.
     kinds: Option<String>,
-    /// Only what is about one of these GPUs: selectors with commas between.
+    /// Only events of these GPUs: selectors separated by commas.
     gpu: Option<String>,
-    /// `false` for the events that are still kept (or those of them after `Last-Event-ID`), as one
-    /// JSON list, in place of the stream.
+    /// `false` returns the events that gpushd still has as one JSON list, instead of a stream. With `Last-Event-ID`,
+    /// only the events after that one.
     follow: Option<bool>,
 }
 
-/// What changes, as server-sent events whose `data` is an `Event`. With the header `Last-Event-ID` all
-/// events after that one come first, or a `resync` if they can't be told any more. Asking causes no
-/// driver call.
+/// Streams changes as server-sent events, whose `data` is an `Event`.
+///
+/// With the header `Last-Event-ID`, the stream starts with the events after that one. If gpushd no longer has them, it
+/// starts with a `resync`. This request causes no driver call.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/events", operation_id = "streamEvents", tag = "events",
     params(EventParameters, ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client has")),
@@ -87,7 +88,7 @@ pub(super) async fn stream(
         kinds: parameters.kinds.as_deref().map(kinds).transpose()?,
         gpus: parameters.gpu.as_deref().map(|text| state.now().named(text)).transpose()?,
     };
-    // A header that is not text is not the id of any event.
+    // A header that is not text is not a valid event id.
     let last = headers.get(LAST).map(|id| id.to_str().unwrap_or_default());
     if parameters.follow == Some(false) {
         let cursor = last.map_or_else(|| state.events().listen_to_all_kept(), |id| state.events().listen(Some(id)));
@@ -96,10 +97,10 @@ pub(super) async fn stream(
         return limiter.answer(&caller, StatusCode::OK, kept).await;
     }
     let cursor = state.events().listen(last);
-    // At most one chunk in flight: later events stay in the ring, where all listeners read them.
+    // At most one chunk is in flight. Later events stay in the ring that all listeners share.
     let (pieces, taken) = mpsc::channel(1);
     let telling = AbortOnDropHandle::new(tokio::spawn(tell(authorization, caller, cursor, filter, pieces)));
-    let mut response = Body::new(Told { pieces: taken, _telling: telling }).into_response();
+    let mut response = Body::new(EventStream { pieces: taken, _telling: telling }).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -108,7 +109,7 @@ pub(super) async fn stream(
     Ok(response)
 }
 
-/// Returns the events that are kept, without waiting.
+/// Returns the stored events without waiting.
 fn kept(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Event> {
     let mut kept = Vec::new();
     loop {
@@ -122,7 +123,7 @@ fn kept(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Event> {
     }
 }
 
-/// Sends a client the events that it asked for, until it disconnects or the events end.
+/// Sends the selected events to a client until it disconnects or the events end.
 async fn tell(
     authorization: Authorization,
     mut caller: Caller,
@@ -133,7 +134,7 @@ async fn tell(
     let mut text = place(&cursor);
     let mut silent_since = Instant::now();
     loop {
-        // The room first, and then the event: a slow client gets what is current by then.
+        // Waits for room in the channel first, so that a slow client gets the events that are current then.
         let Ok(room) = pieces.reserve().await else { return };
         if !text.is_empty() {
             silent_since = Instant::now();
@@ -144,7 +145,7 @@ async fn tell(
             Next::Events(events) => {
                 for event in events {
                     if let Happening::Config(_) = event.what {
-                        // The admin groups are in the config, which may have changed.
+                        // The config contains the admin groups, so the caller's rights may have changed.
                         caller = authorization.identify(caller.peer.clone()).await;
                     }
                     if filter.wants(&event) {
@@ -174,7 +175,7 @@ fn resync(cursor: &Cursor, resync: Resync) -> Event {
 }
 
 fn frame(text: &mut String, event: &Event) {
-    // The JSON has no line breaks, and the type can always be serialized.
+    // Cannot fail: the type can always be serialized. The JSON has no line breaks.
     let data = serde_json::to_string(event).unwrap_or_default();
     let _ = write!(text, "id: {}\nevent: {}\ndata: {data}\n\n", event.id, event.what.kind().name());
 }
@@ -187,21 +188,21 @@ fn kinds(text: &str) -> Result<Vec<EventKind>, ApiError> {
     let kind = |name: &str| {
         EventKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
             let names: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
-            ApiError::new(Code::BadRequest, format!("there is no kind {} of events", Quoted(name)))
-                .hint(format!("these there are: {}", names.join(", ")))
+            ApiError::new(Code::BadRequest, format!("{} is not a kind of event", Quoted(name)))
+                .hint(format!("the kinds are: {}", names.join(", ")))
         })
     };
     text.split(',').map(|name| kind(name.trim())).collect()
 }
 
-/// The body of a stream.
-struct Told {
+/// Body of a stream.
+struct EventStream {
     pieces: mpsc::Receiver<Bytes>,
-    /// Aborts the sender when the client is gone.
+    /// Aborts the sending task when the client disconnects.
     _telling: AbortOnDropHandle<()>,
 }
 
-impl hyper::body::Body for Told {
+impl hyper::body::Body for EventStream {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -21,13 +21,14 @@ use crate::{
     idempotency::{self, Header},
 };
 
-/// How long a body may take to arrive.
+/// Maximum time for a body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(5);
 
 /// A JSON body.
 pub(super) struct Body<T>(pub(super) T);
 
-/// A JSON object, whose fields are named. From an array, serde would take the first value as the first field.
+/// A JSON object with named fields. Without this type, serde would also accept an array and assign its values to the
+/// fields in order.
 struct Object<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -62,11 +63,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         read.map(|Json(Object(body))| Self(body)).map_err(|rejection| {
             let status = rejection.status();
             match rejection {
-                JsonRejection::MissingJsonContentType(_) => Failure::bad_request(
-                    status,
-                    format!("{path} takes JSON, but the content type of the request is another one"),
-                )
-                .hint("send the header `content-type: application/json`"),
+                JsonRejection::MissingJsonContentType(_) => {
+                    Failure::bad_request(status, format!("{path} takes JSON, but the request has another content type"))
+                        .hint("send the header `content-type: application/json`")
+                }
                 // The text has the offending field and its position.
                 JsonRejection::JsonDataError(error) => unfit(&path, &error.body_text()),
                 JsonRejection::JsonSyntaxError(error) => unfit(&path, &error.body_text()),
@@ -79,11 +79,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Creates the error for a body that is not JSON, or does not match the expected type. The library's text begins with
-/// its own words for that.
+/// Creates the error for a body that is not JSON or does not match the expected type. Removes the library's own
+/// introduction from `text`.
 fn unfit(path: &str, text: &str) -> Failure {
     let detail = text.split_once(": ").map_or(text, |(_, detail)| detail);
-    Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not what {path} takes: {detail}"))
+    Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not valid for {path}: {detail}"))
         .hint("GET /v1/openapi.json describes the body")
 }
 
@@ -108,9 +108,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> 
 }
 
 /// The variable part of the path.
-pub(super) struct Part(pub(super) String);
+pub(super) struct PathPart(pub(super) String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Part {
+impl<S: Send + Sync> FromRequestParts<S> for PathPart {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
@@ -137,7 +137,7 @@ where
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        // The accept loop adds it before any other code sees the request.
+        // The accept loop adds the peer before any other code sees the request.
         let Some(peer) = parts.extensions.get::<Peer>().cloned() else { return Err(Failure::internal()) };
         Ok(Authorization::from_ref(state).identify(peer).await)
     }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_meant_is_said_by_name() {
+    fn request_body_must_be_an_object_with_known_fields() {
         let read = |text: &str| serde_json::from_str::<Object<MpsEndRequest>>(text).map(|Object(read)| read);
         assert!(read("{\"force\": true}").unwrap().force && !read("{}").unwrap().force);
         for text in ["[true]", "[]", "true", "null", "\"force\""] {

@@ -5,6 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use gpush_api::{ApiError, Code};
+use gpush_core::quote::Quoted;
 
 use super::head::MOST_BYTES;
 
@@ -16,7 +17,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Creates an error with a more specific HTTP status than that of its code.
+    /// Creates an error whose HTTP status is more specific than that of its code.
     pub(crate) fn new(status: StatusCode, error: ApiError) -> Self {
         Self { status, error: Box::new(error) }
     }
@@ -29,7 +30,7 @@ impl Failure {
     /// Creates the error for too many connections.
     pub(crate) fn busy(why: String) -> Self {
         ApiError::new(Code::Unavailable, why)
-            .hint("close connections that are not needed, then ask again")
+            .hint("close connections that are not needed, then try again")
             .retryable()
             .into()
     }
@@ -41,7 +42,8 @@ impl Failure {
             .into()
     }
 
-    /// Creates the error for a request head that is not HTTP/1.1, or is too large: hyper refuses it with this status.
+    /// Creates the error for a request head that hyper refuses with this status. It is not HTTP/1.1, or it is too
+    /// large.
     pub(crate) fn refused_head(status: StatusCode) -> Self {
         let (message, hint) = match status {
             StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => (
@@ -57,29 +59,36 @@ impl Failure {
     }
 
     pub(super) fn no_such_path(path: &str) -> Self {
-        ApiError::new(Code::NotFound, format!("there is no {path:?} in this API"))
-            .hint("GET /v1/openapi.json describes what there is")
+        ApiError::new(Code::NotFound, format!("this API has no path {path:?}"))
+            .hint("GET /v1/openapi.json describes the paths")
             .into()
     }
 
+    /// Creates the error for query parameters on a route that takes none.
+    pub(super) fn unknown_parameters(path: &str, query: &str) -> Self {
+        let name = query.split(['=', '&']).next().unwrap_or_default();
+        let message = format!("{path} takes no query parameters: unknown parameter {}", Quoted(name));
+        Self::bad_request(StatusCode::BAD_REQUEST, message).hint("GET /v1/openapi.json describes the parameters")
+    }
+
     pub(super) fn no_such_method(method: &Method, path: &str) -> Self {
-        let error = ApiError::new(Code::BadRequest, format!("{path} can't be asked with {method}"))
-            .hint("GET /v1/openapi.json describes what there is");
+        let error = ApiError::new(Code::BadRequest, format!("{path} does not support {method}"))
+            .hint("GET /v1/openapi.json describes the paths");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, error)
     }
 
-    /// Adds what to do next.
+    /// Adds a hint.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.error = Box::new(self.error.hint(hint));
         self
     }
 
     fn body(&self) -> Vec<u8> {
-        // The type can always be serialized.
+        // Cannot fail: the type can always be serialized.
         serde_json::to_vec(&self.error).unwrap_or_default()
     }
 
-    /// Returns the whole response as bytes, for a connection on which no request is read.
+    /// Returns the complete response as bytes, for a connection on which gpushd reads no request.
     pub(crate) fn as_http(&self) -> Vec<u8> {
         let body = self.body();
         let mut answer = format!(

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{
     Handles,
-    extract::{Body, Parameters, Part},
+    extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::{self, ResponseLimiter},
@@ -34,12 +34,12 @@ use crate::{
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct ListParameters {
-    /// Whether each GPU's MIG profiles are included.
+    /// Whether to include the MIG profiles of each GPU.
     #[serde(default)]
     profiles: bool,
 }
 
-/// All GPUs, by index.
+/// Lists all GPUs, in the order of their indexes.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/gpus", operation_id = "listGpus", tag = "gpus", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<Gpu>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -61,7 +61,7 @@ pub(super) async fn list(
         return limiter.answer(&caller, StatusCode::OK, list).await;
     }
     let viewer = observed.viewer(caller.viewer);
-    // The progress of operations, and which of them wait, is not in a snapshot.
+    // A snapshot does not contain the progress of operations, or which of them wait.
     let is_whole = observed.late.is_empty()
         && apply::queue_is_empty(&engine)
         && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
@@ -85,7 +85,7 @@ pub(super) async fn list(
     Ok(response_limiter::response(StatusCode::OK, limiter.run(&caller, list).await??))
 }
 
-/// One GPU, by index, UUID (or its beginning) or PCI address; its MIG profiles included.
+/// Returns one GPU, with its MIG profiles.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/gpus/{gpu}", operation_id = "getGpu", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
@@ -94,12 +94,12 @@ pub(super) async fn one(
     State(engine): State<Engine>,
     State(readings): State<Readings>,
     caller: Caller,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
 ) -> Result<Json<Gpu>, Failure> {
     Ok(Json(find(&engine, &readings, &caller, &gpu).await?))
 }
 
-/// The MIG profiles of one GPU, as its driver tells them.
+/// Lists the MIG profiles of one GPU, as the driver reports them.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/gpus/{gpu}/profiles", operation_id = "listProfiles", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
@@ -108,20 +108,22 @@ pub(super) async fn profiles(
     State(engine): State<Engine>,
     State(readings): State<Readings>,
     caller: Caller,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
 ) -> Result<Json<Arc<Vec<GpuProfile>>>, Failure> {
     let gpu = find(&engine, &readings, &caller, &gpu).await?;
     match gpu.mig {
         Some(mig) => Ok(Json(mig.profiles)),
         None => {
-            let message = format!("GPU {} ({}, {}) has no MIG", gpu.index, gpu.name, gpu.uuid);
+            let message = format!("GPU {} ({}, {}) does not support MIG", gpu.index, gpu.name, gpu.uuid);
             let error = ApiError::new(Code::Unsupported, message);
-            Err(error.hint("choose a GPU that has it: `gpushctl gpu list` shows them").into())
+            Err(error.hint("choose a GPU that supports it: `gpushctl gpu list` shows them").into())
         }
     }
 }
 
-/// Keeps new work off a GPU; what runs on it goes on. Repeated, the new reason takes the old one's place.
+/// Blocks new work on a GPU. For administrators.
+///
+/// Running processes continue. A repeated request replaces the reason.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/gpus/{gpu}/cordon", operation_id = "cordonGpu", tag = "gpus", request_body = WhyRequest,
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -130,7 +132,7 @@ pub(super) async fn cordon(
     State(change): State<CordonChange>,
     caller: Caller,
     header: Header,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Gpu>, Failure> {
     let path = format!("/v1/gpus/{gpu}/cordon");
@@ -143,7 +145,9 @@ pub(super) async fn cordon(
         .await
 }
 
-/// Takes all cordons off a GPU. One that gpushd had set comes back only when the fault is reported anew.
+/// Removes all cordons of a GPU. For administrators.
+///
+/// gpushd sets its own cordon again only when the driver reports a new fault.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/gpus/{gpu}/uncordon", operation_id = "uncordonGpu", tag = "gpus", request_body = WhyRequest,
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -152,7 +156,7 @@ pub(super) async fn uncordon(
     State(change): State<CordonChange>,
     caller: Caller,
     header: Header,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Gpu>, Failure> {
     let path = format!("/v1/gpus/{gpu}/uncordon");
@@ -163,7 +167,7 @@ pub(super) async fn uncordon(
         .await
 }
 
-/// What cordoning a GPU uses.
+/// Handles for changes of cordons.
 #[derive(Debug)]
 pub(super) struct CordonChange {
     engine: Engine,
@@ -186,7 +190,7 @@ impl FromRef<Handles> for CordonChange {
 }
 
 impl CordonChange {
-    /// Changes a GPU, unless that was done under the same key; returns the GPU.
+    /// Changes a GPU, unless a request with the same key has done so. Returns the GPU.
     async fn make<C, F>(&self, caller: &Caller, gpu: &str, request: Request, change: C) -> Result<Json<Gpu>, Failure>
     where
         C: FnOnce(String, Request) -> F + Send + 'static,

@@ -1,4 +1,4 @@
-//! Heads of requests.
+//! Limits of request heads.
 
-/// Largest request head in bytes; hyper's smallest buffer.
+/// Maximum size of a request head in bytes. hyper does not accept a smaller buffer.
 pub(crate) const MOST_BYTES: usize = 8 << 10;

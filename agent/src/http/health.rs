@@ -5,7 +5,7 @@ use gpush_api::Version;
 
 use crate::{caller::Caller, health::Health};
 
-/// Versions of the agent and of the driver behind it.
+/// Returns the versions of gpushd, of the API and of the driver.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/version", operation_id = "getVersion", tag = "about",
     responses((status = 200, description = "The answer", body = Version), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -17,7 +17,7 @@ pub(super) async fn version(State(health): State<Health>) -> Json<Version> {
     })
 }
 
-/// Whether everything works, and if not, what is wrong and what to do about it.
+/// Returns whether everything works, and each problem with what to do about it.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/health", operation_id = "getHealth", tag = "about",
     responses((status = 200, description = "The answer", body = gpush_api::Health), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

@@ -8,8 +8,9 @@ use crate::{
     caller::Caller, idempotency::Header, maintenance::MaintenanceControl, recover::LossAcceptance, state::redact,
 };
 
-/// Takes the GPUs out of gpushd's hands: no handle of the driver is open when it answers. Refused
-/// while an operation changes a GPU. It lasts until it is left, over restarts of gpushd and the host.
+/// Enters maintenance: gpushd closes all its driver handles before it answers. For administrators.
+///
+/// The request is refused while an operation changes a GPU. Maintenance survives restarts of gpushd and of the host.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = WhyRequest,
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -26,14 +27,16 @@ pub(super) async fn enter(
     let control = maintenance.clone();
     let entered = requests.once(request, |request| async move { control.enter(request).await });
     if entered.await?.is_none() {
-        // Maintenance was recorded before the handles were closed, which may have failed.
+        // A first request with this key recorded maintenance, but may have failed to close the handles.
         let control = maintenance.clone();
         requests.carry_out(async move { control.close_handles().await }).await?;
     }
     Ok(state(&maintenance, &caller))
 }
 
-/// Gives the GPUs back to gpushd. Nothing happens outside of maintenance.
+/// Leaves maintenance: gpushd opens the GPUs again. For administrators.
+///
+/// If the host is not in maintenance, the request has no effect.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/maintenance/leave", operation_id = "leaveMaintenance", tag = "host", request_body = WhyRequest,
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -52,7 +55,9 @@ pub(super) async fn leave(
     Ok(state(&maintenance, &caller))
 }
 
-/// Accepts that the database was lost: GPUs that are held for it are not any more, and stay as they are.
+/// Accepts the loss of the database. For administrators.
+///
+/// GPUs in the state `held` are released, and stay as they are.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/recover", operation_id = "recover", tag = "host", request_body = WhyRequest,
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),

@@ -1,5 +1,4 @@
-//! `If-Match`: a request that is refused if the desired state has changed since the generation that the caller has
-//! seen.
+//! `If-Match`: refuses a request if the desired state has changed since the generation that the caller has seen.
 
 use axum::{
     extract::FromRequestParts,
@@ -11,7 +10,7 @@ use gpush_api::{ApiError, Code};
 use super::failure::Failure;
 use crate::state::State;
 
-/// The generation in the header, if any.
+/// The generation in the header, if the header is present.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IfMatch(pub(super) Option<u64>);
 
@@ -29,14 +28,14 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
             Ok(generation) => Ok(Self(Some(generation))),
             Err(_) => {
                 let error = ApiError::new(Code::BadRequest, "the header If-Match is not a generation");
-                Err(error.hint("it is the number that GET /v1/overrides answers: `If-Match: 7`").into())
+                Err(error.hint("send the generation that GET /v1/overrides returns, such as `If-Match: 7`").into())
             }
         }
     }
 }
 
 impl IfMatch {
-    /// Returns the response for an error. Where the header is the reason, HTTP has its own status.
+    /// Returns the response for an error. If the header is the reason, its status is 412.
     pub(super) fn failure(self, state: &State, error: ApiError) -> Failure {
         let other = self.0.is_some_and(|expected| expected != state.now().generation);
         if other && error.code == Code::Conflict {

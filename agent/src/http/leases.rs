@@ -5,7 +5,7 @@ use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseRenewRequest, LeaseReque
 use serde::{Deserialize, Serialize};
 
 use super::{
-    extract::{Body, Parameters, Part},
+    extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::ResponseLimiter,
@@ -16,7 +16,7 @@ use crate::{
     leases::{self, Leases, Outcome},
 };
 
-/// Most ended leases in one answer.
+/// Maximum number of ended leases in one response.
 const MOST_ENDED: usize = 1000;
 
 /// Parameters of `GET /v1/leases`.
@@ -25,7 +25,7 @@ const MOST_ENDED: usize = 1000;
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct ListParameters {
-    /// How many ended leases to add, at most 1000; none without it.
+    /// Number of ended leases to add, at most 1000; none by default.
     #[serde(default)]
     ended: Option<usize>,
 }
@@ -36,7 +36,10 @@ pub(super) struct ListParameters {
 #[cfg_attr(test, derive(utoipa::ToSchema))]
 pub(super) struct LeaseReleaseRequest {}
 
-/// Requests a lease. With `wait`, the answer comes with the grant; a client that disconnects before leaves the queue.
+/// Requests a lease.
+///
+/// With `wait`, the request is answered when the lease is granted. If the client disconnects before that, the request
+/// leaves the queue.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases", operation_id = "requestLease", tag = "leases", request_body = LeaseRequest,
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request gets one lease")),
@@ -53,12 +56,14 @@ pub(super) async fn request(
     let requested = async move { leases::request(&leases, &caller, request, key).await };
     match requests.carry_out(requested).await? {
         Outcome::Granted(granted) => Ok(Json(granted.delivered())),
-        // Dropped with the connection of the client.
+        // Dropped when the client disconnects, which leaves the queue.
         Outcome::Queued(waiter) => Ok(Json(waiter.granted().await?)),
     }
 }
 
-/// Leases that have not ended, in order of arrival; with `ended`, also the last ones that ended, last first.
+/// Lists the leases that have not ended, in the order of arrival.
+///
+/// With `ended`, the last ended leases follow, the latest first. Users see only their own ended leases.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/leases", operation_id = "listLeases", tag = "leases", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<Lease>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -78,16 +83,22 @@ pub(super) async fn list(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// One lease. An ended one is found while it is in history.
+/// Returns one lease.
+///
+/// gpushd keeps a limited number of ended leases.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/leases/{id}", operation_id = "getLease", tag = "leases",
     params(("id" = String, Path, description = "`L<number>`")),
     responses((status = 200, description = "The answer", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(State(leases): State<Leases>, caller: Caller, Part(id): Part) -> Result<Json<Lease>, Failure> {
+pub(super) async fn one(
+    State(leases): State<Leases>,
+    caller: Caller,
+    PathPart(id): PathPart,
+) -> Result<Json<Lease>, Failure> {
     Ok(Json(leases::one(&leases, caller.viewer, &id).await?))
 }
 
-/// An active lease with the environment of its processes, for its holder and administrators.
+/// Returns an active lease and the environment for its processes. For its holder and administrators.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/leases/{id}/environment", operation_id = "getLeaseEnvironment", tag = "leases",
     params(("id" = String, Path, description = "`L<number>`")),
@@ -95,12 +106,14 @@ pub(super) async fn one(State(leases): State<Leases>, caller: Caller, Part(id): 
 pub(super) async fn environment(
     State(leases): State<Leases>,
     caller: Caller,
-    Part(id): Part,
+    PathPart(id): PathPart,
 ) -> Result<Json<LeaseGrant>, Failure> {
     Ok(Json(leases::environment(&leases, &caller, &id).await?))
 }
 
-/// Releases a lease. Its capacity is free once none of its processes is left.
+/// Releases a lease, or cancels a queued one. For its holder and administrators.
+///
+/// Its capacity is free when all its processes have ended.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/release", operation_id = "releaseLease", tag = "leases", request_body = LeaseReleaseRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -110,7 +123,7 @@ pub(super) async fn release(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(id): Part,
+    PathPart(id): PathPart,
     Body(body): Body<LeaseReleaseRequest>,
 ) -> Result<Json<Lease>, Failure> {
     let key = header.of(caller.peer.uid, &format!("/v1/leases/{id}/release"), &body);
@@ -118,7 +131,7 @@ pub(super) async fn release(
     Ok(Json(requests.carry_out_while_stopping(releasing).await?))
 }
 
-/// Sets a new end for an active lease.
+/// Sets a new end for an active lease. For its holder and administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/renew", operation_id = "renewLease", tag = "leases", request_body = LeaseRenewRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -128,7 +141,7 @@ pub(super) async fn renew(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(id): Part,
+    PathPart(id): PathPart,
     Body(request): Body<LeaseRenewRequest>,
 ) -> Result<Json<Lease>, Failure> {
     requests.can_record()?;
@@ -137,7 +150,9 @@ pub(super) async fn renew(
     Ok(Json(requests.carry_out(renewing).await?))
 }
 
-/// Revokes a lease, for administrators. With `end`, its processes are ended after the notice.
+/// Revokes a lease. For administrators.
+///
+/// With `end`, or if the rule has `at_end = "end"`, gpushd ends its processes after the notice.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/revoke", operation_id = "revokeLease", tag = "leases", request_body = LeaseRevokeRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -147,7 +162,7 @@ pub(super) async fn revoke(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(id): Part,
+    PathPart(id): PathPart,
     Body(request): Body<LeaseRevokeRequest>,
 ) -> Result<Json<Lease>, Failure> {
     requests.authorization.admin(&caller, "revoke leases").await?;

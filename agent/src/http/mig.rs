@@ -18,10 +18,10 @@ use crate::{
     state::{self, readings::Readings, redact},
 };
 
-/// Longest `wait_s`.
+/// Maximum `wait_s`, in seconds.
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
 
-/// Every MIG device with its use: free, granted, in use or reserved.
+/// Lists all MIG devices with their use: free, granted, in use or reserved.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mig/devices", operation_id = "listMigDevices", tag = "mig",
     responses((status = 200, description = "The answer", body = Vec<MigDevice>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -42,7 +42,9 @@ pub(super) async fn list_devices(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
+/// Returns the plan of each GPU for a layout, without changing anything.
+///
+/// If a GPU cannot have the layout, its plan has the reason.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/plan", operation_id = "planMig", tag = "mig", request_body = PlanRequest,
     responses((status = 200, description = "The answer", body = Plans), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -57,7 +59,10 @@ pub(super) async fn plan(
     limiter.answer(&caller, StatusCode::OK, plan).await
 }
 
-/// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
+/// Starts an operation that applies a layout. For administrators.
+///
+/// gpushd plans all GPUs first. If one plan is refused, it changes nothing. `GET /v1/operations/{id}` shows the
+/// progress and the result.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
     params(("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")),
@@ -103,12 +108,12 @@ fn check_expiry(once: bool, expires_at: Option<Timestamp>) -> Result<(), ApiErro
     let Some(at) = expires_at else { return Ok(()) };
     let bad = |message: String| ApiError::new(Code::BadRequest, message);
     if once {
-        let error = bad("a layout that is applied once makes no override that could expire".to_owned());
-        return Err(error.hint("leave one of `once` and `expires_at` out"));
+        let error = bad("`expires_at` has no effect with `once`: no override is made".to_owned());
+        return Err(error.hint("leave out `once` or `expires_at`"));
     }
     if at <= Timestamp::now() {
         return Err(bad(format!("the override would expire at {at}, which has passed"))
-            .hint("name a time to come; `date -u` shows the host's"));
+            .hint("give a time in the future; `date -u` shows the time of the host"));
     }
     Ok(())
 }

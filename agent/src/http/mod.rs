@@ -1,9 +1,10 @@
-//! The API over HTTP: routes, and what all of them have in common.
+//! The API over HTTP: routes, and code that all of them share.
 //!
-//! Every response to an HTTP request is JSON, also an error, which is always a [`gpush_api::ApiError`]. Each module has
-//! the paths of its subject. Responses whose size grows with the host are made under the `response_limiter`, so that
-//! small responses do not wait for them.
+//! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each module has the paths of
+//! one subject. A response whose size grows with the host is made under the `response_limiter`, so that small responses
+//! do not wait for it.
 
+pub(crate) mod admin_socket;
 mod audit;
 mod config;
 pub(crate) mod endless;
@@ -24,11 +25,14 @@ mod overrides;
 mod processes;
 pub(crate) mod requests;
 pub(crate) mod response_limiter;
+mod slurm;
 
 use axum::{
     Router,
-    extract::{DefaultBodyLimit, FromRef},
+    extract::{DefaultBodyLimit, FromRef, Request},
     http::{Method, Uri},
+    middleware::{Next, from_fn},
+    response::Response,
     routing::{delete, get, post},
 };
 
@@ -47,13 +51,14 @@ use crate::{
     recover::LossAcceptance,
     reload::{Differences, Reloads},
     settings::Settings,
+    slurm::Slurm,
     state::{Commits, State, readings::Readings},
 };
 
-/// Largest request body in bytes.
+/// Maximum size of a request body in bytes.
 const BODY: usize = 64 << 10;
 
-/// The handles of the API. Each handler takes those that it needs with axum's `State`.
+/// The handles of the API. Each handler extracts the ones it needs with axum's `State`.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
     pub(crate) state: State,
@@ -75,9 +80,10 @@ pub(crate) struct Handles {
     pub(crate) mps: Mps,
     pub(crate) leases: Leases,
     pub(crate) strays: Strays,
+    pub(crate) slurm: Slurm,
 }
 
-/// Lets handlers extract fields of [`Handles`] by their types.
+/// Lets handlers extract fields of [`Handles`] by type.
 macro_rules! extractable {
     ($($field:ident: $type:ty),* $(,)?) => {
         $(impl FromRef<Handles> for $type {
@@ -108,14 +114,36 @@ extractable! {
     mps: Mps,
     leases: Leases,
     strays: Strays,
+    slurm: Slurm,
 }
 
-/// The whole API.
+/// Returns the router of the whole API.
 pub(crate) fn router(handles: Handles) -> Router {
+    with_parameters()
+        .merge(without_parameters().route_layer(from_fn(takes_no_parameters)))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(DefaultBodyLimit::max(BODY))
+        .with_state(handles)
+}
+
+/// Routes whose handlers check query parameters.
+fn with_parameters() -> Router<Handles> {
+    Router::new()
+        .route("/v1/gpus", get(gpus::list))
+        .route("/v1/mps/{target}/logs", get(mps::logs))
+        .route("/v1/leases", get(leases::list))
+        .route("/v1/operations", get(operations::list))
+        .route("/v1/operations/{id}", get(operations::one))
+        .route("/v1/events", get(events::stream))
+        .route("/v1/audit", get(audit::list))
+}
+
+/// Routes without query parameters.
+fn without_parameters() -> Router<Handles> {
     Router::new()
         .route("/v1/version", get(health::version))
         .route("/v1/health", get(health::health))
-        .route("/v1/gpus", get(gpus::list))
         .route("/v1/gpus/{gpu}", get(gpus::one))
         .route("/v1/gpus/{gpu}/profiles", get(gpus::profiles))
         .route("/v1/gpus/{gpu}/cordon", post(gpus::cordon))
@@ -133,29 +161,30 @@ pub(crate) fn router(handles: Handles) -> Router {
         .route("/v1/mps/{target}/restart", post(mps::restart))
         .route("/v1/mps/{target}/drain", post(mps::drain))
         .route("/v1/mps/{target}/settings", post(mps::set))
-        .route("/v1/mps/{target}/logs", get(mps::logs))
-        .route("/v1/leases", get(leases::list).post(leases::request))
+        .route("/v1/leases", post(leases::request))
         .route("/v1/leases/{id}", get(leases::one))
         .route("/v1/leases/{id}/environment", get(leases::environment))
         .route("/v1/leases/{id}/release", post(leases::release))
         .route("/v1/leases/{id}/renew", post(leases::renew))
         .route("/v1/leases/{id}/revoke", post(leases::revoke))
+        .route("/v1/slurm/jobs", post(slurm::start))
+        .route("/v1/slurm/jobs/end", post(slurm::end))
         .route("/v1/processes", get(processes::list))
-        .route("/v1/operations", get(operations::list))
-        .route("/v1/operations/{id}", get(operations::one))
         .route("/v1/operations/{id}/cancel", post(operations::cancel))
-        .route("/v1/events", get(events::stream))
-        .route("/v1/audit", get(audit::list))
         .route("/v1/config", get(config::show))
         .route("/v1/config/diff", get(config::diff))
         .route("/v1/config/reload", post(config::reload))
         .route("/v1/overrides", get(overrides::list))
         .route("/v1/overrides/{gpu}", delete(overrides::end))
         .route("/v1/openapi.json", get(openapi::show))
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(no_such_method)
-        .layer(DefaultBodyLimit::max(BODY))
-        .with_state(handles)
+}
+
+/// Refuses a request with query parameters: a misspelt parameter must not be ignored.
+async fn takes_no_parameters(request: Request, next: Next) -> Result<Response, Failure> {
+    match request.uri().query().filter(|query| !query.is_empty()) {
+        None => Ok(next.run(request).await),
+        Some(query) => Err(Failure::unknown_parameters(request.uri().path(), query)),
+    }
 }
 
 async fn no_such_path(uri: Uri) -> Failure {

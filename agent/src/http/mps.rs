@@ -5,7 +5,7 @@ use gpush_api::{Code, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
 use serde::Deserialize;
 
 use super::{
-    extract::{Body, Parameters, Part},
+    extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::ResponseLimiter,
@@ -17,10 +17,10 @@ use crate::{
     mps::{self, Act, Mps},
 };
 
-/// Lines of each log: the default, and the limit.
+/// Default and maximum number of lines of each log.
 const LINES: (usize, usize) = (50, 2000);
 
-/// Targets that are shared through MPS, by GPU.
+/// Lists the targets that are shared through MPS, by GPU.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps", operation_id = "listMps", tag = "mps",
     responses((status = 200, description = "The answer", body = Vec<MpsDaemon>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -34,7 +34,9 @@ pub(super) async fn list(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// One target, its daemon looked at now.
+/// Returns one target with its daemon.
+///
+/// For administrators gpushd polls the daemon first. For other users the answer may be a second old.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}", operation_id = "getMps", tag = "mps",
     params(("target" = String, Path, description = "Index of a GPU, `0:2g.20gb@2`, short name, or UUID or its beginning")),
@@ -42,12 +44,12 @@ pub(super) async fn list(
 pub(super) async fn one(
     State(mps): State<Mps>,
     caller: Caller,
-    Part(target): Part,
+    PathPart(target): PathPart,
 ) -> Result<Json<MpsDaemon>, Failure> {
     Ok(Json(mps::one(&mps, &caller, &target).await?))
 }
 
-/// Starts a daemon that was stopped, or given up.
+/// Starts a daemon that was stopped, is draining, or failed too often. For administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/start", operation_id = "startMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -57,13 +59,15 @@ pub(super) async fn start(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
     act((mps, requests), caller, header, target, Act::Start, how).await
 }
 
-/// Stops a daemon; it stays so until it is started. Refused under clients unless they shall be ended.
+/// Stops a daemon until it is started again. For administrators.
+///
+/// While clients or leases use the daemon, the request is refused unless `force` is set.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/stop", operation_id = "stopMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -73,13 +77,15 @@ pub(super) async fn stop(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
     act((mps, requests), caller, header, target, Act::Stop, how).await
 }
 
-/// Stops a daemon and starts another. Refused under clients unless they shall be ended.
+/// Restarts a daemon. For administrators.
+///
+/// While clients or leases use the daemon, the request is refused unless `force` is set.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/restart", operation_id = "restartMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -89,13 +95,15 @@ pub(super) async fn restart(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
     act((mps, requests), caller, header, target, Act::Restart, how).await
 }
 
-/// Lets nobody in any more, and stops the daemon when its clients have ended, or their time is up.
+/// Drains a daemon. For administrators.
+///
+/// gpushd admits no new clients. It stops the daemon when the clients have ended, or at the deadline.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/drain", operation_id = "drainMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -105,7 +113,7 @@ pub(super) async fn drain(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
     act((mps, requests), caller, header, target, Act::Drain, how).await
@@ -131,7 +139,7 @@ async fn act(
     }
 }
 
-/// Sets what clients may have, above the config's rule.
+/// Sets limits for clients, which override those of the rule. For administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/settings", operation_id = "setMps", tag = "mps", request_body = MpsSetRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -141,7 +149,7 @@ pub(super) async fn set(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(change): Body<MpsSetRequest>,
 ) -> Result<Json<MpsSet>, Failure> {
     let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/settings"), &change);
@@ -153,7 +161,7 @@ pub(super) async fn set(
         Some(set) => Ok(Json(set)),
         None => {
             let daemon = mps::one(&mps, &caller, &target).await?;
-            Ok(Json(MpsSet { daemon, reaches: vec!["it was set by this request before".to_owned()] }))
+            Ok(Json(MpsSet { daemon, reaches: vec!["this request was carried out before".to_owned()] }))
         }
     }
 }
@@ -166,7 +174,9 @@ pub(super) struct Lines {
     all: Option<bool>,
 }
 
-/// The last lines of a daemon's logs, for admins: its clients' doings stand there.
+/// Returns the last lines of a daemon's logs. For administrators.
+///
+/// Other users may not read the logs, because they contain messages about all clients.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}/logs", operation_id = "getMpsLogs", tag = "mps",
     params(("target" = String, Path, description = "As for one target"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also what only gpushd's own questions to the daemon have left there")),
@@ -176,7 +186,7 @@ pub(super) async fn logs(
     State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Parameters(Lines { lines, all }): Parameters<Lines>,
 ) -> Result<Response, Failure> {
     authorization.admin(&caller, "read the logs of MPS daemons").await?;

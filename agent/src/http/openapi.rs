@@ -1,14 +1,14 @@
 //! `/v1/openapi.json`: the description of this API.
 //!
-//! `docs/openapi.json` is made from the code and committed, so that gpushd contains only the text. A unit test makes
-//! it and compares; `cargo xtask openapi` has the test write the file instead.
+//! `docs/openapi.json` is generated from the code and committed, so that gpushd contains only the text. A unit test
+//! generates it again and compares. `cargo xtask openapi` makes the test write the file instead.
 
 use axum::{http::header, response::IntoResponse};
 
-/// The description as committed.
+/// The committed description.
 const TEXT: &str = include_str!("../../../docs/openapi.json");
 
-/// The description of this API, OpenAPI 3.1.
+/// Returns the description of this API, OpenAPI 3.1.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/openapi.json", operation_id = "getDescription", tag = "about",
     responses((status = 200, description = "This description", content_type = "application/json"))))]
@@ -26,7 +26,7 @@ mod tests {
     use utoipa::OpenApi;
 
     use crate::http::{
-        audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes,
+        audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes, slurm,
     };
 
     #[derive(OpenApi)]
@@ -40,7 +40,7 @@ mod tests {
             health::version, health::health, gpus::list, gpus::one, gpus::profiles, gpus::cordon, gpus::uncordon,
             host::enter, host::leave, host::recover, mig::list_devices, mig::plan, mig::apply,
             mps::list, mps::one, mps::start, mps::stop, mps::restart, mps::drain, mps::set, mps::logs, leases::list, leases::request, leases::one, leases::environment,
-            leases::release, leases::renew, leases::revoke, processes::list,
+            leases::release, leases::renew, leases::revoke, slurm::start, slurm::end, processes::list,
             operations::list, operations::one, operations::cancel, events::stream, audit::list, config::show,
             config::diff, config::reload, overrides::list, overrides::end, openapi::show
         ),
@@ -50,6 +50,7 @@ mod tests {
             (name = "mig", description = "MIG layouts"),
             (name = "mps", description = "MPS daemons"),
             (name = "leases", description = "Shares of GPUs for users"),
+            (name = "slurm", description = "Slurm's hooks"),
             (name = "operations", description = "Plans being carried out"),
             (name = "events", description = "What changes, as it happens"),
             (name = "audit", description = "Who changed what"),
@@ -59,17 +60,18 @@ mod tests {
     )]
     struct Api;
 
-    /// Set to write the file instead of comparing it.
+    /// If set, the test writes the file instead of comparing it.
     const WRITE: &str = "GPUSH_WRITE_OPENAPI";
 
-    /// Returns the description as the code has it.
+    /// Generates the description from the code.
     fn from_code() -> String {
         let mut document = Api::openapi();
         constrain(&mut document);
         format!("{}\n", document.to_pretty_json().unwrap())
     }
 
-    /// Adds what the types of parameters do not tell: ranges, lengths, and that a header is never `null`.
+    /// Adds constraints that the types of parameters do not express: ranges, lengths, and that a header is never
+    /// `null`.
     fn constrain(document: &mut utoipa::openapi::OpenApi) {
         use utoipa::openapi::{
             RefOr, Schema,
@@ -90,7 +92,7 @@ mod tests {
                         *parameter = ParameterBuilder::from(parameter.clone()).example(Some(example.into())).build();
                     }
                     let Some(RefOr::T(Schema::Object(schema))) = &mut parameter.schema else { continue };
-                    // All are unsigned.
+                    // All numbers are unsigned.
                     if schema.minimum.is_some() && schema.format.is_some() {
                         schema.format = Some(SchemaFormat::Custom("uint64".to_owned()));
                     }

@@ -8,7 +8,7 @@ use gpush_core::quote::Quoted;
 use serde::Deserialize;
 
 use super::{
-    extract::{Parameters, Part},
+    extract::{Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::ResponseLimiter,
@@ -21,10 +21,10 @@ use crate::{
     state::redact,
 };
 
-/// Longest wait of one request.
+/// Maximum wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Operations in one response: the default, and the limit.
+/// Default and maximum number of operations in one response.
 const PAGE: (usize, usize) = (100, 200);
 
 /// Parameters of `GET /v1/operations`.
@@ -33,9 +33,9 @@ const PAGE: (usize, usize) = (100, 200);
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct ListParameters {
-    /// How many at most, 1 to 200; 100 without it.
+    /// Maximum number of operations, 1 to 200; 100 by default.
     limit: Option<usize>,
-    /// Only those that were begun before the one of this id: the first of the page after this one.
+    /// Only operations before the one with this id. For the previous page, use the first id of a page.
     before: Option<String>,
 }
 
@@ -45,15 +45,17 @@ pub(super) struct ListParameters {
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct OneParameters {
-    /// Answer once the revision is past this one, or the operation has ended.
+    /// Revision to wait for: gpushd answers when the revision is greater than this, or when the operation has ended.
     #[serde(default)]
     after: Option<u64>,
-    /// How long to wait for that, in milliseconds; at most 60000. Without it the answer comes at once.
+    /// Maximum wait in milliseconds, at most 60000; 0 by default.
     #[serde(default)]
     wait_ms: u64,
 }
 
-/// The last operations, those that go on and those that ended; oldest first, without their plans. With `before` the page before that one.
+/// Lists the last operations, oldest first, without their plans.
+///
+/// The list has running and ended operations. `before` selects the previous page.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/operations", operation_id = "listOperations", tag = "operations", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<OperationSummary>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -65,9 +67,9 @@ pub(super) async fn list(
 ) -> Result<Response, Failure> {
     let limit = parameters.limit.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
-        let message = format!("`limit` is {limit}, and an answer holds 1 to {} operations", PAGE.1);
+        let message = format!("`limit` is {limit}, but an answer has 1 to {} operations", PAGE.1);
         return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
-            .hint("request the others page by page: `before` takes the id of the first operation of a page"));
+            .hint("request page by page: `before` takes the id of the first operation of a page"));
     }
     let viewer = caller.viewer;
     let list = async move {
@@ -84,11 +86,11 @@ pub(super) async fn list(
 }
 
 fn no_such(id: &str) -> ApiError {
-    ApiError::new(Code::BadRequest, format!("`before` takes the id of an operation, and {} is none", Quoted(id)))
+    ApiError::new(Code::BadRequest, format!("`before` takes the id of an operation, not {}", Quoted(id)))
         .hint("GET /v1/operations lists those that are known")
 }
 
-/// One operation, at once or when it has changed.
+/// Returns one operation, at once or after its next change.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/operations/{id}", operation_id = "getOperation", tag = "operations",
     params(("id" = String, Path, description = "`op-<number>`"), OneParameters),
@@ -97,10 +99,10 @@ pub(super) async fn one(
     State(operations): State<Operations>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
-    Part(id): Part,
+    PathPart(id): PathPart,
     Parameters(parameters): Parameters<OneParameters>,
 ) -> Result<Response, Failure> {
-    // Outside of the limiter: a long poll is not work.
+    // Outside of the limiter, because a request that waits needs no permit.
     let mut operation = match parameters.after {
         Some(after) => {
             let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST);
@@ -112,8 +114,10 @@ pub(super) async fn one(
     limiter.answer(&caller, StatusCode::OK, async move { Ok::<Operation, Failure>(operation) }).await
 }
 
-/// Wants an operation taken back: one that waits ends at once, one that runs goes back to what stood
-/// before. Follow it for its end; one that is done by then stays done.
+/// Cancels an operation. For administrators.
+///
+/// A waiting operation ends at once. A running one is rolled back, unless it finishes first. `GET /v1/operations/{id}`
+/// shows the result.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/operations/{id}/cancel", operation_id = "cancelOperation", tag = "operations",
     params(("id" = String, Path, description = "`op-<number>`")),
@@ -124,15 +128,15 @@ pub(super) async fn cancel(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(id): Part,
+    PathPart(id): PathPart,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
     let by = requests.authorization.admin(&caller, "cancel operations").await?;
     let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
     let idempotency = requests.idempotency.clone();
-    // Recorded and applied even if the caller is gone.
+    // Recorded and applied even if the caller disconnects.
     let cancelling = requests.carry_out_while_stopping(async move {
         let _lock = match &key {
-            Some(key) => Some(idempotency.lock(key).await),
+            Some(key) => Some(idempotency.lock(key).await?),
             None => None,
         };
         let answered = match &key {

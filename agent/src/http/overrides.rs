@@ -11,7 +11,7 @@ use gpush_core::selector::Selector;
 use gpush_store::Store;
 
 use super::{
-    extract::Part,
+    extract::PathPart,
     failure::Failure,
     if_match::{IfMatch, tagged},
     requests::Requests,
@@ -24,7 +24,7 @@ use crate::{
     state::{self, overridden, readings::Readings},
 };
 
-/// Overrides that stand, in the order in which they were made.
+/// Lists the active overrides, in the order in which they were made.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/overrides", operation_id = "listOverrides", tag = "config",
     responses((status = 200, description = "The answer", body = Overrides), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -36,15 +36,16 @@ pub(super) async fn list(
 ) -> Result<Response, Failure> {
     let (generation, viewer) = (state.now().generation, caller.viewer);
     let list = async move {
-        // Overrides are in force without a driver, too.
+        // Without a driver, overrides are active too.
         let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
         Ok::<Overrides, Failure>(Overrides { generation, overrides: overrides::all(&state, &gpus, viewer) })
     };
     Ok(tagged(limiter.answer(&caller, StatusCode::OK, list).await?, generation))
 }
 
-/// Ends the override of a GPU. What stands on it is left as it is, unless `auto_reconcile` says
-/// otherwise.
+/// Clears the override of a GPU. For administrators.
+///
+/// The GPU stays as it is, unless `auto_reconcile` is on.
 #[cfg_attr(test, utoipa::path(
     delete, path = "/v1/overrides/{gpu}", operation_id = "endOverride", tag = "config",
     params(
@@ -61,13 +62,13 @@ pub(super) async fn end(
     State(authorization): State<Authorization>,
     caller: Caller,
     if_match: IfMatch,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
 ) -> Result<Response, Failure> {
     let by = authorization.admin(&caller, "end overrides").await?;
     let gpus = readings.host().await.map(|observed| observed.gpus(caller.viewer));
     let (uuid, index, label) = meant(&state, &gpus, &gpu)?;
     let (known, expected) = (state.clone(), if_match.0);
-    // Recorded and applied even if the caller is gone.
+    // Recorded and applied even if the caller disconnects.
     let ending = async move { overrides::clear(&known, &store, uuid, &label, by, expected).await };
     let ended = requests.carry_out(ending).await;
     let (ended, generation) = ended.map_err(|error| if_match.failure(&state, error))?;
@@ -75,7 +76,7 @@ pub(super) async fn end(
     Ok(tagged(Json(answer).into_response(), generation))
 }
 
-/// Finds the GPU that a text names: by any selector, or, without a driver, by its UUID.
+/// Finds the GPU that a text names: by any selector, or by its UUID if there is no driver.
 fn meant(
     state: &state::State,
     gpus: &Result<Vec<Gpu>, ApiError>,
@@ -92,11 +93,11 @@ fn meant(
                 Ok((gpu.uuid.clone(), Some(gpu.index), format!("GPU {} ({})", gpu.index, gpu.uuid)))
             }
             several => {
-                let message = format!("{text:?} names {} GPUs; one is needed", several.len());
-                Err(ApiError::new(Code::BadRequest, message).hint("end the override of one GPU after the other"))
+                let message = format!("{text:?} matches {} GPUs; name one", several.len());
+                Err(ApiError::new(Code::BadRequest, message).hint("clear the overrides one GPU at a time"))
             }
         },
-        // A GPU that the driver does not show can still have an override.
+        // A GPU that the driver does not list can still have an override.
         Err(_) if state.override_of(text).is_some() => Ok((text.to_owned(), None, text.to_owned())),
         Err(error) => Err(error),
     }

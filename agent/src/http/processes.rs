@@ -9,7 +9,7 @@ use crate::{
     processes::{self, Strays},
 };
 
-/// All processes that the driver lists, those that belong to nobody who was given a share marked.
+/// Lists all processes that the driver reports on GPUs, and marks strays.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/processes", operation_id = "listProcesses", tag = "gpus",
     responses((status = 200, description = "The answer", body = GpuProcesses), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

@@ -1,4 +1,4 @@
-//! Requests that change a state: admits them, and carries them out to the end even if their caller is gone.
+//! Requests that change a state: admits them, and executes them completely even if their caller disconnects.
 
 use gpush_api::{ApiError, Code, WhyRequest};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -11,28 +11,28 @@ use crate::{
     request::{Request, reason},
 };
 
-/// Admits and carries out requests that change a state. A handle, cheap to clone.
+/// Admits and executes requests that change a state. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Requests {
     /// Decides which callers may make a change.
     pub(crate) authorization: Authorization,
-    /// Finds requests that were carried out before.
+    /// Finds requests that were executed before.
     pub(crate) idempotency: Idempotency,
-    /// Tells why no request is begun while gpushd stops.
+    /// Explains why no request begins while gpushd is stopping.
     pub(crate) operations: Operations,
-    /// Work that must end before gpushd does.
+    /// Tasks that must finish before gpushd exits.
     pub(crate) tasks: TaskTracker,
-    /// Cancelled when gpushd stops.
+    /// Cancelled when gpushd is stopping.
     pub(crate) stopping: CancellationToken,
-    /// Why nothing can be recorded, and so nothing can be changed.
+    /// Why nothing can be recorded. If set, nothing can be changed either.
     pub(crate) read_only: Option<ApiError>,
 }
 
 impl Requests {
-    /// Admits a request of an administrator to `path`; `attempt` completes "may not".
+    /// Admits a request of an administrator to `path`. `attempt` completes the sentence "… may not …".
     ///
     /// # Errors
-    /// When the caller is not an administrator, the reason is too long, or nothing can be recorded.
+    /// If the caller is not an administrator, the reason is too long, or nothing can be recorded.
     pub(super) async fn admit(
         &self,
         caller: &Caller,
@@ -45,7 +45,7 @@ impl Requests {
         self.admit_with(caller, attempt, key, why.reason.as_deref()).await
     }
 
-    /// Admits a request with another body, whose key is known.
+    /// Admits a request with another body, whose key is already computed.
     ///
     /// # Errors
     /// As [`Requests::admit`].
@@ -62,19 +62,19 @@ impl Requests {
         Ok(Request { by, reason, key })
     }
 
-    /// Refuses a change while nothing can be recorded.
+    /// Refuses changes while nothing can be recorded.
     ///
     /// # Errors
-    /// Why nothing can.
+    /// Why nothing can be recorded.
     pub(super) fn can_record(&self) -> Result<(), ApiError> {
         self.read_only.clone().map_or(Ok(()), Err)
     }
 
-    /// Executes a request, unless it was executed under its key before: then returns `None`. Requests with the same key
-    /// run one at a time: a repeated request waits for the first.
+    /// Executes a request. Returns `None` if a request with the same key was executed before. Requests with the same
+    /// key run one at a time, so a repeated request waits for the first.
     ///
     /// # Errors
-    /// When the key was used for another request; those of `work`.
+    /// If the key was used for another request, or if `work` fails.
     pub(super) async fn once<T, F>(
         &self,
         request: Request,
@@ -87,7 +87,7 @@ impl Requests {
         let idempotency = self.idempotency.clone();
         let once = async move {
             let Some(key) = request.key.clone() else { return work(request).await.map(Some) };
-            let _lock = idempotency.lock(&key).await;
+            let _lock = idempotency.lock(&key).await?;
             if idempotency.is_done(&key).await? {
                 return Ok(None);
             }
@@ -96,10 +96,10 @@ impl Requests {
         self.carry_out(once).await
     }
 
-    /// Carries out work to its end, also if the caller is gone.
+    /// Executes `work` completely, even if the caller disconnects.
     ///
     /// # Errors
-    /// When gpushd stops; those of `work`.
+    /// If gpushd is stopping, or if `work` fails.
     pub(super) async fn carry_out<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
@@ -108,16 +108,16 @@ impl Requests {
         self.carry_out_while_stopping(work).await
     }
 
-    /// Runs work to its end, even while gpushd stops: for requests that end something.
+    /// Executes `work` completely, even while gpushd is stopping. For requests that end something.
     ///
     /// # Errors
-    /// Those of `work`.
+    /// If `work` fails.
     pub(super) async fn carry_out_while_stopping<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.tasks.spawn(work).await.unwrap_or_else(|error| {
-            Err(ApiError::new(Code::Internal, "the request broke off because of a fault of gpushd")
+            Err(ApiError::new(Code::Internal, "the request failed because of an internal error of gpushd")
                 .cause(error.to_string())
                 .hint("see the log of gpushd: `journalctl -u gpushd`"))
         })

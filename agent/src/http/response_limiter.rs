@@ -1,18 +1,21 @@
 //! Limits concurrent expensive responses, in total and for each uid.
 //!
 //! A plan for 64 GPUs, or all GPUs with their profiles, takes milliseconds to compose and to write as JSON. On the
-//! async workers a few dozen of them would delay every other answer. So an expensive response is made on blocking
+//! async workers, a few dozen of them would delay every other response. So an expensive response is made on blocking
 //! threads, while it holds a permit:
 //!
 //! ```text
-//! request ─┬─► permit ─► polled once ─► ready ─► answer
+//! request ─┬─► permit ─► polled once ─► ready ─► response
 //!          └─── woken ◄─── pending ◄────┘
 //! ```
 //!
-//! A response gives its permit back while it waits, for a reading of the hardware for example: a GPU that hangs delays
-//! no other caller, not even the same uid. How many responses of a uid wait is limited by its connections. Permits are
-//! granted in the order of the requests, and a uid holds only its share of them. So a caller with one request waits for
-//! at most one response of each other uid. Root and the uid of gpushd have permits that no other uid can take.
+//! A response returns its permit while it waits, for example for a reading of the hardware. So a GPU that hangs delays
+//! no other caller, not even one with the same uid. The limit of connections also limits the waiting responses of a
+//! uid.
+//!
+//! Permits are granted in the order of the requests, and each uid has a limited share of them. So a caller with one
+//! request waits for at most one response of each other uid. Root and the uid of gpushd have permits that no other uid
+//! can use.
 
 use std::{
     collections::HashMap,
@@ -34,7 +37,7 @@ use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore};
 use super::failure::Failure;
 use crate::caller::Caller;
 
-/// Largest number of permits: more threads would only make each answer slower.
+/// Maximum number of permits. More threads would only make each response slower.
 const MOST_PERMITS: usize = 4;
 
 /// Limits concurrent expensive responses. A handle, cheap to clone.
@@ -44,7 +47,7 @@ pub(crate) struct ResponseLimiter(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     public: Pool,
-    /// For root and the uid of gpushd.
+    /// Permits for root and the uid of gpushd.
     privileged: Pool,
     /// The uid that gpushd runs as.
     own_uid: u32,
@@ -54,13 +57,13 @@ struct Inner {
 #[derive(Debug)]
 struct Pool {
     permits: Arc<Semaphore>,
-    /// Permits that one uid may hold at once.
+    /// Number of permits that one uid may hold at once.
     share: usize,
     /// The shares of uids with unfinished responses.
     uids: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
-/// The right to work, until dropped.
+/// The right to run; ends when dropped.
 struct Permit {
     _of_pool: OwnedSemaphorePermit,
     _of_uid: OwnedSemaphorePermit,
@@ -73,19 +76,19 @@ impl Pool {
 
     fn share(&self, uid: u32) -> Arc<Semaphore> {
         let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
-        // Uids without unfinished responses.
+        // Removes uids without unfinished responses.
         uids.retain(|_, share| Arc::strong_count(share) > 1);
         Arc::clone(uids.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
     }
 
     async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // First within the uid: the queue of the pool holds no more of it than its share.
+        // First a permit of the uid's share. So the queue of the pool never has more entries of a uid than its share.
         let share = Arc::clone(share).acquire_owned().await?;
         Ok(Permit { _of_uid: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
     }
 }
 
-/// Wakes the task that asks for the next permit.
+/// Wakes the task that requests the next permit.
 struct WakeTask(Notify);
 
 impl Wake for WakeTask {
@@ -95,7 +98,7 @@ impl Wake for WakeTask {
 }
 
 impl ResponseLimiter {
-    /// Half the processors for each of the two pools.
+    /// Creates the limiter. Each of its two pools has half as many permits as there are processors, within a maximum.
     pub(crate) fn new(own_uid: u32) -> Self {
         let permits = (available_parallelism().map_or(1, usize::from) / 2).clamp(1, MOST_PERMITS);
         Self::with_permits(permits, own_uid)
@@ -108,7 +111,7 @@ impl ResponseLimiter {
     /// Runs `work` to its end under permits of the caller's uid.
     ///
     /// # Errors
-    /// When `work` panics.
+    /// If `work` panics.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -120,7 +123,7 @@ impl ResponseLimiter {
         let woken = Arc::new(WakeTask(Notify::new()));
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
         loop {
-            // These semaphores are never closed.
+            // Cannot fail: these semaphores are never closed.
             let permit = pool.permit(&share).await.map_err(|_| Failure::internal())?;
             let waker = Waker::from(Arc::clone(&woken));
             let polled = tokio::task::spawn_blocking(move || {
@@ -136,10 +139,10 @@ impl ResponseLimiter {
         }
     }
 
-    /// Runs `work` and answers with its value as JSON.
+    /// Runs `work` and returns its value as a JSON response.
     ///
     /// # Errors
-    /// Those of `work`, and when it panics.
+    /// If `work` fails or panics.
     pub(super) async fn answer<T: Serialize>(
         &self,
         caller: &Caller,
@@ -156,7 +159,7 @@ pub(super) fn to_json<T: Serialize>(value: &T) -> Result<Bytes, Failure> {
     serde_json::to_vec(value).map(Bytes::from).map_err(|_| Failure::internal())
 }
 
-/// Answers with JSON that is written already.
+/// Creates a response from JSON.
 pub(super) fn response(status: StatusCode, json: Bytes) -> Response {
     (status, [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response()
 }
@@ -184,34 +187,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn response_that_waits_holds_no_permit_and_resumes_when_woken() {
+    async fn waiting_response_holds_no_permit_and_resumes_when_woken() {
         let limiter = one_permit();
         let (tx, rx) = oneshot::channel::<u32>();
         let waiting = tokio::spawn({
             let limiter = limiter.clone();
             async move { limiter.run(&caller(1000), rx).await.unwrap().unwrap() }
         });
-        // Any number of them may wait.
+        // Any number of responses may wait.
         let mut others = tokio::task::JoinSet::new();
         for _ in 0..100 {
             let limiter = limiter.clone();
             others.spawn(async move { limiter.run(&caller(1000), std::future::pending::<()>()).await.is_ok() });
         }
         tokio::task::yield_now().await;
-        // The same uid, another one: each gets a permit while the first waits.
+        // While the first response waits, the same uid and another uid get a permit.
         assert_eq!(limiter.run(&caller(1000), async { 1 }).await.unwrap(), 1);
         assert_eq!(limiter.run(&caller(1001), async { 2 }).await.unwrap(), 2);
         tx.send(7).unwrap();
         assert_eq!(waiting.await.unwrap(), 7);
         others.shutdown().await;
-        // A thread may still poll one of them: it gives the only permit back when it is done.
+        // A thread may still poll one of them. It returns the only permit when it has finished.
         drop(limiter.0.public.permits.acquire().await.unwrap());
         limiter.run(&caller(1), async {}).await.unwrap();
         assert_eq!(limiter.0.public.uids.lock().unwrap().len(), 1, "uids without responses are forgotten");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn flood_of_one_uid_delays_another_by_one_response_and_root_not_at_all() {
+    async fn flood_of_one_uid_delays_other_uids_by_one_response_at_most() {
         let limiter = one_permit();
         let (started, mut start) = tokio::sync::mpsc::unbounded_channel();
         let (gate, gates) = std::sync::mpsc::channel::<()>();
@@ -234,7 +237,7 @@ mod tests {
             let limiter = limiter.clone();
             async move { limiter.run(&caller(1001), async { 2 }).await.unwrap() }
         });
-        // Until it waits for the permit.
+        // Until the other uid waits for the permit.
         while limiter.0.public.uids.lock().unwrap().get(&1001).is_none_or(|share| share.available_permits() > 0) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

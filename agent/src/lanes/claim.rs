@@ -1,13 +1,13 @@
-//! The lanes of an operation: all of them at once.
+//! The lanes of one operation, which are claimed all at once.
 
 use std::{collections::BTreeMap, sync::MutexGuard};
 
 use gpush_api::ApiError;
 
-use super::{Known, Lanes};
+use super::{LaneStates, Lanes};
 use crate::state::{Holder, words};
 
-/// The lanes of one operation; released when dropped.
+/// The lanes of one operation. Dropping it releases them.
 #[derive(Debug)]
 pub(crate) struct Claim {
     lanes: Lanes,
@@ -15,11 +15,11 @@ pub(crate) struct Claim {
 }
 
 impl Lanes {
-    /// Claims GPUs, given as (index, UUID). Running reconcilers and grants on them finish first: see
+    /// Claims GPUs, given as (index, UUID). Reconcilers and grants that are running there may finish first: see
     /// [`Claim::wait_until_alone`].
     ///
     /// # Errors
-    /// If another operation has claimed one of them; the error names it.
+    /// If another operation has claimed one of the GPUs, with its id, or if the lanes are closed.
     pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         let known = self.known();
         match &known.closed {
@@ -28,15 +28,15 @@ impl Lanes {
         }
     }
 
-    /// Claims GPUs for an operation that a previous gpushd began, even while lanes are closed.
+    /// Claims GPUs for an operation that a previous gpushd began. Succeeds even while the lanes are closed.
     ///
     /// # Errors
-    /// If another operation has claimed one of them; the error names it.
+    /// If another operation has claimed one of the GPUs, with its id.
     pub(crate) fn claim_again(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         self.take(self.known(), gpus)
     }
 
-    fn take(&self, mut known: MutexGuard<'_, Known>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+    fn take(&self, mut known: MutexGuard<'_, LaneStates>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         for (index, uuid) in gpus {
             let Some(holder) = known.claimed.get(uuid) else { continue };
             return Err(words::changed_by(*index, uuid, holder));
@@ -48,22 +48,22 @@ impl Lanes {
 }
 
 impl Claim {
-    /// Waits until the reconcilers and grants that were running at the time of the claim have finished. No new
-    /// ones start.
+    /// Waits until the reconcilers and grants that were running at the time of the claim have finished. New ones cannot
+    /// start.
     pub(crate) async fn wait_until_alone(&self) {
         let mut finished = self.lanes.0.finished.subscribe();
         let is_alone = |lanes: &Lanes| {
             let known = lanes.known();
             self.uuids.iter().all(|uuid| known.is_idle(uuid))
         };
-        // The sender lives as long as the lanes.
+        // Cannot fail: the lanes keep the sender alive.
         let _alone = finished.wait_for(|_| is_alone(&self.lanes)).await.is_ok();
     }
 
-    /// Shows that the operation with this id changes the GPUs from now on.
+    /// Shows that the operation with this id is changing the GPUs from now on.
     pub(crate) fn begin(&self, id: &str) {
         self.show(&mut self.lanes.known().claimed, &Holder::Operation(id.to_owned()));
-        // A waiting reconciler gives up its place to the operation.
+        // A waiting reconciler returns, because the operation does its work.
         self.lanes.make_room();
     }
 

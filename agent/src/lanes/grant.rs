@@ -1,11 +1,11 @@
-//! Grants of leases: never on a GPU that an operation has.
+//! Grants of leases. A grant never starts on a GPU that an operation has claimed.
 
 use std::collections::BTreeSet;
 
 use super::Lanes;
 use crate::state::Holder;
 
-/// A grant that is being recorded; operations on the GPU begin after it.
+/// A grant that is being recorded. Operations on the GPU begin after it.
 #[derive(Debug)]
 pub(crate) struct Grant {
     lanes: Lanes,
@@ -13,16 +13,15 @@ pub(crate) struct Grant {
 }
 
 impl Lanes {
-    /// UUIDs of the GPUs that operations have claimed.
+    /// Returns the UUIDs of the GPUs that operations have claimed.
     pub(crate) fn claimed(&self) -> BTreeSet<String> {
         self.known().claimed.keys().cloned().collect()
     }
 
-    /// Takes part in these GPUs for a grant that is recorded next: operations on them begin after it. All of them or
-    /// none.
+    /// Registers a grant on these GPUs, on all or none. An operation that claims one of them begins after the grant.
     ///
     /// # Errors
-    /// UUID of a GPU that an operation has claimed, and the operation.
+    /// The UUID of a GPU that an operation has claimed, and that operation.
     pub(crate) fn begin_grant(&self, gpus: &BTreeSet<String>) -> Result<Vec<Grant>, (String, Holder)> {
         let mut known = self.known();
         if let Some((gpu, holder)) = gpus.iter().find_map(|gpu| Some((gpu, known.claimed.get(gpu)?))) {

@@ -1,8 +1,8 @@
 //! One lane and one queue per GPU.
 //!
 //! A lane has one owner at a time: a reconciler or an operation. An operation takes the lanes of all its GPUs at once,
-//! GPUs that are reset with them included. It performs its MPS and time-slice steps itself and never waits for a
-//! reconciler that has yet to come; it only waits until the reconcilers that were there before it have finished.
+//! and of the GPUs that are reset with them. It executes its MPS and time-slice steps itself. It waits only for the
+//! reconcilers and grants that were running before its claim.
 //!
 //! ```text
 //!            turn                        claim (all GPUs of an operation at once)
@@ -17,15 +17,15 @@
 //!
 //! | newcomer | free | reconciler | grant | claimed | changing |
 //! |---|---|---|---|---|---|
-//! | reconciler | gets it | waits | gets it | waits | leaves: the operation does its work |
+//! | reconciler | gets it | waits | gets it | waits | returns: the operation does its work |
 //! | operation | gets it | gets it, begins once the reconciler has finished | the same | refused | refused |
 //! | grant | gets it | gets it | gets it | refused | refused |
 //!
-//! Operations that wait, and requests for leases, are in one queue in the order of their arrival: see [`queue`]. An operation without `--wait` never queues: it begins at once or is
-//! refused.
+//! Operations that wait and requests for leases share one queue, in the order of their arrival: see [`queue`]. An
+//! operation without `--wait` never queues: it begins at once or is refused.
 //!
-//! All state here is in memory. After a restart, the operations that the journal has as begun claim their GPUs again
-//! before any request is served.
+//! All state here is in memory. After a restart, the operations that have begun according to the journal claim their
+//! GPUs again before any request is served.
 //!
 //! | file | subject |
 //! |---|---|
@@ -67,25 +67,25 @@ pub(crate) struct Lanes(Arc<Inner>);
 struct Inner {
     /// Shows which operation changes a GPU.
     host: state::State,
-    known: Mutex<Known>,
-    /// Counts how often an operation, or something ahead in the queue, made room.
+    known: Mutex<LaneStates>,
+    /// Incremented when an operation ends or begins, or an entry leaves the queue, so that a waiting entry may begin.
     room: watch::Sender<u64>,
-    /// Counts how often a reconciler or a grant has finished.
+    /// Incremented when a reconciler or a grant has finished.
     finished: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct LaneStates {
     /// The operation that has claimed each GPU, by UUID.
     claimed: BTreeMap<String, Holder>,
-    /// Reconcilers and grants at work, by UUID of the GPU.
+    /// Running reconcilers and grants, by UUID of the GPU.
     at_work: BTreeMap<String, AtWork>,
-    /// Why no operation gets a lane.
+    /// Why operations get no lane at the moment.
     closed: Option<ApiError>,
     queue: Queue,
 }
 
-/// The reconciler and the grants at work on a GPU.
+/// The running reconciler and grants of a GPU.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct AtWork {
     reconciler: bool,
@@ -93,44 +93,44 @@ struct AtWork {
 }
 
 impl Lanes {
-    /// Creates the lanes, all of them free.
+    /// Creates the lanes. All of them are free.
     pub(crate) fn new(host: state::State) -> Self {
         let (room, finished) = (watch::Sender::new(0), watch::Sender::new(0));
         Self(Arc::new(Inner { host, known: Mutex::default(), room, finished }))
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, LaneStates> {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows when an operation, or something ahead in the queue, makes room: what waits may begin.
+    /// Subscribes to changes after which a waiting entry or a reconciler may begin.
     pub(crate) fn room(&self) -> watch::Receiver<u64> {
         self.0.room.subscribe()
     }
 
-    /// Reports that there is room. Not to be called with [`Known`] locked.
+    /// Notifies the subscribers of [`Lanes::room`]. The caller must not hold the lock of [`LaneStates`].
     fn make_room(&self) {
         self.0.room.send_modify(|times| *times += 1);
     }
 
-    /// Reports that a lease has ended: an operation that waited for it may begin.
+    /// Reports that a lease has ended. An operation that waited for it may begin.
     pub(crate) fn lease_ended(&self) {
         self.make_room();
     }
 
-    /// Reports that a reconciler or a grant has finished. Not to be called with [`Known`] locked.
+    /// Reports that a reconciler or a grant has finished. The caller must not hold the lock of [`LaneStates`].
     fn finish(&self) {
         self.0.finished.send_modify(|times| *times += 1);
     }
 
-    /// Gives no lane to an operation from now on, because of `why`. The queue is unchanged.
+    /// Refuses lanes to operations from now on, with the error `why`. The queue is unchanged.
     ///
     /// # Errors
     /// UUID and operation, if an operation has a GPU.
-    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
         let mut known = self.known();
         match known.claimed.first_key_value() {
-            Some((uuid, holder)) => Err((uuid.clone(), holder.to_string())),
+            Some((uuid, holder)) => Err((uuid.clone(), holder.clone())),
             None => {
                 known.closed = Some(why);
                 Ok(())
@@ -138,22 +138,22 @@ impl Lanes {
         }
     }
 
-    /// Gives lanes to operations again.
+    /// Permits operations to get lanes again.
     pub(crate) fn open(&self) {
         self.known().closed = None;
         self.make_room();
     }
 
-    /// Why no operation gets a lane.
+    /// Returns why operations get no lane.
     pub(crate) fn closed(&self) -> Option<ApiError> {
         self.known().closed.clone()
     }
 
-    /// Refuses a GPU that an operation is changing: a reading of it would soon be out of date. A GPU that is only being
-    /// planned may be read.
+    /// Refuses to read a GPU that an operation is changing, because the reading would soon be out of date. A GPU whose
+    /// operation is only being planned may be read.
     ///
     /// # Errors
-    /// Names the operation.
+    /// If an operation is changing the GPU, with its id.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
         match self.known().claimed.get(uuid) {
             Some(holder) if holder.has_begun() => Err(words::changed_by(index, uuid, holder)),
@@ -162,12 +162,12 @@ impl Lanes {
     }
 }
 
-impl Known {
+impl LaneStates {
     fn is_idle(&self, uuid: &str) -> bool {
         self.at_work.get(uuid).is_none_or(|at_work| *at_work == AtWork::default())
     }
 
-    /// Changes the record of what is at work on a GPU.
+    /// Changes the record of what is running on a GPU.
     fn work(&mut self, uuid: &str, change: impl FnOnce(&mut AtWork)) {
         let at_work = self.at_work.entry(uuid.to_owned()).or_default();
         change(at_work);

@@ -5,7 +5,7 @@ use super::{
     queue::{Ahead, Entry, Needs, Ticket, Waiter},
 };
 
-/// A place in the queue; given up when dropped.
+/// A place in the queue. Dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(super) lanes: Lanes,
@@ -24,24 +24,24 @@ impl Lanes {
         self.known().queue.entries().map(|(ticket, entry)| (ticket, entry.clone())).collect()
     }
 
-    /// Returns the first entry ahead that conflicts with a new entry with these needs.
+    /// Returns the first entry that would hold back a new entry with these needs.
     pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
         self.known().queue.ahead_of_newcomer(needs)
     }
 }
 
 impl Place {
-    /// Its position in the order of arrival.
+    /// Returns the position in the order of arrival.
     pub(crate) fn ticket(&self) -> Ticket {
         self.ticket
     }
 
-    /// Replaces the needs. The place stays the same.
+    /// Replaces the needs. The place in the queue stays the same.
     pub(crate) fn set_needs(&self, needs: Needs) {
         self.lanes.known().queue.set_needs(self.ticket, needs);
     }
 
-    /// Returns the entry ahead that this one waits for; `None` if it is first.
+    /// Returns the earlier entry that holds this one back; `None` if this one is first.
     pub(crate) fn ahead(&self) -> Option<Ahead> {
         self.lanes.known().queue.ahead_of(self.ticket)
     }

@@ -1,16 +1,18 @@
 //! The order of arrival of everything that waits for GPUs, without I/O.
 //!
-//! An entry needs something of one or several GPUs: an operation needs their lanes, a lease needs parts of targets.
-//! Two entries conflict if they share a GPU and could not both have what they need there:
+//! An entry has needs on one or several GPUs: an operation needs their lanes, a lease needs parts of targets. Two
+//! entries conflict if they share a GPU and cannot both get what they need there:
 //!
 //! | | lane | part of target T |
 //! |---|---|---|
 //! | lane | always | if the operation's last plan takes T away, or changes the mode of the GPU |
 //! | part of target T | see left | if both need a part of T |
 //!
-//! An entry is *first* if it conflicts with no earlier entry that is first. Only first entries hold others back. So an
-//! operation that waits for one of its GPUs does not block its other GPUs. A first entry holds back later and new
-//! entries even while it cannot begin. So what it waits for can only shrink, and it cannot be overtaken.
+//! An entry is *first* if it does not conflict with any earlier entry that is first. Only first entries hold others
+//! back. So an operation that waits for one of its GPUs does not block its other GPUs.
+//!
+//! A first entry holds back later entries even while it cannot begin itself. So no later entry overtakes it, and the
+//! set of entries that it waits for only shrinks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,26 +23,26 @@ use std::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(pub(crate) u64);
 
-/// What an operation's last plan takes away on a GPU.
+/// What an operation's last plan takes away on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reserve {
     /// These targets, by UUID.
     Targets(BTreeSet<String>),
-    /// Everything: the plan changes the mode of the GPU, or is not known yet.
+    /// The whole GPU: the plan changes its mode, or is not known yet.
     Gpu,
 }
 
-/// What an entry needs of one GPU.
+/// What an entry needs on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// The lane.
+    /// The lane. The plan takes away what [`Reserve`] says.
     Lane(Reserve),
     /// Parts of these targets, by UUID.
     Parts(BTreeSet<String>),
 }
 
 impl Need {
-    /// Whether it takes this target away, or needs a part of it.
+    /// Returns whether the entry takes this target away, or needs a part of it.
     pub(crate) fn concerns(&self, target: &str) -> bool {
         match self {
             Self::Lane(Reserve::Gpu) => true,
@@ -68,14 +70,14 @@ pub(crate) type Needs = BTreeMap<String, Need>;
 /// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Waiter {
-    /// The operation with this id: it may wait for hours.
+    /// The operation with this id. It may wait for hours.
     Operation(String),
     /// The lease with this id.
     Lease(String),
 }
 
 impl Waiter {
-    /// Its id: `op-7`, `L17`.
+    /// Returns the id: `op-7`, `L17`.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Operation(id) | Self::Lease(id) => id,
@@ -97,28 +99,27 @@ impl fmt::Display for Waiter {
 pub(crate) struct Entry {
     /// Its kind.
     pub(crate) waiter: Waiter,
-    /// Its needs.
     pub(crate) needs: Needs,
 }
 
 impl Entry {
-    /// Returns the UUID of a GPU on which both entries cannot have what they need.
+    /// Returns the UUID of a GPU on which the entry and `needs` conflict.
     fn conflict(&self, needs: &Needs) -> Option<&String> {
         let both = |(uuid, need): &(&String, &Need)| needs.get(*uuid).is_some_and(|other| other.conflicts(need));
         self.needs.iter().find(both).map(|(uuid, _)| uuid)
     }
 }
 
-/// The entry that another one waits for.
+/// The earlier entry that another one waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ahead {
-    /// UUID of the GPU.
+    /// UUID of the GPU on which they conflict.
     pub(crate) gpu: String,
     /// The kind of the entry ahead.
     pub(crate) waiter: Waiter,
 }
 
-/// Entries in the order of their arrival.
+/// The entries, in the order of their arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     entries: BTreeMap<Ticket, Entry>,
@@ -134,7 +135,7 @@ impl Queue {
         ticket
     }
 
-    /// All entries, in order.
+    /// Returns all entries, in order.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (Ticket, &Entry)> {
         self.entries.iter().map(|(ticket, entry)| (*ticket, entry))
     }
@@ -146,19 +147,19 @@ impl Queue {
         }
     }
 
-    /// Removes an entry. Returns whether a later entry conflicted with it.
+    /// Removes an entry. Returns whether a later entry conflicts with it.
     pub(crate) fn remove(&mut self, ticket: Ticket) -> bool {
         let Some(removed) = self.entries.remove(&ticket) else { return false };
         self.entries.range(ticket..).any(|(_, later)| removed.conflict(&later.needs).is_some())
     }
 
-    /// Returns the entry ahead that an entry waits for; `None` if it is first.
+    /// Returns the earlier entry that an entry waits for; `None` if it is first.
     pub(crate) fn ahead_of(&self, ticket: Ticket) -> Option<Ahead> {
         let entry = self.entries.get(&ticket)?;
         Self::conflict(self.first_before(Some(ticket)).into_iter(), &entry.needs)
     }
 
-    /// Returns the entry ahead of a new entry with these needs; `None` if it would be first.
+    /// Returns the entry that a new entry with these needs would wait for; `None` if it would be first.
     pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
         Self::conflict(self.first_before(None).into_iter(), needs)
     }
@@ -170,7 +171,7 @@ impl Queue {
         })
     }
 
-    /// The entries that are first, in their order, up to an entry or all of them.
+    /// Returns the first entries in order: those before `end`, or all of them.
     fn first_before(&self, end: Option<Ticket>) -> Vec<&Entry> {
         let mut first: Vec<&Entry> = Vec::new();
         for (ticket, entry) in &self.entries {
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_operation_holds_back_shares_of_what_its_plan_takes_away() {
+    fn waiting_operation_blocks_later_leases_on_its_targets() {
         let mut queue = Queue::default();
         let operation = queue.push(entry("op-1", lane(&[0], &["MIG-a"])));
         assert_eq!(queue.ahead_of(operation), None);
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn share_that_came_first_goes_before_the_operation() {
+    fn earlier_lease_goes_before_the_operation() {
         let mut queue = Queue::default();
         let share = queue.push(Entry { waiter: Waiter::Lease("L1".to_owned()), needs: part(0, "GPU-0") });
         let operation = queue.push(entry("op-1", lane(&[0], &["GPU-0"])));
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn gang_holds_nothing_until_it_is_first_on_all_its_gpus() {
+    fn operation_on_several_gpus_waits_until_it_is_first_on_all() {
         let mut queue = Queue::default();
         let one = queue.push(entry("op-1", lane(&[0], &[])));
         let gang = queue.push(entry("op-2", lane(&[0, 1], &[])));
@@ -277,9 +278,9 @@ mod tests {
                 let would_wait_for = queue.ahead_of_newcomer(needs);
                 tickets.push(queue.push(entry(&at.to_string(), needs.clone())));
                 let now: Vec<_> = tickets.iter().map(|ticket| queue.ahead_of(*ticket)).collect();
-                // No entry is overtaken: later entries change nothing for earlier ones.
+                // A later entry changes nothing for earlier ones, so it overtakes none.
                 prop_assert_eq!(&now[..at], &before[..]);
-                // A newcomer is judged as it is in the queue a moment later.
+                // The answer for a new entry stays true after it has joined the queue.
                 prop_assert_eq!(&now[at], &would_wait_for);
                 before = now;
             }
@@ -287,13 +288,13 @@ mod tests {
             let first: Vec<usize> = (0..all.len()).filter(|at| before[*at].is_none()).collect();
             for at in 0..all.len() {
                 let held_back_by = first.iter().find(|earlier| **earlier < at && conflict(&all[**earlier], &all[at]));
-                // Only what is first holds back, and all that it conflicts with.
+                // Each entry waits for the earliest first entry that it conflicts with, and for no other.
                 let waiter = held_back_by.map(|earlier| Waiter::Operation(earlier.to_string()));
                 prop_assert_eq!(before[at].as_ref().map(|ahead| ahead.waiter.clone()), waiter);
             }
             let held_back = queue.ahead_of_newcomer(&newcomer).is_some();
             prop_assert_eq!(held_back, first.iter().any(|at| conflict(&all[*at], &newcomer)));
-            // Each becomes first once all before it are gone, and stays so.
+            // Each entry is first once all entries before it have left.
             for ticket in tickets {
                 prop_assert_eq!(queue.ahead_of(ticket), None);
                 queue.remove(ticket);

@@ -1,4 +1,4 @@
-//! Lanes without a driver.
+//! Tests of the lanes without a driver.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -21,12 +21,12 @@ fn gpus(uuids: &[&str]) -> BTreeSet<String> {
     uuids.iter().map(ToString::to_string).collect()
 }
 
-/// The needs of an operation that takes away a target of GPU 0.
+/// Returns the needs of an operation that takes away a target of GPU 0.
 fn takes_away(target: &str) -> Needs {
     Needs::from([("GPU-0".to_owned(), Need::Lane(Reserve::Targets(BTreeSet::from([target.to_owned()]))))])
 }
 
-/// Polls once.
+/// Polls a future once. Returns whether it is pending.
 async fn is_pending<F: Future + Unpin>(future: &mut F) -> bool {
     timeout(Duration::ZERO, future).await.is_err()
 }
@@ -44,7 +44,7 @@ fn claimed_gpu_is_refused_and_the_holder_is_named() {
     assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by operation op-1");
     assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`gpushctl operation wait op-1`")), "{error:?}");
     assert_eq!(lanes.at_rest(1, "GPU-1"), Err(error));
-    // The refused claim kept nothing.
+    // The refused claim has claimed no GPU.
     let _other = lanes.claim(&[gpu(2)]).unwrap();
     drop(first);
     lanes.claim(&[gpu(0), gpu(1)]).unwrap();
@@ -52,12 +52,12 @@ fn claimed_gpu_is_refused_and_the_holder_is_named() {
 }
 
 #[test]
-fn closed_lanes_are_given_only_to_operations_begun_before() {
+fn closed_lanes_accept_only_earlier_operations() {
     let lanes = lanes();
     let holder = lanes.claim(&[gpu(0)]).unwrap();
     holder.begin("op-1");
     let why = || ApiError::new(Code::Conflict, "in maintenance");
-    assert_eq!(lanes.close(why()), Err(("GPU-0".to_owned(), "operation op-1".to_owned())));
+    assert_eq!(lanes.close(why()), Err(("GPU-0".to_owned(), Holder::Operation("op-1".to_owned()))));
     assert_eq!(lanes.closed(), None);
     drop(holder);
     lanes.close(why()).unwrap();
@@ -79,7 +79,7 @@ async fn reconcilers_take_turns_on_one_gpu_and_not_across_gpus() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished() {
+async fn operation_begins_after_reconcilers_and_grants_of_its_gpus() {
     let lanes = lanes();
     let turn = lanes.turn("GPU-0").await.unwrap();
     let grant = lanes.begin_grant(&gpus(&["GPU-1"])).unwrap();
@@ -87,7 +87,7 @@ async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished(
     let claim = lanes.claim(&[gpu(0), gpu(1)]).unwrap();
     let mut alone = Box::pin(claim.wait_until_alone());
     assert!(is_pending(&mut alone).await);
-    // None begins after the claim: while it is planned they wait, and once it has begun they leave.
+    // A reconciler that comes after the claim waits while the operation is planned, and returns once it has begun.
     let mut late = Box::pin(lanes.turn("GPU-1"));
     assert!(is_pending(&mut late).await);
     drop(turn);
@@ -102,14 +102,14 @@ async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished(
 }
 
 #[test]
-fn claimed_gpu_grants_nothing() {
+fn grant_on_a_claimed_gpu_is_refused() {
     let lanes = lanes();
     let claim = lanes.claim(&[gpu(0)]).unwrap();
     assert_eq!(lanes.claimed(), gpus(&["GPU-0"]));
     claim.begin("op-1");
     let (uuid, holder) = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap_err();
     assert_eq!((uuid.as_str(), holder), ("GPU-0", Holder::Operation("op-1".to_owned())));
-    // The refused grant took part in no GPU.
+    // The refused grant is registered on no GPU.
     assert!(lanes.known().is_idle("GPU-1"));
     drop(claim);
     let grants = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap();

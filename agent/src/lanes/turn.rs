@@ -3,7 +3,7 @@
 use super::Lanes;
 use crate::state::Holder;
 
-/// The lane of one GPU, for a reconciler; free again when dropped.
+/// The lane of one GPU, for a reconciler. Dropping it frees the lane.
 #[derive(Debug)]
 pub(crate) struct Turn {
     lanes: Lanes,
@@ -22,18 +22,18 @@ impl Lanes {
         })
     }
 
-    /// Waits for the lane of a GPU. Returns `None` if an operation changes the GPU: it does itself what a reconciler
-    /// would do, and its end wakes the reconcilers.
+    /// Waits for the lane of a GPU. Returns `None` if an operation changes the GPU. That operation does the work of a
+    /// reconciler itself, and its end wakes the reconcilers.
     pub(crate) async fn turn(&self, uuid: &str) -> Option<Turn> {
         let (mut room, mut finished) = (self.room(), self.0.finished.subscribe());
         loop {
-            // Before it is tried, so that no change in between is missed.
+            // Before the attempt, so that no change in between is missed.
             room.mark_unchanged();
             finished.mark_unchanged();
             if let Some(turn) = self.try_turn(uuid) {
                 return Some(turn);
             }
-            // An operation that is only being planned soon begins or leaves.
+            // An operation that is only being planned soon begins or gives up its claim.
             if self.known().claimed.get(uuid).is_some_and(Holder::has_begun) {
                 return None;
             }

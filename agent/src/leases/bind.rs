@@ -60,6 +60,11 @@ pub(super) struct Bound {
 }
 
 impl Bound {
+    /// Returns the binding of a Slurm job, whose processes stay in the job's cgroup.
+    pub(super) fn to_job(binding: LeaseBinding) -> Self {
+        Self { binding, mover: None, reason: None }
+    }
+
     /// Adds to a grant why its binding is another one.
     pub(super) fn explain(&self, granted: &mut LeaseGrant) {
         granted.binding_reason.clone_from(&self.reason);

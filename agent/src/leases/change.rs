@@ -1,4 +1,4 @@
-//! Changes of a lease on request: release, renewal, revocation. Each is recorded before it is answered.
+//! Changes of a lease on request: release, renewal and revocation. gpushd records each change before it answers.
 
 use std::time::Duration;
 
@@ -18,15 +18,21 @@ use crate::{
     state::{OpenLease, leases::shown},
 };
 
-/// Time until SIGTERM when a revocation names none.
+/// Time until SIGTERM, if a revocation names none.
 const NOTICE: Duration = Duration::from_secs(60);
 
-/// Finds an open lease that the caller may change; `Err(Ok(lease))` when it has ended.
+/// Finds an open lease that the caller may change. Returns `Err(Ok(lease))` if the lease has ended.
 async fn find(leases: &Leases, caller: &Caller, text: &str, what: &str) -> Result<OpenLease, Result<Lease, ApiError>> {
     let id = show::id(text).map_err(Err)?;
     let may = |uid: u32| caller.viewer.is_admin() || caller.peer.uid == uid;
     if let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() {
-        return if may(lease.record.holder.uid) { Ok(lease) } else { Err(Err(show::denied(&lease, what))) };
+        return match may(lease.record.holder.uid) {
+            true => match show::of_job(&lease.record, caller, what) {
+                Some(denied) => Err(Err(denied)),
+                None => Ok(lease),
+            },
+            false => Err(Err(show::denied(&lease, what))),
+        };
     }
     match leases.handles.store.read(move |view| view.lease(id)).await {
         Ok(Some(record)) if may(record.holder.uid) => Err(Ok(shown(&record, caller.viewer))),
@@ -36,8 +42,8 @@ async fn find(leases: &Leases, caller: &Caller, text: &str, what: &str) -> Resul
     }
 }
 
-/// Finds a lease as [`find`] does. A queued lease leaves the queue, and is returned with true. One that is being granted
-/// at this moment is returned when it is decided.
+/// Finds a lease as [`find`] does. A queued lease leaves the queue, and is returned with `true`. If the lease is being
+/// granted at this moment, the function waits for the result of the grant.
 async fn find_decided(
     leases: &Leases,
     caller: &Caller,
@@ -45,7 +51,7 @@ async fn find_decided(
     what: &str,
     reason: EndReason,
 ) -> Result<(OpenLease, bool), Result<Lease, ApiError>> {
-    /// Pause until the grant in progress is looked at again.
+    /// Pause between two checks of a grant in progress.
     const AGAIN: Duration = Duration::from_millis(20);
     loop {
         let lease = find(leases, caller, text, what).await?;
@@ -59,7 +65,7 @@ async fn find_decided(
     }
 }
 
-/// Records the answer under the key of a request, and the audit trail.
+/// Returns what to write in the same transaction: the idempotency key of the request, and an audit record.
 fn also(
     caller: &Caller,
     user: Option<String>,
@@ -84,7 +90,7 @@ fn also(
     }
 }
 
-/// Whether a request was carried out under its key before.
+/// Returns whether a request with this key was carried out before.
 async fn is_repeated(leases: &Leases, key: Option<&Key>) -> Result<bool, ApiError> {
     match key {
         Some(key) => leases.handles.idempotency.is_done(key).await,
@@ -92,10 +98,10 @@ async fn is_repeated(leases: &Leases, key: Option<&Key>) -> Result<bool, ApiErro
     }
 }
 
-/// Releases a lease. One that is releasing or has ended is returned as it is.
+/// Releases a lease. A lease that is releasing or has ended is returned unchanged.
 ///
 /// # Errors
-/// When there is none of that id, it is another user's, or the release cannot be recorded.
+/// If there is no lease with this id, if another user holds it, or if the release cannot be recorded.
 pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: Option<Key>) -> Result<Lease, ApiError> {
     let (lease, was_queued) = match find_decided(leases, caller, text, "release", EndReason::Cancelled).await {
         Ok(found) => found,
@@ -122,7 +128,7 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
                     });
                     life::begin_end(leases, id, Event::Released).await;
                 }
-                // It expired, or its process ended, meanwhile.
+                // The lease has expired meanwhile, or its process has ended.
                 Err(StoreError::LeaseTransition { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -136,9 +142,9 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
     settled(leases, caller, &lease).await
 }
 
-/// Returns a lease after a change. One that ends within a moment is returned as ended.
+/// Returns a lease after a change. Waits a moment first, so that a lease without processes is returned as ended.
 async fn settled(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<Lease, ApiError> {
-    /// How long an answer waits for the end of a lease that nothing uses.
+    /// Maximum time that an answer waits for the end of a lease.
     const SOON: Duration = Duration::from_millis(200);
     let id = lease.id();
     let mut snapshots = leases.handles.state.watch();
@@ -150,7 +156,8 @@ async fn settled(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<
 /// Sets a new end for an active lease.
 ///
 /// # Errors
-/// When it is not active, another user's, the quota does not allow the duration, or it cannot be recorded.
+/// If the lease is not active, if another user holds it, if the quota does not allow the duration, or if the new end
+/// cannot be recorded.
 pub(crate) async fn renew(
     leases: &Leases,
     caller: &Caller,
@@ -202,7 +209,7 @@ fn not_active(lease: &Lease) -> ApiError {
 /// Revokes a lease for an administrator.
 ///
 /// # Errors
-/// When there is none of that id, it has ended, or the revocation cannot be recorded.
+/// If there is no lease with this id, if it has ended, or if the revocation cannot be recorded.
 pub(crate) async fn revoke(
     leases: &Leases,
     caller: &Caller,

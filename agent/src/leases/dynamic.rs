@@ -6,7 +6,8 @@
 //!                             └ refused: nothing is recorded          └ also after a crash: recovery ends the operation
 //! ```
 //!
-//! The operation goes on when the client disconnects. The lease is then ended like any other whose client is gone.
+//! The operation continues if the client disconnects. gpushd then ends the lease, as it ends every lease whose client
+//! has disconnected.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,7 +30,7 @@ use crate::{
     state::{OpenLease, ReservationId},
 };
 
-/// What a dynamic grant creates, with the lanes of its GPUs.
+/// The MIG devices that a dynamic grant creates, with the claim on the lanes of their GPUs.
 #[derive(Debug)]
 pub(super) struct Missing {
     pub(super) assignment: Assignment,
@@ -39,7 +40,7 @@ pub(super) struct Missing {
 /// Begins the operation of a dynamic grant. Returns the lease, which is granting.
 ///
 /// # Errors
-/// When the instances cannot be created any more, or nothing can be recorded; then there is no operation.
+/// If the instances can no longer be created, or if nothing can be recorded. Then there is no operation.
 pub(super) async fn begin(
     leases: &Leases,
     source: LeaseSource,
@@ -80,7 +81,7 @@ fn asked_by(leases: &Leases, id: LeaseId) -> Result<Actor, ApiError> {
     table.open.get(&id).map(|lease| lease.record.asked_by.clone()).ok_or_else(|| show::unknown(id))
 }
 
-/// A lease that is granting, with its operation, which is not executed yet.
+/// A lease that is granting, with its operation. The operation is not executed yet.
 pub(super) struct Begun {
     pub(super) record: LeaseRecord,
     creation: Creation,
@@ -98,7 +99,7 @@ impl Begun {
     /// Executes the operation, and waits for its end. The lease must be in the table.
     ///
     /// # Errors
-    /// Why the operation did not create the devices, or the caller was not moved into its scope.
+    /// Says why the operation did not create the devices, or why the caller was not moved into its scope.
     pub(super) async fn finish(self, leases: &Leases, viewer: Viewer, bound: &Bound) -> Result<LeaseGrant, ApiError> {
         let (id, operation) = (self.record.id, self.record.operation);
         let moving = Moving::begin(leases, &self.record, bound);
@@ -114,11 +115,11 @@ impl Begun {
     }
 }
 
-/// Waits while the operation of a lease creates its devices.
+/// Waits until the operation of a lease has ended, with or without devices.
 pub(super) async fn decided(leases: &Leases, id: LeaseId) {
     let mut snapshots = leases.handles.state.watch();
     let is_granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
-    // The sender lives as long as the state.
+    // `wait_for` fails only without a sender, and the state keeps the sender.
     let _decided = snapshots.wait_for(|host| !host.leases.open.get(&id).is_some_and(is_granting)).await.is_ok();
 }
 
@@ -134,12 +135,12 @@ async fn not_created(leases: &Leases, id: LeaseId, operation: Option<OperationId
     }
 }
 
-/// Cancels the operation of a lease that is granting. Returns the error if that cannot be recorded.
+/// Cancels the operation of a lease that is granting. Returns an error if the cancellation cannot be recorded.
 pub(super) async fn cancel(leases: &Leases, caller: &Caller, record: &LeaseRecord) -> Result<(), ApiError> {
     let Some(operation) = record.operation else { return Ok(()) };
     let by = caller.actor(leases.handles.users.user(caller.peer.uid).await);
     match leases.handles.engine.operations.cancel(&operation.to_string(), by, None).await {
-        // It has ended meanwhile; then the lease is active or has ended.
+        // The operation has ended meanwhile, so the lease is active or has ended.
         Ok(_) => Ok(()),
         Err(error) if error.code == Code::Conflict => Ok(()),
         Err(error) => Err(error),

@@ -1,5 +1,5 @@
-//! Why a request has no assignment: the obstacles, the leases that hold the capacity, and whether they pass by
-//! themselves.
+//! Explains why a request has no assignment: the obstacles, the leases that hold the capacity, and whether the
+//! obstacles pass without an action of a user.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ use crate::{
 /// Maximum number of leases that an error names.
 const MOST_NAMED: usize = 16;
 
-/// Explains why a request has no assignment: the obstacles, and the leases that hold the capacity.
-/// `before` is the position of the request, if it waits.
+/// Explains why a request has no assignment: the obstacles, and the leases that hold the capacity. `before` is the
+/// position of the request, if it waits.
 pub(super) fn explain(
     leases: &Leases,
     why: &NoAssignment,
@@ -29,14 +29,16 @@ pub(super) fn explain(
     before: Option<Ticket>,
 ) -> ApiError {
     let mut error = why.error(&resolved.wanted);
-    let NoAssignment::Busy { obstacles } = why else { return error };
-    if let Some(target) = &resolved.wanted.target
+    let NoAssignment::Busy { obstacles, .. } = why else { return error };
+    let targets = resolved.wanted.targets.as_ref();
+    if let Some(target) = targets.filter(|targets| targets.len() == 1).and_then(|targets| targets.first())
+        && resolved.wanted.share.kind() == LeaseKind::Mps
         && let Err(closed) = mps::serves(&leases.handles.mps, target)
     {
         return closed;
     }
     let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
-    // Why a GPU is closed, such as the reason of its cordon.
+    // The reasons why a GPU is closed, such as the reason of its cordon.
     let is_closed = |gpu: &&Gpu| {
         obstacles.iter().any(|(index, obstacle)| *index == gpu.index && matches!(obstacle, Obstacle::Closed(_)))
     };
@@ -46,7 +48,7 @@ pub(super) fn explain(
     if resolved.wanted.share.kind() == LeaseKind::Mps {
         let closed = mps::not_serving(&leases.handles.mps, &uuids);
         if closed.len() == uuids.len() {
-            // Waiting does not help where an administrator must start a daemon.
+            // Waiting does not help if an administrator must start a daemon.
             error.hint = closed[0].hint.clone().or(error.hint);
         }
         error.causes.extend(closed.into_iter().map(|closed| closed.message));
@@ -54,8 +56,7 @@ pub(super) fn explain(
     let table = leases.handles.state.leases();
     error.causes.extend(foreign(leases, &table, gpus, &indexes));
     let is_here = |member: &LeaseMember| {
-        uuids.contains(&member.gpu.as_str())
-            && resolved.wanted.target.as_ref().is_none_or(|target| member.target == *target)
+        uuids.contains(&member.gpu.as_str()) && targets.is_none_or(|targets| targets.contains(&member.target))
     };
     let holding: Vec<String> =
         table.holding().filter(|lease| lease.record.members.iter().any(is_here)).map(OpenLease::describe).collect();
@@ -64,7 +65,7 @@ pub(super) fn explain(
         before.is_none_or(|before| *ticket < before)
             && entry.needs.iter().any(|(gpu, need)| {
                 uuids.contains(&gpu.as_str())
-                    && resolved.wanted.target.as_ref().is_none_or(|target| need.concerns(target))
+                    && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
             })
     });
     error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead in the queue", entry.waiter)));
@@ -74,7 +75,8 @@ pub(super) fn explain(
     error
 }
 
-/// Names the instances of other programs on GPUs whose layout is `dynamic`: they are not destroyed for a lease.
+/// Names the instances that other programs created on GPUs whose layout is `dynamic`. gpushd does not destroy them for
+/// a lease.
 fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet<u32>) -> Vec<String> {
     let wishes = wishes(&leases.handles.state.config(), gpus);
     let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
@@ -90,19 +92,19 @@ fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet
     named.take(MOST_NAMED).collect()
 }
 
-/// Whether an obstacle passes within a moment.
+/// Whether the obstacles of a request pass soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Passes {
     No,
-    /// An operation, or a lease whose last process has ended: most end within seconds.
+    /// An operation, or a lease without processes, is about to end. Most end within seconds.
     Soon,
     /// An MPS daemon is starting, or gpushd has restarted and has not adopted it yet.
     Starting,
 }
 
-/// Returns whether the obstacles of a request pass.
+/// Returns whether the obstacles of a request pass soon.
 pub(super) fn passes(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> Passes {
-    let NoAssignment::Busy { obstacles } = why else { return Passes::No };
+    let NoAssignment::Busy { obstacles, .. } = why else { return Passes::No };
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let table = leases.handles.state.leases();
     if obstacles.iter().any(is_claimed) || table.holding().any(OpenLease::ends_now) {

@@ -8,12 +8,12 @@
 //!            refused, or queued                              capacity freed         └ not known: stays reserved
 //! ```
 //!
-//! A request without `wait` is refused when there is no room. It waits for what is about to end: an operation on the
-//! GPUs, a lease whose processes have ended, an MPS daemon that starts.
+//! gpushd refuses a request without `wait` if there is no room. It first waits a moment if capacity is about to become
+//! free: an operation on the GPUs, a lease without processes, or an MPS daemon that is starting.
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseMember, LeaseRequest, LeaseWait};
+use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseMember, LeaseRequest, LeaseState, LeaseWait};
 use gpush_core::lease::{
     placement::{Assignment, Host, NoAssignment, place},
     quota,
@@ -31,10 +31,11 @@ use super::{
     bind::{self, Bound, Moving},
     dynamic::{self, Missing},
     explain::{Passes, explain, passes},
+    job::JobTerms,
     offers::{self, gpus_of},
     queue,
     request::{Resolved, resolve},
-    show,
+    restored, show,
 };
 use crate::{
     caller::{Caller, Viewer},
@@ -44,7 +45,7 @@ use crate::{
     state::{LeaseTable, Observed, Reservation, ReservationId, words},
 };
 
-/// Maximum time that a request without `wait` waits for an operation, or for a lease without processes, to end.
+/// Maximum time that a request without `wait` waits for the end of an operation, or of a lease without processes.
 const OPERATION: Duration = Duration::from_secs(2);
 
 /// Pause between two checks for free capacity.
@@ -53,25 +54,30 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The result of a request.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It was granted.
+    /// The lease is granted.
     Granted(Delivery),
-    /// It waits in the queue.
+    /// The request waits in the queue.
     Queued(queue::Waiter),
 }
 
-/// A grant on its way to its client. The lease ends when it is dropped before, unless the client can ask again with the
-/// key of its request.
+/// A grant on its way to the client. If it is dropped before it is delivered, the lease ends. Exception: the request
+/// has a key, so the client can repeat it.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     leases: Leases,
     granted: Box<LeaseGrant>,
-    /// Whether the lease stays when it is dropped.
+    /// Whether the lease continues after a drop.
     stays: bool,
 }
 
 impl Delivery {
     fn new(leases: &Leases, granted: LeaseGrant, has_key: bool) -> Self {
         Self { leases: leases.clone(), granted: Box::new(granted), stays: has_key }
+    }
+
+    /// Returns the grant.
+    pub(crate) fn grant(&self) -> &LeaseGrant {
+        &self.granted
     }
 
     /// Returns the grant, which is answered now.
@@ -90,25 +96,47 @@ impl Drop for Delivery {
     }
 }
 
-/// Requests a lease. A request with a key that was granted before returns its lease.
+/// Requests a lease. If a request with the same key was granted before, returns that lease.
 ///
 /// # Errors
-/// When it is denied, cannot be met, or cannot be recorded.
+/// If the request is denied, if it cannot be met, or if it cannot be recorded.
 pub(crate) async fn request(
     leases: &Leases,
     caller: &Caller,
     request: LeaseRequest,
     key: Option<Key>,
 ) -> Result<Outcome, ApiError> {
+    request_with(leases, caller, request, key, None).await
+}
+
+/// Requests a lease; `job` is what Slurm's hooks add to the request.
+///
+/// # Errors
+/// As [`request`].
+pub(super) async fn request_with(
+    leases: &Leases,
+    caller: &Caller,
+    request: LeaseRequest,
+    key: Option<Key>,
+    job: Option<&JobTerms>,
+) -> Result<Outcome, ApiError> {
     // One key gets one lease.
-    let lock = match &key {
-        Some(key) => Some(leases.handles.idempotency.lock(key).await),
+    let mut lock = match &key {
+        Some(key) => Some(leases.handles.idempotency.lock(key).await?),
         None => None,
     };
     if let Some(key) = &key
         && let Some(number) = leases.handles.idempotency.number(key).await?
     {
-        return known(leases, caller, LeaseId(number)).await;
+        let id = LeaseId(number);
+        if let Some(waiter) = restored::rejoin(leases, caller, id, job, &mut lock).await? {
+            return Ok(Outcome::Queued(waiter));
+        }
+        match leases.handles.store.read(move |view| view.lease(id)).await? {
+            Some(record) if record.state == LeaseState::Queued => return Err(restored::ends_now(id)),
+            Some(record) if restored::may_be_repeated(&record) => {}
+            Some(_) | None => return known(leases, caller, id).await,
+        }
     }
     if let Some(maintenance) = leases.handles.state.maintenance() {
         return Err(words::refusal(&maintenance));
@@ -117,17 +145,20 @@ pub(crate) async fn request(
     let wait = request.wait;
     let mut room = leases.handles.lanes.room();
     loop {
-        // Before placement, so that no change in between is missed.
+        // The mark precedes the placement, so that the loop misses no change in between.
         room.mark_unchanged();
         let seen = match leases.handles.readings.host().await {
             Ok(seen) => seen,
             // While the driver starts, the client may try again.
             Err(error) => return Err(mps::gpus_known(&leases.handles.state.now()).err().unwrap_or(error)),
         };
+        if restored::is_pending(leases) {
+            restored::resolve_all(leases, &seen).await;
+        }
         let gpus = seen.gpus(Viewer::Log);
         let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
-        let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty).await?;
-        // Users and groups may have been looked up for seconds: placed on what is known now.
+        let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await?;
+        // The lookup of users and groups may have taken seconds. The placement uses a new snapshot.
         let seen = leases.handles.readings.host().await?;
         let gpus = seen.gpus(Viewer::Log);
         let not_placed = match reserve(leases, &seen, &gpus, &resolved) {
@@ -153,7 +184,7 @@ pub(crate) async fn request(
                 if Instant::now() < until {
                     continue;
                 }
-                // The client asks again.
+                // The client may repeat the request.
                 let starting = || ApiError { code: Code::Unavailable, ..why.clone() }.retryable();
                 return Err(if passes == Passes::Starting { starting() } else { why });
             }
@@ -168,9 +199,9 @@ pub(crate) async fn request(
     }
 }
 
-/// Returns the lease that a request with this key got before.
+/// Returns the lease that a request with this key was granted before.
 async fn known(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
-    // Its operation may go on after a crash.
+    // After a crash, the operation of the lease may still be running.
     dynamic::decided(leases, id).await;
     let granted = show::environment(leases, caller, &id.to_string()).await;
     let granted = granted.map_err(|error| match error.code {
@@ -183,10 +214,10 @@ async fn known(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome,
     Ok(Outcome::Granted(Delivery::new(leases, granted, true)))
 }
 
-/// Why nothing was reserved.
+/// Why no capacity was reserved.
 #[derive(Debug)]
 pub(super) enum NotReserved {
-    /// A quota, or a target's own limit, refuses the request.
+    /// A quota, or a limit of the target, refuses the request.
     Refused(ApiError),
     /// There is no assignment.
     NoRoom(NoAssignment),
@@ -197,13 +228,13 @@ pub(super) enum NotReserved {
 pub(super) struct Reserved {
     id: ReservationId,
     members: Vec<LeaseMember>,
-    /// What must be created first.
+    /// The MIG devices to create first.
     missing: Option<Missing>,
-    /// Operations on the other GPUs begin after it.
+    /// Guards of the GPUs on which nothing is created: operations on them begin after the grant is recorded.
     _grants: Vec<Grant>,
 }
 
-/// Places a request behind those that wait, and reserves its assignment.
+/// Places a request behind the waiting requests, and reserves its assignment.
 fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
     let _placing = leases.placing();
     loop {
@@ -215,11 +246,12 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
         if let Some(reserved) = take(leases, gpus, &host, &table, resolved, &assignment)? {
             return Ok(reserved);
         }
-        // An operation claimed one of the GPUs after the snapshot was taken: the next iteration sees it as closed.
+        // An operation claimed one of the GPUs after the snapshot. The next iteration sees the GPU as closed.
     }
 }
 
-/// Reserves an assignment. `None` when an operation has claimed one of the GPUs. The caller has the placement lock.
+/// Reserves an assignment. Returns `None` if an operation has claimed one of the GPUs. The caller holds the placement
+/// lock.
 pub(super) fn take(
     leases: &Leases,
     gpus: &[Gpu],
@@ -263,7 +295,7 @@ pub(super) fn within_quota(table: &LeaseTable, resolved: &Resolved) -> Result<()
     quota::check_request(&resolved.quota, &held, kind, duration).map_err(|denial| ApiError::from(&denial))
 }
 
-/// The leases of a user, as quotas count them.
+/// Returns the leases of a user, as quotas count them.
 pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::Held> {
     let of_user = table.open.values().filter(|lease| lease.record.holder.uid == uid);
     let open = of_user.map(|lease| quota::Held {
@@ -272,7 +304,7 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::Held> {
         size: quota::Size::of(&lease.record.members),
     });
     let reserved = table.reserved.values().filter(|one| one.holder == uid);
-    // The lease has no number yet. The next number is an estimate, used only in the message.
+    // A reservation has no lease id yet. The message of a denial uses the next id as an estimate.
     let next = table.open.keys().next_back().map_or(1, |id| id.0 + 1);
     let reserved =
         reserved.map(|one| quota::Held { id: LeaseId(next), queued: false, size: quota::Size::of(&one.members) });
@@ -282,8 +314,8 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::Held> {
 /// Records a grant of reserved capacity, and admits the holder.
 ///
 /// # Errors
-/// When an MPS daemon does not admit the holder, or the grant cannot be recorded. The capacity is then free again,
-/// unless the outcome is not known.
+/// If an MPS daemon does not admit the holder, or if the grant cannot be recorded. The capacity is then free again,
+/// unless the outcome of the commit is not known.
 pub(super) async fn commit(
     leases: &Leases,
     viewer: Viewer,
@@ -308,10 +340,10 @@ pub(super) async fn commit(
             }
         };
         begun.put(leases, reservation);
-        tracing::info!(uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
+        tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
         return begun.finish(leases, viewer, bound).await;
     }
-    // First: clients of another user may be connected, and then nothing must be recorded.
+    // Before the commit: if clients of another user are connected, gpushd must not record the grant.
     if let Err(error) = mps::prepare(&leases.handles.mps, &members).await {
         free().await;
         return Err(error);
@@ -339,12 +371,13 @@ pub(super) async fn commit(
                 table.put(record.clone());
             });
             let uid = record.holder.uid;
-            tracing::info!(uid, "lease {} granted: {}", record.id, spec(request));
+            tracing::info!(lease = %record.id, uid, "lease {} granted: {}", record.id, spec(request));
             super::life::watch(leases, record.id);
             leases.ends_changed.notify_one();
             answer(leases, record.id, viewer, bound, moving).await
         }
-        // What the disk has is known when gpushd has restarted. Until then the store refuses all changes.
+        // It is not known whether the record is on disk; gpushd reads it after a restart. Until then the store refuses
+        // all changes.
         Err(error @ StoreError::Uncertain { .. }) => Err(error.into()),
         Err(error) => {
             free().await;
@@ -392,10 +425,10 @@ pub(super) fn audit(record: &LeaseRecord, action: &str, result: &str, detail: se
     }
 }
 
-/// The end of a lease that is granted now.
+/// Returns the end time of a lease that is granted now.
 pub(super) fn end(duration_s: Option<u64>) -> Option<Timestamp> {
     let span = SignedDuration::from_secs(i64::try_from(duration_s?).ok()?);
-    // Durations are limited to a year.
+    // A duration is at most 52 weeks, so the sum does not overflow.
     Timestamp::now().checked_add(span).ok()
 }
 

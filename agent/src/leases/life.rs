@@ -32,7 +32,7 @@ use tokio::sync::Notify;
 use super::{
     Leases, dynamic,
     processes::{self, Left},
-    queue,
+    queue, restored,
 };
 use crate::{mps, state::OpenLease};
 
@@ -65,7 +65,7 @@ pub(super) fn grace(leases: &Leases) -> Duration {
 /// Runs leases until gpushd stops: takes over those of an earlier gpushd, ends expired ones, and serves the queue.
 pub(crate) async fn run(leases: Leases) {
     take_over(&leases).await;
-    tokio::join!(expire(leases.clone()), lost(leases.clone()), queue::run(leases));
+    tokio::join!(expire(leases.clone()), lost(leases.clone()), restored::expire(leases.clone()), queue::run(leases));
 }
 
 /// Takes over the leases of an earlier gpushd.
@@ -73,11 +73,8 @@ async fn take_over(leases: &Leases) {
     let open: Vec<OpenLease> = leases.handles.state.leases().open.values().cloned().collect();
     for lease in open {
         match lease.state.name() {
-            // Its client waits no longer.
-            LeaseState::Queued => {
-                let (leases, id) = (leases.clone(), lease.id());
-                tokio::spawn(async move { record_end(&leases, id, EndReason::Cancelled).await });
-            }
+            // It has its place already: see `restored`.
+            LeaseState::Queued => {}
             LeaseState::Active | LeaseState::Releasing => {
                 if let Some(at) = lease.record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {
                     let notice = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
@@ -148,7 +145,7 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
         match lease.state.name() {
             LeaseState::Active => tokio::select! {
                 () = binding_ends(leases, &lease) => {
-                    tracing::info!("lease {id}: what it is bound to has ended");
+                    tracing::info!(lease = %id, "lease {id}: its binding has ended");
                     let effects = apply(leases, id, Event::BindingEnded);
                     if effects.contains(&Effect::CloseAdmission) {
                         mps::admit(&leases.handles.mps, &lease.record.members).await;
@@ -196,7 +193,7 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
             Ok(_) => return,
             // Too many open files: its end is noticed later.
             Err(error) => {
-                tracing::warn!(pid, "cannot watch the process that lease {id} is bound to: {error}");
+                tracing::warn!(lease = %id, pid, "cannot watch the process that lease {id} is bound to: {error}");
                 tokio::time::sleep(UNKNOWN).await;
                 if proc::start(pid) != start {
                     return;
@@ -215,7 +212,7 @@ pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool
 
 /// Brings a releasing lease to its end.
 async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
-    let mut pause = PROBE.0;
+    let (mut pause, mut logged) = (PROBE.0, Logged::default());
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
         if lease.state.reason() == Some(EndReason::Expired) && rule_ends_processes(leases, &lease.record) {
@@ -233,15 +230,15 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
                     return;
                 }
                 Err(error) => {
-                    tracing::error!("cannot record the end of lease {id}, trying again: {error}");
+                    logged.end_failed(id, &error);
                     apply(leases, id, Event::EndNotRecorded);
                     tokio::time::sleep(RETRY).await;
                     effects = apply(leases, id, Event::Tick);
                 }
             }
         }
-        note(leases, &lease, &left).await;
-        end_processes(leases, id, &lease, &left);
+        note(leases, &lease, &left, &mut logged).await;
+        end_processes(leases, id, &lease, &left).await;
         let is_known = left.remaining.driver.is_some() && left.remaining.daemon.is_some();
         let longest = if is_known { PROBE.1 } else { UNKNOWN };
         pause = pause.min(longest);
@@ -279,8 +276,29 @@ async fn one_ends(pids: Vec<u32>) {
     }
 }
 
+/// Failures to record a change of a lease that are in the log already: each is logged once, not at each attempt.
+#[derive(Debug, Default)]
+struct Logged {
+    releasing: bool,
+    end: bool,
+}
+
+impl Logged {
+    fn end_failed(&mut self, id: LeaseId, error: &gpush_store::StoreError) {
+        if !std::mem::replace(&mut self.end, true) {
+            tracing::error!("cannot record the end of lease {id}, trying again until it succeeds: {error}");
+        }
+    }
+
+    fn releasing_failed(&mut self, id: LeaseId, error: &gpush_store::StoreError) {
+        if !std::mem::replace(&mut self.releasing, true) {
+            tracing::error!("cannot record that lease {id} is releasing, trying again until it succeeds: {error}");
+        }
+    }
+}
+
 /// Records that a lease is releasing, and notes what it waits for.
-async fn note(leases: &Leases, lease: &OpenLease, left: &Left) {
+async fn note(leases: &Leases, lease: &OpenLease, left: &Left, logged: &mut Logged) {
     let id = lease.id();
     let words = left.words();
     if lease.record.state == LeaseState::Active
@@ -298,20 +316,21 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left) {
                 }
             }),
             // After a restart the lease is active, and its end begins again.
-            Err(error) => tracing::error!("cannot record that lease {id} is releasing: {error}"),
+            Err(error) => logged.releasing_failed(id, &error),
         }
     }
-    if lease.waits_for != words {
+    let pids: Vec<u32> = left.pids().collect();
+    if lease.waits_for != words || lease.left != pids {
         leases.handles.state.change_leases(|table| {
             if let Some(lease) = table.open.get_mut(&id) {
-                lease.waits_for = words;
+                (lease.waits_for, lease.left) = (words, pids);
             }
         });
     }
 }
 
 /// Sends the signals that are due to the processes of a lease.
-fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
+async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
     let signal = apply(leases, id, Event::Tick).into_iter().find_map(|effect| match effect {
         Effect::Terminate => Some(Signal::SIGTERM),
         Effect::Kill => Some(Signal::SIGKILL),
@@ -325,13 +344,17 @@ fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
     let Some(signal) = signal.or(killed.then_some(Signal::SIGKILL)) else { return };
     for pid in &left.own {
         let Ok(Some(process)) = PidFd::open(*pid) else { continue };
+        if signal == Signal::SIGKILL {
+            // A client that is killed while it computes may take its server along.
+            mps::terminate(&leases.handles.mps, *pid).await;
+        }
         // While the descriptor is open, the pid is that of this process.
         if proc::owner(*pid) != Some(lease.record.holder.uid) {
             continue;
         }
         match process.signal(signal) {
-            Ok(()) => tracing::info!(pid, "lease {id}: sent {signal}"),
-            Err(error) => tracing::warn!(pid, "lease {id}: cannot send {signal}: {error}"),
+            Ok(()) => tracing::info!(lease = %id, pid, "lease {id}: sent {signal}"),
+            Err(error) => tracing::warn!(lease = %id, pid, "lease {id}: cannot send {signal}: {error}"),
         }
     }
 }
@@ -343,7 +366,7 @@ async fn write_end(leases: &Leases, lease: &OpenLease, reason: EndReason) -> Res
         tx.audit(ended_by_gpushd(&record, "lease.end", reason.name())).map(|_| ())
     });
     written.await?;
-    tracing::info!(uid = lease.record.holder.uid, "lease {id} ended: {reason}");
+    tracing::info!(lease = %id, uid = lease.record.holder.uid, "lease {id} ended: {reason}");
     Ok(())
 }
 
@@ -369,8 +392,9 @@ pub(super) async fn record_end(leases: &Leases, id: LeaseId, reason: EndReason) 
         begin_end(leases, id, event).await;
         return;
     }
+    let mut logged = Logged::default();
     while let Err(error) = write_end(leases, &lease, reason).await {
-        tracing::error!("cannot record the end of lease {id}, trying again: {error}");
+        logged.end_failed(id, &error);
         tokio::select! {
             () = leases.handles.stopping.cancelled() => break,
             () = tokio::time::sleep(RETRY) => {}
@@ -387,7 +411,7 @@ async fn expire(leases: Leases) {
         let active = || table.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
         let over: Vec<LeaseId> = active().filter(|lease| lease.has_expired(wall, at)).map(OpenLease::id).collect();
         for id in over {
-            tracing::info!("lease {id} has expired");
+            tracing::info!(lease = %id, "lease {id} has expired");
             begin_end(&leases, id, Event::Expired(None)).await;
         }
         let next = leases.handles.state.leases();
@@ -405,6 +429,7 @@ async fn expire(leases: Leases) {
 /// Ends the leases of GPUs and MIG devices that are gone, until gpushd stops.
 async fn lost(leases: Leases) {
     let mut snapshots = leases.handles.state.watch();
+    let mut is_logged = false;
     loop {
         let host = Arc::clone(&snapshots.borrow_and_update());
         let gone: BTreeSet<LeaseId> = host
@@ -416,10 +441,18 @@ async fn lost(leases: Leases) {
             .map(OpenLease::id)
             .collect();
         for id in gone {
-            tracing::warn!("lease {id}: its GPU or MIG device is gone");
+            tracing::warn!(lease = %id, "lease {id}: its GPU or MIG device is gone");
             begin_end(&leases, id, Event::GpuLost).await;
         }
-        forget_gone(&leases, &host).await;
+        match forget_gone(&leases, &host).await {
+            Ok(()) => is_logged = false,
+            // It is tried again at the next change.
+            Err(error) if !is_logged => {
+                tracing::warn!("cannot record which MIG devices are gone, trying again until it succeeds: {error}");
+                is_logged = true;
+            }
+            Err(_) => {}
+        }
         tokio::select! {
             () = leases.handles.stopping.cancelled() => return,
             changed = snapshots.changed() => if changed.is_err() { return },
@@ -428,7 +461,10 @@ async fn lost(leases: Leases) {
 }
 
 /// Forgets instances that gpushd created and that are gone: another program may create one in the same place.
-async fn forget_gone(leases: &Leases, host: &crate::state::HostState) {
+///
+/// # Errors
+/// When it cannot be recorded.
+async fn forget_gone(leases: &Leases, host: &crate::state::HostState) -> Result<(), gpush_store::StoreError> {
     for (gpu, created) in &host.leases.created {
         let Some(snapshot) = host.gpu(gpu) else { continue };
         let is_read = matches!(snapshot.gpu.state, GpuState::Ready | GpuState::Cordoned | GpuState::Degraded);
@@ -442,13 +478,10 @@ async fn forget_gone(leases: &Leases, host: &crate::state::HostState) {
             continue;
         }
         let (uuid, recorded) = (gpu.clone(), left.clone());
-        let written = leases.handles.store.write_ending(move |tx| tx.set_created_instances(&uuid, recorded.clone()));
-        match written.await {
-            Ok(()) => leases.handles.state.change_leases(|table| drop(table.created.insert(gpu.clone(), left))),
-            // It is tried again at the next change.
-            Err(error) => tracing::warn!("cannot record which MIG devices of GPU {gpu} are gone: {error}"),
-        }
+        leases.handles.store.write_ending(move |tx| tx.set_created_instances(&uuid, recorded.clone())).await?;
+        leases.handles.state.change_leases(|table| drop(table.created.insert(gpu.clone(), left)));
     }
+    Ok(())
 }
 
 /// Whether a GPU is lost, or was read without the MIG device that is leased.

@@ -1,4 +1,4 @@
-//! Leases: shares of GPUs for users. The decisions are in [`gpush_core::lease`]; this module executes them.
+//! Leases: shares of GPUs for users. [`gpush_core::lease`] decides; this module executes the decisions.
 //!
 //! ```text
 //! request ─► resolved ─► placed and reserved ─► committed ─► admitted, answered      released, revoked, expired,
@@ -10,9 +10,9 @@
 //!                                          end recorded, capacity free ◄── no process left ┘
 //! ```
 //!
-//! Open leases are data in [`crate::state`]. A grant is reserved there under the placement lock, committed outside of
-//! it, and undone on a definite failure. When the outcome of a commit is not known, the capacity stays reserved until
-//! gpushd restarts. Capacity becomes free only after the end of a lease is durable.
+//! [`crate::state`] holds the open leases. A grant is reserved there under the placement lock. It is committed without
+//! the lock, and undone if the commit fails. If the outcome of a commit is not known, the capacity stays reserved until
+//! gpushd restarts. Capacity becomes free only after the end of a lease is on disk.
 //!
 //! | file | subject |
 //! |---|---|
@@ -23,7 +23,9 @@
 //! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
+//! | `restored` | requests that waited when an earlier gpushd ended |
 //! | `change` | release, renewal, revocation |
+//! | `job` | leases of Slurm jobs |
 //! | `life` | the end of a lease: bindings, expiry, processes that are left |
 //! | `processes` | which processes of a lease are left |
 //! | `show` | leases as the API shows them |
@@ -33,11 +35,13 @@ mod change;
 mod dynamic;
 mod explain;
 mod grant;
+mod job;
 mod life;
 mod offers;
 mod processes;
 mod queue;
 mod request;
+mod restored;
 mod show;
 
 use std::{
@@ -64,19 +68,21 @@ use crate::{
 pub(crate) use self::{
     bind::{Scopes, health},
     change::{release, renew, revoke},
-    grant::{Outcome, request},
+    grant::{Delivery, Outcome, request},
+    job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
     life::run,
+    restored::take_places,
     show::{all, environment, one},
 };
 
-/// What leases are granted with.
+/// The parts of gpushd that leases use.
 #[derive(Debug)]
 pub(crate) struct Handles {
-    /// What is known about the host, the open leases included.
+    /// What gpushd knows about the host, including the open leases.
     pub(crate) state: State,
     /// Readings of the GPUs.
     pub(crate) readings: Readings,
-    /// The order of arrival, and which GPUs operations have claimed.
+    /// The order of arrival, and the GPUs that operations have claimed.
     pub(crate) lanes: Lanes,
     /// Operations that create MIG devices.
     pub(crate) engine: Engine,
@@ -90,13 +96,13 @@ pub(crate) struct Handles {
     pub(crate) users: Users,
     /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
-    /// Work that must end before gpushd does.
+    /// Tasks that must end before gpushd exits.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when gpushd stops.
     pub(crate) stopping: CancellationToken,
 }
 
-/// The leases of this host. A handle, cheap to clone.
+/// The leases of this host. A handle; clones are cheap and share the state.
 #[derive(Debug, Clone)]
 pub(crate) struct Leases(Arc<Inner>);
 
@@ -104,19 +110,23 @@ pub(crate) struct Leases(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     handles: Handles,
-    /// Locked from the placement of a request until its capacity is reserved. Never across an await.
+    /// Locked from the placement of a request until its capacity is reserved. Never held across an await.
     placing: Mutex<()>,
-    /// Requests that wait, by their position in the order of arrival.
+    /// Waiting requests, by their position in the order of arrival.
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
-    /// Requests that are being recorded as queued, by the uid of their holder.
+    /// Number of requests that are being recorded as queued, by the uid of their holder.
     entering: Mutex<BTreeMap<u32, usize>>,
+    /// Requests of an earlier gpushd whose clients have not come back.
+    restored: Mutex<restored::Restored>,
+    /// Locked while such requests are resolved.
+    resolving: tokio::sync::Mutex<()>,
     /// Leases with a task that watches for their end.
     watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
     /// Leases whose scope is being created.
     moving: Mutex<BTreeSet<LeaseId>>,
     /// Wakes the queue: capacity became free, or a request came.
     queue_changed: Notify,
-    /// Wakes the task that ends expired leases: a lease with an end time was granted or renewed.
+    /// Wakes the task that ends expired leases, after a lease with an end time was granted or renewed.
     ends_changed: Notify,
 }
 
@@ -129,13 +139,15 @@ impl Deref for Leases {
 }
 
 impl Leases {
-    /// Creates the handle. The open leases are in the state already.
+    /// Creates the handle. The state already has the open leases.
     pub(crate) fn new(handles: Handles) -> Self {
         Self(Arc::new(Inner {
             handles,
             placing: Mutex::default(),
             waiting: Mutex::default(),
             entering: Mutex::default(),
+            restored: Mutex::default(),
+            resolving: tokio::sync::Mutex::default(),
             watched: Mutex::default(),
             moving: Mutex::default(),
             queue_changed: Notify::new(),
@@ -143,7 +155,7 @@ impl Leases {
         }))
     }
 
-    /// Where members are placed when there is a choice.
+    /// Returns the placement policy: which of several possible places a member gets.
     fn policy(&self) -> Policy {
         self.handles.state.config().leases.placement
     }
@@ -158,6 +170,10 @@ impl Leases {
 
     fn entering(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
         self.entering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn restored(&self) -> MutexGuard<'_, restored::Restored> {
+        self.restored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watched(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Notify>>> {

@@ -16,8 +16,8 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     let members: Vec<(u32, &LeaseMember)> = table.members().collect();
     let (daemons, users) = mps::daemons(&leases.handles.mps);
     let mut claimed = leases.handles.lanes.claimed();
-    // Which device a granting lease has is known once the end of its operation is recorded, which may be later than the
-    // end of the claim.
+    // A granting lease gets its device when the end of its operation is recorded. That may be after the end of the
+    // claim, so its GPUs still count as claimed.
     let granting = table.open.values().filter(|lease| lease.state.name() == LeaseState::Granting);
     claimed.extend(granting.flat_map(|lease| gpus_of(&lease.record.members)));
     let mut offered = Host::of(&Snapshot {
@@ -29,13 +29,13 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
         users: &users,
         created: &table.created,
     });
-    // A rule may want several users where the driver serves one.
+    // A rule may ask for several users on a target whose driver serves one user at a time.
     for (target, user) in mps::single_users(&leases.handles.mps, table) {
         for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| mps.target == target) {
             mps.user = mps.user.or(Some(user));
         }
     }
-    // A target without a daemon that serves offers its kind, and has no room.
+    // A target without a running daemon offers its kind of share, but has no room.
     let serving = mps::serving(&leases.handles.mps);
     for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| !serving.contains(&mps.target)) {
         mps.leases = mps.leases.max(mps.most_leases);
@@ -43,10 +43,10 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     offered
 }
 
-/// Returns the members of an assignment whose targets exist.
+/// Returns the members of an assignment, without those whose GPU no longer exists.
 ///
 /// # Errors
-/// When an MPS target cannot give what the request asks for.
+/// If an MPS target cannot give what the request asks for.
 pub(super) fn members(
     leases: &Leases,
     assignment: &Assignment,
@@ -63,7 +63,7 @@ pub(super) fn members(
                 let (profile, memory) = device(gpu, uuid);
                 (uuid.clone(), MemberShare::Mig { profile }, memory)
             }
-            // The operation that creates the instance reads its UUID and its memory.
+            // The UUID and the memory are known after the operation has created the instance.
             Member::Create { profile_id, .. } => {
                 let (profile, memory) = to_create(offered, gpu.index, *profile_id);
                 (String::new(), MemberShare::Mig { profile }, memory)
@@ -93,7 +93,7 @@ pub(super) fn members(
     Ok(members)
 }
 
-/// Profile and nominal memory of the device of a GPU instance that is to be created.
+/// Returns the profile and the nominal memory of a device that is not created yet.
 fn to_create(offered: &Host, index: u32, profile_id: u32) -> (String, u64) {
     let mig = offered.gpus.iter().find(|gpu| gpu.index == index).and_then(|gpu| gpu.mig.as_ref());
     let Some(profile) = mig.and_then(|mig| mig.geometry.profile(profile_id)) else { return (String::new(), 0) };
@@ -101,7 +101,7 @@ fn to_create(offered: &Host, index: u32, profile_id: u32) -> (String, u64) {
     (device.clone(), nominal_mib(&profile.profile.name).unwrap_or_default())
 }
 
-/// Profile and memory of a MIG device.
+/// Returns the profile and the memory of a MIG device.
 fn device(gpu: &Gpu, uuid: &str) -> (String, u64) {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let mut devices = instances.flat_map(|one| one.compute.iter().map(move |compute| (one, compute)));
@@ -111,7 +111,7 @@ fn device(gpu: &Gpu, uuid: &str) -> (String, u64) {
     (compute.profile.clone(), memory.or(nominal_mib(&instance.profile)).unwrap_or_default())
 }
 
-/// UUIDs of the GPUs of members.
+/// Returns the UUIDs of the GPUs of these members.
 pub(super) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<String> {
     members.iter().map(|member| member.gpu.clone()).collect()
 }

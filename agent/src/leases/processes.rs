@@ -1,12 +1,15 @@
 //! Which processes of a lease are left: by its binding, by the driver, by the MPS daemons.
 //!
 //! A process of the holder on a target belongs to the lease in whose cgroup it is, else to the one that its environment
-//! names. A process of neither kind is unattributed: it counts for the holder's oldest lease on the target, whose
-//! capacity stays in use, because the process may belong to it. gpushd never ends it. On a MIG device or a whole GPU
+//! names. A process of neither kind is unattributed: it counts for the holder's oldest lease on the target. The capacity
+//! of that lease stays in use, because the process may belong to it. gpushd never ends it. On a MIG device or a whole GPU
 //! every process of the holder counts.
 //!
-//! A new scope belongs to its lease, so all its processes do. Of another cgroup, such as a login session, only those do
-//! that use the GPU or name the lease: a shell keeps no lease.
+//! A new scope belongs to its lease, so all its processes do. In another cgroup, such as a login session, only those
+//! processes count that use the GPU or name the lease: a shell keeps no lease.
+//!
+//! For the lease of a Slurm job, the job's cgroup decides. A process of the holder on its targets that is in no cgroup of
+//! a job cannot be attributed: the lease waits for it, and gpushd does not end it.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -35,6 +38,8 @@ pub(super) struct Left {
     pub(super) own: BTreeSet<u32>,
     /// Processes of the holder that may be the lease's: they are never ended.
     pub(super) others: BTreeSet<u32>,
+    /// Whether the lease is that of a Slurm job.
+    of_job: bool,
 }
 
 impl Left {
@@ -45,9 +50,13 @@ impl Left {
 
     /// What the lease waits for, one sentence each.
     pub(super) fn words(&self) -> Vec<String> {
+        let why = |pid: &u32| match self.of_job && self.others.contains(pid) {
+            true => "runs outside of the job's cgroup, so it cannot be attributed to the job",
+            false => "runs",
+        };
         let sentence = |pid: u32| match proc::name(pid) {
-            name if name.is_empty() => format!("process {pid} runs"),
-            name => format!("process {pid} ({name}) runs"),
+            name if name.is_empty() => format!("process {pid} {}", why(&pid)),
+            name => format!("process {pid} ({name}) {}", why(&pid)),
         };
         // The driver and the daemon list a process for a moment after its end.
         let alive: Vec<u32> = self.pids().filter(|pid| proc::is_alive(*pid)).collect();
@@ -69,6 +78,7 @@ impl Left {
 pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     let mut left =
         Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };
+    left.of_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
     left.own = named(leases, lease).await;
     if let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding {
         left.own.extend(cgroup::processes(cgroup).unwrap_or_default());
@@ -88,8 +98,9 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
             let count = |pids: Option<Vec<u32>>, left: &mut Left| {
                 let pids = pids?;
                 let of_holder = pids.into_iter().filter(|pid| proc::owner(*pid) == Some(lease.record.holder.uid));
-                let whose = of_holder
-                    .map(|pid| (pid, whose(&table, &lease, &member, pid, &|pid| mps::named(&reader.handles.mps, pid))));
+                let whose = of_holder.map(|pid| {
+                    (pid, whose(&table, &lease, &member, pid, &|pid| mps::named(&reader.handles.mps, pid), &job_of))
+                });
                 let mut count = 0;
                 for (pid, whose) in whose {
                     match whose {
@@ -117,15 +128,30 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     left
 }
 
+/// Returns the Slurm job of a process, by its cgroup.
+fn job_of(pid: u32) -> Option<u64> {
+    cgroup::of(pid)?.slurm_job
+}
+
 /// Processes of the holder whose environment names the lease: those that `gpushctl run` became, and what they started.
-/// The process that a lease is bound to may be a login shell, and is not one of them.
+/// The process that a lease is bound to may be a login shell, and is not one of them. Of a Slurm job: the processes in its
+/// cgroup.
 async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     let (leases, uid, id) = (leases.clone(), lease.record.holder.uid, lease.id().to_string());
+    let job = match &lease.record.binding {
+        LeaseBinding::Job { job, .. } => Some(u64::from(*job)),
+        _ => None,
+    };
     let own = tokio::task::spawn_blocking(move || {
         let pids = proc::pids().filter_map(|pid| u32::try_from(pid).ok());
         // One that has ended and was not waited for is not alive.
         let of_holder = pids.filter(|pid| proc::owner(*pid) == Some(uid) && proc::is_alive(*pid));
-        of_holder.filter(|pid| mps::named(&leases.handles.mps, *pid).as_ref() == Some(&id)).collect()
+        let mps = &leases.handles.mps;
+        let is_its = |pid: &u32| match job {
+            Some(job) => job_of(*pid) == Some(job),
+            None => mps::named(mps, *pid).as_ref() == Some(&id) && !mps::is_of_another_agent(mps, *pid),
+        };
+        of_holder.filter(is_its).collect()
     });
     own.await.unwrap_or_default()
 }
@@ -178,10 +204,26 @@ fn whose(
     member: &LeaseMember,
     pid: u32,
     named: &dyn Fn(u32) -> Option<String>,
+    job_of: &dyn Fn(u32) -> Option<u64>,
 ) -> Whose {
-    // Nobody else has a lease on these.
-    let is_whole = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
-    if is_whole && lease.cgroup().is_none() {
+    let job = job_of(pid);
+    let of_job = |lease: &OpenLease| match (&lease.record.binding, job) {
+        (LeaseBinding::Job { job: own, .. }, Some(job)) => u64::from(*own) == job,
+        _ => false,
+    };
+    if of_job(lease) {
+        return Whose::This;
+    }
+    if table.on_target(&member.target).any(of_job) {
+        return Whose::Another;
+    }
+    let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
+    // Such a target has no other lease.
+    let is_alone = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
+    if is_alone && is_job {
+        return Whose::PerhapsThis;
+    }
+    if is_alone && lease.cgroup().is_none() {
         return Whose::This;
     }
     let uid = lease.record.holder.uid;
@@ -190,6 +232,8 @@ fn whose(
     let by_cgroup = proc::cgroups(pid).and_then(|text| table.by_cgroup(uid, &text).map(OpenLease::id));
     let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
     match by_cgroup.filter(|id| here.contains(id)).or_else(named) {
+        // An environment is the user's own word. It does not make a process one of a job.
+        Some(id) if id == lease.id() && is_job => Whose::PerhapsThis,
         Some(id) if id == lease.id() => Whose::This,
         Some(_) => Whose::Another,
         // The oldest one comes first.

@@ -1,4 +1,4 @@
-//! Requests that wait for capacity, in one order of arrival with operations.
+//! Requests that wait for capacity. They share one order of arrival with operations.
 //!
 //! ```text
 //! enter ─► recorded as queued ─► each pass: ─┬─ room ─────────────► reserved, committed ─► answered
@@ -8,8 +8,8 @@
 //! client disconnected ─► ended: cancelled
 //! ```
 //!
-//! The order is that of [`crate::lanes`]. Each pass decides about all entries with [`gpush_core::lease::queue`]. What an
-//! entry reserves is noted in the lanes, so that an operation that came later does not take it away.
+//! [`crate::lanes`] keeps the order. Each pass decides about all entries with [`gpush_core::lease::queue`]. It notes in
+//! the lanes what each entry reserves, so that a later operation does not take that capacity.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -31,6 +31,7 @@ use super::{
     grant::{self, NotReserved, Reply, Reserved},
     offers,
     request::Resolved,
+    restored,
 };
 use crate::{
     caller::{Caller, Viewer},
@@ -38,25 +39,26 @@ use crate::{
     lanes::{self, Need, Needs, Place, Reserve, Ticket},
 };
 
-/// Longest pause between two passes while a request waits.
+/// Maximum pause between two passes while a request waits.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    id: LeaseId,
-    resolved: Resolved,
-    viewer: Viewer,
-    key: Option<Key>,
+    pub(super) id: LeaseId,
+    pub(super) resolved: Resolved,
+    pub(super) viewer: Viewer,
+    /// The key to record with the grant.
+    pub(super) key: Option<Key>,
     /// When it has waited long enough.
-    until: Option<Instant>,
-    place: Place,
-    reply: Reply,
+    pub(super) until: Option<Instant>,
+    pub(super) place: Place,
+    pub(super) reply: Reply,
     /// One key gets one lease: a repeated request waits for this one.
-    _lock: Option<OwnedMutexGuard<()>>,
+    pub(super) lock: Option<OwnedMutexGuard<()>>,
 }
 
-/// A client that waits for its lease. When it is dropped before the answer, the request leaves the queue.
+/// A client that waits for its lease. If it is dropped before the answer, the request leaves the queue.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     leases: Leases,
@@ -65,10 +67,23 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
+    pub(super) fn new(
+        leases: &Leases,
+        ticket: Ticket,
+        result: oneshot::Receiver<Result<LeaseGrant, ApiError>>,
+    ) -> Self {
+        Self { leases: leases.clone(), ticket, result: Some(result) }
+    }
+
+    /// The place of its request in the order of arrival.
+    pub(super) fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
     /// Waits for the grant.
     ///
     /// # Errors
-    /// When the request ends without a grant.
+    /// If the request ends without a grant.
     pub(crate) async fn granted(mut self) -> Result<LeaseGrant, ApiError> {
         let Some(result) = &mut self.result else { return Err(stopping()) };
         let result = result.await;
@@ -81,7 +96,7 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         let Some(mut result) = self.result.take() else { return };
         result.close();
-        // Granted, and the client has gone before it read that.
+        // The lease was granted, but the client disconnected before it read the answer.
         let granted = result.try_recv().ok().and_then(Result::ok).map(|granted| granted.lease.id);
         let (leases, ticket) = (self.leases.clone(), self.ticket);
         self.leases.handles.tasks.spawn(async move {
@@ -97,11 +112,11 @@ impl Drop for Waiter {
 }
 
 fn stopping() -> ApiError {
-    ApiError::new(Code::Unavailable, format!("{}: the request was removed from the queue", gpush_api::STOPPING))
-        .retryable()
+    let message = format!("{}: a request with an idempotency key keeps its place in the queue", gpush_api::STOPPING);
+    ApiError::new(Code::Unavailable, message).retryable()
 }
 
-/// A request that is being recorded as queued: it counts for the quota of its holder.
+/// A request that is being recorded as queued. It counts for the quota of its holder.
 struct Entering<'a> {
     leases: &'a Leases,
     holder: u32,
@@ -136,7 +151,7 @@ impl Drop for Entering<'_> {
 /// Records a request as queued.
 ///
 /// # Errors
-/// When a quota denies it, or it cannot be recorded.
+/// If a quota denies the request, or if it cannot be recorded.
 pub(super) async fn enter(
     leases: &Leases,
     caller: &Caller,
@@ -152,8 +167,10 @@ pub(super) async fn enter(
     };
     let new = resolved.new.clone();
     let text = gpush_core::lease::request::spec(&new.request);
+    let recorded = key.clone();
     let written = leases.handles.store.write(move |tx| {
         let record = tx.queue_lease(new.clone())?;
+        restored::keep(recorded.as_ref(), tx, record.id)?;
         let detail = serde_json::json!({ "request": text, "uid": record.holder.uid });
         tx.audit(grant::audit(&record, "lease.queue", "queued", detail))?;
         Ok(record)
@@ -163,14 +180,14 @@ pub(super) async fn enter(
     leases.handles.state.change_leases(|table| table.put(record));
     let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
-    let waiting = Waiting { id, resolved, viewer, key, until, place, reply, _lock: lock };
+    let waiting = Waiting { id, resolved, viewer, key, until, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.notify_one();
-    Ok(Waiter { leases: leases.clone(), ticket, result: Some(result) })
+    Ok(Waiter::new(leases, ticket, result))
 }
 
-/// The queue as the decisions need it: waiting operations and leases, in order of arrival. The caller has the placement
-/// lock.
+/// Returns the queue in the form that the decisions need: waiting operations and leases, in order of arrival. The
+/// caller holds the placement lock.
 pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
     let waiting = leases.waiting();
     let mut queue = order::Queue::default();
@@ -201,7 +218,8 @@ pub(super) async fn run(leases: Leases) {
     let mut room = leases.handles.lanes.room();
     let mut snapshots = leases.handles.state.watch();
     loop {
-        let is_empty = leases.waiting().is_empty();
+        let has_restored = restored::is_pending(&leases);
+        let is_empty = leases.waiting().is_empty() && !has_restored;
         if !is_empty {
             room.mark_unchanged();
             snapshots.mark_unchanged();
@@ -221,11 +239,11 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // The clients get an answer. The records stay queued: gpushd cancels them when it starts again.
+    // The clients get an answer. The records stay queued: the next gpushd takes them over.
     leases.waiting().clear();
 }
 
-/// Decides about all requests that wait.
+/// Decides about all waiting requests.
 async fn pass(leases: &Leases) {
     let now = Instant::now();
     let is_over = |waiting: &Waiting| waiting.reply.is_closed() || waiting.until.is_some_and(|until| until <= now);
@@ -235,8 +253,11 @@ async fn pass(leases: &Leases) {
         let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
         leaves(leases, waiting, reason, None);
     }
-    // Without a driver nothing can be granted; the requests keep waiting.
+    // Without a driver gpushd can grant nothing. The requests continue to wait.
     let Ok(seen) = leases.handles.readings.host().await else { return };
+    if restored::is_pending(leases) {
+        restored::resolve_all(leases, &seen).await;
+    }
     let gpus = seen.gpus(Viewer::Log);
     let mut granted: Vec<(Waiting, Reserved)> = Vec::new();
     let mut never: Vec<(Waiting, ApiError)> = Vec::new();
@@ -250,7 +271,7 @@ async fn pass(leases: &Leases) {
     }
 }
 
-/// Reserves what can be granted, and removes it from the queue. Notes what the others wait for.
+/// Reserves what can be granted, and removes those requests from the queue. Notes what the other requests wait for.
 fn decide(
     leases: &Leases,
     snapshot: &crate::state::HostState,
@@ -259,7 +280,7 @@ fn decide(
     never: &mut Vec<(Waiting, ApiError)>,
 ) {
     let _placing = leases.placing();
-    // Requests over a quota reserve nothing: their holder must release something first.
+    // A request over a quota reserves nothing: its holder must release a lease first.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
     loop {
         let table = leases.handles.state.leases();
@@ -279,14 +300,14 @@ fn decide(
                 Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
                     Some(Ok(reserved)) => {
                         granted.extend(leases.waiting().remove(&ticket).map(|waiting| (waiting, reserved)));
-                        // The rest is decided on the host with this grant.
+                        // This grant changes the host. The loop decides about the other requests with the new host.
                         again = true;
                     }
                     Some(Err(error)) => {
                         denied.insert(ticket, error.message);
                         again = true;
                     }
-                    // An operation has claimed the GPU since: its end wakes the queue.
+                    // An operation has claimed the GPU meanwhile. Its end wakes the queue.
                     None => {}
                 },
                 Outcome::Never(why) => {
@@ -360,7 +381,7 @@ fn note(
     show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
 }
 
-/// Position among the requests that wait, from 1.
+/// Returns the position among the waiting requests and operations. The first is 1.
 fn position(leases: &Leases, ticket: Ticket) -> u32 {
     let entries = leases.handles.lanes.entries();
     let before = entries.iter().filter(|(one, _)| *one <= ticket).count();
@@ -379,7 +400,7 @@ fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) 
     }
 }
 
-/// What a reservation keeps from operations that came later.
+/// Returns the capacity that a reservation keeps from later operations.
 fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     let mut needs = Needs::new();
     let Some(assignment) = reserves else { return needs };
@@ -398,7 +419,7 @@ fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     needs
 }
 
-/// Commits the grant of a request that has waited.
+/// Commits the grant of a waiting request.
 async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     let (id, viewer, key) = (waiting.id, waiting.viewer, waiting.key.clone());
     let request = waiting.resolved.new.request.clone();
@@ -410,21 +431,21 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
         && error.retryable
         && is_queued
     {
-        // The GPU has changed since it was placed, or cannot be read for a moment.
-        tracing::info!("lease {id} waits again: {error}");
-        // A pass removes it once its client has gone.
+        // The GPU has changed since the placement, or cannot be read at the moment.
+        tracing::info!(lease = %id, "lease {id} waits again: {error}");
+        // If the client has disconnected, the next pass removes the request.
         if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
             leases.waiting().insert(waiting.place.ticket(), waiting);
             leases.queue_changed.notify_one();
             return;
         }
     }
-    let Waiting { place, reply, _lock, .. } = waiting;
+    let Waiting { place, reply, lock: _lock, .. } = waiting;
     drop(place);
     match granted {
         Ok(granted) => {
             if reply.send(Ok(granted)).is_err() {
-                // Nobody uses it.
+                // The client has disconnected, so nobody uses the lease.
                 super::life::end_unused(leases, id).await;
             }
         }
@@ -435,13 +456,13 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     }
 }
 
-/// Ends a request that waits, in a task of its own: the record may take long.
+/// Ends a waiting request in a separate task, because recording may take long.
 fn leaves(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let leases = leases.clone();
     leases.handles.tasks.clone().spawn(async move { leave(&leases, waiting, reason, error).await });
 }
 
-/// Ends a request that waits.
+/// Ends a waiting request.
 async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let Waiting { id, place, reply, .. } = waiting;
     drop(place);
@@ -460,7 +481,7 @@ async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Opti
     leases.capacity_freed();
 }
 
-/// Removes a queued lease on request. Returns whether it waited.
+/// Removes a queued lease on request. Returns whether it was waiting.
 pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
     let removed = {
         let mut waiting = leases.waiting();
@@ -472,7 +493,7 @@ pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> b
             leave(leases, waiting, reason, None).await;
             true
         }
-        None => false,
+        None => restored::cancel_place(leases, id, reason).await,
     }
 }
 

@@ -19,9 +19,10 @@ use jiff::Timestamp;
 use super::{
     Leases,
     bind::{self, Bound},
+    job::JobTerms,
 };
 use crate::{
-    caller::Caller,
+    caller::{Caller, Viewer},
     mps,
     state::{GpuSnapshot, HostState, OpenLease},
 };
@@ -39,7 +40,8 @@ pub(super) struct Resolved {
     pub(super) bound: Bound,
 }
 
-/// Checks a request and finds what it means. `offered` is the host before anything is occupied.
+/// Checks a request and finds what it means. `offered` is the host before anything is occupied. `job` is what Slurm's
+/// hooks add to it.
 ///
 /// # Errors
 /// What is wrong with the request, or that the caller may not make it.
@@ -50,6 +52,7 @@ pub(super) async fn resolve(
     host: &HostState,
     gpus: &[Gpu],
     offered: &Host,
+    job: Option<&JobTerms>,
 ) -> Result<Resolved, ApiError> {
     request::check(&request)?;
     let holder = holder(caller, request.holder)?;
@@ -72,19 +75,32 @@ pub(super) async fn resolve(
     if offering.clone().any(|gpu| withheld.contains(&gpu.index)) && !offering.any(|gpu| is_selected(&gpu)) {
         return Err(slurms_only());
     }
-    let target = match &request.target {
-        Some(text) => Some(target(leases, share.kind(), gpus, text)?),
-        None => None,
+    let targets = match (&request.target, job) {
+        (Some(text), _) => Some([target(leases, share.kind(), gpus, text)?].into()),
+        (None, Some(job)) => job.targets.clone(),
+        (None, None) => None,
     };
-    let named = named_binding(caller, holder, &request)?;
-    let bound = bind::resolve(leases, caller, holder, &request, named).await?;
+    let bound = match job {
+        Some(job) => Bound::to_job(job.binding.clone()),
+        None => {
+            let named = named_binding(caller, holder, &request)?;
+            bind::resolve(leases, caller, holder, &request, named).await?
+        }
+    };
     let binding = bound.binding.clone();
     let (uid, user) = (caller.peer.uid, &leases.handles.users);
     let asked_by = caller.actor(user.user(uid).await);
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
-    let quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
+    let mut quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
+    if job.is_some() {
+        // Slurm limits the time of a job, and without a quota in the config also what a user's jobs take.
+        quota.limits.longest_s = None;
+        if quota.subject.is_none() {
+            quota.limits = quota::Limits::default();
+        }
+    }
     let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| ApiError::from(&denial))?;
-    let wanted = Wanted { share, count: request.count as usize, holder, gpus: selected, target };
+    let wanted = Wanted { share, count: request.count as usize, holder, gpus: selected, targets };
     let kind = wanted.share.kind();
     let holder = LeaseHolder { uid: holder, user: name };
     Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, quota, bound })
@@ -115,8 +131,7 @@ fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<
     Ok(Some(positions.into_iter().map(|at| host.gpus[at].gpu.index).collect()))
 }
 
-/// Leaves out the GPUs that only Slurm's hooks may lease, which ask as root and name the GPUs. Returns the GPUs that may
-/// be used, and those left out.
+/// Leaves out the GPUs that only Slurm's hooks may lease. Returns the GPUs that may be used, and those left out.
 ///
 /// # Errors
 /// When no other GPU is left.
@@ -130,8 +145,8 @@ fn for_caller(
         terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
     };
     let slurms: BTreeSet<u32> = host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect();
-    // An administrator must name them, as Slurm's hooks do.
-    if slurms.is_empty() || caller.viewer.is_admin() && selected.is_some() {
+    // The hooks name what Slurm allocated. A job without GPUs of Slurm gets none of them.
+    if slurms.is_empty() || caller.viewer == Viewer::Hook && selected.is_some() {
         return Ok((selected, BTreeSet::new()));
     }
     let all = || host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
@@ -147,7 +162,7 @@ fn for_caller(
 fn slurms_only() -> ApiError {
     ApiError::new(Code::Denied, "these GPUs are leased to Slurm jobs only")
         .cause("their config rule has `owner = \"slurm\"`")
-        .hint("submit a job with `sbatch` or `srun`; an administrator can request them by name: `-g GPU`")
+        .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
 }
 
 /// Finds the UUID of the MPS target or MIG device that a text names.
@@ -259,7 +274,6 @@ mod tests {
     use gpush_host::peer::Peer;
 
     use super::*;
-    use crate::caller::Viewer;
 
     fn caller(uid: u32, viewer: Viewer) -> Caller {
         let (pid, groups) = (Some(std::process::id()), Vec::new());

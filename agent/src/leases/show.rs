@@ -1,6 +1,8 @@
 //! Leases as the API shows them.
 
-use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare};
+use gpush_api::{
+    ApiError, Code, Lease, LeaseBinding, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare,
+};
 use gpush_core::{
     lease::environment::{DeviceUuid, Environment, MpsClient, PipeDirectory},
     quote::Quoted,
@@ -14,13 +16,13 @@ use crate::{
     state::{OpenLease, leases::shown},
 };
 
-/// Most ended leases in one answer.
+/// Maximum number of ended leases in one answer.
 pub(super) const MOST_ENDED: usize = 1000;
 
-/// Returns the id that a text names.
+/// Parses a lease id.
 ///
 /// # Errors
-/// The text is not a lease id.
+/// If the text is not a lease id.
 pub(super) fn id(text: &str) -> Result<LeaseId, ApiError> {
     text.parse().map_err(|error| {
         ApiError::new(Code::BadRequest, format!("{} is not a lease: {error}", Quoted(text)))
@@ -28,31 +30,31 @@ pub(super) fn id(text: &str) -> Result<LeaseId, ApiError> {
     })
 }
 
-/// Lists the leases that have not ended, in order of arrival, and then the last `ended` ones, last first. A user sees
-/// the ended ones that the user held.
+/// Lists the open leases in order of arrival, then the last `ended` ended leases, the latest first. A user sees only
+/// their own ended leases.
 ///
 /// # Errors
-/// When the store cannot be read.
+/// If the store cannot be read.
 pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result<Vec<Lease>, ApiError> {
     let table = leases.handles.state.leases();
     let mut all: Vec<Lease> = table.open.values().map(|lease| lease.shown(viewer)).collect();
     if ended > 0 {
         let uid = match viewer {
             Viewer::User(uid) => Some(uid),
-            Viewer::Agent | Viewer::Log | Viewer::Admin => None,
+            Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook => None,
         };
         let history = LeaseHistory { uid, before: None, limit: ended.min(MOST_ENDED) };
         let ended = leases.handles.store.read(move |view| view.ended_leases(history)).await?;
-        // One that ended between the two reads is listed once.
+        // A lease that ended between the two reads is listed once.
         all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(|one| shown(one, viewer)));
     }
     Ok(all)
 }
 
-/// Returns one lease. An ended one is shown while it is in history.
+/// Returns one lease. An ended lease is available while the history keeps it.
 ///
 /// # Errors
-/// When there is none of that id.
+/// If there is no lease with this id, or if the store cannot be read.
 pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<Lease, ApiError> {
     let id = id(text)?;
     if let Some(lease) = leases.handles.state.leases().open.get(&id) {
@@ -62,7 +64,7 @@ pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<L
     record.map(|record| shown(&record, viewer)).ok_or_else(|| unknown(id))
 }
 
-/// The error for an id without a lease.
+/// Returns the error for an id without a lease.
 pub(super) fn unknown(id: LeaseId) -> ApiError {
     ApiError::new(Code::NotFound, format!("there is no lease {id}")).hint("list the leases with `gpushctl lease list`")
 }
@@ -70,13 +72,16 @@ pub(super) fn unknown(id: LeaseId) -> ApiError {
 /// Returns an active lease with the environment of its processes.
 ///
 /// # Errors
-/// When there is none of that id, it is another user's, or it is not active.
+/// If there is no lease with this id, if another user holds it, or if it is not active.
 pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) -> Result<LeaseGrant, ApiError> {
     let id = id(text)?;
     let table = leases.handles.state.leases();
     let Some(lease) = table.open.get(&id) else { return Err(ended(&one(leases, caller.viewer, text).await?)) };
     if !caller.viewer.is_admin() && caller.peer.uid != lease.record.holder.uid {
         return Err(denied(lease, "use"));
+    }
+    if let Some(denied) = of_job(&lease.record, caller, "use") {
+        return Err(denied);
     }
     if lease.state.name() != LeaseState::Active {
         let state = lease.state.name();
@@ -86,14 +91,14 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
     granted(leases, lease, caller.viewer)
 }
 
-/// Refuses the environment of a lease that has ended.
+/// Returns the error for a request for the environment of an ended lease.
 fn ended(lease: &Lease) -> ApiError {
     let reason = lease.reason.map_or_else(String::new, |reason| format!(": {}", reason.name().replace('_', " ")));
     ApiError::new(Code::Conflict, format!("lease {} has ended{reason}", lease.id))
         .hint("request another one with `gpushctl lease request`")
 }
 
-/// Refuses a caller who is neither the holder nor an administrator.
+/// Returns the error for a caller who is neither the holder nor an administrator.
 pub(super) fn denied(lease: &OpenLease, what: &str) -> ApiError {
     let holder = &lease.record.holder;
     let who = holder.user.clone().unwrap_or_else(|| format!("uid {}", holder.uid));
@@ -101,10 +106,25 @@ pub(super) fn denied(lease: &OpenLease, what: &str) -> ApiError {
         .cause("only the holder and administrators may")
 }
 
+/// Refuses a user the lease of a Slurm job: Slurm's hooks make it and end it. Returns `None` for administrators, and for
+/// other leases.
+pub(super) fn of_job(record: &LeaseRecord, caller: &Caller, what: &str) -> Option<ApiError> {
+    let LeaseBinding::Job { job, .. } = &record.binding else { return None };
+    if caller.viewer.is_admin() {
+        return None;
+    }
+    let message = format!("you may not {what} lease {}: it belongs to Slurm job {job}", record.id);
+    let hint = match what {
+        "use" => format!("in the job, run the command without gpushctl; or 'srun --jobid={job} --overlap COMMAND'"),
+        _ => format!("end the job with `scancel {job}`: the lease ends with it"),
+    };
+    Some(ApiError::new(Code::Denied, message).cause("Slurm's hooks begin and end it").hint(hint))
+}
+
 /// Returns an active lease as its grant is answered.
 ///
 /// # Errors
-/// When its MPS daemon has no pipe directory.
+/// If the MPS daemon of the lease has no pipe directory.
 pub(super) fn granted(leases: &Leases, lease: &OpenLease, viewer: Viewer) -> Result<LeaseGrant, ApiError> {
     let record = &lease.record;
     let environment = variables(leases, record)?;
@@ -136,7 +156,7 @@ fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiEr
     Ok(Environment { lease: record.id, devices, mps })
 }
 
-/// What the holder should know about the share.
+/// Returns what the holder should know about the share.
 fn warnings(record: &LeaseRecord) -> Vec<String> {
     let mut warnings = Vec::new();
     match record.kind {

@@ -1,4 +1,4 @@
-//! Builds the handles of gpushd, and passes each module those that it uses.
+//! Creates the handles of gpushd, and passes to each module the handles that it uses.
 
 use std::{
     collections::BTreeMap,
@@ -34,26 +34,27 @@ use crate::{
     reload::{self, Differences, Inbox, Reload},
     settings::Settings,
     shared_gpus::SharedGpus,
+    slurm::Slurm,
     startup::{self, Due, Startup},
     state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings},
     timeslice::Timeslice,
 };
 
-/// Where gpushd runs.
-pub(super) struct Origin {
-    /// The boot's id, or why it is not known.
+/// The surroundings of gpushd.
+pub(super) struct HostOrigin {
+    /// The boot id, or why it is not known.
     pub(super) boot: Result<String, ApiError>,
     /// Root of the host's file system.
     pub(super) host_root: PathBuf,
-    /// Helper units and other processes of the host.
+    /// Access to helper units and other processes of the host.
     pub(super) outside: Arc<Outside>,
     /// Directory of MPS daemons.
     pub(super) mps_dir: PathBuf,
-    /// Directory of NVIDIA's MPS programs, if not the config's.
+    /// Directory of NVIDIA's MPS programs, used if the config keeps the default paths.
     pub(super) mps_programs: Option<PathBuf>,
 }
 
-/// What `life` runs.
+/// The parts that `life` runs.
 pub(super) struct Parts {
     /// Queues and begins operations.
     pub(super) engine: Engine,
@@ -63,37 +64,38 @@ pub(super) struct Parts {
     pub(super) timeslice: Timeslice,
     /// Settings of whole GPUs while they are shared.
     pub(super) shared_gpus: SharedGpus,
-    /// Takes over operations that an earlier gpushd left.
+    /// Takes over operations that a previous gpushd left unfinished.
     pub(super) recovery: Recovery,
-    /// What handlers of requests use.
+    /// Handles for requests.
     pub(super) handles: http::Handles,
-    /// What the layouts at start use.
+    /// Handles for the layouts at start.
     pub(super) startup: startup::Handles,
     /// Reloads the config.
     pub(super) reload: Reload,
-    /// Reloads that requests ask for.
+    /// Receives requests for reloads.
     pub(super) inbox: Inbox,
-    /// Operations that an earlier gpushd left, oldest first.
+    /// Operations that a previous gpushd left unfinished, oldest first.
     pub(super) unfinished: Vec<UnfinishedOperation>,
-    /// Those on whose GPUs a later operation began, so they must have ended: each with the later one.
+    /// Unfinished operations that were followed by another operation on their GPUs, with that operation. So they must
+    /// have ended.
     pub(super) superseded: BTreeMap<OperationId, OperationId>,
     /// The boot id, or a placeholder.
     pub(super) boot_id: String,
-    /// The layouts that are due on this boot.
+    /// The work at start that is due on this boot.
     pub(super) due: Due,
 }
 
-/// Builds everything; nothing runs yet but the driver's supervisor and the thread that resolves users.
+/// Creates everything. Only the supervisor of the driver and the thread for user lookups run after this.
 ///
 /// # Errors
-/// When a thread cannot be started.
+/// If a thread cannot be started.
 pub(super) fn compose(
     settings: Settings,
-    origin: Origin,
+    origin: HostOrigin,
     remembered: Remembered,
     options: Options,
 ) -> anyhow::Result<Parts> {
-    let Origin { boot, host_root, outside, mps_dir, mps_programs } = origin;
+    let HostOrigin { boot, host_root, outside, mps_dir, mps_programs } = origin;
     let Remembered {
         store,
         notes,
@@ -254,6 +256,7 @@ pub(super) fn compose(
         stopping: stopping.clone(),
         read_only,
     };
+    let slurm = Slurm::new(leases.clone(), readings.clone(), store.clone(), requests.read_only.clone());
     let host_lock = Arc::default();
     let maintenance = MaintenanceControl {
         state: state.clone(),
@@ -312,6 +315,7 @@ pub(super) fn compose(
         mps,
         leases,
         strays,
+        slurm,
     };
     Ok(Parts {
         engine,
@@ -330,7 +334,7 @@ pub(super) fn compose(
     })
 }
 
-/// Makes a check of a part, which it keeps a handle to.
+/// Creates a health check that holds a handle of the part.
 fn check<T: Clone + Send + Sync + 'static>(
     of: &T,
     check: impl Fn(&T) -> Vec<ApiError> + Send + Sync + 'static,

@@ -1,18 +1,19 @@
-//! The life of gpushd: start, serve, stop. The composition root of all other modules.
+//! The life of gpushd: start, serve, stop. Creates and runs all other modules.
 //!
 //! ```text
 //! socket taken over ─► config ─► log ─► store opened ─► socket ─► serving ─► READY
 //!                                                                              │ SIGHUP: config again
 //!                                                                              ▼ SIGTERM
-//!                               nothing new begins ─► operations end ─► connections end ─► gone
+//!                          no new operation begins ─► operations end ─► connections end ─► exit
 //! ```
 //!
-//! READY means that the API is served, not that there is a driver: without one, gpushd stays up and reports the error.
-//! The hardware is first read while requests are already answered. A second SIGTERM ends gpushd at once.
+//! READY means that the API is served, not that the driver works: without a driver, gpushd keeps running and reports
+//! the error. The first reading of the hardware runs while requests are already served. A second SIGTERM ends gpushd at
+//! once.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `compose` | builds the handles and passes each module those that it uses |
+//! | `compose` | creates the handles and passes them to the modules |
 //! | `reloading` | a reload of the config, with the socket and the log |
 
 mod compose;
@@ -41,7 +42,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    compose::{Origin, Parts},
+    compose::{HostOrigin, Parts},
     reloading::Reloading,
 };
 use crate::{
@@ -71,25 +72,25 @@ use crate::{
     timeslice, watchdog,
 };
 
-/// The boot id when it cannot be read.
+/// Boot id if the real one cannot be read.
 const UNKNOWN_BOOT: &str = "unknown";
 
-/// An accept loop.
+/// The task of an accept loop.
 type Serving = JoinHandle<std::io::Result<()>>;
 
-/// How long the driver worker may take to end.
+/// Maximum time for the driver worker to end.
 const WORKER_END: Duration = Duration::from_millis(500);
 
-/// How long gpushd still answers clients that follow an operation which it waited for: they poll, and must not find the
-/// socket closed between two polls.
+/// How long gpushd still serves clients after it has waited for an operation. Clients poll the operation, and must not
+/// find the socket closed between two polls.
 const LAST_WORD: Duration = Duration::from_millis(250);
 
-/// How long the runtime waits for its last tasks.
+/// Maximum time for the last tasks of the runtime to end.
 const RUNTIME_END: Duration = Duration::from_millis(200);
 
-/// Runs the agent until it gets SIGTERM.
+/// Runs gpushd until it receives SIGTERM.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    // Before any thread: it changes the environment.
+    // Before any thread starts, because it changes the environment.
     let handed_over = Listening::handed_over()?;
     let early = signals::arm().context("signals can't be handled")?;
     let paths = Paths::resolve(arguments, &Surroundings::of_this_process())?;
@@ -98,14 +99,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
     let boot = boot::id(&paths.boot_id_file);
-    // Before the socket: an agent that cannot use the state directory must not receive requests.
+    // Before the socket: a gpushd that cannot use the state directory must not receive requests.
     let remembered = durable::open(&durable::Origin {
         directory: &paths.state_dir,
         boot_id: boot.as_deref().unwrap_or(UNKNOWN_BOOT),
         marker: &paths.store_marker,
         host_root: &arguments.host_root,
     })?;
-    // The last handle waits for pending writes, so it is dropped here, off the runtime.
+    // Dropping the last handle waits for pending writes. So it is dropped here, outside of the runtime.
     let store = remembered.store.clone();
     let doors = doors(handed_over, &paths, &config)?;
     // Before anything in the directory is read.
@@ -135,19 +136,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     result
 }
 
-/// Where the agent runs.
+/// The surroundings of gpushd.
 struct Here {
     /// The boot id, or why it is not known.
     boot: Result<String, ApiError>,
     /// Root of the host's file system.
     host_root: PathBuf,
-    /// Helper units and other processes of the host.
+    /// Access to helper units and other processes of the host.
     outside: Outside,
-    /// What was asked by signal so far.
+    /// Requests by signal before the runtime started.
     early: signals::Early,
     /// Directory of MPS daemons.
     mps_dir: PathBuf,
-    /// Directory of NVIDIA's MPS programs, if not the config's.
+    /// Directory of NVIDIA's MPS programs, used if the config keeps the default paths.
     mps_programs: Option<PathBuf>,
 }
 
@@ -157,12 +158,12 @@ struct Doors {
     admin: Option<Listening>,
 }
 
-/// Returns the sockets: those from systemd, and the missing ones.
+/// Returns the sockets that systemd passed, or creates them.
 fn doors(handed_over: Option<HandedOver>, paths: &Paths, config: &Config) -> Result<Doors, SocketError> {
     let named = paths.admin_socket.clone().or_else(|| config.api.admin_socket.as_ref().map(PathBuf::from));
     let (public, admin, beside) = match handed_over {
-        // When systemd creates one socket, it must create the other one as well: its sandbox may forbid gpushd to do
-        // it.
+        // If systemd passed the first socket, gpushd creates the second one only if its path is configured. The sandbox
+        // may prevent gpushd from creating it.
         Some(HandedOver { public, admin }) => (public, admin, None),
         None => {
             let beside = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
@@ -181,9 +182,9 @@ fn access(config: &Config) -> Access {
     Access { mode: config.api.socket_mode, group: config.api.socket_group.clone() }
 }
 
-/// Returns how the driver worker is started. The library of the command line comes before the config's.
+/// Returns the options of the driver worker. A library on the command line overrides the config.
 fn driver(arguments: &Arguments, config: &Config) -> Options {
-    // Not by its path: after an upgrade, that is another version, whose worker uses another protocol.
+    // Not the path of the program. After an upgrade, the path has another version, whose worker uses another protocol.
     let mut options = Options::new("/proc/self/exe");
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
@@ -196,9 +197,9 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
     options
 }
 
-/// Refuses a driver library that another user could have written, or logs it where trust is not required. The
-/// config file was checked as it was read. A library without a path is found by the dynamic linker, whose
-/// directories are root's.
+/// Checks the owner and mode of the config file and the driver library. If trust is required, a file that another user
+/// could have written is an error; otherwise it is logged. The dynamic linker finds a library without a path in
+/// directories that only root can write.
 fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
     let own = nix::unistd::geteuid().as_raw();
     let library = library.filter(|library| library.components().count() > 1);
@@ -226,7 +227,7 @@ async fn serve(
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
     let mut signals = Signals::listen(here.early).context("signals can't be handled")?;
-    let origin = Origin {
+    let origin = HostOrigin {
         boot: here.boot,
         host_root: here.host_root,
         outside: Arc::new(here.outside),
@@ -252,13 +253,18 @@ async fn serve(
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
     // Before any request can call the driver, and before a queued operation can begin.
     handles.maintenance.resume();
-    // Running daemons are known before requests are served.
+    // Running daemons must be known before requests are served.
     mps::find(&mps);
-    let enqueue = |ongoing: &Arc<Ongoing>, order, since| engine.queue.enter_again(&engine.lanes, ongoing, order, since);
+    // Leases and operations that wait have one order of arrival.
+    let enqueue = |ongoing: &Arc<Ongoing>, order, since| {
+        leases::take_places(&leases, Some(since));
+        engine.queue.enter_again(&engine.lanes, ongoing, order, since);
+    };
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
+    leases::take_places(&leases, None);
     startup.startup.leave(changed.into_iter());
     let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
-    // Subscribed before there is a worker whose events could be missed.
+    // Subscribed before a worker exists, so that no event is missed.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
     let monitoring = tokio::spawn(monitor.run(hardware.events(), stopping.clone()));
     let name = doors.public.name.clone();
@@ -271,7 +277,10 @@ async fn serve(
     let open = |listener, door| {
         let (knock, knocks) = mpsc::channel(1);
         let router = http::router(handles.clone());
-        (tokio::spawn(accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks)), knock)
+        let serving = accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks);
+        // A thread of its own accepts: work in other tasks must not let the socket's queue fill up.
+        let runtime = tokio::runtime::Handle::current();
+        (tokio::task::spawn_blocking(move || runtime.block_on(serving)), knock)
     };
     let (public, knock) = open(listener, Door::Public);
     let store = handles.store.clone();
@@ -302,7 +311,7 @@ async fn serve(
                 Asked::Stop => break None,
             },
             (wish, reply) = inbox.next() => {
-                // The caller may be gone.
+                // Fails if the caller has disconnected.
                 let _ = reply.send(reloading.carry_out(wish).await);
             }
             ended = &mut server => break Some(ended),
@@ -313,10 +322,10 @@ async fn serve(
     drop(inbox);
     let unfinished = operations.unfinished();
     if unfinished > 0 {
-        tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
+        tracing::info!("stopping after {unfinished} operations have ended; a second SIGTERM stops at once");
         notify::send(Notification::Status("finishing operations".to_owned()));
     }
-    // It begins no more operations, and those that it began are among the tasks.
+    // The queue begins no more operations. Those that it has begun are among the tasks.
     let _ = queue.await;
     tasks.close();
     tasks.wait().await;
@@ -327,7 +336,7 @@ async fn serve(
     first_reading.abort();
     following.abort();
     let _ = fed.map(|fed| fed.abort());
-    // Listeners get the ends of the operations, and then the end of the stream.
+    // Event streams get the ends of the operations, and then end.
     state.events().close();
     monitoring.abort();
     closing.cancel();
@@ -335,17 +344,17 @@ async fn serve(
         Some(ended) => ended,
         None => server.await,
     };
-    // Unlinked before the lock is released: the next gpushd never sees a stale file of this one.
+    // The files are removed before the locks are released, so the next gpushd never finds a stale file.
     drop((socket_file, admin_file));
     let _ = tokio::time::timeout(WORKER_END, hardware.stop()).await;
     tracing::info!("stopped");
-    result.context("the accept loops broke off")?
+    result.context("the accept loops ended unexpectedly")?
 }
 
-/// Ends when all sockets are closed, or one can't be served.
+/// Waits until all sockets are closed, or one of them fails.
 async fn served(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
     let ended = async |serving: Serving| {
-        serving.await.context("the accept loop broke off")?.context("the socket can't be served")
+        serving.await.context("the accept loop ended unexpectedly")?.context("cannot serve the socket")
     };
     let admin = async {
         match admin {
@@ -356,7 +365,7 @@ async fn served(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
     tokio::try_join!(ended(public), admin).map(|_| ())
 }
 
-/// Reads the hardware, so that the first caller finds it read, and logs what it is.
+/// Reads the hardware for the first time, and logs the result.
 async fn read_first(readings: Readings, hardware: Hardware, state: State) {
     match readings.recent().await {
         Ok(observed) => {

@@ -1,4 +1,4 @@
-//! A reload of the config, with the socket and the log, which are gpushd's own.
+//! A reload of the config, including the socket and the log.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,11 +14,11 @@ use crate::{
     state::words,
 };
 
-/// What a reload puts into force besides the state: the access of the socket, and the level of the log.
+/// What a reload changes in addition to the state: the access of the socket, and the level of the log.
 pub(super) struct Reloading<'a> {
     pub(super) reload: &'a Reload,
     pub(super) socket_file: &'a SocketFile,
-    /// `None` when the command line sets the level.
+    /// `None` if the command line sets the log level.
     pub(super) level: Option<&'a Log>,
 }
 
@@ -26,7 +26,7 @@ impl Reloading<'_> {
     /// Reads the config again, and reports the result in the log, as an event and to systemd.
     ///
     /// # Errors
-    /// Those of [`Reload::carry_out`].
+    /// As [`Reload::carry_out`].
     pub(super) async fn carry_out(&self, wish: Wish) -> Result<Reloaded, ApiError> {
         let Self { reload: Reload { settings, state, .. }, socket_file, level } = self;
         let in_force = Mutex::new(settings.config().as_ref().clone());
@@ -45,9 +45,9 @@ impl Reloading<'_> {
         let reloaded = self.reload.carry_out(wish, live).await;
         match &reloaded {
             Ok(reloaded) => {
-                tracing::info!("the config was read again");
+                tracing::info!("the config was reloaded");
                 for one in &reloaded.ended {
-                    tracing::info!(gpu = one.uuid, "the override of {} has ended with it", words::actor(&one.by));
+                    tracing::info!(gpu = one.uuid, "the override of {} was cleared", words::actor(&one.by));
                 }
                 for PendingRestart { key, in_force, in_file } in settings.pending_restart() {
                     let [in_force, in_file] =
@@ -56,13 +56,13 @@ impl Reloading<'_> {
                 }
                 let pending_restart = settings.pending_restart().into_iter().map(|one| one.key).collect();
                 state.events().publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
-                notify::send(Notification::Status("the config was read again".to_owned()));
+                notify::send(Notification::Status("the config was reloaded".to_owned()));
             }
             Err(error) => {
                 tracing::error!("{}", words::in_full(error));
                 let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
                 state.events().publish(Happening::Config(change));
-                notify::send(Notification::Status("the config is wrong and was not taken".to_owned()));
+                notify::send(Notification::Status("the config has errors and was not loaded".to_owned()));
             }
         }
         reloaded
@@ -76,5 +76,5 @@ fn to_api(error: &SocketError) -> ApiError {
         answer = answer.cause(source.to_string());
         at = source;
     }
-    answer.hint("mend socket_group and socket_mode under [api], then `systemctl reload gpushd`")
+    answer.hint("correct socket_group and socket_mode under [api], then `systemctl reload gpushd`")
 }

@@ -5,8 +5,8 @@
 //!                              └─ no: 503 and closed
 //! ```
 //!
-//! When the agent stops, the loop ends at once. Connections may finish their current request, and are closed
-//! after [`DRAIN`].
+//! When gpushd stops, the loop ends at once. Connections may finish their current request, and are closed after
+//! [`DRAIN`].
 
 use std::{
     convert::Infallible,
@@ -41,41 +41,41 @@ use tower_service::Service;
 
 use super::{
     accounts::Accounts,
-    caps::{Caps, Place, Rank, Refusal},
+    caps::{Caps, ConnectionSlot, Rank, Refusal},
     pace::{Pace, Paced},
 };
 use crate::{
-    http::{endless::Endless, failure::Failure, head::MOST_BYTES},
+    http::{admin_socket::ThroughAdminSocket, endless::Endless, failure::Failure, head::MOST_BYTES},
     watchdog::Knock,
 };
 
-/// Time for connections to end once the agent stops.
+/// Maximum time for connections to end when gpushd stops.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
-/// Time limit of a refusal, and maximum number of refusals in progress.
+/// Time limit of a refusal, and maximum number of concurrent refusals.
 const REFUSAL: Duration = Duration::from_millis(500);
 const REFUSALS: usize = 32;
 
 /// Maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// Connections accepted before other tasks may run.
+/// Maximum number of connections accepted before other tasks may run.
 const BATCH: usize = 256;
 
-/// Time for which a connection without a request stays open once gpushd stops: a client that has connected but
-/// not sent its request yet would otherwise see a reset.
+/// How long a connection without a request stays open when gpushd stops. A client that has connected but not sent its
+/// request yet would otherwise get a connection reset.
 const FIRST_REQUEST: Duration = Duration::from_millis(500);
 
-/// Pause before accepting again when there are no file descriptors.
+/// Pause before the next accept after file descriptors have run out.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
-/// The socket that a loop serves. Each has its own loop, backlog and caps, so that load on one does not affect
-/// the other.
+/// The socket that a loop serves. Each socket has a separate loop, backlog and caps, so load on one does not affect the
+/// other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Door {
     /// The first socket, for all users.
     Public,
-    /// The second socket, for root and the agent's own user.
+    /// The second socket, for root and the user that gpushd runs as.
     Admin,
 }
 
@@ -88,8 +88,8 @@ pub(crate) async fn serve(
     closing: CancellationToken,
     mut knocks: mpsc::Receiver<Knock>,
 ) -> io::Result<()> {
-    // The kernel refuses connections while the backlog is full, from any user. This number equals the kernel's
-    // default maximum (net.core.somaxconn), which limits it further if lower.
+    // While the backlog is full, the kernel refuses connections of all users. This number equals the kernel's default
+    // for net.core.somaxconn, which can lower the limit.
     nix::sys::socket::listen(&listener, Backlog::new(BACKLOG)?)?;
     let listener = UnixListener::from_std(listener)?;
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
@@ -98,7 +98,7 @@ pub(crate) async fn serve(
         Door::Public => Caps::public(descriptors),
         Door::Admin => Caps::admin(descriptors),
     };
-    let limits = Limits { caps, accounts, own };
+    let limits = Limits { door, caps, accounts, own };
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     let refusals = Arc::new(Semaphore::new(REFUSALS));
@@ -111,7 +111,7 @@ pub(crate) async fn serve(
             }
             accepted = listener.accept() => accepted.and_then(|(stream, _)| stream.into_std()),
         };
-        // Accepts the queued connections without tokio: most may already be closed.
+        // Accepts the queued connections without tokio, because most of them may already be closed.
         let more = std::iter::repeat_with(|| accept_with(&listener, SocketFlags::CLOEXEC).map(StdStream::from));
         for accepted in std::iter::once(accepted).chain(more.map(|one| one.map_err(io::Error::from))).take(BATCH) {
             match accepted {
@@ -119,7 +119,7 @@ pub(crate) async fn serve(
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // Out of descriptors or memory, until other connections end.
+                    // File descriptors or memory have run out, until other connections end.
                     tracing::warn!("cannot accept a connection: {error}");
                     tokio::time::sleep(EXHAUSTED).await;
                     break;
@@ -131,28 +131,29 @@ pub(crate) async fn serve(
     drop(listener);
     connections.close();
     if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
-        tracing::info!("{} connections were still open and are cut off", connections.len());
+        tracing::info!("closing {} connections that are still open", connections.len());
         cut.cancel();
         connections.wait().await;
     }
     Ok(())
 }
 
-/// Limits of connections, and the accounts to which they count.
+/// Limits of connections, and the accounts to which connections count.
 struct Limits {
+    door: Door,
     caps: Caps,
     accounts: Accounts,
     own: u32,
 }
 
 impl Limits {
-    /// Returns whether the uid is root's or gpushd's own. Users in a container never are.
+    /// Returns whether the uid is root or the uid of gpushd. The caller must also check that the peer is on this host.
     fn is_privileged(&self, peer: &Peer) -> bool {
         peer.uid == 0 || peer.uid == self.own
     }
 
-    /// Takes a place for a client. Identifies the client only if that matters.
-    fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<Place, String> {
+    /// Takes a place for a client. Looks up the details of the peer only if they affect the result.
+    fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<ConnectionSlot, String> {
         let now = std::time::Instant::now();
         if self.is_privileged(&client.peer) {
             client.identify(stream);
@@ -174,14 +175,14 @@ impl Limits {
         entered.map_err(|(Refusal::Account(why) | Refusal::InAll(why))| why)
     }
 
-    /// Returns whether an identified peer may use the places reserved for admin groups. Groups of a container do not
+    /// Returns whether an identified peer may use the places reserved for admin groups. Groups in a container do not
     /// count.
     fn has_admin_reserve(&self, peer: &Peer) -> bool {
         peer.is_on_this_host && self.accounts.is_admin(&peer.groups)
     }
 }
 
-/// The peer of a connection. It is identified at most once, because its process may end or change its user.
+/// The peer of a connection. It is identified only once, because its process may exit or change its user.
 struct Client {
     peer: Peer,
     is_identified: bool,
@@ -200,7 +201,7 @@ impl Client {
     }
 }
 
-/// Returns whether the peer has closed the connection. Most connections of a flooding client are closed, and
+/// Returns whether the peer has closed the connection. Most connections of a flooding client are already closed, and
 /// cost no more than this check.
 fn is_closed(stream: &StdStream) -> bool {
     let mut byte = [0];
@@ -219,11 +220,12 @@ fn admit(
     if is_closed(&stream) {
         return;
     }
-    // The peer may already be gone.
+    // Fails if the peer has already disconnected.
     let Ok(peer) = Peer::of(&stream) else { return };
     let mut client = Client::new(peer);
     let entered = limits.enter(&mut client, &stream);
-    // Immediately, if there is no delay. After a delay, most connections of a flooding client are closed.
+    // Identifies the peer at once if there is no delay. After a delay, most connections of a flooding client are
+    // closed.
     if entered.as_ref().is_ok_and(|place| place.delay.is_zero()) {
         client.identify(&stream);
     }
@@ -234,7 +236,7 @@ fn admit(
     match entered {
         Ok(place) => {
             let Ok(stream) = stream() else { return };
-            let connection = connection(stream, client, place, router.clone(), closing.clone());
+            let connection = connection(stream, client, place, limits.door, router.clone(), closing.clone());
             let cut = cut.clone();
             connections.spawn(async move {
                 tokio::select! {
@@ -246,7 +248,7 @@ fn admit(
         Err(why) => {
             tracing::debug!(uid = client.peer.uid, "{why}");
             let refusal = Failure::busy(why).as_http();
-            // Beyond that number, connections are closed without an answer.
+            // Beyond the limit, connections are closed without a response.
             if let Ok(turn) = Arc::clone(refusals).try_acquire_owned()
                 && let Ok(stream) = stream()
             {
@@ -259,8 +261,8 @@ fn admit(
     }
 }
 
-/// Refuses without parsing the request. It reads and discards input until the peer closes, because the kernel
-/// would drop the answer if gpushd closed first.
+/// Sends a refusal without parsing the request. Then it reads and discards input until the peer closes the connection.
+/// If gpushd closed first, the kernel would drop the response.
 async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let said = async {
         let _ = stream.write_all(&answer).await;
@@ -271,7 +273,14 @@ async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let _ = tokio::time::timeout(REFUSAL, said).await;
 }
 
-async fn connection(stream: UnixStream, mut client: Client, place: Place, router: Router, closing: CancellationToken) {
+async fn connection(
+    stream: UnixStream,
+    mut client: Client,
+    place: ConnectionSlot,
+    door: Door,
+    router: Router,
+    closing: CancellationToken,
+) {
     if !place.delay.is_zero() {
         tokio::time::sleep(place.delay).await;
     }
@@ -285,8 +294,11 @@ async fn connection(stream: UnixStream, mut client: Client, place: Place, router
         begun.cancel();
         let mut request: Request = request.map(Body::new);
         request.extensions_mut().insert(peer.clone());
+        if door == Door::Admin {
+            request.extensions_mut().insert(ThroughAdminSocket);
+        }
         let mut router = router.clone();
-        // Runs in a separate task, so that a panic becomes an answer and not a broken connection. The task is
+        // Runs in a separate task, so that a panic becomes an error response and not a broken connection. The task is
         // aborted with the connection.
         let handler = AbortOnDropHandle::new(tokio::spawn(async move { router.call(request).await }));
         let pace = pace.clone();
@@ -309,7 +321,7 @@ async fn connection(stream: UnixStream, mut client: Client, place: Place, router
         .max_buf_size(MOST_BYTES)
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);
-    // hyper closes a connection at once if it is asked to end before the first request.
+    // hyper closes a connection at once if the shutdown comes before the first request.
     let mut ending = std::pin::pin!(async {
         closing.cancelled().await;
         let _ = tokio::time::timeout(FIRST_REQUEST, begun.cancelled()).await;
@@ -324,7 +336,7 @@ async fn connection(stream: UnixStream, mut client: Client, place: Place, router
                 return;
             }
             () = pace.too_slow() => {
-                tracing::debug!(uid = peer.uid, "a connection was too slow and is closed");
+                tracing::debug!(uid = peer.uid, "closing a connection that is too slow");
                 return;
             }
             () = &mut ending, if !asked_to_end => {
@@ -342,7 +354,7 @@ mod tests {
     #[test]
     fn admin_reserve_is_for_admin_groups_of_this_host_only() {
         let accounts = Accounts::with_admin_groups(vec![27]);
-        let limits = Limits { caps: Caps::public(1024), accounts, own: 990 };
+        let limits = Limits { door: Door::Public, caps: Caps::public(1024), accounts, own: 990 };
         let peer = |group: u32, is_on_this_host| Peer {
             uid: 1000,
             pid: Some(1),

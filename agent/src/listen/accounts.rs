@@ -1,10 +1,10 @@
 //! Accounts: the user or service to which a connection counts.
 //!
-//! A user with a range of subordinate uids (`/etc/subuid`) can connect as any of them, through user namespaces.
-//! All these connections count to that user. Members of the admin groups have reserved connections.
+//! A user with a range of subordinate uids (`/etc/subuid`) can connect as any of them, through user namespaces. All
+//! these connections count to that user. Members of the admin groups have reserved connections.
 //!
-//! Both need lookups of users and groups, which may take seconds with a directory service. So lookups run in
-//! the background, and the accept loop uses the last result.
+//! Both need lookups of users and groups, which may take seconds with a directory service. So lookups run in the
+//! background, and the accept loop uses the last result.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ const MOST: usize = 100_000;
 pub(crate) enum Account {
     /// The user with this uid, including subordinate uids.
     User(u32),
-    /// The subordinate uids from this one on, whose owner is unknown or privileged.
+    /// A range of subordinate uids, by its first uid. Its owner is unknown or root.
     Range(u32),
 }
 
@@ -43,8 +43,8 @@ struct Range {
 
 /// The result of the last lookup.
 #[derive(Debug, Default)]
-struct Found {
-    /// Ordered by their first uid.
+struct AccountLookup {
+    /// Sorted by first uid.
     ranges: Vec<Range>,
     /// Groups whose members are administrators.
     admin_groups: Vec<u32>,
@@ -52,16 +52,16 @@ struct Found {
 
 /// The accounts of connections, as of the last lookup.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Accounts(Arc<RwLock<Found>>);
+pub(crate) struct Accounts(Arc<RwLock<AccountLookup>>);
 
 impl Accounts {
-    /// Returns the account of a uid that connects.
+    /// Returns the account of a uid.
     pub(crate) fn of(&self, uid: u32) -> Account {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let after = found.ranges.partition_point(|range| range.first <= uid);
         let range = after.checked_sub(1).and_then(|at| found.ranges.get(at));
         match range.filter(|range| uid - range.first < range.count) {
-            // Containers started by root use these uids: they must not share root's account.
+            // Containers started by root use these uids. They must not share root's account.
             Some(Range { owner: Some(owner), .. }) if *owner != 0 => Account::User(*owner),
             Some(range) => Account::Range(range.first),
             None => Account::User(uid),
@@ -74,12 +74,12 @@ impl Accounts {
         groups.iter().any(|group| found.admin_groups.contains(group))
     }
 
-    fn set(&self, found: Found) {
+    fn set(&self, found: AccountLookup) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = found;
     }
 }
 
-/// Keeps `accounts` up to date until `stopping`; `admin_groups` returns those of the present config.
+/// Updates `accounts` periodically until `stopping`. `admin_groups` returns the groups from the active config.
 pub(crate) async fn follow(accounts: Accounts, admin_groups: impl Fn() -> Vec<String>, stopping: CancellationToken) {
     loop {
         let groups = admin_groups();
@@ -87,7 +87,7 @@ pub(crate) async fn follow(accounts: Accounts, admin_groups: impl Fn() -> Vec<St
             let text = fs::read_to_string(SUBUID).unwrap_or_default();
             let uid = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
             let gid = |name: &String| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
-            Found { ranges: ranges(&text, uid), admin_groups: groups.iter().filter_map(gid).collect() }
+            AccountLookup { ranges: ranges(&text, uid), admin_groups: groups.iter().filter_map(gid).collect() }
         });
         tokio::select! {
             found = looked_up => match found {
@@ -125,7 +125,7 @@ impl Accounts {
     /// Returns accounts without subordinate uids, with these admin groups.
     pub(super) fn with_admin_groups(admin_groups: Vec<u32>) -> Self {
         let accounts = Self::default();
-        accounts.set(Found { ranges: Vec::new(), admin_groups });
+        accounts.set(AccountLookup { ranges: Vec::new(), admin_groups });
         accounts
     }
 }
@@ -137,7 +137,7 @@ mod tests {
     fn accounts(text: &str) -> Accounts {
         let accounts = Accounts::default();
         let uid = |name: &str| (name == "alice").then_some(1000);
-        accounts.set(Found { ranges: ranges(text, uid), admin_groups: vec![27] });
+        accounts.set(AccountLookup { ranges: ranges(text, uid), admin_groups: vec![27] });
         accounts
     }
 

@@ -1,17 +1,17 @@
-//! Limits of open connections, and of new connections per second, by account and in total.
+//! Limits of open connections, and of new connections per second, per account and in total.
 //!
-//! A caller that opens connections continuously must neither exhaust gpushd's file descriptors nor lock out
-//! others. Connections count to an [`Account`]: a user with all subordinate uids.
+//! A caller that opens connections continuously must neither exhaust gpushd's file descriptors nor lock out others.
+//! Connections count to an [`Account`]: a user with all subordinate uids.
 //!
 //! | connections of the first socket | for |
 //! |---|---|
-//! | [`IN_ALL`] − [`ADMINS`] − [`RESERVED`] | everybody, each account at most [`PER_ACCOUNT`] |
+//! | [`IN_ALL`] − [`ADMINS`] − [`RESERVED`] | all users, each account at most [`PER_ACCOUNT`] |
 //! | [`ADMINS`] more | members of the admin groups |
-//! | [`RESERVED`] more | root and the agent's own user |
+//! | [`RESERVED`] more | root and the user that gpushd runs as |
 //!
-//! A connection beyond the rate of its account is delayed, not refused. Meanwhile it counts as open, which
-//! limits the delayed connections of an account, and the accept loop serves others. The second socket counts
-//! separately.
+//! A connection beyond the rate of its account is delayed, not refused. It counts as open during the delay, so the
+//! number of delayed connections of an account is limited. The accept loop serves others meanwhile. The second socket
+//! has separate limits.
 
 use std::{
     collections::HashMap,
@@ -21,45 +21,45 @@ use std::{
 
 use super::accounts::Account;
 
-/// Maximum open connections of one unprivileged account.
+/// Maximum number of open connections of one unprivileged account.
 const PER_ACCOUNT: usize = 32;
 
-/// Connections reserved for root and the agent's own uid.
+/// Connections reserved for root and the uid of gpushd.
 const RESERVED: usize = 64;
 
 /// Connections reserved for members of the admin groups.
 const ADMINS: usize = 32;
 
-/// Maximum total of connections, if the limit of file descriptors permits.
+/// Maximum total of connections to the first socket, if the limit of file descriptors permits.
 const IN_ALL: usize = 512;
 
 /// Maximum total of connections to the second socket.
 const ADMIN_SOCKET: usize = 128;
 
-/// Rate of new connections of one account: one per this interval, after a burst.
+/// Rate of new connections of one account: one per interval, after a burst.
 const INTERVAL: Duration = Duration::from_millis(10);
 const BURST: u32 = 100;
 
-/// Accounts without open connections that are remembered for their rate.
+/// Maximum number of accounts that are stored. Above it, accounts without open connections are removed.
 const REMEMBERED: usize = 1024;
 
-/// The rank of a caller, which determines its limits.
+/// The rank of a caller determines its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rank {
     /// Any user.
     User,
     /// A member of an admin group.
     Admin,
-    /// Root or the agent's own user.
+    /// Root or the user that gpushd runs as.
     Privileged,
 }
 
-/// The reason for refusing a connection.
+/// Why a connection is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The account has reached its limit.
     Account(String),
-    /// The total has reached its limit; a higher rank may still connect.
+    /// The total has reached its limit. A higher rank may still connect.
     InAll(String),
 }
 
@@ -67,29 +67,29 @@ pub(crate) enum Refusal {
 #[derive(Debug, Clone, Copy)]
 struct Count {
     open: usize,
-    /// Earliest start of the next connection, without the burst.
+    /// Earliest time of the next connection, without the burst.
     next: Instant,
 }
 
-/// The count of open connections.
+/// The counts of open connections.
 #[derive(Debug, Clone)]
 pub(crate) struct Caps {
     accounts: Arc<Mutex<HashMap<Account, Count>>>,
     in_all: usize,
 }
 
-/// A place for one connection; released when dropped.
+/// A place for one connection. Dropping it releases the place.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     caps: Caps,
     account: Account,
-    /// Delay before serving it.
+    /// Delay before the connection is served.
     pub(crate) delay: Duration,
 }
 
 impl Caps {
-    /// Creates the caps of the first socket in a process that may open `descriptors` files: three eighths of
-    /// them are left for the second socket and other uses.
+    /// Creates the caps of the first socket in a process that may open `descriptors` files. They use at most five
+    /// eighths of them; the rest is for the second socket and other uses.
     pub(crate) fn public(descriptors: u64) -> Self {
         Self::new(eighths(descriptors, 5).clamp(RESERVED / 2, IN_ALL))
     }
@@ -103,9 +103,9 @@ impl Caps {
         Self { accounts: Arc::default(), in_all }
     }
 
-    /// Returns the maximum total at which this rank still gets a place.
+    /// Returns the maximum total for connections of this rank.
     fn most(&self, rank: Rank) -> usize {
-        // With few descriptors, the reserves are half of them.
+        // If the total is small, the reserves are at most half of it.
         let reserved = RESERVED.min(self.in_all / 3);
         let admins = ADMINS.min(self.in_all / 6);
         match rank {
@@ -118,8 +118,8 @@ impl Caps {
     /// Takes a place for a connection at `now`.
     ///
     /// # Errors
-    /// If the account, or all together, have reached the limit.
-    pub(crate) fn enter(&self, account: Account, rank: Rank, now: Instant) -> Result<Place, Refusal> {
+    /// If the account or the total has reached its limit.
+    pub(crate) fn enter(&self, account: Account, rank: Rank, now: Instant) -> Result<ConnectionSlot, Refusal> {
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = accounts.values().map(|count| count.open).sum();
         if accounts.len() > REMEMBERED {
@@ -147,7 +147,7 @@ impl Caps {
             count.next = start + INTERVAL;
             start.saturating_duration_since(now)
         };
-        Ok(Place { caps: self.clone(), account, delay })
+        Ok(ConnectionSlot { caps: self.clone(), account, delay })
     }
 }
 
@@ -155,7 +155,7 @@ fn eighths(descriptors: u64, count: u64) -> usize {
     usize::try_from(descriptors / 8 * count).unwrap_or(usize::MAX)
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut accounts = self.caps.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = accounts.get_mut(&self.account) {
@@ -172,12 +172,12 @@ mod tests {
     const BOB: Account = Account::User(1001);
     const ROOT: Account = Account::User(0);
 
-    fn enter(caps: &Caps, account: Account, rank: Rank) -> Result<Place, Refusal> {
+    fn enter(caps: &Caps, account: Account, rank: Rank) -> Result<ConnectionSlot, Refusal> {
         caps.enter(account, rank, Instant::now())
     }
 
     #[test]
-    fn account_can_neither_pass_its_share_nor_keep_others_out() {
+    fn account_cannot_exceed_its_share_or_block_others() {
         let caps = Caps::public(1 << 20);
         let mine: Vec<_> = (0..PER_ACCOUNT).map(|_| enter(&caps, ALICE, Rank::User).unwrap()).collect();
         let refused = enter(&caps, ALICE, Rank::User).unwrap_err();
@@ -209,17 +209,17 @@ mod tests {
     }
 
     #[test]
-    fn churn_is_delayed_and_costs_another_account_nothing() {
+    fn frequent_reconnects_are_delayed_for_their_account_only() {
         let caps = Caps::public(1 << 20);
         let mut now = Instant::now();
-        // Connects and closes at once, a thousand times in 10 ms.
+        // Connects and closes a thousand times in 10 ms.
         let mut delays = Vec::new();
         for _ in 0..1000 {
             now += Duration::from_micros(10);
             delays.push(caps.enter(ALICE, Rank::User, now).unwrap().delay);
         }
         assert!(delays[..BURST as usize].iter().all(Duration::is_zero));
-        // In practice each connection keeps its place while it waits, so only a share of them waits.
+        // In practice, each delayed connection keeps its place, so far fewer of them are delayed at once.
         assert!(delays[999] > INTERVAL * 800, "{:?}", delays[999]);
         assert_eq!(caps.enter(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);
         assert_eq!(caps.enter(ROOT, Rank::Privileged, now).unwrap().delay, Duration::ZERO);

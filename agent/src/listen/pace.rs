@@ -8,9 +8,9 @@
 //!                                                                  60 s without a byte taken
 //! ```
 //!
-//! hyper's own header deadline includes the time between two requests, so it does not distinguish a slow sender
-//! from a persistent connection. A connection whose peer does not read its answer counts as idle. Bodies have a
-//! deadline where they are read.
+//! hyper's own header deadline includes the time between two requests. So it cannot distinguish a slow sender from a
+//! persistent connection. A connection whose peer does not read its response counts as idle. Handlers that read a body
+//! apply a separate deadline.
 
 use std::{
     io,
@@ -31,10 +31,11 @@ use axum::http::StatusCode;
 
 use crate::http::failure::Failure;
 
-/// Time for a request's head, from its first byte (for the first request, from the connection).
+/// Maximum time for the head of a request, from its first byte. For the first request, the time counts from the
+/// connection.
 const HEAD: Duration = Duration::from_secs(1);
 
-/// Time between an answer and the first byte of the next request.
+/// Maximum time between a response and the first byte of the next request.
 const IDLE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,14 +43,14 @@ enum Phase {
     Head(Instant),
     Busy,
     Idle(Instant),
-    /// An endless answer is being written; since when the peer has read none of it.
+    /// An endless response is being written. Contains the time when the peer last took some of it.
     Streaming(Instant),
 }
 
-/// Resolution of the time since the peer last read.
+/// Resolution of the time when the peer last took bytes.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The phase of a connection; shared by its stream, its service and its task.
+/// The phase of a connection, shared by its stream, its service and its task.
 #[derive(Debug, Clone)]
 pub(crate) struct Pace(Arc<watch::Sender<Phase>>);
 
@@ -59,17 +60,17 @@ impl Pace {
         Self(Arc::new(watch::Sender::new(Phase::Head(Instant::now()))))
     }
 
-    /// Records that a request's head is complete.
+    /// Marks that the head of a request is complete.
     pub(crate) fn busy(&self) {
         self.0.send_replace(Phase::Busy);
     }
 
-    /// Records that its answer is ready.
+    /// Marks that the response is ready.
     pub(crate) fn answered(&self) {
         self.0.send_replace(Phase::Idle(Instant::now()));
     }
 
-    /// Records that its answer is endless.
+    /// Marks that the response is endless.
     pub(crate) fn streams(&self) {
         self.0.send_replace(Phase::Streaming(Instant::now()));
     }
@@ -94,7 +95,7 @@ impl Pace {
         });
     }
 
-    /// Returns when the connection has exceeded a time limit.
+    /// Waits until the connection exceeds a time limit.
     pub(crate) async fn too_slow(&self) {
         let mut phase = self.0.subscribe();
         loop {
@@ -107,7 +108,7 @@ impl Pace {
                 Some(due) => tokio::time::timeout_at(due, phase.changed()).await,
                 None => Ok(phase.changed().await),
             };
-            // The sender lives as long as this value, so `changed` cannot fail.
+            // Cannot fail: this value keeps the sender alive.
             if changed.is_err() {
                 return;
             }
@@ -115,26 +116,27 @@ impl Pace {
     }
 }
 
-/// A stream that reports received and sent bytes to its pace, and gives hyper's own answers a body.
+/// A stream that reports received and sent bytes to its pace. It also replaces hyper's own error responses, which have
+/// no body.
 #[derive(Debug)]
 pub(crate) struct Paced {
     stream: UnixStream,
     pace: Pace,
-    /// An answer that replaces hyper's own.
+    /// A response that replaces hyper's own.
     replaced: Option<Replaced>,
 }
 
-/// An answer that is written instead of another.
+/// A response that is written in place of another one.
 #[derive(Debug)]
 struct Replaced {
     bytes: Vec<u8>,
     written: usize,
-    /// Length of hyper's answer.
+    /// Length of hyper's response.
     original: usize,
 }
 
-/// Recognises hyper's own answer to an invalid head by its status line and its empty body: error answers of the
-/// API always have a body.
+/// Detects hyper's own response to an invalid head by its status line and its empty body. Error responses of the API
+/// always have a body.
 fn refused_head(written: &[u8]) -> Option<StatusCode> {
     let head = written.strip_prefix(b"HTTP/1.1 ")?;
     let status = StatusCode::from_bytes(head.get(..3)?).ok().filter(StatusCode::is_client_error)?;
@@ -155,7 +157,7 @@ impl Paced {
         written
     }
 
-    /// Writes the replacement; returns `None` if there is none.
+    /// Writes the replacement. Returns `None` if there is none.
     fn poll_replaced(&mut self, cx: &mut Context<'_>) -> Option<Poll<io::Result<usize>>> {
         let replaced = self.replaced.as_mut()?;
         while replaced.written < replaced.bytes.len() {

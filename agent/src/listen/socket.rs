@@ -1,9 +1,11 @@
 //! The listening sockets: passed by systemd, or created by gpushd.
 //!
-//! gpushd binds its own socket under a temporary name, sets owner and mode, and then renames it: no client can
-//! connect before the mode is right. A socket file without a listening process is replaced; a live socket, or a
-//! file that is not a socket, is not. All of that happens under the lock of that path, which is held as long as
-//! the socket exists: see [`gpush_host::path_lock`].
+//! gpushd binds a new socket under a temporary name, sets its group and mode, and then renames it. So no client can
+//! connect before the permissions are right. A socket file without a listening process is replaced. A live socket, or a
+//! file that is not a socket, is not.
+//!
+//! gpushd holds the lock of the path during all of this, and as long as the socket exists: see
+//! [`gpush_host::path_lock`].
 
 use std::{
     ffi::OsString,
@@ -25,12 +27,12 @@ use gpush_host::path_lock::{LockError, PathLock};
 pub(crate) struct Access {
     /// Permission bits of the socket file.
     pub(crate) mode: u32,
-    /// Its group; `None` means the agent's own.
+    /// Group of the socket file; `None` means the group of gpushd.
     pub(crate) group: Option<String>,
 }
 
 impl Access {
-    /// Returns access for root and the agent's own user only.
+    /// Returns access for root and the user that gpushd runs as.
     pub(crate) fn own() -> Self {
         Self { mode: 0o600, group: None }
     }
@@ -39,20 +41,20 @@ impl Access {
 /// The sockets that systemd passed.
 #[derive(Debug)]
 pub(crate) struct HandedOver {
-    /// The first.
+    /// The first socket.
     pub(crate) public: Listening,
-    /// The second, if systemd passed it.
+    /// The second socket, if systemd passed it.
     pub(crate) admin: Option<Listening>,
 }
 
-/// systemd's name of the second socket: `FileDescriptorName=` of its unit.
+/// Name of the second socket in systemd: `FileDescriptorName=` of its unit.
 const ADMIN: &str = "admin";
 
-/// The reason why there is no socket.
+/// Why a socket cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SocketError {
-    /// Its directory cannot be created.
-    #[error("the directory of the socket {} can't be made; give another path with {option}", path.display())]
+    /// The directory of the socket cannot be created.
+    #[error("cannot create the directory of the socket {}; give another path with {option}", path.display())]
     Directory {
         /// The socket.
         path: PathBuf,
@@ -61,7 +63,7 @@ pub(crate) enum SocketError {
         /// The option that sets another path.
         option: &'static str,
     },
-    /// Another agent serves there, or is about to.
+    /// Another gpushd holds the lock of the path.
     #[error("another gpushd {}has the socket {}; stop it (`systemctl stop gpushd`{}), or give another path with \
              {option}", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
     Held {
@@ -73,7 +75,8 @@ pub(crate) enum SocketError {
         option: &'static str,
     },
     /// Its lock cannot be taken.
-    #[error("the lock {} of the socket can't be used; remove what is there, or give another path with {option}", path.display())]
+    #[error("cannot use the lock {} of the socket; remove that file, or give another path with \
+        {option}", path.display())]
     Lock {
         /// The lock's file.
         path: PathBuf,
@@ -82,7 +85,7 @@ pub(crate) enum SocketError {
         /// The option that sets another path.
         option: &'static str,
     },
-    /// Another program answers there.
+    /// Another program listens on the path.
     #[error("another program listens on {}; stop it, or give another path with {option}", path.display())]
     Live {
         /// The socket.
@@ -106,33 +109,33 @@ pub(crate) enum SocketError {
         /// The option that sets another path.
         option: &'static str,
     },
-    /// The config's group does not exist.
+    /// The group in the config does not exist.
     #[error(
-        "the socket's group {group:?} does not exist; make it (`groupadd --system {group}`), or change \
-             `socket_group` under [api] in the config"
+        "the socket's group {group:?} does not exist; create it (`groupadd --system {group}`), or change \
+        `socket_group` under [api] in the config"
     )]
     NoGroup {
         /// The group.
         group: String,
     },
-    /// Its permissions cannot be changed.
-    #[error("the permissions of the socket {} can't be changed", path.display())]
+    /// The permissions of the socket cannot be changed.
+    #[error("cannot change the permissions of the socket {}", path.display())]
     Access {
         /// The path.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
-    /// Any other failure.
-    #[error("the socket {} can't be made", path.display())]
+    /// Another failure.
+    #[error("cannot create the socket {}", path.display())]
     Bind {
         /// The path.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
-    /// A socket passed by systemd cannot be used.
-    #[error("the socket that systemd handed over can't be used; check gpushd.socket and gpushd-admin.socket")]
+    /// A socket that systemd passed cannot be used.
+    #[error("cannot use the socket that systemd passed to gpushd; check gpushd.socket and gpushd-admin.socket")]
     HandedOver {
         /// Why.
         source: io::Error,
@@ -146,16 +149,16 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
 /// A socket that accepts connections.
 #[derive(Debug)]
 pub(crate) struct Listening {
-    /// The listener, non-blocking.
+    /// The listener, in non-blocking mode.
     pub(crate) listener: UnixListener,
-    /// Its name in logs.
+    /// Name of the socket in logs.
     pub(crate) name: String,
-    /// The file to remove at the end; `None` if systemd owns it.
+    /// The file to remove when gpushd stops; `None` if systemd owns it.
     ours: Option<Ours>,
 }
 
-/// A socket file of gpushd, removed when dropped unless another process has replaced it. Its lock is released
-/// afterwards.
+/// A socket file of gpushd. Dropping it removes the file, unless another process has replaced it, and then releases its
+/// lock.
 #[derive(Debug)]
 struct Ours {
     path: PathBuf,
@@ -164,8 +167,8 @@ struct Ours {
 }
 
 impl Listening {
-    /// Takes the sockets that systemd passed, if any. Must run before any thread starts, because it removes
-    /// their environment variables.
+    /// Takes the sockets that systemd passed, if any. Must run before any thread starts, because it removes environment
+    /// variables.
     pub(crate) fn handed_over() -> Result<Option<HandedOver>, SocketError> {
         let broken = |source| SocketError::HandedOver { source };
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
@@ -191,7 +194,7 @@ impl Listening {
         }
     }
 
-    /// Creates the socket at `path`; `option` is the command-line option that sets it.
+    /// Creates the socket at `path`. `option` is the command-line option for this path.
     pub(crate) fn bind(path: &Path, access: &Access, option: &'static str) -> Result<Self, SocketError> {
         let here = || path.to_owned();
         let failed = |source| SocketError::Bind { path: here(), source };
@@ -218,7 +221,7 @@ impl Listening {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        // Until it is renamed, only gpushd uses the temporary file: the permissions are set before the rename.
+        // Only gpushd uses the temporary file, so its permissions are set before the rename.
         let listener = UnixListener::bind(&draft).map_err(failed)?;
         let finish = || -> io::Result<u64> {
             if let Some(gid) = gid {
@@ -242,13 +245,13 @@ impl Listening {
         }
     }
 
-    /// Splits it into the listener and the file, which removes itself at the end.
+    /// Splits it into the listener and the file. Dropping the file removes it.
     pub(crate) fn split(self) -> (UnixListener, SocketFile) {
         (self.listener, SocketFile(self.ours))
     }
 }
 
-/// The socket's file, if gpushd owns it, until dropped.
+/// The file of the socket, if gpushd owns it.
 #[derive(Debug)]
 pub(crate) struct SocketFile(Option<Ours>);
 
@@ -260,9 +263,9 @@ impl SocketFile {
         let change = || -> io::Result<()> {
             let before = fs::symlink_metadata(path)?;
             if before.ino() != *inode {
-                return Err(io::Error::new(ErrorKind::NotFound, "somebody has replaced it"));
+                return Err(io::Error::new(ErrorKind::NotFound, "another program has replaced it"));
             }
-            // Closed during the change, so that no group gets another one's permissions.
+            // Access is closed during the change, so that no group gets the mode meant for another one.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600 & access.mode))?;
             let given = std::os::unix::fs::lchown(path, None, Some(gid.as_raw()));
             let mode = if given.is_ok() { access.mode } else { before.mode() & 0o777 };
@@ -292,11 +295,11 @@ fn refuse_unless_free(path: &Path, option: &'static str) -> Result<(), SocketErr
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
-        // No process listens: its agent was killed.
+        // The file is stale: no process listens.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(failed(error)),
-        // A process answered, or is too busy to.
+        // A process listens, or is too busy to answer.
         Ok(_) | Err(_) => Err(SocketError::Live { path: path.to_owned(), option }),
     }
 }
@@ -331,7 +334,7 @@ mod tests {
         fs::remove_file(&path).unwrap_or_default();
         let other = UnixListener::bind(&path).unwrap();
         assert!(matches!(Listening::bind(&path, &access(), "--socket"), Err(SocketError::Live { .. })));
-        // Killed: the file remains, but no process listens.
+        // The process was killed: the file remains, but no process listens.
         drop(other);
         assert!(path.exists());
         let second = Listening::bind(&path, &access(), "--socket").unwrap();

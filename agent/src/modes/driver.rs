@@ -10,8 +10,8 @@
 //!                                        └─ not settled in time: Unknown
 //! ```
 //!
-//! A call without an answer may still take effect. Its outcome is read from the hardware once the driver can no longer
-//! change it.
+//! A call without an answer may still take effect. gpushd waits until the driver can no longer change the GPU for this
+//! call, and then reads the outcome from the hardware.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,8 +21,8 @@ use gpush_nvml::{DriverError, ErrorKind, Hardware, Reading};
 use super::{GpuName, Trouble};
 use crate::state::readings::Readings;
 
-/// Time that a step waits until a call without an answer is settled. The driver layer kills the worker well
-/// before; a call that remains after that hangs in the kernel.
+/// How long a step waits for a call without an answer to settle. The driver layer kills the worker much earlier. A call
+/// that is not settled by then hangs in the kernel.
 const SETTLE: Duration = Duration::from_secs(45);
 
 /// The driver for steps: `hardware` changes GPUs, `readings` reads them into the state.
@@ -33,10 +33,10 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Reads a GPU once no earlier call can change it any more.
+    /// Reads a GPU when no earlier call can change it any more.
     ///
     /// # Errors
-    /// When the GPU is lost, cannot be read, or an earlier call is not settled.
+    /// If the GPU is lost or cannot be read, or an earlier call is not settled.
     pub(crate) async fn read(&self, gpu: &GpuName) -> Result<Arc<Reading>, Trouble> {
         let what = format!("{}: reading it back failed", gpu.label);
         match self.readings.read_now(&gpu.uuid).await {
@@ -50,11 +50,11 @@ impl Driver {
         }
     }
 
-    /// Returns a reading on which a failed call can be verified, if the call can have taken effect. `what` says in the
-    /// error which call failed.
+    /// Reads the GPU after a failed call that may have had an effect, so that the caller can verify the effect. `what`
+    /// names the failed call in the error.
     ///
     /// # Errors
-    /// When the call took no effect for certain, the GPU is lost, or the call may still take effect.
+    /// If the call certainly had no effect, the GPU is lost, or the call may still take effect.
     pub(crate) async fn after_failed_call(
         &self,
         gpu: &GpuName,
@@ -67,7 +67,7 @@ impl Driver {
         if error.may_land() || error.kind == ErrorKind::Unsettled {
             self.settle(gpu, what, error).await?;
         } else if !matches!(error.kind, ErrorKind::WorkerDied { may_have_landed: true }) {
-            // The driver refused, or was not called.
+            // The driver refused the call, or was not called.
             return Err(Trouble::Failed(explain(what, error)));
         }
         self.read_again(gpu, what).await
@@ -90,16 +90,16 @@ impl Driver {
     }
 }
 
-/// Returns the driver's error as that of a step.
+/// Converts a driver error to the error of a step.
 pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
-    // The caller decides whether to retry once the operation has ended.
+    // Keeps `retryable`: the caller may retry after the operation has ended.
     ApiError { message: what.to_owned(), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
-/// Returns the error of a call that was settled and had no effect.
+/// Returns the error of a call that has settled without effect.
 pub(super) fn without_effect(what: &str, error: &DriverError) -> ApiError {
-    // The call might have taken effect when it was abandoned; by now it cannot.
+    // When gpushd stopped waiting, the call might still have taken effect. Now it cannot.
     let kind = if matches!(error.kind, ErrorKind::Deadline { .. }) {
         ErrorKind::Deadline { may_land: false }
     } else {
@@ -110,6 +110,5 @@ pub(super) fn without_effect(what: &str, error: &DriverError) -> ApiError {
     if !error.may_land() && error.kind != ErrorKind::Unsettled {
         return explained;
     }
-    explained
-        .hint("what held the driver up may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`; then apply again")
+    explained.hint("look for the cause in the kernel's log: `dmesg | grep -i -e nvrm -e xid`; then apply again")
 }

@@ -1,12 +1,12 @@
-//! What each mode of sharing does to a GPU: one folder or file per mode, each with its own steps.
+//! What each sharing mode does to a GPU. Each mode has one folder or file with its steps.
 //!
-//! A step kind has three functions:
+//! A kind of step has three functions:
 //!
 //! | function | where | what it does |
 //! |---|---|---|
 //! | describe | [`gpush_core::step::describe`] | words for progress and errors |
-//! | execute | here, `execute` of the mode | makes the change and waits until it has landed |
-//! | verify | [`gpush_core::step`], `verify_*` | done, not done or may still take effect, from a reading alone |
+//! | execute | here, `execute` of the mode | makes the change and waits until it has taken effect |
+//! | verify | [`gpush_core::step`], `verify_*` | decides from a reading: done, not done, or may still take effect |
 //!
 //! | file | mode | steps |
 //! |---|---|---|
@@ -14,7 +14,7 @@
 //! | `mps` | `mps` | MPS daemons |
 //! | `timeslice` | `timeslice` | time-slice levels |
 //!
-//! `driver` settles what a driver call without an answer came to.
+//! `driver` determines the outcome of a driver call that returned no answer.
 
 pub(crate) mod driver;
 pub(crate) mod mig;
@@ -28,16 +28,16 @@ use gpush_api::ApiError;
 pub(crate) struct GpuName {
     /// UUID of the GPU.
     pub(crate) uuid: String,
-    /// The GPU in messages: `GPU 0 (GPU-…)`.
+    /// Name of the GPU in messages: `GPU 0 (GPU-…)`.
     pub(crate) label: String,
 }
 
-/// Why a step was not executed.
+/// Why a step failed.
 #[derive(Debug, Clone)]
 pub(crate) enum Trouble {
-    /// The step had no effect, and can have none any more.
+    /// The step had no effect, and cannot have one any more.
     Failed(ApiError),
-    /// The GPU is gone, and its instances with it.
+    /// The driver has lost the GPU, and the GPU's instances with it.
     Lost(ApiError),
     /// The step may still take effect.
     Unknown(ApiError),

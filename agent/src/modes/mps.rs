@@ -1,16 +1,16 @@
 //! Steps of mode `mps`: MPS daemons that an operation stops and starts.
 //!
-//! A daemon that a step stopped stays stopped until the operation ends ([`Mps::let_go`]); then the configuration decides
-//! again whether it runs.
+//! A daemon that a step stopped stays stopped until the operation ends ([`Mps::let_go`]). After that, the config
+//! decides whether the daemon runs.
 
 use gpush_api::{ApiError, MpsStep};
 
 use crate::mps::{self, Mps};
 
-/// Executes a step on GPU `uuid`, on behalf of `operation`, and waits until it has taken effect.
+/// Executes a step on GPU `uuid` for `operation`, and waits until it has taken effect.
 ///
 /// # Errors
-/// When a daemon that is to stop is in use or does not end, or when one that is to start does not serve.
+/// If a daemon to stop is in use or does not exit, or if a daemon to start does not serve.
 pub(crate) async fn execute(mps: &Mps, operation: &str, uuid: &str, step: &MpsStep) -> Result<(), ApiError> {
     match step {
         MpsStep::StopDaemon { uuid: target, label } => mps::aside(mps, operation, uuid, target, label).await,

@@ -1,8 +1,10 @@
 //! Actions on a daemon: start, stop, restart, drain, and change the settings of its clients.
 //!
-//! A daemon in use is stopped or restarted only with `force`; a refusal names the clients and the leases. A lease is in
-//! use from the start: a program takes seconds until it calls cuInit, and without its daemon it would silently run
-//! without MPS. A stopped daemon stays stopped over restarts of gpushd until an administrator starts it.
+//! A daemon in use is stopped or restarted only with `force`. The refusal names the clients and the leases. A lease
+//! counts as use even before its program is connected. The program may take seconds until it calls `cuInit`, and
+//! without the daemon it would silently run without MPS.
+//!
+//! A stopped daemon stays stopped when gpushd restarts, until an administrator starts it.
 
 use std::time::Duration;
 
@@ -16,24 +18,24 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Entry, Mps, clients, reconcile, records, targets::Outlook, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
 
-/// Longest time that clients may get to finish, seconds.
+/// Maximum time that clients may get to finish, in seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
 
 /// An action on a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
-    /// Start it, even if it was stopped or has given up.
+    /// Starts the daemon, even if it was stopped or gpushd has given up on it.
     Start,
-    /// End it.
+    /// Stops the daemon.
     Stop,
-    /// End it and start it again.
+    /// Stops the daemon and starts it again.
     Restart,
-    /// End it once its clients have ended.
+    /// End it once its clients and the leases on its target have ended.
     Drain,
 }
 
 impl Act {
-    /// The name in the request path.
+    /// Returns the name in the request path.
     pub(crate) fn verb(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -43,7 +45,7 @@ impl Act {
         }
     }
 
-    /// The name in the audit trail.
+    /// Returns the name in the audit trail.
     fn name(self) -> &'static str {
         match self {
             Self::Start => "mps.start",
@@ -54,10 +56,10 @@ impl Act {
     }
 }
 
-/// Performs an action. Returns the daemon right after it.
+/// Performs an action. Returns the state of the daemon afterwards.
 ///
 /// # Errors
-/// When clients run and may not be ended, or the action cannot be recorded.
+/// If the daemon is in use and `force` is not set, or the action cannot be recorded.
 pub(crate) async fn act(
     mps: &Mps,
     caller: &Caller,
@@ -76,16 +78,16 @@ pub(crate) async fn act(
         }
         None => None,
     };
-    // Grants of leases and operations use the lock too: neither may begin between the check and the end of the daemon.
+    // Grants and operations use this lock too, so none can begin between the check and the stop of the daemon.
     let turn = entry.turn.lock().await;
     if matches!(act, Act::Start | Act::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;
     }
-    // Reconciliation sets and starts a daemon that is not desired yet, such as one that was stopped.
+    // If the daemon is not desired, for example after a stop, reconciliation must set its policy and start it.
     let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.seen().wanted;
     let unless_used = !how.force;
     if unless_used && ends_use(act, &entry.daemon.seen()) && mps.is_leased(&uuid) {
-        // Clients that came since the last check are named, too.
+        // Polls the daemon, so that the refusal names new clients too.
         entry.daemon.fresh(Duration::ZERO).await;
         return Err(in_use(mps, caller, act, &uuid, &entry).await);
     }
@@ -105,7 +107,7 @@ pub(crate) async fn act(
     let record = records::change(mps, &uuid, change, recorded);
     match end {
         None => record.await?,
-        // Clients are ended only after the action was recorded.
+        // With `force`, clients are killed only after the action is recorded.
         Some(end) if how.force => {
             record.await?;
             entry.daemon.have(end).await?;
@@ -133,8 +135,8 @@ pub(crate) async fn act(
     view::one(mps, caller, &entry.short).await
 }
 
-/// Returns whether an act takes a daemon away from the leases on its target. The restart of a daemon that does not run
-/// does not.
+/// Returns whether an action takes a daemon away from the leases on its target. A restart does so only if the daemon
+/// runs.
 fn ends_use(act: Act, seen: &Seen) -> bool {
     match act {
         Act::Start | Act::Drain => false,
@@ -143,12 +145,12 @@ fn ends_use(act: Act, seen: &Seen) -> bool {
     }
 }
 
-/// Starts a daemon that is not recorded as stopped any more.
+/// Starts a daemon whose record no longer says that it is stopped.
 async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
     let _is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
-    // An administrator may have stopped it meanwhile, or an operation may have begun.
+    // Meanwhile an administrator may have stopped it, or an operation may have begun.
     if mps.record(uuid).stopped.is_some() {
         return Ok(());
     }
@@ -160,7 +162,7 @@ fn later(span: Duration) -> Option<Timestamp> {
     Timestamp::now().checked_add(SignedDuration::try_from(span).ok()?).ok()
 }
 
-/// Refuses to start a daemon that is not desired.
+/// Refuses to start a daemon that is not desired, or that is blocked by maintenance or an operation.
 fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
     if let Some(maintenance) = mps.handles.state.maintenance() {
         return Err(words::refusal(&maintenance));
@@ -169,14 +171,14 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
         return Err(view::refuse_end(label, entry, why));
     }
     let Some(target) = &entry.target else {
-        let message = format!("{label} can't be started: how it is to be shared is not known yet");
+        let message = format!("cannot start the MPS daemon of {label}: its settings are not known yet");
         return Err(ApiError::new(Code::Unavailable, message).hint("`gpushctl status` shows its GPU").retryable());
     };
-    // A daemon that an operation keeps stopped must not start before the operation ends.
+    // If an operation keeps the daemon stopped, it must not start before the operation ends.
     eligibility::not_changing(&mps.handles.state, target.gpu, &target.gpu_uuid)
 }
 
-/// Explains why a daemon in use is not stopped or restarted.
+/// Returns the error for a daemon that is in use and so is not stopped or restarted.
 async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
     let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
     let leases = mps.leases_on(uuid);
@@ -214,10 +216,10 @@ async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry)
     error.hint(hint).retryable()
 }
 
-/// Changes the settings of a daemon's clients. They override the rule.
+/// Changes the settings of a daemon's clients. They override the settings of the rule.
 ///
 /// # Errors
-/// When the target cannot have the settings, or they cannot be recorded.
+/// If the settings do not fit the target, or cannot be recorded.
 pub(crate) async fn set(
     mps: &Mps,
     caller: &Caller,
@@ -227,13 +229,13 @@ pub(crate) async fn set(
 ) -> Result<MpsSet, ApiError> {
     let (uuid, entry) = view::find(mps, text)?;
     let label = view::label(&entry, &uuid);
-    // Under the lock, so that a concurrent change is not lost.
+    // Read under the lock, so that no concurrent change is lost.
     let turn = entry.turn.lock().await;
     if let Some(why) = Outlook::of(mps, caller.viewer).ends(&uuid, &entry) {
         return Err(view::refuse_end(&label, &entry, why));
     }
     let Some(target) = entry.target.clone() else {
-        return Err(ApiError::new(Code::Conflict, format!("{label} is not shared through MPS any more")));
+        return Err(ApiError::new(Code::Conflict, format!("{label} is no longer shared through MPS")));
     };
     let rule = target.policy.settings.clone();
     let before = mps.record(&uuid).set.map_or_else(|| rule.clone(), |set| set.settings);
@@ -256,14 +258,14 @@ pub(crate) async fn set(
     let seen = entry.daemon.seen();
     let has_them = seen.policy.as_ref().is_some_and(|policy| policy.settings == settings);
     let reaches = if is_changing && !has_them {
-        vec!["its daemon has it once the operation that changes its GPU has ended".to_owned()]
+        vec!["it takes effect when the operation that changes the GPU has ended".to_owned()]
     } else {
         reaches(&before, &settings, &daemon, &seen)
     };
     Ok(MpsSet { daemon, reaches })
 }
 
-/// Returns the requested settings with their new values.
+/// Returns the settings that the request names, with their new values.
 fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<String, serde_json::Value> {
     let named = [
         ("percentage", change.percentage.is_some()),
@@ -279,30 +281,30 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
     asked
 }
 
-/// Which clients a change reaches, as NVIDIA documents it.
+/// Describes which clients a change affects, according to NVIDIA's documentation.
 fn reaches(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Seen) -> Vec<String> {
     if before == now {
-        return vec!["nothing changed: it had these settings".to_owned()];
+        return vec!["no change: it already had these settings".to_owned()];
     }
     match seen.state {
         State::Ready { .. } => {}
         State::Found { .. } | State::Hung { .. } | State::Fault { .. } => {
-            return vec!["its daemon has it as soon as it answers and serves".to_owned()];
+            return vec!["it takes effect when the daemon is ready".to_owned()];
         }
         State::Draining { .. } | State::Stopping { .. } | State::Stopped => {
-            return vec!["its daemon has it once it is started again".to_owned()];
+            return vec!["it takes effect when the daemon is started again".to_owned()];
         }
         State::Starting { .. } | State::BackingOff { .. } | State::GivenUp => {
-            return vec!["its daemon has it from its start on".to_owned()];
+            return vec!["it takes effect when the daemon has started".to_owned()];
         }
     }
-    let mut reaches = vec!["clients that start from now on have it".to_owned()];
+    let mut reaches = vec!["it applies to clients that start from now on".to_owned()];
     let running = daemon.clients.len();
     if running > 0 {
-        reaches.push(format!("not the {running} that run: they keep what they started with"));
+        reaches.push(format!("the clients that run now ({running}) keep their settings"));
     }
     if before.memory_limit_mib != now.memory_limit_mib && !daemon.servers.is_empty() {
-        reaches.push("the memory limit only from the next server on: one that runs keeps its own".to_owned());
+        reaches.push("a server that runs now keeps its memory limit until it ends".to_owned());
     }
     reaches
 }

@@ -1,7 +1,8 @@
 //! The clients of a daemon: their processes, users and leases.
 //!
-//! A client names its lease in its environment, where it can write anything. So the name counts only if the client's
-//! user holds that lease. It is only shown, and grants nothing.
+//! A client names its lease in an environment variable, which it can set to anything. gpushd accepts the name only if
+//! the client's user holds that lease. The name is for display and for the checks of unleased processes; it grants no
+//! access.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,13 +12,14 @@ use gpush_mps::daemon::{DriverClients as Witness, Report as Seen, Request as Do}
 use super::Mps;
 use crate::{caller::Caller, state::OpenLease};
 
-/// How long a daemon may take for the request to end a client's work.
+/// Maximum time for a daemon to end a client's work.
 const TERMINATE: Duration = Duration::from_secs(5);
 
-/// How long the driver may take to list the processes on a GPU.
+/// Maximum time for the driver to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// Returns the function that asks the driver for the MPS clients of a target, when the daemon does not report them.
+/// Returns a function that gets the MPS clients of a target from the driver. It is used when the daemon does not report
+/// them.
 pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> Witness {
     let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
     Arc::new(move || {
@@ -36,33 +38,33 @@ pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> Witness {
     })
 }
 
-/// A shared target, with what decides which processes may run there.
+/// A target that is shared through MPS, with the data that decides which processes may run there.
 #[derive(Debug)]
 pub(crate) struct SharedTarget {
-    /// Whether its daemon is desired. On a target whose daemon is stopped, or about to be removed, no lease is granted.
+    /// Whether the daemon is desired. If it is stopped or about to be removed, no lease is granted on the target.
     pub(crate) is_given: bool,
     leases: Vec<OpenLease>,
 }
 
 impl SharedTarget {
-    /// Returns whether a user holds a lease on it.
+    /// Returns whether a user holds a lease on the target.
     pub(crate) fn is_held_by(&self, uid: u32) -> bool {
         self.leases.iter().any(|lease| lease.record.holder.uid == uid)
     }
 }
 
-/// Returns whether a name is that of a lease of the user.
+/// Returns whether `name` is the id of a lease of the user.
 fn is_lease_of(leases: &[OpenLease], name: &str, uid: Option<u32>) -> bool {
     leases.iter().any(|lease| Some(lease.record.holder.uid) == uid && lease.id().to_string() == name)
 }
 
-/// Returns the shared target of a GPU or MIG device; `None` when it is not shared.
+/// Returns the shared target of a GPU or MIG device; `None` if it is not shared.
 pub(crate) fn sharing(mps: &Mps, uuid: &str) -> Option<SharedTarget> {
     let entry = mps.entries().get(uuid).cloned()?;
     Some(SharedTarget { is_given: entry.daemon.seen().wanted, leases: mps.leases_on(uuid) })
 }
 
-/// Tells the daemon of a client to end the client's work on the GPU.
+/// Requests that the daemon of a client ends the client's work on the GPU.
 pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
     let entries: Vec<_> = mps.entries().values().cloned().collect();
@@ -70,7 +72,7 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
         match tokio::time::timeout(TERMINATE, entry.daemon.have(Do::Terminate(pid))).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(mps = entry.short, "{error}"),
-            Err(_) => tracing::warn!(mps = entry.short, "its daemon was not told in time to end the work of {pid}"),
+            Err(_) => tracing::warn!(mps = entry.short, "cannot ask its daemon in time to end process {pid}"),
         }
     }
 }
@@ -79,7 +81,7 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
 pub(super) async fn of(mps: &Mps, seen: &Seen, leases: &[OpenLease]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
-    // Environments may be large, and their pages swapped out.
+    // On a blocking thread: environments may be large, and their pages may be swapped out.
     let reader = mps.clone();
     let named = tokio::task::spawn_blocking(move || {
         pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_lease)(pid)?))).collect()
@@ -109,13 +111,13 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], leases: &[OpenLease])
     let without = clients.iter().filter(|client| client.lease.is_none()).count();
     if without > 0 {
         let who = if without == 1 { "1 client runs".to_owned() } else { format!("{without} clients run") };
-        findings.push(format!("{who} without a lease: up to the daemon's own ceiling each"));
+        findings.push(format!("{who} without a lease: each may use up to the ceiling of the daemon"));
     }
     if let Some(most) =
         seen.policy.as_ref().map(|policy| policy.max_clients as usize).filter(|most| clients.len() > *most)
     {
         let are = if most == 1 { "is" } else { "are" };
-        findings.push(format!("{} clients are there, {most} {are} wanted at most", clients.len()));
+        findings.push(format!("{} clients are connected, but {most} {are} allowed", clients.len()));
     }
     let mut uids: BTreeMap<u32, usize> = BTreeMap::new();
     for uid in clients.iter().filter_map(|client| client.uid) {
@@ -129,13 +131,14 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], leases: &[OpenLease])
     findings
 }
 
-/// Returns the clients that wait for another user's clients, as far as the caller may see them.
+/// Returns a sentence for each client that waits for the clients of another user. A sentence names only clients that
+/// the caller may see.
 pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Seen) -> Vec<String> {
     let stuck = seen.blocked();
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
-    let why = "a daemon serves one user at a time, and a client of another one has come: until that one has gone, or \
-               those who are served have, whoever waits hangs";
+    let why = "the daemon serves one user at a time, and clients of several users are connected: the clients of the \
+        other users hang until the served ones have ended";
     let sentence = |pid: u32| match people.get(&pid).filter(|person| caller.viewer.may_see(Some(person.uid))) {
         Some(person) => format!("{} waits: {why}", person.describe(pid)),
         None => format!("a client waits: {why}"),

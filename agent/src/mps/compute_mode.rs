@@ -1,8 +1,8 @@
-//! The compute mode of a GPU that is shared through MPS: EXCLUSIVE_PROCESS, so that programs cannot bypass the daemon.
-//! The previous mode is restored afterwards.
+//! The compute mode of a GPU that is shared through MPS. It is EXCLUSIVE_PROCESS, so that programs cannot bypass the
+//! daemon. Afterwards gpushd restores the previous mode.
 //!
-//! The mode is needed from the moment an operation is about to start the daemon until all its processes have ended. A
-//! daemon that never started does not need it: attempts to start it continue without.
+//! The GPU needs the mode from just before an operation starts the daemon until all processes of the daemon have
+//! exited. If the daemon never started, the GPU does not need the mode, although attempts to start the daemon continue.
 
 use std::{
     collections::BTreeMap,
@@ -20,12 +20,12 @@ impl Mps {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a full GPU needs its compute mode for a daemon.
+    /// Returns whether the compute mode of a whole GPU is needed for a daemon.
     pub(crate) fn needs_compute_mode(&self, uuid: &str) -> bool {
         self.is_in_force(uuid) || self.moving().coming.contains(uuid) || self.has_something_of(uuid)
     }
 
-    /// Returns whether a daemon, or a process that one left behind, is there.
+    /// Returns whether a daemon or a leftover process of one exists.
     fn has_something_of(&self, uuid: &str) -> bool {
         let Some(entry) = self.entries().get(uuid).cloned() else { return false };
         let seen = entry.daemon.seen();
@@ -33,8 +33,8 @@ impl Mps {
     }
 }
 
-/// Sets the compute mode of a GPU that is shared, or about to be. If that fails, the reason shows in the daemon's
-/// findings and in health until it succeeds.
+/// Sets the compute mode of a GPU that is shared, or is about to be. If that fails, health and the findings of the
+/// daemon report the reason until it succeeds.
 pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
     let gpu = &target.gpu_uuid;
     match wanted {
@@ -60,19 +60,19 @@ pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
     }
 }
 
-/// Returns the error for a GPU on which programs can bypass MPS although they must not.
+/// Returns the error for a GPU where programs can bypass MPS because the compute mode could not be set.
 pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiError> {
     let why = mps.open().get(gpu_uuid).cloned()?;
     let message = format!("programs can get past MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");
     Some(
         ApiError::new(Code::DriverError, message)
             .cause(why)
-            .hint("gpushd tries again by itself; a rule with `compute_mode = \"keep\"` goes without")
+            .hint("gpushd tries again; a rule with `compute_mode = \"keep\"` does not need it")
             .retryable(),
     )
 }
 
-/// Restores the compute mode that a GPU had before it was shared. Failures are retried later.
+/// Restores the compute mode that a GPU had before it was shared. If that fails, gpushd retries later.
 pub(super) async fn put_back(mps: &Mps, uuid: &str) {
     mps.open().remove(uuid);
     match mps.handles.shared_gpus.put_back(uuid, Mode::Mps).await {
@@ -88,7 +88,7 @@ pub(super) async fn not_come(mps: &Mps, operation: &str, uuid: &str) {
     if let Some(moves) = mps.moves().get_mut(operation) {
         moves.coming.remove(uuid);
     }
-    // A daemon that runs but does not answer in time keeps the mode: otherwise programs could bypass it.
+    // A daemon that runs but has not answered in time still needs the mode. Otherwise programs could bypass it.
     if !mps.needs_compute_mode(uuid) {
         put_back(mps, uuid).await;
     }

@@ -1,4 +1,4 @@
-//! Names the processes that keep a daemon from answering, to callers who may see them.
+//! Names the processes that prevent a daemon from answering, to callers who may see them.
 
 use gpush_host::identity::ProcessIdentity;
 use gpush_mps::daemon::Report;
@@ -6,7 +6,7 @@ use gpush_mps::daemon::Report;
 use super::Mps;
 use crate::caller::Caller;
 
-/// Returns a sentence about each process that holds a daemon's control connection and that the caller may see.
+/// Returns a sentence for each process that holds a daemon's control connection and that the caller may see.
 pub(super) async fn holders(mps: &Mps, caller: &Caller, report: &Report) -> Vec<String> {
     let pids: Vec<u32> = report.ear.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let identities = mps.handles.users.processes(pids.clone()).await;
@@ -18,7 +18,7 @@ pub(super) async fn holders(mps: &Mps, caller: &Caller, report: &Report) -> Vec<
 }
 
 fn sentence(pid: u32, identity: &ProcessIdentity) -> String {
-    format!("{} has its ear: once that process has ended, it answers", identity.describe(pid))
+    format!("{} holds its control connection: the daemon answers when that process has ended", identity.describe(pid))
 }
 
 #[cfg(test)]
@@ -34,12 +34,14 @@ mod tests {
         };
         assert_eq!(
             sentence(4711, &identity),
-            "nvidia-cuda-mps-control (pid 4711, root) has its ear: once that process has ended, it answers"
+            "nvidia-cuda-mps-control (pid 4711, root) holds its control connection: the daemon answers when that \
+            process has ended"
         );
         (identity.user, identity.command) = (None, None);
         assert_eq!(
             sentence(4711, &identity),
-            "a process without a command line (pid 4711, uid 0) has its ear: once that process has ended, it answers"
+            "a process without a command line (pid 4711, uid 0) holds its control connection: the daemon answers \
+            when that process has ended"
         );
     }
 }

@@ -1,11 +1,14 @@
-//! What leases need of MPS targets: their names, their offers, admission of the holders, and clients.
+//! Functions of MPS targets for leases: names, offers, admission of lease holders, and clients.
 //!
 //! Only the holders of active leases, and of grants that are being recorded, have access to the pipe directory of a
-//! target. A new holder is admitted before the grant is recorded: clients of another user may be connected, and then
-//! nothing must be recorded.
+//! target. A new holder is admitted before the grant is recorded. If clients of another user are connected, admission
+//! fails and nothing is recorded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::Path,
     time::Duration,
 };
 
@@ -13,6 +16,7 @@ use gpush_api::{
     ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, MpsState, MpsUsers, Percentage, Priority,
 };
 use gpush_core::sharing;
+use gpush_host::proc::{self, Environment};
 use gpush_mps::daemon::Request as Do;
 
 use super::{Entry, Mps, targets::Outlook, view};
@@ -21,16 +25,18 @@ use crate::{
     state::{LeaseTable, OpenLease},
 };
 
+/// Names the pipe directory in a client's environment.
+const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
+
 /// Finds the UUID of the target that a text names.
 ///
 /// # Errors
-/// When it names no target, or several.
+/// If the text matches no target, or several.
 pub(crate) fn target(mps: &Mps, text: &str) -> Result<String, ApiError> {
     view::find(mps, text).map(|(uuid, _)| uuid)
 }
 
-/// Returns the UUIDs of the targets that have a daemon, and the users whose clients are connected, by UUID of the
-/// target.
+/// Returns the UUIDs of all targets with a daemon, and for each target in use the user of its clients.
 pub(crate) fn daemons(mps: &Mps) -> (BTreeSet<String>, BTreeMap<String, u32>) {
     let entries = mps.entries();
     let user = |(uuid, entry): (&String, &Entry)| {
@@ -41,7 +47,7 @@ pub(crate) fn daemons(mps: &Mps) -> (BTreeSet<String>, BTreeMap<String, u32>) {
     (entries.keys().cloned().collect(), entries.iter().filter_map(user).collect())
 }
 
-/// Returns the targets whose daemons serve now.
+/// Returns the targets whose daemons admit clients now.
 pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
     let outlook = Outlook::of(mps, Viewer::Agent);
     let entries = mps.entries().clone();
@@ -50,7 +56,7 @@ pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
     entries.into_iter().filter(serves).map(|(uuid, _)| uuid).collect()
 }
 
-/// Whether a daemon starts, was found and does not admit clients yet, or is about to be started.
+/// Returns whether a daemon is starting, was found but does not admit clients yet, or is about to be started.
 pub(crate) fn is_starting(mps: &Mps) -> bool {
     let starts = |entry: &Entry| {
         let seen = entry.daemon.seen();
@@ -59,13 +65,13 @@ pub(crate) fn is_starting(mps: &Mps) -> bool {
     mps.entries().values().any(starts) || Outlook::of(mps, Viewer::Agent).has_pending(mps)
 }
 
-/// Checks that a target is shared and its daemon serves.
+/// Checks that a target is shared and its daemon admits clients.
 ///
 /// # Errors
-/// Why not.
+/// Why the target does not serve.
 pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(target).cloned() else {
-        return Err(ApiError::new(Code::Conflict, format!("{target} is not shared through MPS any more"))
+        return Err(ApiError::new(Code::Conflict, format!("{target} is no longer shared through MPS"))
             .hint("list the targets with `gpushctl mps list`"));
     };
     let label = view::label(&entry, target);
@@ -79,10 +85,10 @@ pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
     Err(view::closed(&label, &entry, &seen, mps.record(target).stopped.is_some()))
 }
 
-/// Returns the settings of the clients of a lease: the requested ones, within the ceilings of the daemon.
+/// Returns the settings for the clients of a lease: the requested values, within the limits of the daemon.
 ///
 /// # Errors
-/// When one exceeds a ceiling, or the memory of the target.
+/// If a value exceeds a limit of the daemon or the memory of the target.
 pub(crate) fn client_settings(
     mps: &Mps,
     target: &str,
@@ -117,25 +123,25 @@ pub(crate) fn client_settings(
     Ok(settings)
 }
 
-/// Admits the holders of members that are reserved in the state. A daemon of a user who has left is replaced.
+/// Admits the holders of members that are reserved in the state. Replaces the daemon of a user who has left.
 ///
 /// # Errors
-/// When a daemon does not serve, or clients of another user are connected.
+/// If a daemon does not serve, or clients of another user are connected.
 pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), ApiError> {
     for target in targets(members) {
         let entry = mps.entries().get(target).cloned();
         let Some(entry) = entry else { return serves(mps, target) };
-        // Stopping a daemon and operations use the lock too. From here on they see the reservation.
+        // Operations and stops of the daemon use this lock too, so from now on they see the reservation.
         let _turn = entry.turn.lock().await;
         serves(mps, target)?;
         entry.daemon.have(Do::Users(mps.admitted(target))).await?;
-        // It may have ended since it was checked.
+        // The daemon may have exited since the first check.
         serves(mps, target)?;
     }
     Ok(())
 }
 
-/// Gives access to the pipe directories of these members to the holders of leases, and to no other user.
+/// Grants access to the pipe directories of these members to the lease holders, and revokes it from all other users.
 pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
     for target in targets(members) {
         let Some(entry) = mps.entries().get(target).cloned() else { continue };
@@ -144,7 +150,7 @@ pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
             tracing::error!(mps = entry.short, "cannot set the users of the daemon: {error}");
         }
         drop(turn);
-        // A daemon that no rule wants may end now.
+        // If no rule requires the daemon, it may now exit.
         mps.wakes.wake(&entry.gpu_uuid);
     }
 }
@@ -160,7 +166,7 @@ pub(crate) fn pipe_directory(mps: &Mps, target: &str) -> Option<String> {
     seen.pipe.map(|path| path.display().to_string())
 }
 
-/// Returns the pids of the clients of a target's daemon, asked now; `None` when they are not known.
+/// Polls a target's daemon and returns the pids of its clients; `None` if they are not known.
 pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
     let Some(entry) = mps.entries().get(target).cloned() else { return Some(Vec::new()) };
     let seen = entry.daemon.fresh(Duration::ZERO).await;
@@ -171,9 +177,18 @@ pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
     Some(clients.filter_map(|pid| u32::try_from(pid).ok()).collect())
 }
 
-/// Returns the lease that a process names in its environment. Reads files that may be large.
+/// Returns the lease that a process names in its environment. The call blocks while it reads the environment.
 pub(crate) fn named(mps: &Mps, pid: u32) -> Option<String> {
     (mps.handles.named_lease)(pid)
+}
+
+/// Whether a process is a client of another gpushd: its environment names a pipe directory elsewhere. The lease that it
+/// names is then another gpushd's, too: numbers of leases are unique for one gpushd only.
+pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
+    match proc::environment(pid, PIPE_DIRECTORY) {
+        Environment::Set(path) => !Path::new(OsStr::from_bytes(&path)).starts_with(&mps.base),
+        Environment::Unset | Environment::Unknown => false,
+    }
 }
 
 /// The percentage that a lease has on a target, in tenths.
@@ -186,15 +201,15 @@ pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
     .sum()
 }
 
-/// Returns why targets on these GPUs do not serve, one sentence each.
+/// Returns why targets on these GPUs do not serve, one error each.
 pub(crate) fn not_serving(mps: &Mps, gpus: &[&str]) -> Vec<ApiError> {
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| gpus.contains(&entry.gpu_uuid.as_str()));
     here.filter_map(|(uuid, _)| serves(mps, &uuid).err()).collect()
 }
 
-/// Returns the user of each target whose daemon serves one user, whatever its rule wants: the holder of a lease there, or
-/// the user whose clients are connected.
+/// Returns the current user of each target whose daemon serves one user at a time. That is the holder of a lease there,
+/// or else the user whose clients are connected.
 pub(crate) fn single_users(mps: &Mps, table: &LeaseTable) -> Vec<(String, u32)> {
     let (_, connected) = daemons(mps);
     let entries = mps.entries().clone();

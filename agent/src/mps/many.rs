@@ -1,5 +1,5 @@
-//! Clients of several users at a time, which a rule may ask for with `users = "many"`. Where the control program cannot
-//! serve them, the target serves one user at a time and a finding says so.
+//! Support for clients of several users at a time, which a rule requests with `users = "many"`. If the control program
+//! does not support it, the target serves one user at a time, and a finding says so.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,23 +9,23 @@ use std::{
 use gpush_api::{MpsPolicy, MpsUsers};
 use gpush_mps::daemon::multi_user::{self, Support};
 
-/// What a program was found to support, and which file that was.
+/// What a program supports, and which version of its file was asked.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct ProgramSupport {
     program: PathBuf,
     written: Option<SystemTime>,
     support: Support,
 }
 
-/// Asks a program, unless `before` is of the same file. A program that did not answer is asked again.
-pub(super) async fn ask(program: &Path, before: Option<Asked>) -> Asked {
+/// Determines what a program supports, unless `before` is a known result for the same file.
+pub(super) async fn ask(program: &Path, before: Option<ProgramSupport>) -> ProgramSupport {
     let written = std::fs::metadata(program).and_then(|meta| meta.modified()).ok();
-    let is_same = |before: &Asked| before.program == program && before.written == written;
-    let is_known = |before: &Asked| before.support != Support::Unknown;
+    let is_same = |before: &ProgramSupport| before.program == program && before.written == written;
+    let is_known = |before: &ProgramSupport| before.support != Support::Unknown;
     if let Some(before) = before.filter(|before| is_same(before) && is_known(before)) {
         return before;
     }
-    let asked = Asked { program: program.to_owned(), written, support: multi_user::support(program).await };
+    let asked = ProgramSupport { program: program.to_owned(), written, support: multi_user::support(program).await };
     match why(&asked) {
         Some(why) => tracing::warn!("users = \"many\": {why}"),
         None => tracing::info!("users = \"many\": {} supports it", program.display()),
@@ -33,8 +33,8 @@ pub(super) async fn ask(program: &Path, before: Option<Asked>) -> Asked {
     asked
 }
 
-/// Returns why a target serves one user although its rule asks for several.
-pub(super) fn why(asked: &Asked) -> Option<String> {
+/// Returns why a target serves one user at a time although its rule requests several.
+pub(super) fn why(asked: &ProgramSupport) -> Option<String> {
     let program = asked.program.display();
     let why = match asked.support {
         Support::Supported => return None,
@@ -45,10 +45,10 @@ pub(super) fn why(asked: &Asked) -> Option<String> {
     Some(format!("the rule has users = \"many\", but this target serves one user at a time: {why}"))
 }
 
-/// Returns the policy as it can take effect.
-pub(super) fn had(policy: MpsPolicy, asked: Option<&Asked>) -> MpsPolicy {
+/// Returns the effective policy: one user at a time unless several are supported.
+pub(super) fn had(policy: MpsPolicy, asked: Option<&ProgramSupport>) -> MpsPolicy {
     match asked {
-        Some(Asked { support: Support::Supported, .. }) => policy,
+        Some(ProgramSupport { support: Support::Supported, .. }) => policy,
         Some(_) | None => MpsPolicy { users: MpsUsers::One, ..policy },
     }
 }
@@ -57,14 +57,14 @@ pub(super) fn had(policy: MpsPolicy, asked: Option<&Asked>) -> MpsPolicy {
 mod tests {
     use super::*;
 
-    fn asked(support: Support) -> Asked {
-        Asked { program: "/usr/bin/nvidia-cuda-mps-control".into(), written: None, support }
+    fn asked(support: Support) -> ProgramSupport {
+        ProgramSupport { program: "/usr/bin/nvidia-cuda-mps-control".into(), written: None, support }
     }
 
     #[test]
     fn several_users_are_served_only_where_supported() {
         let rule = MpsPolicy { users: MpsUsers::Many, ..MpsPolicy::default() };
-        let users = |asked: Option<&Asked>| had(rule.clone(), asked).users;
+        let users = |asked: Option<&ProgramSupport>| had(rule.clone(), asked).users;
         assert_eq!(users(None), MpsUsers::One);
         assert_eq!(users(Some(&asked(Support::Supported))), MpsUsers::Many);
         assert_eq!(why(&asked(Support::Supported)), None);
@@ -78,7 +78,7 @@ mod tests {
     async fn program_is_asked_again_only_after_it_changed() {
         let program = tempfile::NamedTempFile::new().unwrap();
         let first = ask(program.path(), None).await;
-        let known = Asked { support: Support::Supported, ..first };
+        let known = ProgramSupport { support: Support::Supported, ..first };
         assert_eq!(ask(program.path(), Some(known.clone())).await.support, Support::Supported);
         program.as_file().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         assert_ne!(ask(program.path(), Some(known)).await.support, Support::Supported);

@@ -1,12 +1,12 @@
-//! Errors for an MPS target that gpushd does not have: the name is wrong, or the target cannot be known yet.
+//! Errors for an MPS target that gpushd does not find: the name is wrong, or the target cannot be known yet.
 //!
 //! | reason | code | retryable |
 //! |---|---|---|
 //! | the driver has not answered this gpushd yet | `unavailable` | yes |
-//! | gpushd has read the GPU and not started its daemon yet | `unavailable` | yes |
+//! | gpushd has read the GPU but not started its daemon yet | `unavailable` | yes |
 //! | the GPU cannot be read | `unavailable` | yes |
 //! | the GPU is lost | `gpu_lost` | no |
-//! | there is no driver, or the host was never read in maintenance | that error | as that error |
+//! | there is no driver, or gpushd was started in maintenance | the error of that condition | as that error |
 //! | none of these | `not_found` | no |
 
 use gpush_api::{ApiError, Code, GpuState};
@@ -18,7 +18,7 @@ use crate::{
     state::{HostState, no_driver, words},
 };
 
-/// Returns an error until the GPUs are known: before that, no target is known to be absent.
+/// Checks that the GPUs are known. Before that, gpushd cannot say that a target does not exist.
 ///
 /// # Errors
 /// Why the GPUs are not known.
@@ -34,11 +34,11 @@ pub(crate) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
 fn starting(error: &DriverError) -> ApiError {
     ApiError::new(Code::Unavailable, "the GPUs are not known yet: the driver has not answered")
         .cause(error.to_string())
-        .hint("ask again in a moment; `gpushctl status` shows whether the driver answers")
+        .hint("try again in a moment; `gpushctl status` shows whether the driver answers")
         .retryable()
 }
 
-/// Explains why `text` names no target; `not_found` is the error where nothing else explains it.
+/// Returns the error for `text`, which matches no target. Returns `not_found` if nothing explains the mismatch.
 pub(super) fn explain(mps: &Mps, outlook: &Outlook, text: &str, not_found: ApiError) -> ApiError {
     let host = mps.handles.state.now();
     if let Err(error) = gpus_known(&host) {
@@ -55,14 +55,14 @@ pub(super) fn explain(mps: &Mps, outlook: &Outlook, text: &str, not_found: ApiEr
                 return error;
             }
         }
-        // The driver lists it and cannot identify it.
+        // The driver lists the GPU but cannot identify it.
         Err(error) if !matches!(error.code, Code::NotFound | Code::BadRequest) => return error,
         Err(_) => {}
     }
     if outlook.has_pending(mps) {
         return ApiError::new(Code::Unavailable, not_found.message)
-            .cause("gpushd is about to start MPS daemons that the config wants")
-            .hint("ask again in a moment; `gpushctl mps list` shows the targets")
+            .cause("gpushd has not started the MPS daemons of the config yet")
+            .hint("try again in a moment; `gpushctl mps list` shows the targets")
             .retryable();
     }
     not_found

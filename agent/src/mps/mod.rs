@@ -3,26 +3,26 @@
 //! ```text
 //! config, layouts of the GPUs ──────► core::sharing: which targets ──┐
 //! store: stopped, settings that override the rule; leases ───────────┼──► reconcile ─► Daemon (a task each)
-//! /run/gpush-mps: daemons that an agent before left running ─────────┘                  │
-//!                                                              nvidia-cuda-mps-control ◄┘ one a target
+//! /run/gpush-mps: daemons that a previous gpushd left running ───────┘                  │
+//!                                                              nvidia-cuda-mps-control ◄┘ one per target
 //! ```
 //!
-//! Daemons outlive gpushd. The next gpushd finds them by their directories, before it has read a GPU, and adopts them.
-//! It decides later whether they are still desired.
+//! Daemons survive gpushd. The next gpushd finds them by their directories and adopts them before it reads any GPU. It
+//! decides later whether they are still desired.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `targets` | which daemons each GPU should have |
 //! | `reconcile` | reconciles the daemons of each GPU, under its lane |
-//! | `wakes` | waking the reconcilers |
-//! | `moves` | what operations do with daemons |
-//! | `records` | what is recorded of daemons |
+//! | `wakes` | wakes the reconcilers |
+//! | `moves` | daemons that an operation stops or starts |
+//! | `records` | what is recorded about daemons |
 //! | `many` | whether a daemon can serve several users |
 //! | `missing` | errors for targets that gpushd does not have, or not yet |
-//! | `leases` | what leases need of targets: offers, admission of holders, clients |
+//! | `leases` | functions of targets for leases: offers, admission of holders, clients |
 //! | `clients` | the clients of a daemon, and their leases |
-//! | `control_connection` | names the processes that keep a daemon from answering |
-//! | `act` | what administrators can do with a daemon |
+//! | `control_connection` | names the processes that prevent a daemon from answering |
+//! | `act` | actions of administrators on a daemon |
 //! | `view` | daemons as the API shows them |
 
 mod act;
@@ -62,8 +62,8 @@ pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, terminate},
     leases::{
-        admit, client_settings, clients_now, daemons, is_starting, named, not_serving, pipe_directory, prepare, serves,
-        serving, single_users, target,
+        admit, client_settings, clients_now, daemons, is_of_another_agent, is_starting, named, not_serving,
+        pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,
     moves::{aside, bring_up, devices_serve, idle, plan, taken_away},
@@ -97,7 +97,7 @@ impl Deref for Mps {
     }
 }
 
-/// What the supervision of daemons uses.
+/// Handles that the supervision of daemons uses.
 pub(crate) struct Handles {
     pub(crate) state: State,
     pub(crate) readings: Readings,
@@ -107,14 +107,14 @@ pub(crate) struct Handles {
     pub(crate) users: Users,
     pub(crate) shared_gpus: SharedGpus,
     pub(crate) timeslice: Timeslice,
-    /// Returns the lease that a process names in its environment.
+    /// Reads the lease that a process names in its environment.
     pub(crate) named_lease: NamedLease,
     pub(crate) stopping: CancellationToken,
     /// The uid that gpushd runs as.
     pub(crate) own_uid: u32,
 }
 
-/// Returns the lease that a process names in its environment, by pid.
+/// Reads the lease that a process names in its environment, by pid.
 pub(crate) type NamedLease = Arc<dyn Fn(u32) -> Option<String> + Send + Sync>;
 
 impl fmt::Debug for Handles {
@@ -127,24 +127,24 @@ impl fmt::Debug for Handles {
 #[derive(Debug)]
 pub(crate) struct Inner {
     handles: Handles,
-    /// Directory below which each target has its own.
+    /// Directory that contains one directory per target.
     base: PathBuf,
     hands: Hands,
-    /// Directory of NVIDIA's programs, where the config has its default.
+    /// Directory of NVIDIA's programs, used if the config keeps the default paths.
     programs: Option<PathBuf>,
-    /// By UUID of the target.
+    /// Targets by UUID.
     entries: Mutex<BTreeMap<String, Entry>>,
     /// Records of targets, by UUID.
     records: Mutex<BTreeMap<String, MpsTarget>>,
     /// Why desired targets cannot exist, one sentence each, by UUID of the GPU.
     findings: Mutex<BTreeMap<String, Vec<String>>>,
-    /// Why GPUs do not have the compute mode that keeps programs from bypassing MPS, by UUID.
+    /// Why GPUs do not have the compute mode that prevents programs from bypassing MPS, by UUID.
     open: Mutex<BTreeMap<String, String>>,
-    /// What running operations have done with daemons.
+    /// What running operations have done with daemons, by id of the operation.
     moves: Mutex<BTreeMap<String, Moves>>,
-    /// Whether the control daemon supports several users, once a rule wants them.
-    many: Mutex<Option<many::Asked>>,
-    /// Locked while the control daemon is asked about several users.
+    /// Whether the control program supports several users. Determined when a rule requests them.
+    many: Mutex<Option<many::ProgramSupport>>,
+    /// Serializes runs of the control program for `many`.
     asking_many: tokio::sync::Mutex<()>,
     wakes: Wakes,
 }
@@ -154,18 +154,18 @@ pub(crate) struct Inner {
 struct Entry {
     /// Short name.
     short: String,
-    /// UUID of the GPU that it is, or that it is a part of.
+    /// UUID of the GPU that the target is, or is a part of.
     gpu_uuid: String,
-    /// As the config wants it; `None` when only a daemon is left of it.
+    /// The target according to the config; `None` if only a daemon is left.
     target: Option<Target>,
     daemon: Daemon,
-    /// Serializes changes of its users and of its daemon.
+    /// Serializes changes of the target's users and of its daemon.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Mps {
-    /// Creates the handle for daemons below `base`. `programs` is the directory of NVIDIA's programs where the config
-    /// has its default.
+    /// Creates the handle for daemons below `base`. `programs` is the directory of NVIDIA's programs, used if the
+    /// config keeps the default paths.
     pub(crate) fn new(base: PathBuf, programs: Option<PathBuf>, records: Vec<MpsTarget>, handles: Handles) -> Self {
         let records = records.into_iter().map(|record| (record.target.clone(), record)).collect();
         Self(Arc::new(Inner {
@@ -203,8 +203,8 @@ impl Mps {
         !self.entries().is_empty()
     }
 
-    /// Returns the directory of the logs: the config's. With the default in the config and another `base` than the
-    /// system's, it is below `base`.
+    /// Returns the log directory from the config. If the config has the default and `base` is not the system's
+    /// directory, the logs are below `base`.
     fn log_directory(&self, configured: &str, usual: &str) -> PathBuf {
         if configured == usual && self.base != std::path::Path::new(MPS_DIRECTORY) {
             return self.base.join("logs");
@@ -220,7 +220,7 @@ impl Mps {
         of_gpus.into_iter().flat_map(|(_, findings)| findings).cloned().collect()
     }
 
-    fn many(&self) -> MutexGuard<'_, Option<many::Asked>> {
+    fn many(&self) -> MutexGuard<'_, Option<many::ProgramSupport>> {
         self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -235,7 +235,7 @@ impl Mps {
         }
     }
 
-    /// Returns whether a full GPU is still a target, even if it is about to be removed.
+    /// Returns whether a whole GPU is still a target, even if it is about to be removed.
     pub(crate) fn has(&self, uuid: &str) -> bool {
         self.is_in_force(uuid) || self.entries().contains_key(uuid)
     }
@@ -252,7 +252,7 @@ impl Mps {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Collects what identifies MPS servers now.
+    /// Collects the data that identifies the current MPS servers.
     pub(crate) fn servers(&self) -> Servers {
         let entries = self.entries().clone();
         let label = |target: &str| {
@@ -262,17 +262,17 @@ impl Mps {
         Servers::of(&self.base, label, &self.handles.state.config().mps, self.handles.own_uid)
     }
 
-    /// Uids of the users who are admitted to a target.
+    /// Returns the uids of the users who may use a target.
     fn admitted(&self, uuid: &str) -> BTreeSet<u32> {
         self.handles.state.leases().admitted(uuid)
     }
 
-    /// Leases on a target that have not ended, in order of arrival.
+    /// Returns the leases that occupy a target, in order of arrival.
     fn leases_on(&self, uuid: &str) -> Vec<OpenLease> {
         self.handles.state.leases().on_target(uuid).cloned().collect()
     }
 
-    /// Whether a lease, or a grant that is being recorded, occupies a target.
+    /// Returns whether a lease, or a grant that is being recorded, occupies a target.
     fn is_leased(&self, uuid: &str) -> bool {
         self.handles.state.leases().is_occupied(uuid)
     }

@@ -1,17 +1,17 @@
-//! MPS daemons that an operation ends or starts.
+//! MPS daemons that an operation stops or starts.
 //!
 //! Only an operation changes how a GPU is shared, never a reload alone:
 //!
 //! ```text
-//! plan ─► which daemons stand on what it takes away ─┬─ a lease or a client is there     ─► blocked, named
-//!                                                    └─ nobody has ─► stopped before all steps ─┐
-//!      ─► mode mps, and no daemon in force ─► brought up after all steps ───────────────────────┤
-//! end  ─► done: in force, or not any more, on record with it  ◄─────────────────────────────────┘
-//!      └► taken back: as before, by the record
+//! plan ─► daemons on what it takes away ─┬─ a lease or a client is there ─► blocked, with their names
+//!                                        └─ idle ─► stopped before all steps ────────────────────┐
+//!      ─► mode mps, and no daemon in force ─► started after all steps ───────────────────────────┤
+//! end  ─► done: in force, or no longer, recorded with the end  ◄─────────────────────────────────┘
+//!      └► rolled back: as before, according to the record
 //! ```
 //!
-//! An idle MPS server that gpushd started does not count as a user of its GPU. The compute mode is restored when the
-//! daemon ends, before MIG mode is enabled: MIG mode allows only the default compute mode.
+//! An idle MPS server that gpushd started does not count as a use of its GPU. MIG mode allows only the default compute
+//! mode. So the compute mode is restored when the daemon exits, before MIG mode is enabled.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,18 +26,18 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{Entry, Mps, compute_mode, reconcile, view};
 use crate::lanes::Reserve;
 
-/// Added to the time that a daemon may take to end, or to answer.
+/// Added to the time limits for the stop and the start of a daemon.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Interval at which the directory of a daemon that has ended is checked for processes that it left.
+/// Interval of checks whether an exited daemon has left processes in its directory.
 const CHECK: Duration = Duration::from_millis(5);
 
-/// What an operation has done with daemons, until it ends.
+/// What an operation has done with daemons. The data is removed when it ends.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Moves {
-    /// Targets whose daemons stay stopped.
+    /// Targets whose daemons the operation keeps stopped.
     pub(super) aside: BTreeSet<String>,
-    /// Targets whose daemons start although they are not in force yet.
+    /// Targets whose daemons the operation starts although they are not in force yet.
     pub(super) coming: BTreeSet<String>,
 }
 
@@ -52,15 +52,15 @@ impl Mps {
         all
     }
 
-    /// Forgets what an operation has done with daemons: the records decide again.
+    /// Removes what an operation has done with daemons. From then on, the records decide again.
     pub(crate) fn let_go(&self, operation: &str) {
         if self.moves().remove(operation).is_some() {
             self.settle();
         }
     }
 
-    /// Returns the processes that hold GPUs for no user: gpushd's daemons and servers without clients, on targets
-    /// without leases.
+    /// Returns the pids of processes that do no work for a user: gpushd's daemons and servers without clients, on
+    /// targets without leases.
     pub(crate) fn idle(&self) -> BTreeSet<u32> {
         let entries = self.entries().clone();
         let idle = entries.iter().filter(|(uuid, entry)| users(self, uuid, entry).is_empty());
@@ -72,11 +72,11 @@ impl Mps {
     }
 }
 
-/// Returns why a target is in use, one sentence each; nothing when it is not.
+/// Returns why a target is in use, one sentence each; empty if it is not in use.
 fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
     let (seen, label) = (entry.daemon.seen(), view::label(entry, uuid));
     if !seen.clients_known {
-        return vec![format!("whether {label} has clients can't be told")];
+        return vec![format!("it is not known whether {label} has clients")];
     }
     let mut users: Vec<String> =
         mps.leases_on(uuid).iter().map(|lease| format!("{label} has {}", lease.describe())).collect();
@@ -91,8 +91,9 @@ fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
     users
 }
 
-/// Processes that hold GPUs for no user. The daemons of the GPUs in `asked` are polled now, since a plan must not refuse
-/// a client that has left; of other GPUs, one of which may hang, the last poll counts.
+/// Returns the pids of processes that do no work for a user, like [`Mps::idle`]. It first polls the daemons of the GPUs
+/// in `asked`, so that clients that have left do not block a plan. For other GPUs the last poll is used, because one of
+/// them may hang.
 pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
     let entries: Vec<Entry> = mps.entries().values().filter(|entry| asked.contains(&entry.gpu_uuid)).cloned().collect();
     let polls = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
@@ -113,13 +114,13 @@ pub(crate) fn taken_away(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     }
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let devices = instances.flat_map(|instance| &instance.compute).filter_map(|compute| compute.uuid.as_ref());
-    // While MIG is on, no lease has the GPU as a whole.
+    // While MIG is on, no lease holds the GPU as a whole.
     let is_whole = gpu.mig.as_ref().is_none_or(Mig::is_off);
     let targets = devices.chain(is_whole.then_some(&gpu.uuid));
     Reserve::Targets(targets.filter(|uuid| ends(gpu, plan, uuid)).cloned().collect())
 }
 
-/// Fills in which daemons each plan ends and starts. Refuses plans that would end a daemon in use.
+/// Adds to each plan the daemons that it stops and starts. Refuses plans that would stop a daemon in use.
 pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let entries = mps.entries().clone();
     for plan in plans.iter_mut() {
@@ -127,13 +128,12 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         let ended: BTreeMap<&String, &Entry> = entries
             .iter()
             .filter(|(uuid, entry)| {
-                // The record of a daemon that an administrator stopped must go too, with the compute mode that was
-                // changed for it.
+                // Includes a daemon that an administrator stopped: its record and its compute mode must be removed too.
                 let stands = stands(entry) || mps.is_in_force(uuid);
                 entry.gpu_uuid == gpu.uuid && stands && ends(gpu, plan, uuid)
             })
             .collect();
-        // A refusal that names the users replaces one that only names the server.
+        // An earlier refusal may name only the MPS server. The refusal below names the clients and leases.
         let held = matches!(plan.refusal, Some(Refusal::Held { .. } | Refusal::Blocked { .. }));
         if plan.error.is_some() && !held {
             continue;
@@ -151,8 +151,8 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             *plan = plan.without_steps().refused(
                 error
                     .hint(format!(
-                        "see them with `gpushctl mps show {name}`; wait for them with `--wait`, or revoke leases with \
-                         `gpushctl lease revoke LEASE --reason TEXT --end`"
+                        "see them with `gpushctl mps show {name}`; wait for them with `--wait`, or revoke leases \
+                        with `gpushctl lease revoke LEASE --reason TEXT --end` (administrator)"
                     ))
                     .retryable(),
             );
@@ -186,7 +186,7 @@ fn stands(entry: &Entry) -> bool {
 /// Returns whether a plan removes the target of a daemon.
 fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
     if plan.error.is_some() {
-        // The plan was refused, and does not list its steps any more.
+        // A refused plan no longer lists its steps, so assume that it removes the target.
         return true;
     }
     if uuid == gpu.uuid {
@@ -207,17 +207,17 @@ fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
 /// target in errors.
 ///
 /// # Errors
-/// When the daemon does not end, or has a lease or a client by now.
+/// If the daemon does not exit, or a lease or a client has appeared since the plan was made.
 pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, label: &str) -> Result<(), ApiError> {
-    // A daemon that ended after the plan was made needs nothing.
+    // A daemon that exited after the plan was made needs no step.
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
-    // From here on there are no new leases and no new clients.
+    // From now on, new leases and new clients are refused.
     let turn = entry.turn.lock().await;
     let shut = entry.daemon.have(Do::Shut).await;
     let used = users(mps, uuid, &entry);
     if !used.is_empty() {
         let _it_is = entry.daemon.have(Do::Open).await;
-        let mut error = ApiError::new(Code::Blocked, format!("{label} came into use")).retryable();
+        let mut error = ApiError::new(Code::Blocked, format!("{label} is in use now")).retryable();
         error.causes = used;
         return Err(error);
     }
@@ -232,7 +232,7 @@ pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, lab
     Ok(())
 }
 
-/// Waits until all processes of a daemon have ended.
+/// Waits until all processes of a daemon have exited.
 async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiError> {
     let place = Place::of(&mps.base, &entry.short);
     let mut seen = entry.daemon.follow();
@@ -242,7 +242,7 @@ async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiErr
             if stopped && !place.is_taken() {
                 return;
             }
-            // There is no event for the release of the last process's lock.
+            // No event reports that the last process has released its lock.
             tokio::time::sleep(CHECK).await;
         }
     };
@@ -251,36 +251,39 @@ async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiErr
     }
     let message = format!("the MPS daemon {} does not end", entry.short);
     Err(ApiError::new(Code::Unavailable, message)
-        .hint(format!("`gpushctl mps show {}` says how it is", view::name(entry))))
+        .hint(format!("see its state with `gpushctl mps show {}`", view::name(entry))))
 }
 
-/// Brings up the daemon of a full GPU, and waits until it serves.
+/// Starts the daemon of a whole GPU, and waits until it serves.
 ///
 /// # Errors
-/// When the daemon does not serve.
+/// If the daemon does not serve in time.
 pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
     mps.moves().entry(operation.to_owned()).or_default().coming.insert(uuid.to_owned());
-    // The last reading may be from before the operation's earlier steps.
+    // The last reading may be older than the earlier steps of the operation.
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
-        tracing::warn!(gpu = uuid, "it can't be read before its MPS daemon is started: {error}");
+        tracing::warn!(gpu = uuid, "cannot read it before its MPS daemon is started: {error}");
     }
     reconcile::reconcile_owned(mps, uuid).await;
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
     let label = mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| view::label(entry, uuid));
     if let Some(error) = compute_mode::gets_past(mps, uuid, &label) {
         compute_mode::not_come(mps, operation, uuid).await;
-        return Err(error.hint("mend that, then apply again; a rule with `compute_mode = \"keep\"` goes without"));
+        return Err(error.hint(
+            "remove the cause, then apply again; a rule with `compute_mode = \"keep\"` does not \
+            need it",
+        ));
     }
     let Some(entry) = mps.entries().get(uuid).cloned() else {
-        let mut error = ApiError::new(Code::Unsupported, "no MPS daemon can be there");
+        let mut error = ApiError::new(Code::Unsupported, "an MPS daemon cannot run there");
         error.causes = mps.findings();
-        return Err(error.hint("mend what is in the way, then apply again"));
+        return Err(error.hint("remove the cause, then apply again"));
     };
     let is_stopped = || mps.record(uuid).stopped.is_some();
     let mut follow = entry.daemon.follow();
     let decided = follow.wait_for(|seen| match seen.state {
         State::Ready { .. } | State::GivenUp => true,
-        // The first failure has no pause: the daemon is started again at once.
+        // After the first failure the daemon is restarted without a pause, so wait for that attempt.
         State::BackingOff { .. } => seen.failures != 1,
         State::Stopped => is_stopped(),
         State::Starting { .. }
@@ -294,24 +297,24 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     let seen = entry.daemon.seen();
     match seen.state {
         State::Ready { .. } => return Ok(()),
-        // An administrator stopped it, and must start it again.
+        // An administrator stopped the daemon. It stays stopped until an administrator starts it.
         State::Stopped if is_stopped() => return Ok(()),
         _ => {}
     }
     compute_mode::not_come(mps, operation, uuid).await;
     let label = view::label(&entry, uuid);
-    let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not come up"));
+    let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not start"));
     error.causes = seen.trouble;
     // A daemon that never ran has no logs.
     let logs = seen.logs.filter(|logs| logs.exists());
     Err(match logs {
-        Some(logs) => error.hint(format!("see what it said in {}", logs.display())),
-        None => error.hint("mend that, then apply again"),
+        Some(logs) => error.hint(format!("see its log in {}", logs.display())),
+        None => error.hint("remove the cause, then apply again"),
     })
 }
 
-/// Waits until the daemons of shared MIG devices serve. Returns a sentence on each that does not, but does not fail the
-/// operation.
+/// Waits until the daemons of shared MIG devices serve. Returns a sentence for each daemon that does not. That does not
+/// fail the operation.
 pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
     let shares = |plan: &&GpuPlan| plan.layout.iter().any(|entry| entry.to_ascii_lowercase().ends_with(":mps"));
     let on: BTreeSet<String> = plans.iter().filter(shares).map(|plan| plan.uuid.clone()).collect();
@@ -319,7 +322,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
         return Vec::new();
     }
     mps.moves().entry(operation.to_owned()).or_default().coming.extend(on.iter().cloned());
-    // The operation has the lanes of all of them.
+    // The operation has the lanes of all these GPUs.
     let reconciled = on.iter().map(|uuid| {
         let (mps, uuid) = (mps.clone(), uuid.clone());
         async move { reconcile::reconcile_owned(&mps, &uuid).await }
@@ -327,7 +330,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     reconciled.collect::<JoinSet<()>>().join_all().await;
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
-    // The operation has ended the daemon of the whole GPU: it does not come back.
+    // The operation keeps the daemon of the whole GPU stopped.
     let aside = mps.moving().aside;
     let awaited: Vec<(String, Entry)> =
         here.filter(|(uuid, _)| !aside.contains(uuid) && mps.record(uuid).stopped.is_none()).collect();
@@ -335,7 +338,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     let decided = awaited.iter().map(|(uuid, entry)| {
         let (mps, uuid, mut seen) = (mps.clone(), uuid.clone(), entry.daemon.follow());
         async move {
-            // A daemon that is stopped meanwhile is not awaited.
+            // Do not wait for a daemon that an administrator stops meanwhile.
             let is_decided = |seen: &Seen| !is_late(&seen.state) || mps.record(&uuid).stopped.is_some();
             let _gone = seen.wait_for(is_decided).await.is_err();
         }
@@ -344,22 +347,22 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     awaited.iter().filter(|(uuid, _)| mps.record(uuid).stopped.is_none()).filter_map(sentence_on).collect()
 }
 
-/// Returns whether a daemon is still on its way to serve.
+/// Returns whether a daemon is still starting or about to start.
 fn is_late(state: &State) -> bool {
     match state {
         State::Stopped | State::Starting { .. } | State::Found { .. } | State::Stopping { .. } => true,
-        // The state of the daemon reports these; the operation does not.
+        // The state of the daemon reports these conditions, so the operation does not wait for their end.
         State::Ready { .. } | State::Hung { .. } | State::Fault { .. } | State::Draining { .. } => false,
         State::BackingOff { .. } | State::GivenUp => false,
     }
 }
 
-/// Returns what an operation reports of a daemon that does not serve.
+/// Returns what an operation reports about a daemon that does not serve.
 fn sentence_on((uuid, entry): &(String, Entry)) -> Option<String> {
     let (seen, label) = (entry.daemon.seen(), view::label(entry, uuid));
     match seen.state {
         State::BackingOff { .. } | State::GivenUp => {
-            Some(format!("the MPS daemon of {label} does not come up: {}", seen.trouble.join(", ")))
+            Some(format!("the MPS daemon of {label} does not start: {}", seen.trouble.join(", ")))
         }
         state => is_late(&state).then(|| format!("the MPS daemon of {label} is not ready yet")),
     }

@@ -1,15 +1,15 @@
-//! Reconciling daemons with their desired state: one task per GPU, under the lane of the GPU.
+//! Reconciles daemons with their desired state, in one task per GPU and under the lane of the GPU.
 //!
 //! ```text
 //! a daemon was found, or its target is desired ──► an entry, with a supervisor task
 //!    desired ───────────────────────────────────► Want(policy): started, or set
-//!    not desired, or stopped on request ────────► Want(nothing): drained, ended
-//!    its GPU cannot be seen ────────────────────► left alone: what runs there may be in use
-//! ended, and not desired ───────────────────────► no entry, no directory
+//!    not desired, or stopped on request ────────► Want(nothing): drained, stopped
+//!    its GPU cannot be read ────────────────────► unchanged: it may be in use
+//! stopped, and not desired ─────────────────────► no entry, no directory
 //! ```
 //!
-//! An operation has the lane of its GPU and reconciles it itself, with [`reconcile_owned`]. A GPU whose reading hangs
-//! delays only its own task.
+//! An operation has the lanes of its GPUs and reconciles them itself, with [`reconcile_owned`]. A GPU whose reading
+//! hangs delays only its own task.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,10 +37,10 @@ use crate::{
     state::{GpuSnapshot, HostState},
 };
 
-/// Interval of reconciliation without a reported change.
+/// Interval of reconciliation if no change is reported.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Keeps the daemons until the agent stops. The daemons outlive it.
+/// Reconciles the daemons until gpushd stops. The daemons keep running.
 pub(crate) async fn run(mps: Mps) {
     let mut snapshots = mps.handles.state.watch();
     let mut reconcilers = JoinSet::new();
@@ -63,7 +63,7 @@ pub(crate) async fn run(mps: Mps) {
     reconcilers.join_all().await;
 }
 
-/// Reconciles a GPU at once, whenever it or the config has changed, and when it is woken, until the agent stops.
+/// Reconciles a GPU at once, after each change of the GPU or the config, and when woken, until gpushd stops.
 async fn keep(mps: Mps, gpu_uuid: String) {
     let mut snapshots = mps.handles.state.watch();
     let mut wakeups = mps.wakes.follow(&gpu_uuid);
@@ -87,7 +87,7 @@ async fn keep(mps: Mps, gpu_uuid: String) {
     }
 }
 
-/// Whether a GPU, or the config, differs between two snapshots.
+/// Returns whether a GPU or the config differs between two snapshots.
 fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
     let differs = match (before.gpu(gpu_uuid), now.gpu(gpu_uuid)) {
         (Some(before), Some(now)) => before.differs_from(now),
@@ -97,8 +97,8 @@ fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
     differs || !Arc::ptr_eq(&before.config, &now.config)
 }
 
-/// Reconciles the daemons of a GPU with their desired state, unless an operation changes the GPU, which does so itself.
-/// Returns whether an operation has the GPU.
+/// Reconciles the daemons of a GPU with their desired state. If an operation has the lane of the GPU, that operation
+/// does it instead, and this function returns true.
 pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     if !concerns(mps, gpu_uuid) {
         return false;
@@ -108,7 +108,8 @@ pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     false
 }
 
-/// Whether a GPU has a daemon, or its rule or override wants one: a GPU without MPS costs no driver call.
+/// Returns whether a GPU has a daemon, or its rule or override requests one. For other GPUs, reconciliation causes no
+/// driver call.
 fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     if mps.entries().values().any(|entry| entry.gpu_uuid == gpu_uuid) {
         return true;
@@ -118,7 +119,7 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     let wish = desired::wish(&host.config, gpu.rule, &gpu.gpu);
     let is_wanted = match wish.mode {
         Mode::Mps => true,
-        // If the override's layout cannot be parsed, what it wants is not known.
+        // If the layout of the override cannot be parsed, it is not known whether it requests a daemon.
         Mode::Mig => wish.layout.map_or(gpu.gpu.overridden.is_some(), |layout| layout.shared().is_some()),
         Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
     };
@@ -128,18 +129,18 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     is_wanted
 }
 
-/// Reconciles the daemons of a GPU whose lane the caller has.
+/// Reconciles the daemons of a GPU. The caller has the lane of the GPU.
 pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let Ok(observed) = mps.handles.readings.gpu(gpu_uuid).await else { return };
     if observed.host.gpu(gpu_uuid).is_some_and(GpuSnapshot::is_unread) {
-        // Daemons were adopted before, and keep their settings. The first reading wakes this reconciler.
+        // Daemons are already adopted, and keep their settings. The first reading wakes this reconciler again.
         return;
     }
     let config = Arc::clone(&observed.host.config);
     let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
     let moving = mps.moving();
     let mut seen = at.map(|at| observed.at(at, Viewer::Log));
-    // The operation that changes the GPU starts its daemon now, as its last step.
+    // The GPU is changing because an operation starts its daemon now, as the last step.
     if let Some(gpu) = &mut seen
         && gpu.state == GpuState::Changing
         && moving.coming.contains(gpu_uuid)
@@ -154,7 +155,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| may_come(mps, &moving, target)) {
         enter(mps, target);
-        // Overriding settings last until the rule changes.
+        // Settings that override the rule end when the rule changes.
         records::unset(mps, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
@@ -165,15 +166,15 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let entries = mps.entries().clone();
     let mut reconciled = JoinSet::new();
     for (uuid, entry) in entries.into_iter().filter(|(_, entry)| entry.gpu_uuid == gpu_uuid) {
-        // A daemon whose operation was rolled back is not desired.
+        // If an operation was rolled back, the daemon that it started is not desired.
         let target = targets.get(&uuid).filter(|target| may_come(mps, &moving, target));
         let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
-        // A daemon that an operation started is ended by an operation. The daemon of a MIG device stays while
-        // its GPU waits for a new layout.
+        // Only an operation stops a daemon that an operation started. The daemon of a MIG device stays while its GPU
+        // differs from its layout.
         let stands = mps.is_in_force(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
             || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
-        // A reload lets leases finish.
+        // After a reload, leases may finish first.
         if target.is_none() && !aside && (unseen || stands || mps.is_leased(&uuid)) {
             continue;
         }
@@ -184,7 +185,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     reconciled.join_all().await;
 }
 
-/// Asks the control daemon whether it can serve several users, unless it was asked before.
+/// Determines whether the control program can serve several users, unless that is known.
 async fn ask_for_many(mps: &Mps, config: &Config) {
     let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
     let _asking = mps.asking_many.lock().await;
@@ -193,16 +194,15 @@ async fn ask_for_many(mps: &Mps, config: &Config) {
     *mps.many() = Some(asked);
 }
 
-/// Reconciles one daemon, and its compute mode before and after.
+/// Reconciles one daemon, and the compute mode of its GPU before and after.
 async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
-        // Before the daemon starts, so that no program gets on the GPU past it.
+        // Before the daemon starts, so that no program can bypass it.
         compute_mode::take(mps, target, wanted.policy.compute_mode).await;
     }
-    // Under the lock: stopping, putting aside and grants use it too. So this does not start a daemon that was stopped
-    // meanwhile.
+    // Stops, operations and grants use this lock too. So a daemon that was stopped meanwhile is not started here.
     let turn = entry.turn.lock().await;
     let aside = mps.moving().aside.contains(uuid);
     let stopped = mps.record(uuid).stopped;
@@ -210,7 +210,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
     if let Err(error) = entry.daemon.have(Do::Want(want)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
-    // The deadline of a drain survives a restart of gpushd.
+    // Sets the recorded deadline of a drain again after a restart of gpushd.
     if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)
         && is_drained_for_ever(&entry.daemon.seen())
     {
@@ -228,13 +228,13 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
     }
     let place = Place::of(&mps.base, &entry.short);
     if place.is_taken() {
-        // Its processes are ending, or serve clients.
+        // Its processes are exiting, or still serve clients.
         if entry.daemon.seen().since > Timestamp::now() - SignedDuration::from_secs(5) {
             mps.settle_soon(&entry.gpu_uuid);
         }
         return;
     }
-    // The daemon is gone, and its purpose too.
+    // The daemon has exited and is no longer desired.
     compute_mode::put_back(mps, uuid).await;
     place.remove();
     mps.entries().remove(uuid);

@@ -1,6 +1,8 @@
-//! Records of targets besides their shares: whether the daemon of a full GPU is in force, who stopped a daemon, and
-//! which settings override a rule. A record is visible here only once it is durable. The result of an operation is
-//! recorded in the transaction that ends it.
+//! Records of targets: whether the daemon of a whole GPU is in force, who stopped a daemon, and which settings override
+//! a rule.
+//!
+//! A change is visible in memory only after its commit. The effect of an operation is recorded in the transaction that
+//! ends the operation.
 
 use gpush_api::{Gpu, GpuPlan, Mode, MpsComputeMode};
 use gpush_core::{desired, sharing};
@@ -15,16 +17,16 @@ impl Mps {
         record.unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() })
     }
 
-    /// Returns whether a daemon of a full GPU is in force: an operation started it on this boot.
+    /// Returns whether a daemon of a whole GPU is in force, which means that an operation started it on this boot.
     pub(crate) fn is_in_force(&self, uuid: &str) -> bool {
         self.records().get(uuid).is_some_and(|record| record.in_force.is_some())
     }
 }
 
-/// Changes the record of a target, and records what belongs to the change. Concurrent changes are kept.
+/// Changes the record of a target, together with the writes of `also`. Concurrent changes are kept.
 ///
 /// # Errors
-/// When it cannot be written; then the record is unchanged.
+/// If the commit fails. Then the record is unchanged.
 pub(super) async fn change(
     mps: &Mps,
     uuid: &str,
@@ -47,11 +49,11 @@ fn take_in(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
     let record = change(known);
     let in_force = record.in_force.is_some();
     records.insert(uuid.to_owned(), record);
-    // Under the lock: changes of one target reach the state in their order.
+    // Updated under the lock, so that changes of a target reach the state in order.
     mps.handles.state.share(uuid, in_force);
 }
 
-/// Forgets settings that override a rule which has changed since.
+/// Removes settings that override a rule if that rule has changed since.
 pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
     let now = target.policy.settings.clone();
     if mps.record(&target.uuid).set.is_none_or(|set| set.rule == now) {
@@ -59,41 +61,49 @@ pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
     }
     let forget = move |record: MpsTarget| MpsTarget { set: record.set.filter(|set| set.rule == now), ..record };
     match change(mps, &target.uuid, forget, |_| Ok(())).await {
-        Ok(()) => tracing::info!("{} has another rule: what was set above the old one is void", target.label()),
-        Err(error) => tracing::error!("{}: what was set above its rule before stands: {error}", target.label()),
+        Ok(()) => tracing::info!(
+            "{} has another rule: the settings of `mps set` are \
+            discarded",
+            target.label()
+        ),
+        Err(error) => tracing::error!(
+            "{}: cannot discard the settings of `mps set`: \
+            {error}",
+            target.label()
+        ),
     }
 }
 
-/// Forgets that a GPU was shared: no rule wants it any more, and its daemon has ended.
+/// Removes the record of a target that no rule requests any more and whose daemon has exited.
 pub(super) async fn forget(mps: &Mps, uuid: &str) {
     let known = mps.record(uuid);
     if known == ended(known.clone()) {
         return;
     }
     if let Err(error) = change(mps, uuid, ended, |_| Ok(())).await {
-        tracing::error!(gpu = uuid, "that it is not shared any more can't be recorded: {error}");
+        tracing::error!(gpu = uuid, "cannot record that it is no longer shared: {error}");
     }
 }
 
-/// The record after a daemon was removed.
+/// Returns the record after the daemon was removed.
 fn ended(record: MpsTarget) -> MpsTarget {
     MpsTarget { in_force: None, stopped: None, set: None, ..record }
 }
 
-/// The record after an operation has started a daemon. The store adds the boot.
+/// Returns the record after an operation has started the daemon. The store adds the boot id.
 fn came(record: MpsTarget) -> MpsTarget {
     MpsTarget { in_force: Some(String::new()), ..record }
 }
 
-/// Computes the next record.
+/// A function that computes the next record.
 type Becomes = fn(MpsTarget) -> MpsTarget;
 
-/// The changes that an operation makes to the daemons of full GPUs, by UUID.
+/// The changes that an operation makes to the records of whole GPUs, by UUID.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Lasting(Vec<(String, Becomes)>);
 
 impl Lasting {
-    /// Returns the changes of an operation with these plans, once it is done.
+    /// Returns the changes that an operation with these plans makes if it succeeds.
     pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
         let made = |plan: &GpuPlan| -> Option<Becomes> {
             if plan.starts_mps() {
@@ -105,8 +115,8 @@ impl Lasting {
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
 
-    /// Returns the records of daemons that run where a rule wants them, without a record: the database was lost, and
-    /// these GPUs are accepted as they are.
+    /// Returns records for running daemons that a rule requests but that have no record. This is for GPUs that are
+    /// accepted as they are after the database was lost.
     pub(crate) fn of_what_stands(mps: &Mps, gpus: &[Gpu]) -> Self {
         let entries = mps.entries();
         let stands = |gpu: &&Gpu| {
@@ -115,15 +125,15 @@ impl Lasting {
         Self(gpus.iter().filter(stands).map(|gpu| (gpu.uuid.clone(), came as Becomes)).collect())
     }
 
-    /// Records the changes, in the transaction that ends the operation.
+    /// Writes the changes in the transaction that ends the operation.
     ///
     /// # Errors
-    /// When they cannot be written.
+    /// If the write fails.
     pub(crate) fn record(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         self.0.iter().try_for_each(|(uuid, change)| tx.change_mps_target(uuid, change))
     }
 
-    /// Returns the UUIDs of those of these GPUs whose rules want EXCLUSIVE_PROCESS for their daemons.
+    /// Returns the UUIDs of these GPUs whose rules request EXCLUSIVE_PROCESS.
     pub(crate) fn exclusive(&self, mps: &Mps, gpus: &[Gpu]) -> Vec<String> {
         let config = mps.handles.state.config();
         let is_exclusive = |position: usize| {
@@ -137,7 +147,7 @@ impl Lasting {
         those.filter(|uuid| wanted.contains(&uuid.as_str())).cloned().collect()
     }
 
-    /// Adopts the changes after they were recorded.
+    /// Applies the changes in memory.
     pub(crate) fn take_in(&self, mps: &Mps) {
         self.0.iter().for_each(|(uuid, change)| take_in(mps, uuid, change));
     }

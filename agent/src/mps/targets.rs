@@ -1,4 +1,4 @@
-//! Determines which daemons there should be: from the config, the layouts of the GPUs, and the daemons that were found.
+//! Determines the desired daemons from the config, the layouts of the GPUs, and the daemons that exist.
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,12 +15,12 @@ use gpush_mps::daemon::{
 use super::{Entry, Mps, clients, many, moves::Moves, view};
 use crate::{caller::Viewer, eligibility};
 
-/// Adopts the daemons that a previous gpushd left running. Runs before any request is served: a request would not find
-/// a daemon that is not known yet.
+/// Adopts the daemons that a previous gpushd left running. Must run before any request is served, because requests find
+/// only adopted daemons.
 pub(crate) fn find(mps: &Mps) {
     let mut known = BTreeSet::new();
     sweep_removed(&mps.base);
-    // One whose GPU is not known is found with its target.
+    // If the GPU of a daemon is not known, the daemon is adopted later together with its target.
     let placed = Place::all(&mps.base).into_iter().filter(|(_, spec)| !spec.gpu_uuid.is_empty());
     for (place, spec) in placed {
         known.insert(spec.target.clone());
@@ -44,7 +44,7 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
         let mut reasons = view::reasons(seen, &name);
         reasons.extend(seen.news.clone());
         match seen.state {
-            // It serves, but not as it should. The log has no other line on the reason.
+            // The daemon runs, but not as it should. No other log line gives the reason.
             State::Hung { .. } | State::Fault { .. } => {
                 tracing::warn!(mps = target, "the MPS daemon is {}: {}", state.name(), reasons.join("; "));
             }
@@ -66,33 +66,30 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
             state,
             reasons,
         })));
-        // A daemon that started after its operation gave up has no compute mode yet.
+        // A daemon that started after its operation gave up may still need the compute mode.
         if matches!(seen.state, State::Stopped | State::Ready { .. }) {
             shared.wakes.wake(&woken);
         }
     };
     let witness = clients::witness(mps, gpu_uuid, uuid);
     let (shared, of) = (mps.clone(), uuid.to_owned());
-    let on_record: OnRecord = Arc::new(move || match shared.record(&of).stopped {
-        Some(_) => BTreeSet::new(),
-        None => shared.admitted(&of),
-    });
+    let on_record: OnRecord = Arc::new(move || shared.admitted(&of));
     let shared = mps.clone();
     let hands_off = Arc::new(move || {
         let entered = shared.handles.state.maintenance().is_some();
-        entered.then(|| "the host is in maintenance: no MPS daemon is started before that is over".to_owned())
+        entered.then(|| "the host is in maintenance: MPS daemons start after it".to_owned())
     });
     let sources = Sources { driver_clients: witness, recorded_users: on_record, start_blocked: hands_off };
     Daemon::of(short, uuid, place, mps.hands.clone(), sources, changed)
 }
 
-/// Returns whether a target gets a daemon. A MIG device gets it by its layout, a full GPU by an operation.
+/// Returns whether a target gets a daemon: a MIG device because of its layout, a whole GPU because of an operation.
 pub(super) fn may_come(mps: &Mps, moving: &Moves, target: &Target) -> bool {
     !target.full_gpu || mps.is_in_force(&target.uuid) || moving.coming.contains(&target.uuid)
 }
 
-/// Returns whether the reading of a GPU can show that nothing on it is to be shared any more. A GPU that is not listed
-/// may come back with everything on it.
+/// Returns whether the reading of a GPU is good enough to remove daemons. An unlisted GPU may return with everything on
+/// it.
 pub(super) fn can_be_judged(gpu: Option<&Gpu>) -> bool {
     gpu.is_some_and(|gpu| match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
@@ -100,7 +97,7 @@ pub(super) fn can_be_judged(gpu: Option<&Gpu>) -> bool {
     })
 }
 
-/// The desired targets according to the last readings, for callers that only read.
+/// The desired targets according to the last readings, for callers that change nothing.
 #[derive(Debug)]
 pub(super) struct Outlook {
     pub(super) gpus: Vec<Gpu>,
@@ -115,15 +112,15 @@ impl Outlook {
         Self { gpus, decided }
     }
 
-    /// Returns whether a target has no entry yet that will get one without an operation: gpushd has read its GPU, and
-    /// not come to start its daemon.
+    /// Returns whether reconciliation is about to add a target: its GPU was read, but it has no entry yet and needs no
+    /// operation.
     pub(super) fn has_pending(&self, mps: &Mps) -> bool {
         let known: BTreeSet<String> = mps.entries().keys().cloned().collect();
         let comes = |target: &Target| !target.full_gpu || mps.is_in_force(&target.uuid);
         self.decided.targets.iter().any(|target| !known.contains(&target.uuid) && comes(target))
     }
 
-    /// Returns why a target with a daemon is to be removed. Its leases and clients may finish.
+    /// Returns why a target is about to be removed. Its leases and clients may finish first.
     pub(super) fn ends(&self, uuid: &str, entry: &Entry) -> Option<String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;
         let is_wanted = self.decided.targets.iter().any(|target| target.uuid == uuid);
@@ -135,7 +132,7 @@ impl Outlook {
         Some(match (told.is_empty(), uuid == gpu.uuid) {
             (false, _) => told.join(", "),
             (true, true) => format!("the config wants GPU {} in mode {}", gpu.index, gpu.mode.name()),
-            (true, false) => "its GPU's layout does not share it any more".to_owned(),
+            (true, false) => "the layout of its GPU no longer shares it".to_owned(),
         })
     }
 }
@@ -156,7 +153,7 @@ pub(super) fn enter(mps: &Mps, target: &Target) {
     entries.insert(target.uuid.clone(), entry);
 }
 
-/// Returns how a target is to be shared: by its rule, and by the settings that override it.
+/// Returns the effective policy of a target: its rule, with the settings that override it.
 pub(super) fn policy(mps: &Mps, target: &Target) -> MpsPolicy {
     let set = mps.record(&target.uuid).set.filter(|set| set.rule == target.policy.settings);
     let settings = set.map_or_else(|| target.policy.settings.clone(), |set| set.settings);

@@ -1,4 +1,4 @@
-//! Daemons as the API shows them, and the search for the daemon that a request names.
+//! Daemons as the API shows them, and the lookup of the daemon that a request names.
 
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
@@ -21,22 +21,22 @@ use crate::{
     state::redact,
 };
 
-/// Longest age of what is shown of daemons.
+/// Maximum age of the data shown about a daemon.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// The hint for a GPU that is too old for MPS.
 pub(super) const OTHER_MODE: &str = "give its rule another mode, such as \"exclusive\" or \"timeslice\"";
 
-/// Names the lease in a client's environment.
+/// Environment variable in which a client names its lease.
 pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
 
-/// Returns the state of a daemon.
+/// Returns the state of a daemon for the API.
 pub(super) fn state(seen: &Seen) -> MpsState {
     match &seen.state {
-        // The daemon has ended before its clients, which may finish.
+        // The daemon has exited before its clients, which may finish.
         State::Stopped if seen.behind => MpsState::Draining,
         State::Stopped => MpsState::Stopped,
-        // A daemon that was found is asked at once.
+        // A daemon that was found is polled at once.
         State::Starting { .. } | State::Found { .. } => MpsState::Starting,
         State::Ready { .. } => MpsState::Ready,
         State::Hung { .. } => MpsState::Hung,
@@ -48,7 +48,7 @@ pub(super) fn state(seen: &Seen) -> MpsState {
     }
 }
 
-/// Returns whether clients are admitted.
+/// Returns whether new clients are admitted.
 pub(super) fn admits(seen: &Seen) -> bool {
     seen.wanted && matches!(seen.state, State::Ready { .. })
 }
@@ -60,14 +60,16 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     let clients = if inside == 1 { "its client".to_owned() } else { format!("its {inside} clients") };
     match &seen.state {
         State::Hung { .. } if !seen.clients_known => reasons.push(format!(
-            "whether it has clients can't be told, so it is left alone: `gpushctl mps restart {short} --force` ends them"
+            "gpushd does not restart it, because its clients are not known: `gpushctl mps restart {short} --force` \
+            (administrator) ends them"
         )),
         State::Hung { .. } if inside > 0 => {
-            reasons.push(format!("it is left alone for the sake of {clients}"));
+            reasons.push(format!("gpushd does not restart it, because of {clients}"));
         }
-        State::BackingOff { .. } if seen.failures == 0 => reasons.push("it is tried again by itself".to_owned()),
+        State::BackingOff { .. } if seen.failures == 0 => reasons.push("gpushd tries again".to_owned()),
         State::GivenUp => reasons.push(format!(
-            "it failed {} times and is not started again by itself: `gpushctl mps start {short}`, when the cause is mended",
+            "it failed {} times, and gpushd does not start it again: remove the cause, then `gpushctl mps start \
+            {short}` (administrator)",
             seen.failures
         )),
         State::Draining { .. } => reasons.push(finishing(&clients, inside, seen)),
@@ -84,16 +86,33 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     reasons
 }
 
-/// Returns that clients may finish, and until when.
+/// Returns a sentence about the deadline of clients that may finish.
 fn finishing(clients: &str, inside: usize, seen: &Seen) -> String {
+    if seen.serves_leases {
+        return for_leases(inside, seen);
+    }
     let end = if inside == 1 { "is then ended" } else { "are then ended" };
     match seen.until {
         Some(until) => {
             let until = until.round(Unit::Second).unwrap_or(until);
-            format!("{clients} may finish until {until}, and {end}; nobody is let in")
+            format!("no new client is admitted; {clients} may run until {until}, and {end}")
         }
-        None => format!("{clients} may finish, and nobody is let in"),
+        None => format!("no new client is admitted; {clients} may finish"),
     }
+}
+
+/// Returns that a daemon stays until the leases on its target have ended.
+fn for_leases(inside: usize, seen: &Seen) -> String {
+    let clients = match inside {
+        0 => String::new(),
+        1 => " and its client".to_owned(),
+        more => format!(" and its {more} clients"),
+    };
+    let end = match seen.until {
+        Some(until) => format!(", at the latest at {}", until.round(Unit::Second).unwrap_or(until)),
+        None => String::new(),
+    };
+    format!("it ends after the leases on its target{clients}{end}; it grants no new lease")
 }
 
 /// A target in messages.
@@ -101,7 +120,7 @@ pub(super) fn label(entry: &Entry, uuid: &str) -> String {
     entry.target.as_ref().map_or_else(|| uuid.to_owned(), Target::label)
 }
 
-/// Returns what users type for a target.
+/// Returns the name of a target for commands.
 pub(super) fn name(entry: &Entry) -> String {
     match &entry.target {
         Some(Target { gpu, device: None, .. }) => gpu.to_string(),
@@ -110,30 +129,30 @@ pub(super) fn name(entry: &Entry) -> String {
     }
 }
 
-/// Refuses a request to a target that is about to be removed.
+/// Returns the error for a request to a target that is about to be removed.
 pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
-    let error = ApiError::new(Code::Conflict, format!("{label} is not to be shared through MPS any more")).cause(why);
+    let error = ApiError::new(Code::Conflict, format!("the config no longer shares {label} through MPS")).cause(why);
     match entry.target.as_ref().map(|target| target.gpu) {
-        Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows what the config wants of its GPU")),
+        Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows the layout that the config wants")),
         None => error.hint("`gpushctl config show` has the rules"),
     }
 }
 
-/// Returns why admission is closed.
+/// Returns the error that explains why no lease is granted.
 pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) -> ApiError {
     let state = match state(seen) {
-        MpsState::Fault => "met a fault".to_owned(),
+        MpsState::Fault => "has failed".to_owned(),
         other => format!("is {}", other.name().replace('_', " ")),
     };
     let mut error = ApiError::new(Code::Conflict, format!("{label} grants no leases: its MPS daemon {state}"));
     let short = name(entry);
     error.causes = reasons(seen, &short);
     match seen.state {
-        // Found by a gpushd that has just started.
-        State::Ready { .. } => error.hint("gpushd is about to go on with it: ask again").retryable(),
-        State::Stopped if !is_stopped => error.hint("it is about to be started: ask again").retryable(),
+        // A new gpushd has found the daemon but not reconciled it yet.
+        State::Ready { .. } => error.hint("gpushd is about to adopt it: try again").retryable(),
+        State::Stopped if !is_stopped => error.hint("it is about to be started: try again").retryable(),
         State::Stopped | State::GivenUp => {
-            error.hint(format!("an administrator starts it: `gpushctl mps start {short}`"))
+            error.hint(format!("start it with `gpushctl mps start {short}` (administrator)"))
         }
         State::Starting { .. }
         | State::Found { .. }
@@ -141,18 +160,18 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) 
         | State::Fault { .. }
         | State::BackingOff { .. }
         | State::Draining { .. }
-        | State::Stopping { .. } => error.hint(format!("`gpushctl mps show {short}` says how it is")).retryable(),
+        | State::Stopping { .. } => error.hint(format!("see its state with `gpushctl mps show {short}`")).retryable(),
     }
 }
 
-/// Daemons that should serve and do not, each with a hint. A daemon that an administrator stopped, that starts for the
-/// first time, or that drains is healthy.
+/// Returns an error for each daemon that should serve but does not. A daemon that an administrator stopped, that is
+/// starting, or that drains counts as healthy.
 pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let entries = mps.entries().clone();
     let ill = entries.iter().filter_map(|(uuid, entry)| {
         let seen = entry.daemon.seen();
         let ill = match seen.state {
-            // A daemon without a failure backs off while processes of the previous daemon run.
+            // A daemon without failures is in this state while processes of the previous daemon still run.
             State::Hung { .. } | State::Fault { .. } | State::GivenUp | State::BackingOff { .. } => true,
             State::Stopped
             | State::Starting { .. }
@@ -166,7 +185,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let open = entries.iter().filter_map(|(uuid, entry)| {
         compute_mode::gets_past(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
-    // No restart of gpushd helps here: the config must change.
+    // gpushd cannot solve this: the config must change.
     let too_old = Outlook::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
     let too_old = too_old.filter_map(|gpu| {
         let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
@@ -175,10 +194,10 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     ill.chain(open).chain(too_old).collect()
 }
 
-/// All daemons, by GPU and device.
+/// Returns all daemons, by GPU and device.
 ///
 /// # Errors
-/// When there are no daemons and the GPUs are not known: an empty list would look complete.
+/// If there are no daemons and the GPUs are not known. An empty list would look complete.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
     let entries = mps.entries().clone();
     if entries.is_empty() {
@@ -203,14 +222,13 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
     (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid))
 }
 
-/// Returns the daemon that a text names, polled now.
+/// Polls the daemon that a text names, and returns it.
 ///
 /// # Errors
-/// When it names no daemon, or several.
+/// If the text matches no daemon, or several.
 pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(mps, text)?;
-    // A caller who asks for one daemon gets its current state. A daemon answers one connection at a time, so only
-    // administrators cause a poll each time.
+    // A daemon accepts one connection at a time, so only administrators cause a poll for every request.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
     Ok(shown(mps, caller, &Outlook::of(mps, caller.viewer), (&uuid, &entry), seen).await)
 }
@@ -218,7 +236,7 @@ pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDae
 /// Returns the last lines of the logs of the daemon that a text names.
 ///
 /// # Errors
-/// When it names no daemon.
+/// If the text matches no daemon.
 pub(crate) async fn logs_of(mps: &Mps, text: &str, lines: usize, all: bool) -> Result<MpsLogs, ApiError> {
     let (_, entry) = find(mps, text)?;
     match entry.daemon.seen().logs {
@@ -230,7 +248,7 @@ pub(crate) async fn logs_of(mps: &Mps, text: &str, lines: usize, all: bool) -> R
 /// Finds the target that a text names.
 ///
 /// # Errors
-/// When it names no target, or several.
+/// If the text matches no target, or several.
 pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
     let entries = mps.entries().clone();
     let outlook = Outlook::of(mps, Viewer::Agent);
@@ -240,9 +258,12 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
         error.causes.extend(mps.findings());
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
         let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
-        error.causes.extend(
-            due.map(|gpu| format!("GPU {0} is to be shared, and is not yet: `gpushctl apply {0}` does it", gpu.index)),
-        );
+        error.causes.extend(due.map(|gpu| {
+            format!(
+                "GPU {0} is not shared yet, but its rule says so: `gpushctl apply {0}` (administrator) shares it",
+                gpu.index
+            )
+        }));
         match error.code {
             Code::NotFound => missing::explain(mps, &outlook, text, error),
             _ => error,
@@ -253,10 +274,10 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
     Ok((uuid, entry))
 }
 
-/// Returns a daemon without its users.
+/// Returns a daemon without clients, leases and users.
 fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
     let seen = entry.daemon.seen();
-    // A target that no rule wants any more is found in the GPUs' current layouts.
+    // If no rule requires the target any more, look for it in the current layouts of the GPUs.
     let place = match &entry.target {
         Some(target) => Some((target.gpu, target.device.clone())),
         None => sharing::place(&outlook.gpus, uuid),
@@ -321,12 +342,13 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
     daemon.ends = outlook.ends(uuid, entry);
     match (&daemon.ends, gpu) {
         (Some(why), Some(gpu)) => findings.push(match gpu.mode {
-            // gpushd does nothing to a GPU that no rule claims, so no request is needed.
+            // gpushd stops the daemon itself when no rule claims the GPU, so no request is needed.
             Mode::Unmanaged => {
                 format!("no lease is granted: {why}; running leases may finish, then the daemon ends")
             }
             Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => format!(
-                "no lease is granted: {why}; running leases may finish, then `gpushctl apply {}` ends the daemon",
+                "no lease is granted: {why}; running leases may finish, then `gpushctl apply {}` (administrator) \
+                ends the daemon",
                 gpu.index
             ),
         }),
@@ -343,7 +365,7 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
     }
     let tenths: u32 = held.iter().map(|lease| leases::tenths_on(lease, uuid)).sum();
     let leases: Vec<_> = held.iter().map(|lease| lease.shown(caller.viewer)).collect();
-    // Every user may see this, as in the leases: a user who waits for the daemon needs to know who uses it.
+    // Shown to every user, as in the list of leases: a user who waits for the daemon must see who uses it.
     let taken = !leases.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
     let uid = seen.user.filter(|_| taken);
     let user = match uid {
@@ -352,7 +374,7 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
     };
     let rule = mps.record(uuid).set.map(|set| set.rule);
     if let Some(target) = &entry.target {
-        // A stopped daemon did not get the desired settings, so they are filled in here.
+        // A stopped daemon has not received the desired settings, so the report does not have them.
         daemon.wanted = targets::policy(mps, target);
     }
     let granted_percent = tenths.div_ceil(10);

@@ -1,4 +1,4 @@
-//! Waking the reconcilers of GPUs.
+//! Wakes the reconcilers of GPUs.
 
 use std::{
     collections::BTreeMap,
@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::watch;
 
-/// One channel per GPU, by UUID. A wakeup that comes while a reconciler works is kept until it has finished.
+/// One channel per GPU, by UUID. A wakeup during a reconciliation causes another one afterwards.
 #[derive(Debug, Default)]
 pub(super) struct Wakes(Mutex<BTreeMap<String, watch::Sender<u64>>>);
 
@@ -16,7 +16,7 @@ impl Wakes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows the wakeups of a GPU.
+    /// Subscribes to the wakeups of a GPU.
     pub(super) fn follow(&self, gpu: &str) -> watch::Receiver<u64> {
         self.all().entry(gpu.to_owned()).or_default().subscribe()
     }

@@ -1,15 +1,15 @@
-//! The record of an operation's end, and the ends that could not be recorded at once.
+//! The record of an operation's end, and ends that could not be recorded at once.
 //!
 //! ```text
-//! operation ends ─► record ─┬─ recorded ─► its effects are shown, the journal answers for it
-//!                           └─ refused ──► unrecorded ─┬─ recorded later, by itself
-//!                                                      ├─ recorded before the next operation begins
-//!                                                      └─ gpushd ends: the next one recovers the operation
+//! operation ends ─► record ─┬─ recorded ─► its effects are applied, later requests are served from the journal
+//!                           └─ failed ──► unrecorded ─┬─ recorded by a later attempt
+//!                                                     ├─ recorded before the next operation begins
+//!                                                     └─ gpushd exits: the next one recovers the operation
 //! ```
 //!
-//! An end is one transaction with everything that it changes: overrides, conditions, MPS targets, the audit trail. The
-//! same transaction is tried until it succeeds, so a late end changes the same as one in time. Ends are recorded in
-//! their order, and before any later operation begins, so a late end never replaces what a later operation changed.
+//! An end and all its changes are one transaction: overrides, conditions, MPS targets, the audit trail. gpushd repeats
+//! the same transaction until it succeeds, so a late end changes the same data. Ends are recorded in their order, and
+//! before any later operation begins. So a late end never overwrites what a later operation changed.
 
 use std::{
     fmt,
@@ -25,16 +25,16 @@ use tokio::sync::Mutex;
 use super::Operations;
 use crate::state::{Effect, Settled};
 
-/// Pause between two attempts to record an end: the first, and the longest.
+/// First and longest pause between two attempts to record an end.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// What is recorded together with an end. It may be called more than once, but takes effect once.
+/// Writes further changes in the transaction of an end. It may be called more than once, but takes effect once.
 pub(crate) type Also = Box<dyn FnMut(&mut Tx<'_>) -> Result<EndEffects, StoreError> + Send>;
 
-/// Shows what was recorded together with an end.
+/// Applies what was recorded together with an end.
 pub(crate) type Then = Box<dyn FnOnce(&EndEffects) + Send + Sync>;
 
-/// What was recorded together with an end.
+/// Changes that were recorded together with an end.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EndEffects {
     /// Changes of overrides.
@@ -43,7 +43,7 @@ pub(crate) struct EndEffects {
     pub(crate) leases: Settled,
 }
 
-/// The ends that could not be recorded so far, oldest first.
+/// Ends that are not recorded yet, oldest first.
 pub(super) type Unrecorded = Mutex<Vec<Ending>>;
 
 /// The end of an operation.
@@ -62,7 +62,7 @@ impl fmt::Debug for Ending {
 }
 
 impl Operations {
-    /// Records an end. Returns what was recorded with it, and the revision of the record.
+    /// Records an end. Returns the changes that were recorded with it, and the revision of the record.
     pub(super) async fn record_end(&self, ending: &Ending) -> Result<(EndEffects, u64), StoreError> {
         let (id, state, error, also) = (ending.id, ending.state, ending.error.clone(), ending.also.clone());
         let watch = self.live().get(&id).map(|live| live.watch.clone());
@@ -70,19 +70,19 @@ impl Operations {
             let effects = also.lock().unwrap_or_else(PoisonError::into_inner)(tx)?;
             match tx.end(id, state, error.clone()) {
                 Ok(_) => {}
-                // The caller who cancelled it before it began has recorded that.
+                // A caller cancelled the operation before it began, and that record contains the end.
                 Err(StoreError::Transition { from: OperationState::RolledBack, .. })
                     if state == OperationState::RolledBack => {}
                 Err(error) => return Err(error),
             }
-            // Two more than the last one: a cancellation may be recorded and not published yet.
+            // Two more than the last published revision, because a recorded cancellation may not be published yet.
             let published = watch.as_ref().map_or(0, |watch| watch.borrow().revision);
             Ok((effects, tx.raise_revision(id, published + 2)?.revision))
         });
         written.await
     }
 
-    /// Keeps an end that could not be recorded, and records it as soon as that is possible.
+    /// Stores an end that could not be recorded, and repeats the attempt until it succeeds.
     pub(super) async fn record_later(&self, ending: Ending) {
         self.0.unrecorded.lock().await.push(ending);
         let operations = self.clone();
@@ -99,10 +99,10 @@ impl Operations {
         });
     }
 
-    /// Records the ends that could not be recorded so far, in their order.
+    /// Records the pending ends, in their order.
     ///
     /// # Errors
-    /// When one of them still cannot be recorded.
+    /// If one of them still cannot be recorded.
     pub(super) async fn record_ends(&self) -> Result<(), StoreError> {
         let mut unrecorded = self.0.unrecorded.lock().await;
         while let Some(ending) = unrecorded.first() {
@@ -110,13 +110,13 @@ impl Operations {
                 Ok((effects, _)) => {
                     let ending = unrecorded.remove(0);
                     (ending.then)(&effects);
-                    tracing::info!(op = %ending.id, "its end is recorded now");
+                    tracing::info!(operation = %ending.id, "its end is recorded now");
                     self.forget(ending.id);
                 }
                 Err(error) if may_succeed_later(&error) => return Err(error),
                 Err(error) => {
-                    // It must not keep later operations from beginning. The next gpushd recovers this one.
-                    tracing::error!(op = %ending.id, "its end cannot be recorded: {error}");
+                    // It must not block later operations. The next gpushd recovers this operation.
+                    tracing::error!(operation = %ending.id, "its end cannot be recorded: {error}");
                     unrecorded.remove(0);
                 }
             }
@@ -125,7 +125,7 @@ impl Operations {
     }
 }
 
-/// Whether another attempt to record the same end may succeed, or no other record can be written either.
+/// Returns whether a later attempt to record the same end may succeed. Also true for errors that affect every write.
 fn may_succeed_later(error: &StoreError) -> bool {
     match error {
         StoreError::Full { .. }
@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    /// Writes one audit record unless the disk is full.
+    /// Returns a function that writes one audit record unless the disk is full.
     fn also(is_full: &Arc<AtomicBool>) -> Also {
         let is_full = is_full.clone();
         Box::new(move |tx| {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requested_operation_marks_its_gpus_and_an_operation_at_start_does_not() {
+    async fn only_requested_operations_mark_their_gpus() {
         let scene = Scene::new();
         let claim = |gpu: u32| scene.operations.0.lanes.claim(&[(gpu, format!("GPU-{gpu}"))]).unwrap();
         let at_start = New { kind: START.to_owned(), ..new(0) };
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn end_on_a_full_disk_is_recorded_later_with_all_that_it_changes() {
+    async fn end_on_a_full_disk_is_recorded_later() {
         let scene = Scene::new();
         let ongoing = scene.begin(0).await.unwrap();
         let id = ongoing.id();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn end_that_was_not_recorded_is_recorded_before_the_next_operation() {
+    async fn missed_end_is_recorded_before_the_next_operation() {
         let scene = Scene::new();
         let ongoing = scene.begin(0).await.unwrap();
         let is_full = Arc::new(AtomicBool::new(true));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn end_that_can_never_be_recorded_does_not_block_later_operations() {
+    async fn end_that_the_store_refuses_does_not_block_later_operations() {
         let scene = Scene::new();
         let refused = || StoreError::Refused(Box::new(ApiError::new(Code::Internal, "damaged")));
         let ongoing = scene.begin(0).await.unwrap();

@@ -1,15 +1,15 @@
-//! Operations: those that run, those that ended, and the clients that wait for them.
+//! Operations: those that run, those that have ended, and the clients that wait for them.
 //!
-//! The states are those of [`gpush_api::operation`]. Unfinished operations are in memory, each with its
-//! watchers. The journal has all operations, and answers for those that ended. Recovery in `apply` takes over
-//! those of a gpushd that died.
+//! [`gpush_api::operation`] defines the states. Memory holds the unfinished operations, each with its watchers. The
+//! journal holds all operations, and serves requests about those that have ended. Recovery in `apply` takes over the
+//! unfinished operations of a previous gpushd.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `ending` | the record of an end, and ends that could not be recorded at once |
 //! | `naming` | GPUs in the error of an operation |
 //! | `ongoing` | one unfinished operation, for the task that executes it |
-//! | `wire` | a record of the journal as the API shows it |
+//! | `wire` | a record of the journal in the form of the API |
 
 mod ending;
 mod naming;
@@ -36,10 +36,10 @@ pub(crate) use self::{ending::EndEffects, naming::once as named_once, ongoing::O
 use crate::{
     idempotency::Key,
     lanes::{Claim, Lanes},
-    state::{Events, words},
+    state::{Events, Holder, words},
 };
 
-/// Kind of the operations that apply layouts at boot.
+/// Kind of the operations that apply layouts when gpushd starts.
 pub(crate) const START: &str = "mig.start";
 
 /// All operations. A handle, cheap to clone.
@@ -51,10 +51,10 @@ struct Inner {
     store: Store,
     events: Events,
     lanes: Lanes,
-    /// Operations that have not ended, and those whose end could not be recorded.
+    /// Operations that have not ended, and operations whose end is not recorded yet.
     live: Mutex<BTreeMap<OperationId, Live>>,
     unrecorded: ending::Unrecorded,
-    /// GPUs, by UUID, on which callers began operations since this gpushd started.
+    /// UUIDs of the GPUs on which a requested operation has begun since this gpushd started.
     requested: Mutex<BTreeSet<String>>,
 }
 
@@ -63,16 +63,16 @@ struct Live {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
     cancelled_by: Arc<OnceLock<Actor>>,
-    /// Begun by a previous gpushd.
+    /// Whether a previous gpushd began or queued it.
     taken_over: bool,
 }
 
-/// Further changes in the transaction of a new operation. It may be called more than once.
+/// Writes further changes in the transaction of a new operation. It may be called more than once.
 pub(crate) type Also = Box<dyn FnMut(&mut Tx<'_>, &OperationRecord) -> Result<(), StoreError> + Send>;
 
 /// A new operation.
 pub(crate) struct New {
-    /// Its kind: `mig.apply`.
+    /// Kind, such as `mig.apply`.
     pub(crate) kind: String,
     /// The caller.
     pub(crate) by: Actor,
@@ -80,12 +80,12 @@ pub(crate) struct New {
     pub(crate) reason: Option<String>,
     /// The previous state and the plan.
     pub(crate) intent: Intent,
-    /// Further changes in its transaction.
+    /// Further changes in the same transaction.
     pub(crate) also: Also,
 }
 
 impl Operations {
-    /// Creates the operations of this store, none of them running yet.
+    /// Creates the operations of this store. None is running yet.
     pub(crate) fn new(store: Store, events: Events, lanes: Lanes) -> Self {
         let unrecorded = ending::Unrecorded::default();
         Self(Arc::new(Inner { store, events, lanes, live: Mutex::default(), unrecorded, requested: Mutex::default() }))
@@ -99,11 +99,11 @@ impl Operations {
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins no more operations, because of `why`. Queued ones stay queued.
+    /// Refuses to begin operations from now on, with the error `why`. Queued ones stay queued.
     ///
     /// # Errors
     /// If a GPU is being changed: the GPU and the operation.
-    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
         self.0.lanes.close(why)
     }
 
@@ -112,7 +112,7 @@ impl Operations {
         self.0.lanes.open();
     }
 
-    /// Returns why no operations begin.
+    /// Returns why operations cannot begin.
     pub(crate) fn closed(&self) -> Option<ApiError> {
         self.0.lanes.closed()
     }
@@ -120,7 +120,7 @@ impl Operations {
     /// Refuses a GPU that an operation is changing.
     ///
     /// # Errors
-    /// Names the operation.
+    /// If an operation is changing the GPU, with its id.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
         self.0.lanes.at_rest(index, uuid)
     }
@@ -135,7 +135,7 @@ impl Operations {
         })
     }
 
-    /// Returns the number of operations that have begun and not ended.
+    /// Returns the number of operations that are running or being rolled back.
     pub(crate) fn unfinished(&self) -> usize {
         let goes_on = |live: &&Live| match live.watch.borrow().state {
             OperationState::Running | OperationState::Cancelling => true,
@@ -149,27 +149,29 @@ impl Operations {
         self.live().values().filter(goes_on).count()
     }
 
-    /// Refuses changes while gpushd is about to stop.
+    /// Refuses changes while gpushd is stopping.
     ///
     /// # Errors
-    /// [`Code::Unavailable`] in that case.
+    /// [`Code::Unavailable`] while gpushd is stopping.
     pub(crate) fn not_stopping(&self, stopping: &CancellationToken) -> Result<(), ApiError> {
         if !stopping.is_cancelled() {
             return Ok(());
         }
         let still = self.unfinished();
-        let mut error =
-            ApiError::new(Code::Unavailable, format!("{STOPPING}: it begins nothing, and changes nothing else"));
+        let mut error = ApiError::new(Code::Unavailable, format!("{STOPPING} and accepts no changes"));
         if still > 0 {
-            error = error.cause(format!("it finishes {still} operations first: `gpushctl operation list`"));
+            error = error.cause(format!(
+                "it first finishes {still} operations, which `gpushctl operation list` \
+                shows"
+            ));
         }
-        Err(error.hint("ask again when it has started: `systemctl status gpushd`").retryable())
+        Err(error.hint("try again when it has started: `systemctl status gpushd`").retryable())
     }
 
-    /// Records an operation as begun. The first driver call may follow once this returns.
+    /// Records an operation as begun. After this returns, the first driver call may follow.
     ///
     /// # Errors
-    /// If it cannot be recorded; then there is no operation.
+    /// If it cannot be recorded. Then the operation does not exist.
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
@@ -180,7 +182,7 @@ impl Operations {
         Ok(ongoing)
     }
 
-    /// Remembers the GPUs of an operation that has begun, unless it applies layouts at boot.
+    /// Stores the GPUs of an operation that has begun, unless gpushd began it at start.
     fn note_begun(&self, operation: &Operation) {
         if operation.kind != START {
             let gpus = operation.plans.iter().map(|plan| plan.uuid.clone());
@@ -188,8 +190,8 @@ impl Operations {
         }
     }
 
-    /// Returns whether an operation other than one for layouts at boot has begun on a GPU since gpushd started.
-    /// GPUs that are only reset together with others do not count.
+    /// Returns whether a requested operation has begun on a GPU since gpushd started. GPUs that are only reset together
+    /// with others do not count.
     pub(crate) fn began_on(&self, uuid: &str) -> bool {
         self.0.requested.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
@@ -197,7 +199,7 @@ impl Operations {
     /// Records an operation as queued.
     ///
     /// # Errors
-    /// If it cannot be recorded; then there is no operation.
+    /// If it cannot be recorded. Then the operation does not exist.
     pub(crate) async fn enqueue(&self, new: New) -> Result<Arc<Ongoing>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
@@ -209,7 +211,7 @@ impl Operations {
         new: New,
         insert: fn(&mut Tx<'_>, NewOperation) -> Result<OperationRecord, StoreError>,
     ) -> Result<(OperationRecord, Intent), ApiError> {
-        // Changes of earlier operations must precede its own.
+        // The changes of earlier operations must be recorded before this one.
         self.record_ends().await?;
         let New { kind, by, reason, intent, mut also } = new;
         let progress = intent.gpus.iter().map(|gpu| wire::not_begun(&gpu.plan)).collect();
@@ -222,12 +224,12 @@ impl Operations {
         Ok((written.await?, intent))
     }
 
-    /// Takes over an operation that a previous agent left, without claiming its GPUs.
+    /// Takes over an operation that a previous gpushd left unfinished, without claiming its GPUs.
     pub(crate) fn take_over(&self, left: &UnfinishedOperation) -> Arc<Ongoing> {
         self.admit((left.record.clone(), left.intent.clone()), None, true)
     }
 
-    /// Returns whether an operation that was taken over still has the GPU.
+    /// Returns whether an operation that was taken over is still changing the GPU.
     pub(crate) fn is_being_recovered(&self, uuid: &str) -> bool {
         let concerns = |live: &&Live| {
             let operation = live.watch.borrow();
@@ -277,10 +279,10 @@ impl Operations {
         Ok(records.into_iter().map(newest).collect())
     }
 
-    /// Returns the present state of an operation.
+    /// Returns the current state of an operation.
     ///
     /// # Errors
-    /// If there is no such operation, or the journal cannot be read.
+    /// If the operation does not exist, or the journal cannot be read.
     pub(crate) async fn get(&self, id: &str) -> Result<Operation, ApiError> {
         let number = wire::id(id);
         if let Some(live) = number.and_then(|number| self.live().get(&number).cloned()) {
@@ -295,13 +297,13 @@ impl Operations {
         match read.await? {
             (Some(operation), _) => Ok(operation),
             (None, last) if number.0 > 0 && number <= last => {
-                Err(unknown(id).cause("of those that ended long ago no record is kept"))
+                Err(unknown(id).cause("gpushd keeps no record of operations that ended long ago"))
             }
             (None, _) => Err(unknown(id)),
         }
     }
 
-    /// Returns an operation once its revision differs from `after`, or its state after `wait`.
+    /// Waits until the revision of an operation differs from `after`, at most for `wait`, and returns the operation.
     ///
     /// # Errors
     /// As [`Operations::get`].
@@ -314,17 +316,17 @@ impl Operations {
         Ok(watch.borrow().clone())
     }
 
-    /// Records a cancellation, together with the answer under its key. The operation then ends by itself.
+    /// Records a cancellation together with the response for the idempotency key. The operation's task then ends it.
     ///
     /// # Errors
-    /// If there is no such operation, it has ended, or the cancellation cannot be recorded.
+    /// If the operation does not exist or has ended, or the cancellation cannot be recorded.
     pub(crate) async fn cancel(&self, id: &str, by: Actor, key: Option<Key>) -> Result<Operation, ApiError> {
         let live = wire::id(id).and_then(|number| self.live().get(&number).cloned().map(|live| (number, live)));
         let Some((number, live)) = live.filter(|(_, live)| !live.watch.borrow().state.is_final()) else {
             let ended = self.get(id).await?;
             let message = format!("operation {id} has ended already: it is {}", ended.state);
             return Err(ApiError::new(Code::Conflict, message)
-                .hint(format!("see what became of it with `gpushctl operation show {id}`")));
+                .hint(format!("see its result with `gpushctl operation show {id}`")));
         };
         let audit = NewAudit {
             by: Some(by.clone()),
@@ -341,18 +343,18 @@ impl Operations {
             gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
         let author = by.clone();
-        // Recorded before the answer: a next agent will also roll it back.
+        // Recorded before the response, so that the next gpushd also rolls the operation back.
         let recorded = self.store().write_ending(move |tx| {
             if let Some(key) = &key {
                 key.keep(tx, number)?;
             }
             tx.audit(audit.clone())?;
-            // This records its end only if it has not begun.
+            // This records the end only if the operation has not begun.
             tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing was changed"))
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));
-        // The first canceller counts; a second one finds it cancelled.
+        // Only the first canceller is stored.
         let _ = live.cancelled_by.set(by);
         live.watch.send_if_modified(|operation| {
             let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
@@ -367,7 +369,7 @@ impl Operations {
         Ok(live.watch.borrow().clone())
     }
 
-    /// Ends an operation whose task has failed; its GPUs are already free.
+    /// Ends an operation whose task has panicked. Its GPUs are already released.
     pub(crate) async fn abandon(&self, id: OperationId, error: ApiError) {
         let Some(live) = self.live().get(&id).cloned() else { return };
         let recorded = self.end(id, OperationState::Failed, Some(error.clone())).await;
@@ -393,17 +395,17 @@ impl Operations {
         written.await
     }
 
-    /// From now on the journal answers for it.
+    /// Removes an operation from memory. From then on, requests are served from the journal.
     fn forget(&self, id: OperationId) {
         self.live().remove(&id);
     }
 }
 
-/// Returns the GPUs that plans must claim, as an error names them.
+/// Returns the GPUs that plans must claim, as (index, UUID).
 pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> Vec<(u32, String)> {
     let own = plans.clone().into_iter().map(|plan| (plan.gpu, plan.uuid.clone()));
     let mut gpus: Vec<(u32, String)> = own.collect();
-    // GPUs that are reset together with one are claimed too.
+    // GPUs that are reset together with them are claimed too.
     for plan in plans {
         for peer in plan.reset().into_iter().flat_map(|reset| &reset.together) {
             if gpus.iter().all(|(_, known)| *known != peer.uuid) {

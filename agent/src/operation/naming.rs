@@ -1,18 +1,18 @@
 //! Names of GPUs in an operation's error: the first mention has index and UUID, later ones only the index.
 //!
-//! The sentences come from several layers, each of which names the GPU in full. Together they would repeat the
-//! same 36 characters. Commands keep the UUID.
+//! The sentences come from several layers, and each layer writes the full name. Without this module, the error would
+//! repeat the same 36 characters. Commands in the error keep the UUID.
 
 use gpush_api::{ApiError, GpuPlan};
 
-/// A GPU, and whether it was already named in full.
+/// A GPU, and whether a sentence has already named it in full.
 struct Name {
     index: u32,
     uuid: String,
     told: bool,
 }
 
-/// Returns the error with each GPU of `plans` named in full once.
+/// Returns the error with each GPU of `plans` named in full only once.
 pub(crate) fn once(mut error: ApiError, plans: &[GpuPlan]) -> ApiError {
     let name = |plan: &GpuPlan| Name { index: plan.gpu, uuid: plan.uuid.clone(), told: plan.uuid.is_empty() };
     let mut names: Vec<Name> = plans.iter().map(name).filter(|name| !name.told).collect();
@@ -36,17 +36,17 @@ fn of_sentence(sentence: &mut String, names: &mut [Name]) {
     }
 }
 
-/// Returns a sentence that names a GPU, in full at the first mention.
+/// Returns the sentence with the GPU named in full only at the first mention.
 fn named(sentence: &str, name: &mut Name) -> String {
     let Name { index, uuid, told } = name;
     let (index, full) = (format!("GPU {index}"), format!("GPU {index} ({uuid})"));
-    // A driver's message begins with the GPU, which the previous sentence has named.
+    // A driver's message starts with the UUID of a GPU. It is redundant if an earlier sentence has named the GPU.
     let sentence = match sentence.strip_prefix(&format!("{uuid}: ")) {
         Some(rest) if *told => rest,
         Some(_) | None => sentence,
     };
     let mut out = String::new();
-    // Every other part is between backquotes.
+    // Every second part is between backquotes, so it is a command.
     for (at, part) in sentence.split('`').enumerate() {
         if at > 0 {
             out.push('`');

@@ -1,8 +1,8 @@
 //! One unfinished operation, for the task that executes it.
 //!
-//! Whatever recovery needs is in the journal before it happens: the intent before the first driver call, the
-//! rollback before its first step, the end before it is published. Progress is for people and is written
-//! without waiting.
+//! The journal has everything that recovery needs before it happens: the intent before the first driver call, the
+//! rollback before its first step, the end before it is published. Progress is only informative, and is written without
+//! waiting.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -18,17 +18,17 @@ use super::{
 };
 use crate::lanes::Claim;
 
-/// Content of an operation's event.
+/// A request to publish an event.
 #[derive(Debug, Default)]
-struct Told {
-    /// The new note.
+struct EventNote {
+    /// The new note, if there is one.
     note: Option<String>,
 }
 
 /// Maximum number of notes.
 const MOST_NOTES: usize = 16;
 
-/// An unfinished operation. Its GPUs are free once it is dropped.
+/// An unfinished operation. Dropping it releases its GPUs.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
     pub(super) id: OperationId,
@@ -36,23 +36,23 @@ pub(crate) struct Ongoing {
     pub(super) watch: watch::Sender<Operation>,
     /// Cancelled when a caller cancels the operation.
     pub(super) cancelled: CancellationToken,
-    /// The canceller, set before `cancelled`.
+    /// The user who cancelled it; set before `cancelled`.
     pub(super) cancelled_by: Arc<OnceLock<Actor>>,
     pub(super) claim: Mutex<Option<Claim>>,
 }
 
 impl Ongoing {
-    /// Returns its present state.
+    /// Returns the current state.
     pub(crate) fn snapshot(&self) -> Operation {
         self.watch.borrow().clone()
     }
 
-    /// Returns its id, `op-<number>`.
+    /// Returns the id, `op-<number>`.
     pub(crate) fn id(&self) -> String {
         self.id.to_string()
     }
 
-    /// Returns its number in the journal.
+    /// Returns the number in the journal.
     pub(crate) fn number(&self) -> OperationId {
         self.id
     }
@@ -62,31 +62,30 @@ impl Ongoing {
         &self.cancelled
     }
 
-    /// Returns the error of its cancellation, with the canceller if this agent knows it.
+    /// Returns the error of a cancellation. It names the user who cancelled, if this gpushd knows the user.
     pub(crate) fn why_cancelled(&self) -> ApiError {
         super::cancelled(self.id, self.cancelled_by.get())
     }
 
-    /// Changes it and notifies its watchers, in the order of the changes. If `change` returns content, an event
-    /// with it is published.
-    fn update(&self, change: impl FnOnce(&mut Operation) -> Option<Told>) {
+    /// Changes the operation and notifies its watchers, in order. If `change` returns `Some`, an event is published.
+    fn update(&self, change: impl FnOnce(&mut Operation) -> Option<EventNote>) {
         self.watch.send_modify(|operation| {
             let told = change(operation);
             operation.revision += 1;
-            if let Some(Told { note }) = told {
+            if let Some(EventNote { note }) = told {
                 self.operations.0.events.publish(wire::event(operation, note));
             }
         });
     }
 
-    /// Changes the progress of one GPU by its position in the plans.
+    /// Changes the progress of the GPU at this position in the plans.
     pub(crate) fn progress(&self, position: usize, change: impl FnOnce(&mut StepState)) {
         let mut lasting = None;
         self.update(|operation| {
             let progress = operation.progress.get_mut(position)?;
             let before = progress.clone();
             change(progress);
-            // A completed step is reported together with the next one, which begins at once.
+            // A completed step is reported together with the next step, which begins at once.
             let plan = operation.plans.get(position).map(std::slice::from_ref).unwrap_or_default();
             let told = |error| wire::bounded(naming::once(error, plan), wire::FEW_CAUSES);
             progress.error = progress.error.take().map(told);
@@ -97,12 +96,12 @@ impl Ongoing {
             {
                 lasting = Some(operation.progress.clone());
             }
-            (begins || turns).then(Told::default)
+            (begins || turns).then(EventNote::default)
         });
         if let Some(mut progress) = lasting {
             progress.iter_mut().for_each(|gpu| gpu.doing = None);
             let id = self.id;
-            // For people only: nothing waits for this record, and its loss does no harm.
+            // Nothing waits for this record, and its loss does no harm: progress is only informative.
             drop(self.operations.store().write(move |tx| tx.progress(id, progress.clone()).map(|_| ())));
         }
     }
@@ -113,17 +112,17 @@ impl Ongoing {
         self.change_notes(&note.clone(), |notes| notes.push(note));
     }
 
-    /// Replaces the list of what it waits for, one sentence each.
+    /// Replaces the reasons for waiting, one sentence each.
     pub(crate) fn waits(&self, reasons: &[String]) {
         let reasons: Vec<String> = reasons.iter().map(|reason| wire::cut(reason)).collect();
         self.update(|operation| {
             let note = format!("waits: {}", reasons.join("; "));
             operation.waits_for = reasons;
-            Some(Told { note: Some(wire::cut(&note)) })
+            Some(EventNote { note: Some(wire::cut(&note)) })
         });
     }
 
-    /// The record must stay small, or its end could not be recorded.
+    /// Changes the notes within their limits. A record that is too large would make it impossible to record the end.
     fn change_notes(&self, news: &str, change: impl FnOnce(&mut Vec<String>)) {
         let mut kept = Vec::new();
         self.update(|operation| {
@@ -136,13 +135,13 @@ impl Ongoing {
                 operation.notes.remove(MOST_NOTES / 4);
             }
             kept.clone_from(&operation.notes);
-            Some(Told { note: Some(wire::cut(news)) })
+            Some(EventNote { note: Some(wire::cut(news)) })
         });
         let id = self.id;
         drop(self.operations.store().write(move |tx| tx.notes(id, kept.clone()).map(|_| ())));
     }
 
-    /// Claims its GPUs again, if a previous agent began it.
+    /// Claims the GPUs of an operation that a previous gpushd began.
     ///
     /// # Errors
     /// If another operation has claimed one of them.
@@ -153,11 +152,11 @@ impl Ongoing {
         Ok(())
     }
 
-    /// Starts a queued or waiting operation: its GPUs are `claim`, and its plan is the present one. The first
-    /// driver call may follow once this returns.
+    /// Starts a queued or waiting operation on the GPUs of `claim` with the current plans. After this returns, the
+    /// first driver call may follow.
     ///
     /// # Errors
-    /// If it cannot be recorded; then it has not started.
+    /// If the start cannot be recorded. Then the operation has not started.
     pub(crate) async fn start(&self, claim: Claim, intent: Intent, plans: Vec<GpuPlan>) -> Result<(), ApiError> {
         claim.begin(&self.id.to_string());
         self.operations.record_ends().await?;
@@ -173,7 +172,7 @@ impl Ongoing {
             operation.plans = plans;
             operation.progress = progress;
             reasons = std::mem::take(&mut operation.waits_for);
-            Some(Told::default())
+            Some(EventNote::default())
         });
         self.operations.note_begun(&self.snapshot());
         if !reasons.is_empty() {
@@ -182,24 +181,24 @@ impl Ongoing {
         Ok(())
     }
 
-    /// Moves it to a state that is not final, durably.
+    /// Records a new state that is not final, and applies it.
     ///
     /// # Errors
-    /// If it cannot change to that state, or it cannot be recorded.
+    /// If the state machine does not permit the change, or it cannot be recorded.
     pub(crate) async fn advance(&self, to: OperationState) -> Result<(), ApiError> {
         let id = self.id;
         self.operations.store().write_ending(move |tx| tx.advance(id, to).map(|_| ())).await?;
         self.update(|operation| {
-            // The record has changed meanwhile, and memory with it.
+            // A cancellation may have changed the record and the state in memory since.
             if may_become(operation.state, to) {
                 operation.state = to;
             }
-            Some(Told::default())
+            Some(EventNote::default())
         });
         Ok(())
     }
 
-    /// Records durably that it is rolled back from now on, with the reason.
+    /// Records that the operation is rolled back from now on, with the reason.
     ///
     /// # Errors
     /// If it cannot be recorded.
@@ -210,22 +209,22 @@ impl Ongoing {
         self.update(|operation| {
             operation.state = OperationState::Cancelling;
             operation.error = Some(why.clone());
-            Some(Told::default())
+            Some(EventNote::default())
         });
         Ok(())
     }
 
-    /// Ends it, together with the changes of `also`; `then` receives what was recorded. Its GPUs are free
-    /// before the end is published, so that a caller who waited for the end can use them.
+    /// Ends the operation. `also` writes further changes in the same transaction; `then` receives what was recorded.
+    /// The GPUs are released before the end is published, so a caller that waited for the end can use them.
     ///
-    /// An end that cannot be recorded is published nevertheless, with that as a cause, and recorded as soon as
+    /// If the end cannot be recorded, it is published anyway, with that as a cause or a note. It is recorded as soon as
     /// possible.
     pub(crate) async fn end(self: Arc<Self>, state: OperationState, error: Option<ApiError>, also: Also, then: Then) {
         let plans = self.snapshot().plans;
         let mut error = error.map(|error| wire::bounded(naming::once(error, &plans), wire::MOST_CAUSES));
         let also = Arc::new(Mutex::new(also));
         let ending = Ending { id: self.id, state, error: error.clone(), also, then };
-        // Earlier ends that could not be recorded come first.
+        // Earlier ends that are still pending come first.
         let recorded = match self.operations.record_ends().await {
             Ok(()) => self.operations.record_end(&ending).await,
             Err(error) => Err(error),
@@ -236,7 +235,7 @@ impl Ongoing {
                 (Some(revision), None)
             }
             Err(cause) => {
-                tracing::error!(op = %self.id, "its end cannot be recorded: {cause}");
+                tracing::error!(operation = %self.id, "its end cannot be recorded: {cause}");
                 self.operations.record_later(ending).await;
                 (None, Some(format!("its end could not be recorded: {cause}")))
             }
@@ -256,9 +255,9 @@ impl Ongoing {
             for progress in &mut operation.progress {
                 progress.doing = None;
             }
-            // Equal to the recorded revision after this change: the journal is about to answer for it.
+            // After `update` this equals the recorded revision, so the journal continues from the same number.
             operation.revision = operation.revision.max(revision.map_or(0, |revision| revision - 1));
-            Some(Told::default())
+            Some(EventNote::default())
         });
         if revision.is_some() {
             self.operations.forget(self.id);

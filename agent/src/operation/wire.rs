@@ -1,9 +1,9 @@
-//! A recorded operation in the API's form.
+//! A recorded operation in the form of the API.
 
 use gpush_api::{ApiError, GpuPlan, Happening, Operation, OperationChange, OperationSummary, StepState};
 use gpush_store::{Intent, OperationId, OperationRecord};
 
-/// Converts a record with its intent.
+/// Converts a record and its intent.
 pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
     Operation {
         begun: intent.begun.is_some(),
@@ -17,14 +17,14 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
         reason: record.reason,
         plans: intent.gpus.into_iter().map(|gpu| gpu.plan).collect(),
         progress: record.progress,
-        // Known in memory only: the next attempt to begin determines it again.
+        // Only in memory. After a restart, the next attempt to begin determines it again.
         waits_for: Vec::new(),
         notes: record.notes,
         error: record.error,
     }
 }
 
-/// Returns the event of an operation's present state, with the new note.
+/// Returns the event for an operation's current state, with the new note.
 pub(super) fn event(operation: &Operation, note: Option<String>) -> Happening {
     Happening::Operation(Box::new(OperationChange {
         operation: OperationSummary::from(operation),
@@ -34,15 +34,15 @@ pub(super) fn event(operation: &Operation, note: Option<String>) -> Happening {
     }))
 }
 
-/// Maximum causes of an error for a whole operation, and for one GPU in it. With 64 GPUs, a record stays well
-/// below the store's limit.
+/// Maximum number of causes in the error of a whole operation. For each GPU in it, [`FEW_CAUSES`] is the maximum. With
+/// 64 GPUs, a record then stays well below the store's limit.
 pub(super) const MOST_CAUSES: usize = 64;
 pub(super) const FEW_CAUSES: usize = 12;
 
-/// Maximum characters of a sentence.
+/// Maximum length of a sentence, in characters.
 const LONGEST: usize = 500;
 
-/// Cuts a sentence to the maximum length.
+/// Shortens a sentence to the maximum length.
 pub(super) fn cut(text: &str) -> String {
     match text.char_indices().nth(LONGEST) {
         None => text.to_owned(),
@@ -50,7 +50,7 @@ pub(super) fn cut(text: &str) -> String {
     }
 }
 
-/// Cuts an error to a size that can be recorded.
+/// Shortens an error to a size that can be recorded.
 pub(super) fn bounded(mut error: ApiError, causes: usize) -> ApiError {
     error.errors = error.errors.into_iter().map(|one| bounded(one, FEW_CAUSES)).collect();
     let more = error.causes.len().saturating_sub(causes);
@@ -69,7 +69,7 @@ pub(crate) fn id(text: &str) -> Option<OperationId> {
     (id.to_string() == text).then_some(id)
 }
 
-/// Returns the progress of a plan without completed steps.
+/// Returns the progress of a plan before its first step.
 pub(super) fn not_begun(plan: &GpuPlan) -> StepState {
     StepState { gpu: plan.gpu, done: 0, total: plan.total(), doing: None, rolling_back: false, error: None }
 }

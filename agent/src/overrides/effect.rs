@@ -1,4 +1,4 @@
-//! Changes of overrides by a transaction: set, replaced or ended, with the audit trail.
+//! Changes of overrides in a transaction: set, replaced or ended, with the audit record.
 
 use gpush_api::{Actor, ApiError, Code, Operation};
 use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
@@ -6,10 +6,10 @@ use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
 use super::Lasting;
 use crate::state::Effect;
 
-/// Records what a successful operation does to overrides, given by UUID.
+/// Records the effects of a successful operation on overrides. `lasting` has them by UUID of the GPU.
 ///
 /// # Errors
-/// When it can't be written.
+/// If the write fails.
 pub(crate) fn settle(
     tx: &mut Tx<'_>,
     operation: &Operation,
@@ -18,7 +18,7 @@ pub(crate) fn settle(
     let mut effects = Vec::new();
     for (uuid, one) in lasting {
         match one {
-            // The operation waited longer than the override was to last.
+            // The override has expired while the operation waited.
             Lasting::Make { expires_at: Some(at), .. } if *at <= tx.now() => {}
             Lasting::Make { rule, layout, expires_at } => {
                 let reason = operation.reason.clone().unwrap_or_default();
@@ -46,10 +46,10 @@ pub(crate) fn settle(
     Ok(effects)
 }
 
-/// Ends the override of a GPU and records that; returns `None` if there was none.
+/// Ends the override of a GPU. Returns `None` if there was none.
 ///
 /// # Errors
-/// When it can't be written.
+/// If the write fails.
 pub(crate) fn end(
     tx: &mut Tx<'_>,
     uuid: &str,
@@ -80,8 +80,13 @@ pub(crate) fn expect(tx: &Tx<'_>, expected: Option<u64>) -> Result<(), StoreErro
         None => Ok(()),
         Some(expected) => {
             let message = format!("the desired state has changed: its generation is {generation}, not {expected}");
-            let error = ApiError::new(Code::Conflict, message).cause("nothing was done");
-            Err(error.hint("look again (`gpushctl config overrides`), then ask with the new generation").into())
+            let error = ApiError::new(Code::Conflict, message).cause("nothing was changed");
+            Err(error
+                .hint(
+                    "check the overrides (`gpushctl config overrides`), then repeat the request with the new \
+                generation",
+                )
+                .into())
         }
     }
 }

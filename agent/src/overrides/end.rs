@@ -1,4 +1,4 @@
-//! How overrides end: they expire, or an administrator clears one.
+//! The ends of overrides: they expire, or an administrator clears one.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(crate) async fn expire(state: State, store: Store, stopping: CancellationTok
                 }
                 Err(error) => {
                     if !known {
-                        tracing::error!("that an override has expired can't be recorded: {error}");
+                        tracing::error!("cannot record that an override has expired: {error}");
                     }
                     pause = Some(LOOK);
                 }
@@ -42,7 +42,7 @@ pub(crate) async fn expire(state: State, store: Store, stopping: CancellationTok
         }
         tokio::select! {
             () = stopping.cancelled() => return,
-            // Another override, or one fewer.
+            // An override was set or has ended.
             _ = snapshots.wait_for(|host| host.generation != generation) => {}
             () = tokio::time::sleep(pause.unwrap_or(LOOK)), if pause.is_some() => {}
         }
@@ -54,7 +54,7 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<Effect>, Store
     let written = store.write_ending(move |tx| {
         let mut effects = Vec::new();
         for one in &over {
-            // Another one may have replaced it meanwhile.
+            // A newer override may have replaced it meanwhile.
             let same = |other: &Override| other.sequence == one.sequence;
             let on_record = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
             if on_record {
@@ -70,7 +70,7 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<Effect>, Store
 /// Clears the override of a GPU for an administrator. Returns the override and the new generation.
 ///
 /// # Errors
-/// If there is none, the generation differs, or it cannot be recorded.
+/// If there is no override, the generation differs, or the change cannot be recorded.
 pub(crate) async fn clear(
     state: &State,
     store: &Store,
@@ -80,7 +80,7 @@ pub(crate) async fn clear(
     expected: Option<u64>,
 ) -> Result<(Override, u64), ApiError> {
     let none = ApiError::new(Code::NotFound, format!("{label} has no override"))
-        .hint("`gpushctl config overrides` shows those that stand");
+        .hint("`gpushctl config overrides` shows the active overrides");
     if state.override_of(&uuid).is_none() {
         return Err(none);
     }

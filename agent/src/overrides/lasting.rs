@@ -1,4 +1,4 @@
-//! The effect of a request on overrides: announced when it is made, and applied when its operation succeeds.
+//! The effect of a request on overrides. It is determined with the request, and applied if the operation succeeds.
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, PlanRequest};
 use gpush_core::{
@@ -8,20 +8,20 @@ use gpush_core::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The effect of a successful operation on a GPU's override. Until then it is part of its intent.
+/// The effect of a successful operation on a GPU's override. Until the end it is part of the operation's intent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Lasting {
-    /// This override is set.
+    /// Sets this override.
     Make {
-        /// Rule that claims the GPU.
+        /// The rule that claims the GPU.
         rule: Option<String>,
-        /// Layout in canonical text.
+        /// The layout as canonical text.
         layout: Vec<String>,
-        /// When it expires.
+        /// When the override expires.
         expires_at: Option<Timestamp>,
     },
-    /// The override ends.
+    /// Ends the override.
     End,
 }
 
@@ -41,16 +41,16 @@ pub(crate) fn lasting(
     desired::standing(config, gpus, request, plans).into_iter().map(lasting).collect()
 }
 
-/// Refuses an expiry for a request that sets no override.
+/// Refuses an expiry time if the request sets no override.
 ///
 /// # Errors
-/// If the request has an expiry and sets no override.
+/// If the request has an expiry time but sets no override.
 pub(crate) fn expiry_has_an_object(expires_at: Option<Timestamp>, lasting: &[Option<Lasting>]) -> Result<(), ApiError> {
     let makes = |one: &Option<Lasting>| matches!(one, Some(Lasting::Make { .. }));
     if expires_at.is_none() || lasting.iter().any(makes) {
         return Ok(());
     }
-    Err(ApiError::new(Code::BadRequest, "there is nothing that could expire: this makes no override")
-        .cause("an override is an explicit layout, other than its rule's own, on a GPU that a rule gives to mode mig")
-        .hint("leave the expiry out; `gpushctl config show` says which rule claims which GPU"))
+    Err(ApiError::new(Code::BadRequest, "an expiry has no effect: this request makes no override")
+        .cause("an override is an explicit layout, other than its rule's, on a GPU whose rule has mode `mig`")
+        .hint("leave out the expiry; `gpushctl config show` shows which rule claims which GPU"))
 }

@@ -1,10 +1,10 @@
-//! Recorded overrides: set at the end of an operation, cleared, expired. [`crate::state`] has the active ones.
+//! Records of overrides: they are set when an operation ends, cleared, or expire. [`crate::state`] has the active ones.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `lasting` | the effect of a successful request |
-//! | `effect` | changes by a transaction |
-//! | `end` | how they end |
+//! | `effect` | changes in a transaction |
+//! | `end` | expiry and clearing |
 
 mod effect;
 mod end;
@@ -22,7 +22,7 @@ use crate::{
     state::{State, overridden, redact},
 };
 
-/// Returns all active overrides, as `viewer` may see them; `gpus` are those that the driver lists.
+/// Returns all active overrides, as `viewer` may see them. `gpus` are the listed GPUs.
 pub(crate) fn all(state: &State, gpus: &[Gpu], viewer: Viewer) -> Vec<gpush_api::Override> {
     let index = |uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     let shown = |one: gpush_store::Override| {

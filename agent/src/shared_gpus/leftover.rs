@@ -1,15 +1,15 @@
-//! Compute modes that were set for MPS, that no daemon needs any more, and that are not restored yet: the driver did
+//! Restores compute modes that were set for MPS and that no daemon needs any more. They are left over if the driver did
 //! not answer, the daemon never started, or the previous gpushd ended in between.
 //!
 //! ```text
 //! a GPU was reconciled, or a restore failed ──► check: on record, and needed by no daemon?
 //!                                                          │ one task per GPU, under its lane
 //!                                                          ▼
-//!                          put back ─ failed ─► reported in health; again after 1 s, 2 s … at most a minute
+//!                          restore ── failed ─► reported in health; again after 1 s, 2 s … at most a minute
 //! ```
 //!
-//! The records outlive gpushd, so the next one continues. Nothing is checked before the first reconciliation of a GPU:
-//! until then gpushd does not know which daemons there are.
+//! The records survive gpushd, so the next gpushd continues. The first check follows the first reconciliation of a GPU,
+//! because before that gpushd does not know which daemons exist.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -24,49 +24,49 @@ use tokio_util::sync::CancellationToken;
 use super::SharedGpus;
 use crate::caller::Viewer;
 
-/// Pause between two attempts: the first, doubled after each failure, and the longest.
+/// First and longest pause between two attempts. The pause doubles after each failure.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Whether MPS needs the compute mode of a GPU.
-type Needs = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+/// A function that returns whether MPS needs the compute mode of a GPU.
+type NeedsComputeMode = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The attempts to restore one GPU.
 #[derive(Debug)]
 struct Attempts {
     pauses: ExponentialBackoff,
-    next: Next,
+    next: NextAttempt,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
-    /// An attempt is being made.
+enum NextAttempt {
+    /// An attempt is in progress.
     Running,
-    /// The next attempt is due.
+    /// The next attempt starts at this time.
     At(Instant),
 }
 
 /// The result of an attempt.
-enum Outcome {
+enum AttemptResult {
     Done,
     Failed,
-    /// An operation changes the GPU, or the GPU cannot be read, which is reported elsewhere.
+    /// An operation changes the GPU, or the GPU cannot be read. Both are reported elsewhere.
     NotYet,
 }
 
 impl Attempts {
     fn new() -> Self {
         let pauses = ExponentialBuilder::new().with_min_delay(PAUSE.0).with_max_delay(PAUSE.1).without_max_times();
-        Self { pauses: pauses.build(), next: Next::At(Instant::now()) }
+        Self { pauses: pauses.build(), next: NextAttempt::At(Instant::now()) }
     }
 }
 
-/// Restores such compute modes until gpushd stops.
+/// Restores leftover compute modes until gpushd stops.
 pub(crate) async fn run(
     shared: SharedGpus,
     needs: impl Fn(&str) -> bool + Send + Sync + 'static,
     stopping: CancellationToken,
 ) {
-    let needs: Needs = Arc::new(needs);
+    let needs: NeedsComputeMode = Arc::new(needs);
     let mut wake = shared.0.wake.subscribe();
     let mut left: BTreeMap<String, Attempts> = BTreeMap::new();
     let mut running = JoinSet::new();
@@ -75,22 +75,22 @@ pub(crate) async fn run(
     loop {
         if is_woken {
             let now = leftovers(&shared, &needs);
-            left.retain(|uuid, attempts| attempts.next == Next::Running || now.contains(uuid));
+            left.retain(|uuid, attempts| attempts.next == NextAttempt::Running || now.contains(uuid));
             shared.troubles().retain(|uuid, _| now.contains(uuid));
             for uuid in now {
                 left.entry(uuid).or_insert_with(Attempts::new);
             }
         }
         for (uuid, attempts) in &mut left {
-            if matches!(attempts.next, Next::At(at) if at <= Instant::now()) {
-                attempts.next = Next::Running;
+            if matches!(attempts.next, NextAttempt::At(at) if at <= Instant::now()) {
+                attempts.next = NextAttempt::Running;
                 let (shared, needs, uuid) = (shared.clone(), Arc::clone(&needs), uuid.clone());
                 running.spawn(async move { (attempt(&shared, &needs, &uuid).await, uuid) });
             }
         }
         let due = left.values().filter_map(|attempts| match attempts.next {
-            Next::At(at) => Some(at),
-            Next::Running => None,
+            NextAttempt::At(at) => Some(at),
+            NextAttempt::Running => None,
         });
         let due = due.min();
         let due = async {
@@ -106,38 +106,38 @@ pub(crate) async fn run(
             Some(Ok((outcome, uuid))) = running.join_next() => {
                 let Some(attempts) = left.get_mut(&uuid) else { continue };
                 let pause = match outcome {
-                    Outcome::Done => {
+                    AttemptResult::Done => {
                         left.remove(&uuid);
                         continue;
                     }
-                    Outcome::NotYet => PAUSE.0,
-                    Outcome::Failed => attempts.pauses.next().unwrap_or(PAUSE.1),
+                    AttemptResult::NotYet => PAUSE.0,
+                    AttemptResult::Failed => attempts.pauses.next().unwrap_or(PAUSE.1),
                 };
-                attempts.next = Next::At(Instant::now() + pause);
+                attempts.next = NextAttempt::At(Instant::now() + pause);
             }
         }
     }
 }
 
 /// Restores the compute mode of one GPU.
-async fn attempt(shared: &SharedGpus, needs: &Needs, uuid: &str) -> Outcome {
+async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> AttemptResult {
     if shared.0.state.maintenance().is_some() {
-        return Outcome::NotYet;
+        return AttemptResult::NotYet;
     }
-    let Some(_turn) = shared.0.lanes.turn(uuid).await else { return Outcome::NotYet };
+    let Some(_turn) = shared.0.lanes.turn(uuid).await else { return AttemptResult::NotYet };
     if needs(uuid) {
-        return Outcome::Done;
+        return AttemptResult::Done;
     }
     let observed = shared.0.readings.gpu(uuid).await;
     let gpus = observed.map(|observed| observed.gpus(Viewer::Agent)).unwrap_or_default();
-    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid && is_at_hand(gpu)) else { return Outcome::NotYet };
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid && is_at_hand(gpu)) else { return AttemptResult::NotYet };
     match shared.put_back_unless_needed(uuid, Mode::Mps, || needs(uuid)).await {
         Ok(mode) => {
             shared.troubles().remove(uuid);
             if let Some(mode) = mode {
-                tracing::info!(gpu = uuid, "it is not shared through MPS any more: its compute mode is {mode} again");
+                tracing::info!(gpu = uuid, "it is no longer shared through MPS: its compute mode is {mode} again");
             }
-            Outcome::Done
+            AttemptResult::Done
         }
         Err(why) => {
             let error = error(gpu, &why);
@@ -145,13 +145,13 @@ async fn attempt(shared: &SharedGpus, needs: &Needs, uuid: &str) -> Outcome {
             if before.as_ref() != Some(&error) {
                 tracing::error!(gpu = uuid, "{error}: {why}");
             }
-            Outcome::Failed
+            AttemptResult::Failed
         }
     }
 }
 
-/// Returns the UUIDs of the GPUs whose compute mode is set for MPS, and needed by no daemon.
-fn leftovers(shared: &SharedGpus, needs: &Needs) -> Vec<String> {
+/// Returns the UUIDs of the GPUs whose compute mode was set for MPS and is not needed.
+fn leftovers(shared: &SharedGpus, needs: &NeedsComputeMode) -> Vec<String> {
     let records = shared.records().clone();
     let of_mps = records.into_iter().filter(|(_, record)| record.compute_mode.is_some_and(|set| set.by == Mode::Mps));
     of_mps.map(|(uuid, _)| uuid).filter(|uuid| !needs(uuid)).collect()
@@ -167,7 +167,7 @@ fn is_at_hand(gpu: &Gpu) -> bool {
 
 fn error(gpu: &Gpu, why: &str) -> ApiError {
     let label = format!("GPU {} ({})", gpu.index, gpu.uuid);
-    ApiError::new(Code::DriverError, format!("{label} still has the compute mode that it was given for MPS"))
+    ApiError::new(Code::DriverError, format!("{label} still has the compute mode that gpushd set for MPS"))
         .cause(why.to_owned())
         .hint("gpushd retries until the mode is restored; to restore it yourself: `nvidia-smi -i INDEX -c DEFAULT`")
         .retryable()

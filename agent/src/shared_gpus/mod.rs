@@ -1,20 +1,20 @@
-//! What gpushd sets on whole GPUs while they are shared: the compute mode, for MPS and time-slicing, and the time-slice
-//! level. Each setting is recorded before it is set, and the previous one is restored afterwards.
+//! Settings of whole GPUs while they are shared: the compute mode for MPS and time-slicing, and the time-slice level.
+//! Each setting is recorded before it is set, and the previous one is restored afterwards.
 //!
 //! ```text
-//!           what is there is recorded, then set           the one from before is set
+//!           original mode recorded, new mode set           original mode restored
 //!  as found ───────────────────────────────────► taken ─────────────────────────────► as found
 //!     ▲                                           │  │ another use takes it over:
 //!     │        another program has set it since   │  │ the record stays, for the new use
 //!     └───────────────────────────────────────────┘  └─► taken
 //! ```
 //!
-//! The driver forgets both settings at a reboot, and so do the records: the values found after it count as the original
-//! ones. One caller at a time changes the record of a GPU, so no use restores a setting that the next use needs. GPUs
-//! do not wait for each other.
+//! The driver resets both settings at a reboot. Then the records no longer apply, and the values after the reboot count
+//! as the original ones. Changes of one GPU's record are serialized, so no use restores a setting that the next use
+//! needs. Different GPUs do not wait for each other.
 //!
-//! A setting that cannot be read or restored stays on record: `leftover` retries for MPS, and the reconciler of
-//! time-slicing for its own.
+//! A setting that cannot be read or restored stays on record. `leftover` retries the settings for MPS, and the
+//! reconciler of time-slicing retries its own.
 
 mod leftover;
 
@@ -45,18 +45,18 @@ struct Inner {
     readings: Readings,
     hardware: Hardware,
     lanes: Lanes,
-    /// By UUID of the GPU.
+    /// Records by UUID of the GPU.
     records: Mutex<BTreeMap<String, SharedGpu>>,
-    /// By UUID of the GPU; locked while its record is changed.
+    /// Locks by UUID of the GPU, held while its record is changed.
     locks: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Errors of compute modes that no mode needs any more and that are not restored yet, by UUID of their GPU.
+    /// Errors of compute modes that are not needed any more but could not be restored yet, by UUID of the GPU.
     troubles: Mutex<BTreeMap<String, ApiError>>,
-    /// Counts how often something may have been left over.
+    /// Incremented when a compute mode may be left over.
     wake: watch::Sender<u64>,
 }
 
 impl SharedGpus {
-    /// Continues with these records.
+    /// Creates the handle with the recorded settings.
     pub(crate) fn new(
         store: Store,
         state: State,
@@ -70,7 +70,7 @@ impl SharedGpus {
         Self(Arc::new(Inner { store, state, readings, hardware, lanes, records, locks, troubles, wake }))
     }
 
-    /// Waits until no other caller changes the record of a GPU.
+    /// Waits until no other caller changes the record of a GPU, and locks it.
     async fn lock(&self, uuid: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.0.locks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,27 +88,27 @@ impl SharedGpus {
         known.unwrap_or_else(|| SharedGpu { gpu: uuid.to_owned(), ..SharedGpu::default() })
     }
 
-    /// Returns the level that was set on a GPU.
+    /// Returns the time-slice level that gpushd has set on a GPU.
     pub(crate) fn level(&self, uuid: &str) -> Option<LevelSet> {
         self.record(uuid).level
     }
 
-    /// Returns the compute mode that was set on a GPU for a mode.
+    /// Returns the compute mode that gpushd has set on a GPU for a sharing mode.
     pub(crate) fn compute_mode(&self, uuid: &str, by: Mode) -> Option<ComputeModeSet> {
         self.record(uuid).compute_mode.filter(|set| set.by == by)
     }
 
-    /// Returns whether anything is set on a GPU for time-slicing.
+    /// Returns whether gpushd has a time-slicing setting on a GPU.
     pub(crate) fn has_turns_of(&self, uuid: &str) -> bool {
         self.records().get(uuid).is_some_and(is_of_turns)
     }
 
-    /// Starts a check for compute modes that no mode needs any more.
+    /// Wakes the check for compute modes that are not needed any more.
     pub(crate) fn look(&self) {
         self.0.wake.send_modify(|times| *times += 1);
     }
 
-    /// Returns the settings that cannot be restored yet.
+    /// Returns an error for each setting that could not be restored yet.
     pub(crate) fn health(&self) -> Vec<ApiError> {
         self.troubles().values().cloned().collect()
     }
@@ -117,7 +117,7 @@ impl SharedGpus {
         self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether anything is set for time-slicing on any GPU.
+    /// Returns whether gpushd has a time-slicing setting on any GPU.
     pub(crate) fn has_turns(&self) -> bool {
         self.records().values().any(is_of_turns)
     }
@@ -128,7 +128,7 @@ fn is_of_turns(record: &SharedGpu) -> bool {
 }
 
 impl SharedGpus {
-    /// Sets the compute mode of a GPU for the mode of its rule. Returns the previous compute mode if it differed.
+    /// Sets the compute mode of a GPU for a sharing mode. Returns the previous compute mode if it differed.
     ///
     /// # Errors
     /// Why the GPU does not have the compute mode.
@@ -140,14 +140,14 @@ impl SharedGpus {
         is_needed: impl Fn() -> bool,
     ) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
-        // The need may have ended since the call: then the mode is restored, and must not be set again.
+        // If the need has ended since the call, the mode is already restored and must not be set again.
         if !is_needed() {
             return Ok(None);
         }
         let Some(now) = self.read(uuid).await? else { return Ok(None) };
         let record = self.record(uuid);
         let taken = match record.compute_mode {
-            // After several changes, the mode from before the first one is restored.
+            // After several changes, the mode from before the first one is restored later.
             Some(set) => {
                 let last = Some(now).filter(|now| set.is_ours(*now)).or(set.last).filter(|last| *last != wanted);
                 Some(ComputeModeSet { set: wanted, last, by, ..set })
@@ -160,15 +160,15 @@ impl SharedGpus {
         if now != wanted {
             self.set(uuid, wanted).await?;
         }
-        // The mode was read back: gpushd's earlier value is not on the GPU any more.
+        // The new mode was read back, so the GPU no longer has gpushd's earlier mode.
         if let Some(done) = taken.filter(|taken| taken.last.is_some()) {
             self.keep(SharedGpu { compute_mode: Some(ComputeModeSet { last: None, ..done }), ..record }).await?;
         }
         Ok((now != wanted).then_some(now))
     }
 
-    /// Returns records for GPUs whose daemons run, and whose records were lost with the database. A GPU in
-    /// EXCLUSIVE_PROCESS counts as set by gpushd, and its previous mode as the driver's default.
+    /// Returns new records for GPUs whose daemons run but whose records were lost with the database. EXCLUSIVE_PROCESS
+    /// counts as set by gpushd, and the driver's default as the previous mode.
     pub(crate) async fn as_found(&self, uuids: &[String]) -> Vec<SharedGpu> {
         let mut found = Vec::new();
         for uuid in uuids {
@@ -186,25 +186,25 @@ impl SharedGpus {
         found
     }
 
-    /// Adopts new records.
+    /// Stores new records in memory.
     pub(crate) fn take_in(&self, recorded: Vec<SharedGpu>) {
         self.records().extend(recorded.into_iter().map(|record| (record.gpu.clone(), record)));
     }
 
-    /// Restores the compute mode that a GPU had before gpushd set one for this mode, unless another program has changed
-    /// it since. Returns the restored mode; `None` if there was nothing to restore.
+    /// Restores the compute mode that a GPU had before gpushd set one for this sharing mode, unless another program has
+    /// changed it since. Returns the restored mode; `None` if there was nothing to restore.
     ///
     /// # Errors
-    /// Why it could not be restored: it stays on record.
+    /// Why it could not be restored. The record then stays.
     pub(crate) async fn put_back(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
         self.restore(uuid, by).await
     }
 
-    /// The same, unless a caller needs it again.
+    /// Does the same as [`Self::put_back`], unless the mode is needed again.
     ///
     /// # Errors
-    /// Those of [`Self::put_back`].
+    /// As [`Self::put_back`].
     async fn put_back_unless_needed(
         &self,
         uuid: &str,
@@ -215,7 +215,7 @@ impl SharedGpus {
         if is_needed() { Ok(None) } else { self.restore(uuid, by).await }
     }
 
-    /// The same, for a caller that has the lock of the GPU.
+    /// Does the same as [`Self::put_back`], for a caller that holds the lock of the GPU.
     async fn restore(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
         let record = self.record(uuid);
         let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };
@@ -228,11 +228,11 @@ impl SharedGpus {
         Ok(ours.then_some(taken.before))
     }
 
-    /// Records the level that is about to be set on a GPU, and the earlier level of gpushd that it may still have.
-    /// `None`: the GPU has no level of gpushd any more.
+    /// Records the level that is about to be set on a GPU, and an earlier level of gpushd that the GPU may still have.
+    /// `None` removes the record.
     ///
     /// # Errors
-    /// When it cannot be recorded: then it must not be set.
+    /// If it cannot be recorded. Then the caller must not set the level.
     pub(crate) async fn note_level(&self, uuid: &str, level: Option<LevelSet>) -> Result<(), String> {
         let _lock = self.lock(uuid).await;
         let record = self.record(uuid);
@@ -242,10 +242,10 @@ impl SharedGpus {
         self.keep(SharedGpu { level, ..record }).await
     }
 
-    /// Reads the compute mode of a GPU; `None` in MIG mode, or when the GPU has no compute modes.
+    /// Reads the compute mode of a GPU. `None` in MIG mode, or if the GPU has no compute modes.
     ///
     /// # Errors
-    /// Why it is not known. The caller must not assume then that another program has changed it.
+    /// Why the mode is not known. The caller must not assume that another program has changed it.
     async fn read(&self, uuid: &str) -> Result<Option<ComputeMode>, String> {
         let why = |cause: String| format!("its compute mode can't be read: {cause}");
         let reading = self.0.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
@@ -256,12 +256,12 @@ impl SharedGpus {
         }
     }
 
-    /// Sets a compute mode. The driver layer has read it back when this succeeds.
+    /// Sets a compute mode. The driver layer reads it back before it reports success.
     async fn set(&self, uuid: &str, mode: ComputeMode) -> Result<(), String> {
         let called = self.0.hardware.set_compute_mode(uuid, mode).await;
         self.0.readings.outdate(uuid);
-        called.map_err(|error| format!("its compute mode can't be made {mode}: {error}"))?;
-        // Later callers see the new mode.
+        called.map_err(|error| format!("cannot set its compute mode to {mode}: {error}"))?;
+        // So that later callers see the new mode.
         let _ = self.read(uuid).await;
         Ok(())
     }
@@ -271,7 +271,7 @@ impl SharedGpus {
         let written = self.0.store.write_ending(move |tx| tx.set_shared_gpu(record.clone()));
         let record = written
             .await
-            .map_err(|error| format!("what is set on it can't be recorded, so it stays as it is: {error}"))?;
+            .map_err(|error| format!("its settings are not changed, because they cannot be recorded: {error}"))?;
         let mut records = self.records();
         if record.compute_mode.is_none() && record.level.is_none() {
             records.remove(&uuid);

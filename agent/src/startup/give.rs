@@ -1,4 +1,4 @@
-//! Applies the desired layout to one GPU, and judges the outcome.
+//! Applies the desired layout to one GPU, and classifies the outcome.
 //!
 //! ```text
 //! begin ─► refused ─┬─ another operation has claimed the GPU ─────► Busy     nothing was touched
@@ -20,41 +20,41 @@ use crate::{
     state::words,
 };
 
-/// Interval at which a running operation is checked.
+/// Maximum wait for each change of a running operation.
 const FOLLOW: Duration = Duration::from_secs(60);
 
 /// The outcome of an attempt.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum LayoutResult {
     /// The GPU has its layout.
     Given,
-    /// Another operation has claimed the GPU: to change it, to plan that, or to reset it with others. Nothing was
-    /// touched.
+    /// Another operation has claimed the GPU, to plan a change, to change it, or to reset it with others. Nothing was
+    /// changed.
     Busy(ApiError),
     /// A caller cancelled the operation.
     Cancelled(ApiError),
-    /// Refused for a reason that lasts until a user changes something; nothing was touched.
+    /// Refused for a reason that stays until a user changes something. Nothing was changed.
     Never(ApiError),
-    /// Refused for a reason that may pass by itself; nothing was touched.
+    /// Refused for a reason that may be temporary. Nothing was changed.
     NotYet(ApiError),
     /// The operation began and failed.
     Failed(ApiError),
-    /// Not begun, because gpushd stops.
+    /// Not begun, because gpushd is stopping.
     Stopping,
 }
 
-/// Applies the layout of a GPU's override, or of its rule. Follows an operation that began to its end.
-pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> Outcome {
+/// Applies the layout of a GPU's override or rule. If an operation begins, waits for its end.
+pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> LayoutResult {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
     let caller = Caller::agent();
     let begun = tokio::select! {
         biased;
-        () = handles.stopping.cancelled() => return Outcome::Stopping,
+        () = handles.stopping.cancelled() => return LayoutResult::Stopping,
         begun = apply::begin(&handles.engine, &caller, Order::new(kind, request.clone())) => begun,
     };
     let mut operation = match begun {
         Ok(operation) => operation,
-        Err(_) if handles.stopping.is_cancelled() => return Outcome::Stopping,
+        Err(_) if handles.stopping.is_cancelled() => return LayoutResult::Stopping,
         Err(error) => {
             if error.code == Code::Blocked {
                 name_holders(handles, &request).await;
@@ -65,18 +65,18 @@ pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> Outcome {
     while !operation.state.is_final() {
         operation = match handles.operations.wait(&operation.id, operation.revision, FOLLOW).await {
             Ok(operation) => operation,
-            Err(error) => return Outcome::NotYet(error),
+            Err(error) => return LayoutResult::NotYet(error),
         };
     }
     match (operation.state, operation.error) {
-        (OperationState::Done, _) => Outcome::Given,
-        (_, Some(error)) if error.code == Code::Cancelled => Outcome::Cancelled(error),
-        (_, Some(error)) => Outcome::Failed(error),
-        (_, None) => Outcome::Failed(ApiError::new(Code::Internal, format!("operation {} failed", operation.id))),
+        (OperationState::Done, _) => LayoutResult::Given,
+        (_, Some(error)) if error.code == Code::Cancelled => LayoutResult::Cancelled(error),
+        (_, Some(error)) => LayoutResult::Failed(error),
+        (_, None) => LayoutResult::Failed(ApiError::new(Code::Internal, format!("operation {} failed", operation.id))),
     }
 }
 
-/// Logs the processes in the way. The text of health, which every user reads, does not name them.
+/// Logs the processes that block the layout. Health does not name them, because every user may read it.
 async fn name_holders(handles: &Handles, request: &PlanRequest) {
     let Ok(plans) = handles.planner.plan(Viewer::Log, request).await else { return };
     for plan in plans.plans {
@@ -86,13 +86,13 @@ async fn name_holders(handles: &Handles, request: &PlanRequest) {
     }
 }
 
-/// Judges a refusal.
-fn refused(error: ApiError) -> Outcome {
+/// Classifies a refusal.
+fn refused(error: ApiError) -> LayoutResult {
     match error.code {
-        // Other conflicts last until a user does something.
-        Code::Conflict if error.retryable => Outcome::Busy(error),
-        Code::Conflict => Outcome::Never(error),
-        // A GPU that is lost comes back with a reset, and its layout is due then as now.
+        // Other conflicts stay until a user does something.
+        Code::Conflict if error.retryable => LayoutResult::Busy(error),
+        Code::Conflict => LayoutResult::Never(error),
+        // A lost GPU may return after a reset, and its layout is still due then.
         Code::DriverUnavailable
         | Code::DriverError
         | Code::DriverTimeout
@@ -104,13 +104,13 @@ fn refused(error: ApiError) -> Outcome {
         | Code::Unavailable
         | Code::Unreachable
         | Code::TimedOut
-        | Code::Internal => Outcome::NotYet(error),
+        | Code::Internal => LayoutResult::NotYet(error),
         Code::BadRequest
         | Code::UnknownProfile
         | Code::LayoutImpossible
         | Code::Blocked
         | Code::Unsupported
-        | Code::ConfigInvalid => Outcome::Never(error),
+        | Code::ConfigInvalid => LayoutResult::Never(error),
     }
 }
 
@@ -123,11 +123,11 @@ pub(super) fn log(gpu: &Gpu, error: &ApiError) {
 mod tests {
     use super::*;
 
-    /// Another claim may be a plan that is refused a moment later, or a reset together with another GPU.
+    /// The other claim may end without a change: a plan that is refused, or a reset together with another GPU.
     #[test]
     fn retryable_conflict_leaves_the_layout_due() {
         let conflict = || ApiError::new(Code::Conflict, "GPU 0 is being changed by an operation that is being planned");
-        assert!(matches!(refused(conflict().retryable()), Outcome::Busy(_)));
-        assert!(matches!(refused(conflict()), Outcome::Never(_)));
+        assert!(matches!(refused(conflict().retryable()), LayoutResult::Busy(_)));
+        assert!(matches!(refused(conflict()), LayoutResult::Never(_)));
     }
 }

@@ -10,14 +10,14 @@
 //!                        cancelled the attempt ───────────────────────► settled, recorded
 //! ```
 //!
-//! Each GPU has its own operation, so a GPU that cannot get its layout does not delay the others. GPUs are recorded as
-//! settled one by one: a gpushd that starts again on the same boot continues with those that are not. A GPU that cannot
-//! be identified may be one that a rule claims, so the record is not complete while there is one.
+//! Each GPU has a separate operation, so a GPU that cannot get its layout does not delay the others. Each GPU is
+//! recorded when it is settled. If gpushd starts again on the same boot, it continues with the other GPUs. While a GPU
+//! cannot be identified, the record is not complete, because a rule may claim that GPU.
 //!
-//! A check costs nothing, so gpushd checks until the GPU answers; the pause grows to the second value of [`PAUSE`]. An
-//! attempt that failed has destroyed and created instances, so attempts are counted. [`ATTEMPTS`] in about 16 s outlast
-//! the open handle of a monitoring tool, and services that start together with gpushd. After that, the GPU's drift and
-//! the error in health remain.
+//! Checks are cheap and have no limit; the pause between them grows to the second value of [`PAUSE`]. A failed attempt
+//! has destroyed and created instances, so the number of attempts is limited. [`ATTEMPTS`] take about 16 s. That is
+//! longer than a monitoring tool keeps a handle open, and than services take that start together with gpushd. After
+//! that, the GPU's drift and the error in health remain.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -26,26 +26,26 @@ use gpush_store::BootRecord;
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Handles, Subject,
-    give::{self, Outcome},
+    Handles, ProblemSubject,
+    give::{self, LayoutResult},
 };
 use crate::{caller::Viewer, operation, state::words};
 
-/// Pause between two checks or attempts: the first, which doubles each time, and the longest.
+/// First and longest pause between two checks or attempts. The pause doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
-/// Number of attempts for a layout whose operation fails.
+/// Maximum number of failed operations for one layout.
 const ATTEMPTS: u32 = 6;
 
-/// The layouts that are due on this boot.
+/// The layouts that must be applied on this boot.
 #[derive(Debug)]
 pub(super) struct Layouts {
     record: BootRecord,
     /// GPUs that were checked and are not settled, by UUID.
     due: BTreeMap<String, Tried>,
-    /// Checks of a host without driver, or with GPUs that cannot be identified.
+    /// Number of checks without a driver, or with GPUs that cannot be identified.
     checks: u32,
-    /// Whether the log has that gpushd waits for the driver.
+    /// Whether the log already says that gpushd waits for the driver.
     is_wait_logged: bool,
 }
 
@@ -55,7 +55,7 @@ struct Tried {
     checks: u32,
     attempts: u32,
     again: Instant,
-    /// The error that was logged last, so that it is not logged each time.
+    /// The last logged error, to avoid logging it again.
     logged: String,
 }
 
@@ -68,12 +68,12 @@ impl Layouts {
         Self { record, due: BTreeMap::new(), checks: 0, is_wait_logged: false }
     }
 
-    /// Whether the layout of this boot is still due on a GPU.
+    /// Returns whether the layout of this boot is still due on a GPU.
     pub(super) fn is_due(&self, uuid: &str) -> bool {
         !self.record.settled.contains(uuid)
     }
 
-    /// Checks all GPUs that are due now. Returns the time of the next check, or `None` when all are settled.
+    /// Checks all GPUs that are due now. Returns the time of the next check, or `None` if all are settled.
     pub(super) async fn round(&mut self, handles: &Handles) -> Option<Instant> {
         let before = self.record.clone();
         let again = self.look(handles).await;
@@ -87,7 +87,7 @@ impl Layouts {
     async fn look(&mut self, handles: &Handles) -> Option<Instant> {
         let config = handles.state.config();
         if !config.rules.iter().any(|rule| is_given(rule.mode)) {
-            handles.startup.forget(&Subject::Unidentified);
+            handles.startup.forget(&ProblemSubject::Unidentified);
             return None;
         }
         let observed = tokio::select! {
@@ -126,7 +126,7 @@ impl Layouts {
         self.due.values().map(|tried| tried.again).chain(unidentified).min()
     }
 
-    fn judge(&mut self, handles: &Handles, gpu: &Gpu, outcome: Outcome) {
+    fn judge(&mut self, handles: &Handles, gpu: &Gpu, outcome: LayoutResult) {
         let now = Instant::now();
         let tried = self.due.entry(gpu.uuid.clone()).or_insert(Tried {
             checks: 0,
@@ -134,42 +134,42 @@ impl Layouts {
             again: now,
             logged: String::new(),
         });
-        let subject = Subject::Gpu(gpu.uuid.clone());
-        let apply = format!("`gpushctl apply {}`", gpu.index);
+        let subject = ProblemSubject::Gpu(gpu.uuid.clone());
+        let apply = format!("`gpushctl apply {}` (administrator)", gpu.index);
         let trouble = match outcome {
-            Outcome::Given => {
+            LayoutResult::Given => {
                 handles.startup.forget(&subject);
                 None
             }
-            Outcome::Cancelled(error) => {
+            LayoutResult::Cancelled(error) => {
                 tracing::info!(gpu = gpu.uuid, "its layout is not applied at start: {error}");
                 handles.startup.forget(&subject);
                 None
             }
-            // Once an operation of a caller has begun, the next check settles the GPU.
-            Outcome::Busy(_) => {
+            // If the other operation was requested by a caller, the next check settles the GPU.
+            LayoutResult::Busy(_) => {
                 tried.checks += 1;
                 tried.again = now + pause(tried.checks - 1);
                 return;
             }
-            Outcome::Stopping => return,
-            Outcome::NotYet(error) => {
+            LayoutResult::Stopping => return,
+            LayoutResult::NotYet(error) => {
                 tried.checks += 1;
                 tried.again = now + pause(tried.checks - 1);
-                Some((error, true, "its layout is still due: gpushd looks again by itself".to_owned()))
+                Some((error, true, "its layout is not applied yet: gpushd tries again".to_owned()))
             }
-            Outcome::Failed(error) if tried.attempts + 1 < ATTEMPTS => {
+            LayoutResult::Failed(error) if tried.attempts + 1 < ATTEMPTS => {
                 tried.attempts += 1;
                 tried.again = now + pause(tried.attempts - 1);
                 let so_far = tried.attempts;
-                Some((error, true, format!("tried {so_far} of {ATTEMPTS} times: gpushd tries again by itself")))
+                Some((error, true, format!("tried {so_far} of {ATTEMPTS} times: gpushd tries again")))
             }
-            Outcome::Failed(error) => {
-                let given_up = format!("tried {ATTEMPTS} times: apply it when the cause is mended, {apply}");
+            LayoutResult::Failed(error) => {
+                let given_up = format!("tried {ATTEMPTS} times: remove the cause, then apply it with {apply}");
                 Some((error, false, given_up))
             }
-            Outcome::Never(error) => {
-                let given_up = format!("gpushd does not try again by itself: {apply} does");
+            LayoutResult::Never(error) => {
+                let given_up = format!("gpushd does not try again: apply it with {apply}");
                 Some((error, false, given_up))
             }
         };
@@ -199,16 +199,16 @@ impl Layouts {
     /// Returns when to check again for GPUs that cannot be identified.
     fn unidentified(&mut self, handles: &Handles, nameless: &[u32]) -> Option<Instant> {
         if nameless.is_empty() {
-            handles.startup.forget(&Subject::Unidentified);
+            handles.startup.forget(&ProblemSubject::Unidentified);
             return None;
         }
         let indices: Vec<String> = nameless.iter().map(u32::to_string).collect();
-        let message = format!("it is not known whether a layout is due on GPU {}", indices.join(", "));
+        let message = format!("it is not known whether GPU {} needs its layout", indices.join(", "));
         let error = ApiError::new(Code::DriverError, message)
-            .cause("the driver lists it and it can't be identified: gpushd looks again by itself");
+            .cause("the driver lists it, but gpushd cannot identify it yet: gpushd tries again");
         handles
             .startup
-            .note(Subject::Unidentified, error.hint("see the kernel's log: `dmesg | grep -i -e nvrm -e xid`"));
+            .note(ProblemSubject::Unidentified, error.hint("see the kernel's log: `dmesg | grep -i -e nvrm -e xid`"));
         self.checks += 1;
         Some(Instant::now() + pause(self.checks - 1))
     }
@@ -217,20 +217,20 @@ impl Layouts {
         let record = self.record.clone();
         let Err(error) = handles.store.write_ending(move |tx| tx.record_boot(&record)).await else {
             handles.startup.recorded(self.record.clone());
-            handles.startup.forget(&Subject::Boot);
+            handles.startup.forget(&ProblemSubject::Boot);
             return;
         };
-        tracing::error!("the boot can't be recorded: {error}");
+        tracing::error!("cannot record the boot: {error}");
         handles.startup.note(
-            Subject::Boot,
-            ApiError::new(Code::Internal, "the boot can't be recorded")
+            ProblemSubject::Boot,
+            ApiError::new(Code::Internal, "cannot record the boot")
                 .cause(error.to_string())
-                .hint("until it can, the config's layouts are applied again each time gpushd starts"),
+                .hint("until then gpushd applies the config's layouts at each start"),
         );
     }
 }
 
-/// Whether an operation puts GPUs into this mode.
+/// Returns whether this mode is set up by an operation.
 pub(super) fn is_given(mode: Mode) -> bool {
     match mode {
         Mode::Mig | Mode::Mps => true,
@@ -239,32 +239,32 @@ pub(super) fn is_given(mode: Mode) -> bool {
 }
 
 /// Applies the layout of a GPU if it is due.
-async fn attend(handles: &Handles, gpu: &Gpu) -> Outcome {
+async fn attend(handles: &Handles, gpu: &Gpu) -> LayoutResult {
     let is_changed_by_caller = handles.startup.is_left(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);
     if !is_given(gpu.mode) || is_changed_by_caller {
-        return Outcome::Given;
+        return LayoutResult::Given;
     }
     let not_yet = |what: &str| {
         let mut error = ApiError::new(Code::DriverError, format!("GPU {} ({}) {what}", gpu.index, gpu.uuid));
         error.causes.extend(gpu.reasons.iter().cloned());
-        Outcome::NotYet(error.hint(format!("`gpushctl gpu show {}` says what is known of it", gpu.index)))
+        LayoutResult::NotYet(error.hint(format!("`gpushctl gpu show {}` shows its state", gpu.index)))
     };
     if handles.operations.is_being_recovered(&gpu.uuid) {
-        return not_yet("is still an operation's that gpushd left unfinished when it ended");
+        return not_yet("has an operation that the previous gpushd did not finish");
     }
     if !gpu.cordons.is_empty() && !gpu.drift.is_empty() {
-        return not_yet("is cordoned, so gpushd does not give it its layout by itself");
+        return not_yet("is cordoned, so gpushd does not apply its layout");
     }
     match gpu.state {
-        GpuState::Maintenance => not_yet("is in maintenance, so it has not got its layout"),
-        GpuState::Held => not_yet("is held, so it has not got its layout"),
-        GpuState::Unknown => not_yet("can't be read, so it has not got its layout"),
+        GpuState::Maintenance => not_yet("is in maintenance, so gpushd does not apply its layout"),
+        GpuState::Held => not_yet("is held, so gpushd does not apply its layout"),
+        GpuState::Unknown => not_yet("can't be read, so gpushd does not apply its layout"),
         GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded
             if gpu.drift.is_empty() && gpu.stale =>
         {
-            not_yet("has not been read lately, so it is not known whether it has its layout")
+            not_yet("has not been read lately, so gpushd does not know whether it has its layout")
         }
-        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if gpu.drift.is_empty() => Outcome::Given,
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if gpu.drift.is_empty() => LayoutResult::Given,
         GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded | GpuState::Lost => {
             give::give(handles, operation::START, gpu).await
         }

@@ -1,8 +1,8 @@
 //! Layouts at start, and repair of drift if the config requests it.
 //!
-//! Instances do not survive a reboot, so the agent applies the config's layouts when it starts on another boot
-//! than the recorded one. On the same boot it changes nothing: a difference may be intended. With
-//! `auto_reconcile` it repairs drift nevertheless, at start, after a reload and whenever it finds drift.
+//! Instances do not survive a reboot. So gpushd applies the config's layouts when it starts on another boot than the
+//! recorded one. On the same boot it changes nothing, because a difference may be intended. With `auto_reconcile` it
+//! also repairs drift: at start, after a reload and periodically.
 //!
 //! ```text
 //! start ─► this boot recorded as complete? ─── yes ─► drift is shown
@@ -36,7 +36,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{give::Outcome, layouts::Layouts, trigger::Trigger};
+use self::{give::LayoutResult, layouts::Layouts, trigger::Trigger};
 use crate::{
     apply::{Engine, Planner},
     caller::Viewer,
@@ -44,7 +44,7 @@ use crate::{
     state::{State, readings::Readings},
 };
 
-/// Interval of checks for drift, with `auto_reconcile`: normally, and the longest after failures.
+/// Normal and longest interval of checks for drift with `auto_reconcile`. The interval grows after failures.
 const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
 /// The problems of the layouts at start. A handle, cheap to clone.
@@ -53,16 +53,16 @@ pub(crate) struct Startup(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    troubles: Mutex<Vec<(Subject, ApiError)>>,
+    troubles: Mutex<Vec<(ProblemSubject, ApiError)>>,
     /// The record of this boot.
     recorded: Mutex<Option<BootRecord>>,
-    /// GPUs that callers have changed on this boot, by UUID: none of its layouts is due on them.
+    /// UUIDs of GPUs that callers have changed on this boot. Their layouts are not applied at start.
     left: Mutex<BTreeSet<String>>,
 }
 
-/// The object of a problem.
+/// What a problem is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Subject {
+enum ProblemSubject {
     /// The boot and its record.
     Boot,
     /// GPUs that cannot be identified.
@@ -72,7 +72,7 @@ enum Subject {
 }
 
 impl Startup {
-    /// Returns the problems that still exist: a GPU that now has its layout has none.
+    /// Returns the current problems. Removes those of GPUs that have their layout now.
     pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
         let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         let unread = |gpu: &Gpu| match gpu.state {
@@ -81,8 +81,8 @@ impl Startup {
         };
         let lacks = |gpu: &Gpu| !gpu.drift.is_empty() || unread(gpu);
         troubles.retain(|(subject, _)| match subject {
-            Subject::Boot | Subject::Unidentified => true,
-            Subject::Gpu(uuid) => gpus.iter().any(|gpu| gpu.uuid == *uuid && lacks(gpu)),
+            ProblemSubject::Boot | ProblemSubject::Unidentified => true,
+            ProblemSubject::Gpu(uuid) => gpus.iter().any(|gpu| gpu.uuid == *uuid && lacks(gpu)),
         });
         troubles.iter().map(|(_, error)| error.clone()).collect()
     }
@@ -101,7 +101,7 @@ impl Startup {
         *self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
     }
 
-    /// Records that callers have changed these GPUs on this boot.
+    /// Stores that callers have changed these GPUs on this boot.
     pub(crate) fn leave(&self, uuids: impl Iterator<Item = String>) {
         self.0.left.lock().unwrap_or_else(PoisonError::into_inner).extend(uuids);
     }
@@ -110,19 +110,19 @@ impl Startup {
         self.0.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
 
-    fn note(&self, subject: Subject, error: ApiError) {
+    fn note(&self, subject: ProblemSubject, error: ApiError) {
         let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.retain(|(other, _)| *other != subject);
         troubles.push((subject, error));
     }
 
-    fn forget(&self, subject: &Subject) {
+    fn forget(&self, subject: &ProblemSubject) {
         let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.retain(|(other, _)| other != subject);
     }
 }
 
-/// The work at start, determined by the config at start.
+/// The work at start, according to the config.
 #[derive(Debug)]
 pub(crate) struct Due {
     /// The record of this boot, if layouts may still be due.
@@ -132,7 +132,7 @@ pub(crate) struct Due {
 }
 
 impl Startup {
-    /// Compares this boot with the recorded one. If `unknown` is set, records were lost, and nothing is due.
+    /// Compares this boot with the recorded one. With `unknown`, records were lost, and no layout is applied.
     pub(crate) fn due(
         &self,
         config: &Config,
@@ -144,12 +144,15 @@ impl Startup {
             Ok(boot_id) => boot_id,
             Err(error) => {
                 tracing::error!("{error}: layouts are not applied at start");
-                self.note(Subject::Boot, error);
+                self.note(ProblemSubject::Boot, error);
                 return Due { record: None, reconcile: false };
             }
         };
         if unknown {
-            tracing::warn!("it is not known whether the layouts of this boot were applied: GPUs are left as they are");
+            tracing::warn!(
+                "it is not known whether the layouts of this boot were applied: gpushd does not change \
+                the GPUs"
+            );
             let mut record = BootRecord::new(boot_id);
             record.complete = true;
             self.recorded(record);
@@ -162,15 +165,14 @@ impl Startup {
             Some(record) if record.complete => {
                 if !config.auto_reconcile {
                     tracing::info!(
-                        "started again on the same boot: its layouts were applied before, drift is shown and left"
+                        "restarted on the same boot: its layouts were applied before; gpushd reports drift and does \
+                        not correct it"
                     );
                 }
                 Due { record: None, reconcile: config.auto_reconcile }
             }
             Some(record) => {
-                tracing::info!(
-                    "started again on the same boot, whose layouts were not all applied: going on with them"
-                );
+                tracing::info!("restarted on the same boot: applying the layouts that were not applied before");
                 Due { record: Some(record), reconcile: config.auto_reconcile }
             }
         }
@@ -199,7 +201,7 @@ pub(crate) struct Handles {
 }
 
 /// Applies layouts without a request: those of a new boot, and with `auto_reconcile` those of GPUs that drifted. When
-/// gpushd stops, it begins no operation, and follows those that it began to their end.
+/// gpushd stops, no new operation begins, and running ones are followed to their end.
 pub(crate) async fn run(handles: Handles, due: Due) {
     let mut layouts = due.record.map(Layouts::new);
     let mut snapshots = handles.state.watch();
@@ -232,8 +234,8 @@ pub(crate) async fn run(handles: Handles, due: Due) {
     }
 }
 
-/// Applies the layout of every GPU that a rule claims for MIG, if it differs. Returns whether all have it now.
-/// GPUs whose layout of this boot is still due are skipped.
+/// Applies the layout of every GPU with drift that a rule claims for MIG or MPS. Returns whether all of them succeeded.
+/// Skips cordoned GPUs, and GPUs whose layout of this boot is still due.
 async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
     if !handles.state.config().auto_reconcile {
         return true;
@@ -247,7 +249,7 @@ async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
     let mut tasks = JoinSet::new();
     for gpu in observed.gpus(Viewer::Agent) {
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
-        // The administrator who cordoned a GPU may be working on it.
+        // An administrator may be working on a cordoned GPU.
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
         if !layouts::is_given(gpu.mode) || gpu.drift.is_empty() || due || kept {
             continue;
@@ -255,14 +257,14 @@ async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
         let handles = handles.clone();
         tasks.spawn(async move {
             match give::give(&handles, "mig.reconcile", &gpu).await {
-                Outcome::Given | Outcome::Stopping => true,
-                Outcome::Cancelled(error) | Outcome::Busy(error) => {
+                LayoutResult::Given | LayoutResult::Stopping => true,
+                LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
                     tracing::info!(gpu = gpu.uuid, "its drift is not corrected now: {error}");
                     false
                 }
-                Outcome::Never(error) | Outcome::NotYet(error) | Outcome::Failed(error) => {
+                LayoutResult::Never(error) | LayoutResult::NotYet(error) | LayoutResult::Failed(error) => {
                     give::log(&gpu, &error);
-                    handles.startup.note(Subject::Gpu(gpu.uuid), error);
+                    handles.startup.note(ProblemSubject::Gpu(gpu.uuid), error);
                     false
                 }
             }

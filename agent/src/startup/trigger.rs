@@ -1,4 +1,4 @@
-//! Decides which changes of a snapshot justify another attempt to apply layouts.
+//! Decides which changes of a snapshot trigger another attempt to apply layouts.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -6,13 +6,13 @@ use gpush_core::config::Config;
 
 use crate::state::HostState;
 
-/// The last known config and conditions that prevent layouts.
+/// The last known config, and the conditions that prevent layouts.
 ///
-/// Only the end of a condition, or another config, is a reason to try at once. A new cordon is not: an attempt after
-/// each condition would also reset the pause after a failure, and each attempt may cost instances.
+/// An immediate attempt follows only the end of a condition, or a new config. A new cordon does not trigger one. It
+/// would also reset the pause after a failure, and each attempt may destroy instances.
 #[derive(Debug)]
 pub(super) struct Trigger {
-    /// A reload replaces it.
+    /// Compared by pointer: a reload replaces it.
     config: Arc<Config>,
     in_maintenance: bool,
     is_lost: bool,
@@ -34,8 +34,7 @@ impl Trigger {
         }
     }
 
-    /// Processes a snapshot. Returns whether a condition has ended or the config has changed since the last
-    /// one.
+    /// Stores a snapshot. Returns whether a condition has ended or the config has changed since the previous one.
     pub(super) fn fires(&mut self, host: &HostState) -> bool {
         let now = Self::new(host);
         let fires = !Arc::ptr_eq(&self.config, &now.config)
@@ -67,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn trigger_fires_when_a_cordon_ends_not_when_it_is_made() {
+    fn trigger_fires_when_a_cordon_ends_not_when_it_begins() {
         let (state, mut trigger) = one_gpu();
         state.apply(&[cordon("GPU-0")]);
         assert!(!trigger.fires(&state.now()), "a cordon is made");
@@ -78,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn trigger_fires_when_an_override_ends_not_when_it_is_made() {
+    fn trigger_fires_when_an_override_ends_not_when_it_begins() {
         let (state, mut trigger) = one_gpu();
         let by = Actor { uid: 0, user: None, pid: None };
         let one = override_of("GPU-0", 1);
@@ -90,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn trigger_fires_when_maintenance_or_a_loss_ends_and_for_another_config() {
+    fn trigger_fires_after_maintenance_and_on_a_reload() {
         let (state, _) = one_gpu();
         let plain = HostState::clone(&state.now());
         let maintenance = Maintenance { reason: None, by: None, since: jiff::Timestamp::UNIX_EPOCH };
@@ -98,7 +97,7 @@ mod tests {
         let mut trigger = Trigger::new(&plain);
         assert!(!trigger.fires(&closed));
         assert!(trigger.fires(&plain));
-        // An equal config that was reloaded counts too: files that it names may have changed.
+        // A reloaded config triggers even if it is equal: files that it names may have changed.
         assert!(trigger.fires(&HostState { config: Arc::new(Config::default()), ..plain.clone() }));
     }
 }

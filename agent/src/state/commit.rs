@@ -1,4 +1,4 @@
-//! Changes of conditions on request: recorded first, then applied, in one order.
+//! Changes of conditions that a caller requests: committed to the store first, then applied, in one order.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ impl Commits {
         Self { store, state, order: Arc::default() }
     }
 
-    /// Records a change with what `also` records in the same transaction, applies it, and publishes `event`. A change
-    /// that ends a condition is recorded on a full disk, too.
+    /// Commits a change together with what `also` writes, then applies the change and publishes `event`. A change that
+    /// ends a condition uses the reserved space of the store, so it succeeds on a full disk.
     ///
     /// # Errors
-    /// When it cannot be recorded; then nothing has changed.
+    /// If the commit fails. Then nothing has changed.
     pub(crate) async fn change(
         &self,
         change: Change,
@@ -52,7 +52,7 @@ impl Commits {
                     also(tx)?;
                     Ok(cleared)
                 };
-                // A condition that gpushd sets meanwhile is recorded after this, and stays.
+                // gpushd may set a condition of this kind meanwhile. It is recorded after this commit, so it stays.
                 let cleared = self.store.write_ending(write).await?;
                 let ended = cleared.into_iter().map(|one| Change::Clear(scope.clone(), kind, Some(one.cause)));
                 self.state.apply(&ended.collect::<Vec<_>>());

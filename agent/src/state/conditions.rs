@@ -1,4 +1,4 @@
-//! Conditions that keep gpushd from working with a GPU, or with all of them: cordons, maintenance, degraded GPUs.
+//! Conditions that restrict the use of one GPU or of the host: cordons, maintenance, degraded GPUs.
 //!
 //! ```text
 //! administrator ── cordon ─────────────────────► admin      ─┐
@@ -9,10 +9,10 @@
 //!                                                            as that operation planned it or as it was before
 //! ```
 //!
-//! A persistent fault, such as a row that waits for a reset, is noticed once and recorded. Neither the next
-//! reading nor the next agent reverts an `uncordon`.
+//! A persistent fault, such as a row that waits for a reset, is noticed once and recorded. After an `uncordon`, neither
+//! the next reading nor the next gpushd cordons the GPU again for the same fault.
 //!
-//! Pure data: what a change records in the store is [`Change::record`]; when it is recorded is decided by the caller.
+//! This module holds data only. [`Change::record`] writes a change to the store; the caller decides when.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -22,7 +22,7 @@ use gpush_store::{Condition, ConditionKind, NewCondition, Scope, StoreError, Tx}
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-/// Cause of a cordon because of memory rows.
+/// Cause of a cordon for a fault of the GPU's memory rows.
 pub(super) const ROW_REMAP: &str = "row-remap";
 
 /// Decides from a reading whether a degraded GPU has recovered.
@@ -31,13 +31,13 @@ pub(crate) trait RecoveryCheck: fmt::Debug + Send + Sync {
     fn passes(&self, reading: &Reading) -> Option<&'static str>;
 }
 
-type Key = (Scope, ConditionKind, String);
+type ConditionKey = (Scope, ConditionKind, String);
 
 /// The active conditions.
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
-    in_force: BTreeMap<Key, InForce>,
-    /// The last known memory rows of each GPU, by UUID.
+    in_force: BTreeMap<ConditionKey, InForce>,
+    /// The last recorded memory rows of each GPU, by UUID.
     rows: BTreeMap<String, RemappedRows>,
 }
 
@@ -47,9 +47,9 @@ struct InForce {
     reason: String,
     by: Option<Actor>,
     since: Timestamp,
-    /// When this process set it, by the monotonic clock; `None` if an earlier process did.
+    /// When this process set the condition, by the monotonic clock. `None` if an earlier process set it.
     set: Option<Instant>,
-    /// Ends a degraded state when it passes.
+    /// Ends the degraded state when the check passes.
     check: Option<Arc<dyn RecoveryCheck>>,
 }
 
@@ -58,9 +58,9 @@ struct InForce {
 pub(crate) enum Change {
     /// Sets this condition.
     Set(NewCondition),
-    /// Marks a GPU as degraded until the check passes.
+    /// Marks a GPU as degraded until its recovery check passes.
     Degrade(NewCondition, Arc<dyn RecoveryCheck>),
-    /// Clears the conditions of this scope and kind; with a cause, only that one.
+    /// Clears the conditions of this scope and kind. With a cause, clears only the condition with that cause.
     Clear(Scope, ConditionKind, Option<String>),
 }
 
@@ -70,10 +70,10 @@ impl Change {
         Self::Clear(Scope::Gpu(uuid.to_owned()), ConditionKind::Degraded, None)
     }
 
-    /// Records the change.
+    /// Writes the change to the store.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If the write fails.
     pub(crate) fn record(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         match self {
             Self::Set(new) | Self::Degrade(new, _) => tx.set_condition(new.clone()).map(|_| ()),
@@ -81,7 +81,7 @@ impl Change {
         }
     }
 
-    /// Returns its scope.
+    /// Returns the scope of the change.
     pub(super) fn scope(&self) -> &Scope {
         match self {
             Self::Set(new) | Self::Degrade(new, _) => &new.scope,
@@ -93,9 +93,9 @@ impl Change {
 /// New information about a GPU's memory rows in a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowNews {
-    /// None.
+    /// Nothing is new.
     None,
-    /// A change that is only recorded.
+    /// A change that is recorded and has no other effect.
     Noticed,
     /// A fault that cordons the GPU, with the reason.
     Fault(&'static str),
@@ -105,7 +105,7 @@ pub(super) enum RowNews {
 pub(crate) type Recorded = Vec<(Condition, Option<Arc<dyn RecoveryCheck>>)>;
 
 impl Conditions {
-    /// Adopts the conditions that an earlier process recorded.
+    /// Restores the conditions that an earlier process recorded.
     pub(crate) fn new(recorded: Recorded, rows: BTreeMap<String, RemappedRows>) -> Self {
         let in_force = recorded.into_iter().map(|(one, check)| {
             let kept = InForce { reason: one.reason, by: one.by, since: one.since, set: None, check };
@@ -138,7 +138,7 @@ impl Conditions {
 
     /// Returns the cordons of a GPU.
     pub(super) fn cordons(&self, uuid: &str) -> Vec<Cordon> {
-        let cordon = |((_, _, cause), one): (&Key, &InForce)| Cordon {
+        let cordon = |((_, _, cause), one): (&ConditionKey, &InForce)| Cordon {
             cause: cause.clone(),
             reason: one.reason.clone(),
             by: one.by.clone(),
@@ -147,12 +147,12 @@ impl Conditions {
         self.about(uuid, ConditionKind::Cordon).map(cordon).collect()
     }
 
-    /// Returns why a GPU is degraded, one error each.
+    /// Returns the errors that make a GPU degraded.
     pub(super) fn degraded(&self, uuid: &str) -> Vec<String> {
         self.about(uuid, ConditionKind::Degraded).map(|(_, one)| one.reason.clone()).collect()
     }
 
-    /// Returns the present maintenance of the host.
+    /// Returns the current maintenance of the host.
     pub(super) fn maintenance(&self) -> Option<Maintenance> {
         let mut found = self.in_force.iter().filter(|((_, kind, _), _)| *kind == ConditionKind::Maintenance);
         found.next().map(|(_, one)| Maintenance {
@@ -163,7 +163,7 @@ impl Conditions {
     }
 
     /// Returns the conditions of a kind for a GPU, or for the host.
-    fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&Key, &InForce)> {
+    fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &InForce)> {
         let here = move |scope: &Scope| match scope {
             Scope::Host => true,
             Scope::Gpu(other) => other == uuid,
@@ -171,8 +171,9 @@ impl Conditions {
         self.in_force.iter().filter(move |((scope, of, _), _)| *of == kind && here(scope))
     }
 
-    /// Ends degraded states that a reading shows to be over. Returns the changes for the store. The reading was
-    /// begun at `begun`, when no call could change the GPU any more.
+    /// Ends the degraded states that `reading` disproves. Returns the changes to record.
+    ///
+    /// `begun` is when the reading began. A check counts only if its condition was set before that time.
     pub(super) fn check_recovery(&mut self, reading: &Reading, begun: Instant) -> Vec<Change> {
         let uuid = &reading.identity.uuid;
         let mut ended = Vec::new();
@@ -199,7 +200,7 @@ impl Conditions {
                 "a bad row of its memory could not be replaced: no spare row is left, or the remapper failed",
             )
         } else if rows.pending && (!before.pending || more) {
-            RowNews::Fault("a bad row of its memory is replaced with the next reset, and in use until then")
+            RowNews::Fault("the next reset replaces a bad row of its memory, which is in use until then")
         } else {
             RowNews::Noticed
         }
@@ -266,7 +267,7 @@ mod tests {
             by: None,
         };
         conditions.apply(&Change::Degrade(new, Arc::new(AlwaysPasses)));
-        // Set "tomorrow" by a clock that was set back since.
+        // Set "tomorrow" by a wall clock that was set back later.
         for one in conditions.in_force.values_mut() {
             one.since = Timestamp::now() + jiff::SignedDuration::from_hours(24);
         }

@@ -19,11 +19,10 @@
 //! | `ready` | yes | yes | yes |
 //! | `cordoned` | no | yes | no |
 //! | `degraded` | no | yes | no |
-//! | `changing` | no | queued | queued |
+//! | `changing` | no | with `--wait`: queued; else refused | the same |
 //! | `held`, `unknown`, `lost`, `maintenance` | no | no | no |
 //!
-//! A cordon is independent of the state: a GPU that is changing or degraded may have one, which is in
-//! `cordons`.
+//! A cordon is independent of the state. `cordons` lists it for a GPU in any state.
 
 use std::sync::Arc;
 
@@ -40,41 +39,40 @@ use super::{
 /// A GPU as the driver listed it, with its readings.
 #[derive(Debug, Clone)]
 pub(super) struct Sight {
-    /// Its identity as last listed.
+    /// Identity as last listed.
     pub(super) identity: Identity,
     /// Whether the driver lists it now.
     pub(super) listed: bool,
-    /// Why the driver lists a GPU at its index that it cannot identify.
+    /// Why the driver cannot identify the GPU at this index, although it lists one there.
     pub(super) list_error: Option<DriverError>,
-    /// The last readings.
     pub(super) last: LastReading<Arc<Reading>>,
 }
 
 /// A GPU in a snapshot.
 #[derive(Debug)]
 pub(crate) struct GpuSnapshot {
-    /// Complete, as an administrator sees it.
+    /// The complete GPU, as an administrator sees it.
     pub(crate) gpu: Gpu,
-    /// Why it is in its state, in the order of `gpu.reasons`.
+    /// Reasons for the state, in the order of `gpu.reasons`.
     pub(crate) reasons: Vec<Reason>,
-    /// Position of the rule that claims it.
+    /// Position in the config of the rule that claims the GPU.
     pub(crate) rule: Option<usize>,
-    /// Content of its events; `changed` is empty.
+    /// Content of the GPU's events; `changed` is empty.
     pub(super) told: GpuChange,
 }
 
 impl GpuSnapshot {
-    /// Returns whether an operation is changing it.
+    /// Returns whether an operation is changing the GPU.
     pub(crate) fn is_changing(&self) -> bool {
         self.reasons.iter().any(|reason| matches!(reason, Reason::Changing { .. }))
     }
 
-    /// Returns whether this agent has not finished any attempt to read it.
+    /// Returns whether no attempt of this gpushd to read the GPU has finished.
     pub(crate) fn is_unread(&self) -> bool {
         self.reasons.iter().any(|reason| matches!(reason, Reason::NotRead))
     }
 
-    /// Returns whether an event must report a difference between the two.
+    /// Returns whether the two differ in a field that events report.
     pub(crate) fn differs_from(&self, other: &Self) -> bool {
         !std::ptr::eq(self, other) && self.told != other.told
     }
@@ -112,7 +110,7 @@ impl GpuSnapshot {
         }
     }
 
-    /// Composes it from known data; `listed_at` is when the GPUs were listed.
+    /// Composes the GPU from known data. `listed_at` is when the GPUs were listed.
     pub(super) fn compose(known: &Known, sight: &Sight, listed_at: Moment) -> Self {
         let uuid = &sight.identity.uuid;
         let (state, reasons) = state(known, sight);
@@ -127,7 +125,7 @@ impl GpuSnapshot {
             overridden: overridden.map(|one| super::overridden(one.clone(), Some(sight.identity.index))),
             state,
             cordons: known.conditions.cordons(uuid),
-            // Nothing is planned on it before the first reading.
+            // Before the first reading the fields below are empty. No change is planned on such a GPU.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
             timeslice: known.levels.get(uuid).cloned(),
@@ -155,7 +153,7 @@ impl GpuSnapshot {
     }
 }
 
-/// Returns the state and its reasons, except those that depend on the rule of the GPU.
+/// Returns the state and its reasons, except those that depend on the GPU's rule.
 fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
     let uuid = &sight.identity.uuid;
     let mut reasons: Vec<Reason> = Vec::new();
@@ -172,7 +170,7 @@ fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
         state = GpuState::Degraded;
         reasons.extend(degraded.into_iter().map(Reason::Degraded));
     }
-    // A planned operation that has not begun does not affect the state.
+    // An operation that is only being planned does not affect the state.
     if let Some(holder) = known.lanes.get(uuid).filter(|holder| holder.has_begun()) {
         state = GpuState::Changing;
         reasons.push(Reason::Changing { holder: holder.clone() });
@@ -202,13 +200,13 @@ fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
         reasons.push(Reason::Maintenance(maintenance));
     }
     if state == GpuState::Cordoned {
-        // In other states they are only in `cordons`.
+        // In other states, the cordons are only in the field `cordons`.
         reasons.extend(cordons.into_iter().map(Reason::Cordoned));
     }
     (state, reasons)
 }
 
-/// Returns whether the hardware is usable, according to its reading.
+/// Returns whether the GPU can be used in this state.
 fn is_usable(state: GpuState) -> bool {
     match state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => true,
@@ -224,7 +222,7 @@ pub(crate) fn is_managed(gpu: &Gpu) -> bool {
     }
 }
 
-/// Returns how a GPU's MPS sharing differs from its rule; `shared` tells whether a daemon for the whole GPU is
+/// Returns how a GPU's MPS sharing differs from its rule. `shared` says whether an MPS daemon for the whole GPU is
 /// active.
 fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
     let seen = match gpu.state {
@@ -232,14 +230,14 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
         GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
     match (gpu.mode, shared) {
-        // An obstacle is already in the drift.
+        // Other drift already explains why MPS is not active.
         (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some(match sharing::too_old(gpu) {
             Some(why) => format!("it can't be shared through MPS: {why}"),
             None => "it is not shared through MPS yet".to_owned(),
         }),
         (Mode::Mps | Mode::Unmanaged, _) | (_, false) => None,
         (Mode::Exclusive | Mode::Mig | Mode::Timeslice, true) => {
-            Some("it is shared through MPS, which its rule does not want any more".to_owned())
+            Some("it is shared through MPS, but its rule no longer says so".to_owned())
         }
     }
 }
@@ -262,7 +260,7 @@ fn told(gpu: &Gpu) -> GpuChange {
         mig: gpu.mig.as_ref().map(|mig| mig.enabled),
         instances: instances.collect(),
         compute_mode: gpu.compute_mode,
-        // Another reading of the same level is not a change.
+        // A newer reading of the same level is not a change.
         timeslice: gpu.timeslice.clone().map(|level| TimesliceView { read_at: None, ..level }),
     }
 }

@@ -1,4 +1,4 @@
-//! A snapshot of the host, as seen by everything except [`State`](super::State).
+//! A snapshot of the host. All other modules read it; only [`State`](super::State) makes it.
 
 use std::{
     collections::BTreeMap,
@@ -14,10 +14,10 @@ use gpush_store::Lost;
 use super::{GpuSnapshot, LeaseTable};
 use crate::caller::Viewer;
 
-/// The host at one moment, immutable.
+/// The host at one moment; immutable.
 #[derive(Debug, Clone)]
 pub(crate) struct HostState {
-    /// GPUs by index; those that the driver does not list any more come last.
+    /// GPUs by index. Those that the driver no longer lists come last.
     pub(crate) gpus: Vec<Arc<GpuSnapshot>>,
     /// GPUs that the driver lists but cannot identify: index and error.
     pub(crate) nameless: Vec<(u32, DriverError)>,
@@ -29,34 +29,35 @@ pub(crate) struct HostState {
     pub(crate) config: Arc<Config>,
     /// Generation of the desired state.
     pub(crate) generation: u64,
-    /// The maintenance that the host is in.
+    /// The current maintenance of the host.
     pub(crate) maintenance: Option<Maintenance>,
-    /// A lost database that is not accepted yet.
+    /// A loss of the database that no administrator has accepted yet.
     pub(crate) lost: Option<Lost>,
     /// Leases that have not ended.
     pub(crate) leases: Arc<LeaseTable>,
     /// Id of the last event before this snapshot.
     pub(crate) last_event: String,
-    /// Number of GPU events so far: equal numbers mean that no GPU has changed.
+    /// Number of GPU events so far. Equal numbers mean that no GPU has changed.
     pub(crate) changes: u64,
-    /// Answers about all GPUs made from this snapshot.
+    /// Responses about all GPUs that were made from this snapshot.
     pub(crate) answers: Answers,
 }
 
-/// Answers about all GPUs, as JSON, by viewer. They belong to one snapshot, so they need no invalidation.
+/// Responses about all GPUs, as JSON, by viewer. They belong to one snapshot, so they need no invalidation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Answers(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
 
 impl Answers {
-    /// Maximum number of stored viewers: administrators, users without processes, some with.
+    /// Maximum number of viewers with a stored response: administrators, users without processes, some users with
+    /// processes.
     const MOST: usize = 8;
 
-    /// Returns the answer for a viewer, if it is stored.
+    /// Returns the stored response for a viewer.
     pub(crate) fn get(&self, viewer: Viewer) -> Option<Bytes> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&viewer).cloned()
     }
 
-    /// Stores the answer for a viewer.
+    /// Stores the response for a viewer.
     pub(crate) fn keep(&self, viewer: Viewer, json: Bytes) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < Self::MOST {

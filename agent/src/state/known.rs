@@ -1,4 +1,4 @@
-//! The source data of snapshots: the last input of each kind, under the lock of [`State`](super::State).
+//! The source data of snapshots: the last input of each kind. The lock of [`State`](super::State) protects it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,14 +21,14 @@ use super::{
 /// The operation that has claimed a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// An operation being planned: it has no id yet, and changes nothing.
+    /// An operation that is being planned. It has no id yet, and changes nothing.
     Planning,
-    /// The operation with this id, which has begun to change the GPU.
+    /// The operation with this id. It has begun to change the GPU.
     Operation(String),
 }
 
 impl Holder {
-    /// Returns whether it changes the GPU.
+    /// Returns whether the operation has begun to change the GPU.
     pub(crate) fn has_begun(&self) -> bool {
         match self {
             Self::Planning => false,
@@ -50,7 +50,7 @@ impl fmt::Display for Holder {
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) config: Arc<Config>,
-    /// Position of the rule that claims each GPU, by UUID.
+    /// Position in the config of the rule that claims each GPU, by UUID.
     pub(super) claims: BTreeMap<String, Option<usize>>,
     pub(super) loss: Loss,
     pub(super) conditions: Conditions,
@@ -61,13 +61,13 @@ pub(super) struct Known {
     pub(super) nameless: Vec<(u32, DriverError)>,
     /// GPUs with a driver call that may still take effect.
     pub(super) unsettled: BTreeSet<String>,
-    /// GPUs claimed by an operation.
+    /// GPUs that an operation has claimed.
     pub(super) lanes: BTreeMap<String, Holder>,
     /// GPUs with an active MPS daemon for the whole GPU.
     pub(super) shared: BTreeSet<String>,
     /// Time-slice levels as last read.
     pub(super) levels: BTreeMap<String, TimesliceView>,
-    /// The last published state of each GPU.
+    /// Last published content of each GPU's events.
     pub(super) told: BTreeMap<String, GpuChange>,
     /// Leases that have not ended.
     pub(super) leases: Arc<LeaseTable>,
@@ -80,7 +80,7 @@ pub(super) struct Loss {
 }
 
 impl Known {
-    /// Makes a snapshot of these GPUs.
+    /// Makes a snapshot with these GPUs.
     pub(super) fn snapshot(&self, mut gpus: Vec<Arc<GpuSnapshot>>, last_event: String, changes: u64) -> HostState {
         let listed = |gpu: &GpuSnapshot| self.sights.get(&gpu.gpu.uuid).is_some_and(|sight| sight.listed);
         gpus.sort_by_key(|gpu| (!listed(gpu), gpu.gpu.index));
@@ -118,8 +118,8 @@ impl Known {
         })
     }
 
-    /// Matches the last good list with the known GPUs. A listed GPU that cannot be identified counts as the one
-    /// that was last at its index, unless that one is listed elsewhere.
+    /// Matches the last good list with the known GPUs. If a listed GPU cannot be identified, it counts as the GPU that
+    /// was last at its index, unless that GPU is listed elsewhere.
     pub(super) fn arrange(&mut self) {
         let Some((listed, _)) = self.list.good.clone() else { return };
         for sight in self.sights.values_mut() {
@@ -143,7 +143,8 @@ impl Known {
             match self.sights.values_mut().find(|sight| !sight.listed && sight.identity.index == index) {
                 Some(sight) => {
                     sight.listed = true;
-                    // Skipped because of an earlier call: other data shows whether it still runs.
+                    // The driver worker skipped this GPU because of an earlier call. `unsettled` shows whether that
+                    // call still runs.
                     sight.list_error = Some(error.clone()).filter(|error| error.kind != ErrorKind::Unsettled);
                 }
                 None => self.nameless.push((index, error.clone())),

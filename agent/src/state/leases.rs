@@ -5,8 +5,8 @@
 //!                 └── commit failed ──► gone
 //! ```
 //!
-//! A reservation occupies capacity from the moment of its placement, so two grants never get one share. It has no id
-//! yet: the commit gives it one. [`crate::leases`] decides; all other modules only read.
+//! A reservation occupies capacity as soon as it is placed, so two grants never get the same share. It has no lease id
+//! yet: the commit assigns one. [`crate::leases`] decides; all other modules only read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,27 +29,29 @@ use crate::caller::Viewer;
 /// A lease that has not ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct OpenLease {
-    /// As recorded last.
+    /// The last recorded data.
     pub(crate) record: LeaseRecord,
-    /// Where it is in its life.
+    /// State in the lease's life cycle.
     pub(crate) state: machine::State,
-    /// Its end by this process's own clock.
+    /// End time on this process's monotonic clock.
     pub(crate) deadline: Option<Instant>,
-    /// Its place in the queue.
+    /// Position in the queue.
     pub(crate) queue: Option<LeaseQueuePosition>,
-    /// What it waits for while it is releasing, one sentence each.
+    /// What a releasing lease waits for, one sentence each.
     pub(crate) waits_for: Vec<String>,
+    /// Processes that were left when it was probed last.
+    pub(crate) left: Vec<u32>,
 }
 
 impl OpenLease {
-    /// A recorded lease in the state that its record says.
+    /// Creates a lease in the state of its record.
     pub(crate) fn new(record: LeaseRecord) -> Self {
         let state = machine::State::restored(record.state, record.reason);
         let deadline = deadline(record.expires_at);
-        Self { record, state, deadline, queue: None, waits_for: Vec::new() }
+        Self { record, state, deadline, queue: None, waits_for: Vec::new(), left: Vec::new() }
     }
 
-    /// Id.
+    /// Returns the id.
     pub(crate) fn id(&self) -> LeaseId {
         self.record.id
     }
@@ -74,17 +76,19 @@ impl OpenLease {
         self.record = record;
     }
 
-    /// Whether it has expired by the wall clock, or by the time that this process has seen pass: a clock that is set
-    /// back does not lengthen a lease.
+    /// Returns whether the lease has expired by the wall clock, or by the monotonic clock of this process. So setting
+    /// the wall clock back does not extend a lease.
     pub(crate) fn has_expired(&self, now: Timestamp, at: Instant) -> bool {
         self.record.expires_at.is_some_and(|expires| expires <= now) || self.deadline.is_some_and(|end| end <= at)
     }
 
-    /// Whether nothing is known that it waits for: its process has ended, or it is releasing and no process is left.
+    /// Whether no process is known that it waits for: the processes have ended, or were killed and are about to end.
     pub(crate) fn ends_now(&self) -> bool {
         match (self.state.name(), &self.record.binding) {
-            (LeaseState::Releasing, _) => self.waits_for.is_empty(),
-            (LeaseState::Active, LeaseBinding::Process { pid: Some(pid), start }) => proc::start(*pid) != *start,
+            (LeaseState::Releasing, _) => self.left.iter().all(|pid| proc::is_ending(*pid)),
+            (LeaseState::Active, LeaseBinding::Process { pid: Some(pid), start }) => {
+                proc::start(*pid) != *start || proc::is_ending(*pid)
+            }
             (LeaseState::Active, LeaseBinding::Scope { cgroup: Some(path), .. }) => {
                 // A new scope does not exist yet when its lease is granted.
                 cgroup::processes(path).is_some_and(|pids| pids.is_empty())
@@ -93,7 +97,7 @@ impl OpenLease {
         }
     }
 
-    /// Its holder and end, as a refusal names it: `lease L17 of alice until 2026-01-02 03:04:05 UTC`.
+    /// Names the holder and the end for a refusal: `lease L17 of alice until 2026-01-02 03:04:05 UTC`.
     pub(crate) fn describe(&self) -> String {
         let holder = self.record.holder.user.clone().unwrap_or_else(|| format!("uid {}", self.record.holder.uid));
         let end = match (self.state.name(), self.record.expires_at) {
@@ -104,7 +108,7 @@ impl OpenLease {
         format!("lease {} of {holder}{end}", self.id())
     }
 
-    /// The lease as a caller may see it.
+    /// Returns the lease as `viewer` may see it.
     pub(crate) fn shown(&self, viewer: Viewer) -> Lease {
         let mut lease = whole(&self.record);
         (lease.state, lease.reason) = (self.state.name(), self.state.reason());
@@ -113,7 +117,7 @@ impl OpenLease {
         redacted(lease, viewer)
     }
 
-    /// The event that reports it.
+    /// Returns the event that reports the lease.
     fn event(&self) -> LeaseChange {
         let record = &self.record;
         let uuids: BTreeSet<String> = record.members.iter().map(|member| member.gpu.clone()).collect();
@@ -131,7 +135,7 @@ impl OpenLease {
     }
 }
 
-/// Returns a recorded lease as a caller may see it.
+/// Returns a recorded lease as `viewer` may see it.
 pub(crate) fn shown(record: &LeaseRecord, viewer: Viewer) -> Lease {
     redacted(whole(record), viewer)
 }
@@ -143,7 +147,7 @@ fn redacted(mut lease: Lease, viewer: Viewer) -> Lease {
     lease
 }
 
-/// A recorded lease with everything that administrators see.
+/// Returns a recorded lease with all fields, as an administrator sees it.
 fn whole(record: &LeaseRecord) -> Lease {
     Lease {
         id: record.id,
@@ -167,7 +171,7 @@ fn whole(record: &LeaseRecord) -> Lease {
     }
 }
 
-/// The end of a lease by this process's own clock.
+/// Converts the end time of a lease to this process's monotonic clock.
 fn deadline(expires_at: Option<Timestamp>) -> Option<Instant> {
     let left = Duration::try_from(expires_at?.duration_since(Timestamp::now())).unwrap_or_default();
     Instant::now().checked_add(left)
@@ -176,18 +180,18 @@ fn deadline(expires_at: Option<Timestamp>) -> Option<Instant> {
 /// A grant that is being recorded.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Reservation {
-    /// The user who is admitted.
+    /// Uid of the user who gets the share.
     pub(crate) holder: u32,
-    /// What it occupies.
+    /// The targets and shares that it occupies.
     pub(crate) members: Vec<LeaseMember>,
 }
 
 /// What the end of an operation recorded about leases.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settled {
-    /// The lease whose MIG devices it created: active, or ended.
+    /// The lease whose MIG devices the operation created. It is now active, or has ended.
     pub(crate) lease: Option<LeaseRecord>,
-    /// Instances that gpushd has created, by UUID of the GPU, where that has changed.
+    /// For each GPU where that has changed: its UUID, and the instances that gpushd created on it.
     pub(crate) created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -197,23 +201,23 @@ pub(crate) type ReservationId = u64;
 /// All leases that have not ended.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LeaseTable {
-    /// By id, which is the order of arrival.
+    /// By id, which is also the order of arrival.
     pub(crate) open: BTreeMap<LeaseId, OpenLease>,
     /// Grants that are being recorded.
     pub(crate) reserved: BTreeMap<ReservationId, Reservation>,
-    /// Instances that gpushd created. Leases destroy no others.
+    /// Instances that gpushd created. A lease never destroys other instances.
     pub(crate) created: CreatedInstances,
     next: ReservationId,
 }
 
 impl LeaseTable {
-    /// The leases of an earlier process, from their records, and the instances that gpushd created.
+    /// Creates the table from the records of an earlier process.
     pub(crate) fn new(recorded: Vec<LeaseRecord>, created: CreatedInstances) -> Self {
         let open = recorded.into_iter().map(|record| (record.id, OpenLease::new(record))).collect();
         Self { open, created, ..Self::default() }
     }
 
-    /// Members that occupy capacity, each with the uid of its holder.
+    /// Returns the members that occupy capacity, each with the uid of its holder.
     pub(crate) fn members(&self) -> impl Iterator<Item = (u32, &LeaseMember)> {
         let open = self.holding().flat_map(|lease| {
             let holder = lease.record.holder.uid;
@@ -223,12 +227,12 @@ impl LeaseTable {
         open.chain(reserved)
     }
 
-    /// Leases that occupy capacity.
+    /// Returns the leases that occupy capacity.
     pub(crate) fn holding(&self) -> impl Iterator<Item = &OpenLease> {
         self.open.values().filter(|lease| lease.state.name().holds_capacity())
     }
 
-    /// Leases with a member on this GPU or MIG device that occupy it.
+    /// Returns the leases that occupy a share of this GPU or MIG device.
     pub(crate) fn on_target(&self, target: &str) -> impl Iterator<Item = &OpenLease> {
         self.holding().filter(move |lease| lease.record.members.iter().any(|member| member.target == target))
     }
@@ -245,8 +249,7 @@ impl LeaseTable {
         self.members().any(|(_, member)| member.target == target)
     }
 
-    /// Uids of the users who are admitted to an MPS target: holders of active leases, and of grants that are being
-    /// recorded.
+    /// Returns the uids that may use an MPS target: holders of active leases, and of grants that are being recorded.
     pub(crate) fn admitted(&self, target: &str) -> BTreeSet<u32> {
         let is_here = |member: &LeaseMember| member.target == target && matches!(member.share, MemberShare::Mps { .. });
         let active = self.open.values().filter(|lease| lease.state.admits());
@@ -255,8 +258,8 @@ impl LeaseTable {
         active.map(|lease| lease.record.holder.uid).chain(reserved.map(|one| one.holder)).collect()
     }
 
-    /// Marks what leases have as in use, for plans: a leased target is in use, idle or not. A grant that is being
-    /// recorded has no id yet: it is shown as a process without a pid, which every user may read.
+    /// Marks leased targets as in use, so that plans respect them even when they are idle. A grant that is being
+    /// recorded has no id yet. It appears as a process without a pid, which every user may see.
     pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
         for lease in self.holding() {
             for member in &lease.record.members {
@@ -295,13 +298,13 @@ impl LeaseTable {
         self.next
     }
 
-    /// The lease whose MIG devices an operation creates.
+    /// Returns the lease whose MIG devices an operation creates.
     pub(crate) fn granting(&self, operation: OperationId) -> Option<&OpenLease> {
         let is_its = |lease: &&OpenLease| lease.record.operation == Some(operation);
         self.open.values().filter(is_its).find(|lease| lease.state.name() == LeaseState::Granting)
     }
 
-    /// Shows what the end of an operation recorded.
+    /// Applies what the end of an operation recorded.
     pub(crate) fn settle(&mut self, settled: &Settled) {
         for (gpu, placements) in &settled.created {
             self.created.insert(gpu.clone(), placements.clone());
@@ -319,19 +322,19 @@ impl LeaseTable {
         lease.set_record(record.clone());
     }
 
-    /// Adds a recorded lease, or replaces its record. An active lease has a deadline from its end time.
+    /// Adds a recorded lease, or replaces it.
     pub(crate) fn put(&mut self, record: LeaseRecord) {
         self.open.insert(record.id, OpenLease::new(record));
     }
 }
 
 impl State {
-    /// All leases that have not ended.
+    /// Returns all leases that have not ended.
     pub(crate) fn leases(&self) -> Arc<LeaseTable> {
         Arc::clone(&self.0.snapshot.borrow().leases)
     }
 
-    /// Changes the leases, and publishes how they differ from before. Leases that have ended are removed afterwards.
+    /// Changes the leases and publishes the differences. Then it removes leases that have ended.
     pub(crate) fn change_leases<T>(&self, change: impl FnOnce(&mut LeaseTable) -> T) -> T {
         self.update(|known| {
             let before = Arc::clone(&known.leases);

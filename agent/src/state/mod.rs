@@ -1,4 +1,4 @@
-//! What gpushd knows about the host: the only owner of it.
+//! The state of the host. No other module owns what gpushd knows about it.
 //!
 //! ```text
 //! readings   ── GPUs listed, GPUs read, worker's unsettled calls ──┐
@@ -8,29 +8,30 @@
 //!                                                            difference from the one before ─► GPU events
 //! ```
 //!
-//! Each change replaces the snapshot, an immutable [`HostState`], and publishes the differences of GPUs from
-//! the previous one, under the same lock. So no difference is skipped, and a snapshot has the id of the last
-//! event before it. Nothing here awaits. Durable changes are committed first (`commit`), and applied in the
-//! order of the commits. Changes that gpushd itself detects (a fault cordons a GPU) are effective at once and
-//! recorded afterwards: a full disk must not keep a broken GPU in use.
+//! Each change replaces the snapshot, an immutable [`HostState`]. Under the same lock, it publishes how the GPUs differ
+//! from the previous snapshot. So no difference is skipped, and a snapshot has the id of the last event before it.
 //!
-//! A reading may change conditions, whichever request caused it. Composing an answer from a snapshot never changes anything.
+//! Code that holds the lock never awaits. Requested changes are committed first (`commit`), and applied in the order of
+//! the commits. A change that gpushd itself detects, such as a fault that cordons a GPU, takes effect at once and is
+//! recorded afterwards. Otherwise a full disk would keep a broken GPU in use.
+//!
+//! Any reading may change conditions. Composing a response from a snapshot changes nothing.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `host` | a snapshot |
-//! | `known` | everything that snapshots are composed from |
-//! | `gpu` | one GPU of a snapshot: its state and why |
+//! | `known` | the source data of snapshots |
+//! | `gpu` | one GPU of a snapshot: its state and the reasons |
 //! | `reason` | why a GPU is in its state, as a type |
 //! | `conditions` | cordons, maintenance, degraded GPUs |
 //! | `leases` | leases that have not ended |
 //! | `overrides` | layouts that take precedence over the config |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `view` | a snapshot as a caller may see it |
-//! | `redact` | what is left out for a viewer |
+//! | `redact` | removes what a viewer may not see |
 //! | `readings` | reading the hardware; the only part that awaits the driver |
 //! | `events` | events and their listeners |
-//! | `words` | conditions in words |
+//! | `words` | conditions as text |
 
 mod commit;
 mod conditions;
@@ -79,7 +80,7 @@ use self::{
     readings::{LastReading, Moment},
 };
 
-/// What is known about the host. A handle, cheap to clone.
+/// The state of the host. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct State(Arc<Inner>);
 
@@ -100,11 +101,11 @@ pub(crate) struct Initial {
     pub(crate) conditions: Conditions,
     /// Recorded overrides.
     pub(crate) overrides: Overrides,
-    /// A lost database that is not accepted yet.
+    /// A loss of the database that no administrator has accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// When a loss was last accepted on this boot, in clock ticks since its start.
+    /// When an administrator last accepted a loss on this boot, in clock ticks since boot.
     pub(crate) known_since: Option<u64>,
-    /// Leases on record that have not ended.
+    /// Recorded leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
     /// Instances that gpushd created on this boot.
     pub(crate) created: CreatedInstances,
@@ -118,7 +119,7 @@ enum Touched {
 }
 
 impl State {
-    /// Starts from recorded data; no GPU is known yet.
+    /// Creates the state from recorded data. No GPU is known yet.
     pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
         let Initial { config, conditions, overrides, lost, known_since, leases, created } = initial;
         let known = Known {
@@ -145,12 +146,12 @@ impl State {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the present snapshot.
+    /// Returns the current snapshot.
     pub(crate) fn now(&self) -> Arc<HostState> {
         Arc::clone(&self.0.snapshot.borrow())
     }
 
-    /// Subscribes to snapshots. Some may be skipped: only events are complete.
+    /// Subscribes to snapshots. A subscriber may miss some; only events are complete.
     pub(crate) fn watch(&self) -> watch::Receiver<Arc<HostState>> {
         self.0.snapshot.subscribe()
     }
@@ -160,12 +161,12 @@ impl State {
         Arc::clone(&self.0.snapshot.borrow().config)
     }
 
-    /// Returns the present maintenance.
+    /// Returns the current maintenance.
     pub(crate) fn maintenance(&self) -> Option<Maintenance> {
         self.0.snapshot.borrow().maintenance.clone()
     }
 
-    /// Returns the events, to publish those that are not differences of snapshots.
+    /// Returns the events, to publish events that are not differences of snapshots.
     pub(crate) fn events(&self) -> &Events {
         &self.0.events
     }
@@ -175,7 +176,7 @@ impl State {
         self.known().sights.get(uuid).map(|sight| sight.identity.index)
     }
 
-    /// Returns the snapshot with these readings instead of the last ones, as a basis for plans.
+    /// Returns the current snapshot with these readings in place of the last ones, as a basis for plans.
     pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
         self.expire_overrides();
         let known = self.known();
@@ -205,7 +206,7 @@ impl State {
             }
         };
         let mut next = known.snapshot(gpus, String::new(), before.changes);
-        // Without a driver there is nothing to compare: its loss is a separate event.
+        // Without a driver there is nothing to compare. The loss of the driver is a separate event.
         if next.driver.is_none() {
             let told = &mut known.told;
             for gpu in &next.gpus {
@@ -220,7 +221,7 @@ impl State {
         result
     }
 
-    /// Stores a list of the GPUs, or why there is none.
+    /// Stores the list of GPUs, or why it could not be read.
     fn listed(&self, list: LastReading<Arc<Vec<Listed>>>) {
         self.update(|known| {
             known.list = list;
@@ -229,7 +230,7 @@ impl State {
         });
     }
 
-    /// Stores a reading of a GPU, or why there is none. It may end a degraded state or cordon the GPU.
+    /// Stores a reading of a GPU, or why it failed. It may end a degraded state or cordon the GPU.
     fn read(&self, uuid: &str, last: LastReading<Arc<Reading>>) {
         self.update(|known| {
             // A stale reading may show the GPU as it was before a change.
@@ -241,7 +242,7 @@ impl State {
             let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
             if settled {
                 for change in known.conditions.check_recovery(&reading, at.own) {
-                    // If this record is lost, the next agent's first reading repeats it.
+                    // If this write is lost, the first reading of the next gpushd repeats it.
                     drop(self.0.store.write_ending(move |tx| change.record(tx)));
                 }
             }
@@ -252,7 +253,7 @@ impl State {
         });
     }
 
-    /// Stores which GPUs have a driver call that may still take effect.
+    /// Stores which GPUs have a driver call that has not returned and may still take effect.
     pub(crate) fn unsettled(&self, uuids: &[String]) {
         let now: BTreeSet<String> = uuids.iter().cloned().collect();
         if self.known().unsettled == now {
@@ -265,7 +266,7 @@ impl State {
         });
     }
 
-    /// Cordons a GPU because of a fault reported by the driver.
+    /// Cordons a GPU because the driver reported a fault.
     pub(crate) fn fault(&self, uuid: &str, cause: &str, reason: String) {
         self.update(|known| {
             self.cordon_at_once(known, uuid, cause, reason, None);
@@ -283,14 +284,13 @@ impl State {
         }
     }
 
-    /// Records the memory rows without waiting.
+    /// Records the memory rows without waiting for the commit.
     fn record_rows(&self, uuid: &str, rows: RemappedRows) {
         let (uuid, rows) = (uuid.to_owned(), serde_json::to_value(rows).unwrap_or_default());
         drop(self.0.store.write(move |tx| tx.notice(&uuid, rows.clone())));
     }
 
-    /// Cordons a GPU on gpushd's own behalf. The cordon is effective at once, whether or not it can be
-    /// recorded.
+    /// Cordons a GPU for gpushd itself. The cordon takes effect at once, even if it cannot be recorded.
     fn cordon_at_once(
         &self,
         known: &mut Known,
@@ -322,7 +322,7 @@ impl State {
         });
         known.conditions.apply(&change);
         let uuid = uuid.to_owned();
-        // A full disk must not prevent it, because the fault exists in any case.
+        // Uses the store's reserved space: a full disk must not prevent the record of a fault.
         drop(self.0.store.write_ending(move |tx| {
             change.record(tx)?;
             if let Some(rows) = noticed {
@@ -348,7 +348,7 @@ impl State {
         });
     }
 
-    /// Applies the effects of transactions on overrides, and publishes them. They are already recorded.
+    /// Applies the recorded effects of transactions on overrides, and publishes them.
     pub(crate) fn override_effects(&self, effects: &[Effect]) {
         if effects.is_empty() {
             return;
@@ -372,7 +372,7 @@ impl State {
         self.known().overrides.of(uuid).cloned()
     }
 
-    /// Ends overrides that have expired. Their ends are recorded later, see [`State::expired_overrides`].
+    /// Ends overrides that have expired. The caller of [`State::expired_overrides`] records their ends later.
     pub(crate) fn expire_overrides(&self) {
         let (now, at) = (Timestamp::now(), Instant::now());
         let over = self.known().overrides.expire(now, at);
@@ -381,12 +381,12 @@ impl State {
         }
     }
 
-    /// Returns the overrides whose ends must be recorded, and the time until the next one expires.
+    /// Returns the overrides whose ends must be recorded, and the time until the next override expires.
     pub(crate) fn expired_overrides(&self) -> (Vec<Override>, Option<Duration>) {
         self.known().overrides.to_record(Timestamp::now(), Instant::now())
     }
 
-    /// Reports that the ends of these overrides are recorded.
+    /// Confirms that the ends of these overrides are recorded.
     pub(crate) fn expiry_recorded(&self, ended: &[Override]) {
         self.known().overrides.recorded(ended);
     }
@@ -401,7 +401,7 @@ impl State {
         });
     }
 
-    /// Accepts the loss of the database; `known_since` is now, in clock ticks since boot.
+    /// Accepts the loss of the database. `known_since` is the current time in clock ticks since boot.
     pub(crate) fn accept_loss(&self, known_since: u64) {
         self.update(|known| {
             known.loss = Loss { lost: None, known_since: Some(known_since) };
@@ -409,7 +409,7 @@ impl State {
         });
     }
 
-    /// Ends the report of a loss that holds no GPU.
+    /// Ends the report of a loss that does not hold any GPU.
     pub(crate) fn acknowledge_loss(&self) {
         self.update(|known| {
             known.loss.lost = None;
@@ -417,13 +417,13 @@ impl State {
         });
     }
 
-    /// Returns whether a grant to a process, or to one of its ancestors, may have been lost with the database.
-    /// `start` is the start of the process in clock ticks since boot.
+    /// Returns whether the lost database may have contained a grant to a process, or to one of its ancestors. `start`
+    /// is the start of the process in clock ticks since boot.
     pub(crate) fn may_have_forgotten(&self, start: u64) -> bool {
         self.known().loss.known_since.is_some_and(|since| start <= since)
     }
 
-    /// Stores which operation has claimed these GPUs; `None` if they are free again.
+    /// Stores which operation has claimed these GPUs; `None` if they are free.
     pub(crate) fn lane(&self, uuids: &[String], holder: Option<&Holder>) {
         self.update(|known| {
             for uuid in uuids {
@@ -447,7 +447,7 @@ impl State {
         });
     }
 
-    /// Stores the last read time-slice levels of all GPUs that have one.
+    /// Stores the last time-slice levels of all GPUs that have one.
     pub(crate) fn levels(&self, levels: BTreeMap<String, TimesliceView>) {
         if self.known().levels == levels {
             return;

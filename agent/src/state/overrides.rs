@@ -10,8 +10,8 @@
 //!           └─ expired ─────────────────────┘
 //! ```
 //!
-//! Expiry is final: an expired override stays expired, whatever the clock does. Both the system clock and the
-//! monotonic time of this process count, so setting the clock back does not lengthen it.
+//! Expiry is final: an expired override stays expired even if the system clock is set back. An override also expires by
+//! the monotonic clock of this process, so setting the system clock back does not extend it.
 
 use std::{
     collections::BTreeMap,
@@ -25,23 +25,23 @@ use jiff::Timestamp;
 /// The effect of a transaction on the override of a GPU.
 #[derive(Debug, Clone)]
 pub(crate) enum Effect {
-    /// This override is active.
+    /// The operation of this override succeeded, so the override is active.
     Made(Override),
     /// This override has ended.
     Ended {
         /// The ended override.
         one: Override,
-        /// The generation that its end created.
+        /// The generation of the desired state that this end created.
         generation: u64,
-        /// What ended it, in the audit trail's terms.
+        /// The action that ended it, as in the audit trail.
         action: String,
-        /// The user who ended it; `None` for gpushd itself.
+        /// The user who ended it; `None` if gpushd did.
         by: Option<Actor>,
     },
 }
 
 impl Effect {
-    /// The audit trail's name for setting an override.
+    /// Action in the audit trail for setting an override.
     pub(crate) const MAKE: &str = "override.make";
 
     fn generation(&self) -> u64 {
@@ -51,14 +51,14 @@ impl Effect {
         }
     }
 
-    /// Returns the UUID of its GPU.
+    /// Returns the UUID of the override's GPU.
     pub(super) fn uuid(&self) -> &str {
         match self {
             Self::Made(one) | Self::Ended { one, .. } => &one.gpu,
         }
     }
 
-    /// Returns its event.
+    /// Returns the event that reports the effect.
     pub(super) fn event(&self) -> Change {
         let (action, one, by) = match self {
             Self::Made(one) => (Self::MAKE, one, Some(one.author.clone())),
@@ -79,16 +79,16 @@ impl Effect {
 pub(crate) struct Overrides {
     generation: u64,
     in_force: BTreeMap<String, Kept>,
-    /// Expired, but the expiry is not recorded yet.
+    /// Overrides that have expired, but whose ends are not recorded yet.
     expired: Vec<Override>,
-    /// Generation of the last effect on each GPU, because effects may arrive out of order.
+    /// Generation of the last effect on each GPU. Effects may arrive out of order.
     latest: BTreeMap<String, u64>,
 }
 
 #[derive(Debug)]
 struct Kept {
     one: Override,
-    /// Its end by the monotonic clock.
+    /// End time on the monotonic clock.
     deadline: Option<Instant>,
 }
 
@@ -105,7 +105,7 @@ impl Kept {
 }
 
 impl Overrides {
-    /// Adopts the overrides that an earlier process recorded.
+    /// Restores the overrides that an earlier process recorded.
     pub(crate) fn new(generation: u64, recorded: Vec<Override>) -> Self {
         let (now, at) = (Timestamp::now(), Instant::now());
         let in_force = recorded.into_iter().map(|one| (one.gpu.clone(), Kept::new(one, now, at))).collect();
@@ -122,15 +122,15 @@ impl Overrides {
         self.in_force.get(uuid).map(|kept| &kept.one)
     }
 
-    /// Returns all of them, in the order in which they were set.
+    /// Returns all active overrides, in the order in which they were set.
     pub(super) fn all(&self) -> Vec<Override> {
         let mut all: Vec<Override> = self.in_force.values().map(|kept| kept.one.clone()).collect();
         all.sort_by_key(|one| one.sequence);
         all
     }
 
-    /// Applies recorded effects. They may arrive out of order: of the effects on a GPU, only the one with the highest
-    /// generation stays.
+    /// Applies recorded effects, which may arrive out of order. An effect is ignored if a newer generation of the same
+    /// GPU is already applied.
     pub(super) fn apply(&mut self, effects: &[Effect]) {
         for effect in effects {
             let generation = effect.generation();
@@ -153,12 +153,12 @@ impl Overrides {
         }
     }
 
-    /// Stores a generation that something other than an override has created, such as a reload.
+    /// Raises the generation, for example after a reload.
     pub(super) fn raise(&mut self, generation: u64) {
         self.generation = self.generation.max(generation);
     }
 
-    /// Ends overrides that have expired and returns the UUIDs of their GPUs. They stay in `expired` until their ends are
+    /// Ends overrides that have expired and returns the UUIDs of their GPUs. The ends stay in `expired` until they are
     /// recorded.
     pub(super) fn expire(&mut self, now: Timestamp, at: Instant) -> Vec<String> {
         let over = self.in_force.iter().filter(|(_, kept)| kept.has_expired(now, at));
@@ -167,7 +167,7 @@ impl Overrides {
         over
     }
 
-    /// Returns the overrides whose ends are not recorded yet, and the time until the next one expires.
+    /// Returns the overrides whose ends are not recorded yet, and the time until the next override expires.
     pub(super) fn to_record(&self, now: Timestamp, at: Instant) -> (Vec<Override>, Option<Duration>) {
         let left = |kept: &Kept| {
             let wall = Duration::try_from(kept.one.expires_at?.duration_since(now)).unwrap_or_default();
@@ -176,7 +176,7 @@ impl Overrides {
         (self.expired.clone(), self.in_force.values().filter_map(left).min())
     }
 
-    /// Forgets expired overrides whose ends are recorded.
+    /// Removes expired overrides whose ends are recorded.
     pub(super) fn recorded(&mut self, ended: &[Override]) {
         self.expired.retain(|one| ended.iter().all(|other| other.sequence != one.sequence));
     }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn override_expires_by_wall_clock_or_by_time_passed_and_stays_expired() {
+    fn override_expires_by_either_clock_and_stays_expired() {
         let (now, at) = (Timestamp::now(), Instant::now());
         let hours = |hours: i64| now + jiff::SignedDuration::from_hours(hours);
         let later = |hours: u64| at + Duration::from_secs(hours * 3600 + 60);

@@ -1,4 +1,4 @@
-//! Why a GPU is in its state, as a type. Decisions use the type; its text is only for people.
+//! Why a GPU is in its state, as a type. Code decides by the type; the text is only for users.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use super::{Holder, words};
 /// Why a GPU is in its state.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reason {
-    /// The last reading has this warning.
+    /// A warning of the last reading.
     Warning(String),
     /// An operation and its rollback failed, with this error.
     Degraded(String),
     /// An operation changes the GPU.
     Changing {
-        /// The operation.
+        /// The operation that changes it.
         holder: Holder,
     },
     /// A driver call has not returned and may still take effect.
@@ -30,7 +30,7 @@ pub(crate) enum Reason {
     Maintenance(gpush_api::Maintenance),
     /// A cordon keeps new work off the GPU.
     Cordoned(Cordon),
-    /// The database was lost, for this cause.
+    /// The database was lost, with this cause.
     Held(String),
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Reason {
             Self::Warning(text) | Self::Degraded(text) | Self::Driver(text) => f.write_str(text),
             Self::Changing { holder } => write!(f, "{holder} is changing it"),
             Self::Unsettled => f.write_str("a driver call has not returned and may still take effect"),
-            Self::NotListed => f.write_str("the driver no longer lists it"),
+            Self::NotListed => f.write_str("the driver does not list it any more"),
             Self::NotRead => f.write_str("the driver has not answered yet"),
             Self::Maintenance(maintenance) => f.write_str(&words::maintenance(maintenance)),
             Self::Cordoned(cordon) => f.write_str(&words::cordon(cordon)),

@@ -1,10 +1,9 @@
-//! Removes from answers what a viewer may not see. [`Viewer::may_see`] is the only rule; docs/api.md lists what it
-//! leaves out.
+//! Removes from responses what a viewer may not see. [`Viewer::may_see`] is the only rule; docs/api.md lists what is
+//! removed.
 //!
-//! Pid, uid, user and command line of a process are for its owner and administrators. Of another user's lease, the
-//! user, the kind, the members and the end stay: see [`gpush_api::Lease::redact`]. Of another user's MPS server, only the
-//! state stays. Processes are removed from the GPUs that plans and refusals are made from, so that no sentence shows
-//! what a field does not.
+//! Only its owner and administrators see the pid, uid, user and command line of a process. Other users see only the
+//! state of an MPS server, and the fields of a lease that [`gpush_api::Lease::redact`] keeps. Plans and refusals are
+//! made from redacted GPUs, so their sentences do not show what a field hides.
 
 use gpush_api::{Actor, Blocker, Gpu, Happening, MpsClient, MpsDaemon, MpsServer, Process};
 
@@ -27,14 +26,14 @@ pub(crate) fn gpu(gpu: &mut Gpu, viewer: Viewer) {
     gpu.processes.iter_mut().for_each(|process| hide(process, viewer));
 }
 
-/// Removes the holders from blockers that every user may read about.
+/// Removes holders from the blockers of a response that every user may read.
 pub(crate) fn holders(blockers: &mut [Blocker]) {
-    // A lease, which every user may see, is a holder without a pid.
+    // A holder without a pid is a lease, which every user may see.
     let holders = blockers.iter_mut().flat_map(|blocker| &mut blocker.holders);
     holders.filter(|holder| holder.pid.is_some()).for_each(blank);
 }
 
-/// Removes from an actor what `viewer` may not see: its process.
+/// Removes the pid of an actor if `viewer` may not see it.
 pub(crate) fn actor(actor: &mut Actor, viewer: Viewer) {
     if !viewer.may_see(Some(actor.uid)) {
         actor.pid = None;
@@ -67,7 +66,7 @@ pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
         Happening::Stray(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
-        // All users can read their content elsewhere.
+        // Every user may read these.
         Happening::Gpu(_)
         | Happening::Config(_)
         | Happening::Driver(_)
@@ -120,7 +119,7 @@ mod tests {
         let mut seen = process();
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen, Process { pid: None, uid: None, user: None, command: None, ..process() });
-        // A process of unknown owner belongs to no viewer.
+        // A process whose owner is unknown is hidden from all users.
         let mut seen = Process { uid: None, ..process() };
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen.pid, None);

@@ -1,4 +1,4 @@
-//! The state without a driver: inputs, snapshots and events.
+//! Tests of the state without a driver: inputs, snapshots and events.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{events::Next, *};
 use crate::caller::Viewer;
 
 impl State {
-    /// Returns a state with its own store, and no GPU.
+    /// Returns a state without GPUs, with a temporary store.
     pub(crate) fn empty() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let store = Store::open(scratch.path(), Options::default()).unwrap().store;
@@ -68,7 +68,7 @@ pub(crate) fn list(state: &State, indexes: &[u32]) {
     state.listed(good(listed.collect()));
 }
 
-/// Returns a state that has read GPUs 0 and 1, and a cursor after that.
+/// Returns a state that has read GPUs 0 and 1, and a cursor that starts after those readings.
 fn two_gpus() -> (State, events::Cursor) {
     let state = State::empty();
     list(&state, &[0, 1]);
@@ -78,7 +78,7 @@ fn two_gpus() -> (State, events::Cursor) {
     (state, cursor)
 }
 
-/// Returns the changes of GPUs since the last call: index, state, changed aspects.
+/// Returns the GPU changes since the last call: index, state, changed aspects.
 fn gpu_events(cursor: &mut events::Cursor) -> Vec<(u32, GpuState, Vec<GpuAspect>)> {
     let mut told = Vec::new();
     while let Next::Events(events) = cursor.now() {
@@ -246,7 +246,7 @@ fn gpu_that_is_not_listed_is_lost_and_sorts_last() {
     let host = state.now();
     let order: Vec<(u32, GpuState)> = host.gpus.iter().map(|gpu| (gpu.gpu.index, gpu.gpu.state)).collect();
     assert_eq!(order, [(1, GpuState::Ready), (0, GpuState::Lost)]);
-    // Listed, but not identified: counts as the GPU that was last there.
+    // A listed GPU that cannot be identified counts as the GPU that was last at its index.
     let nameless = Listed { index: 0, identity: Err(DriverError::new(ErrorKind::Garbled, "identifying")) };
     state.listed(good(vec![nameless, Listed { index: 1, identity: Ok(identity(1)) }]));
     assert_eq!(states(&state), [GpuState::Unknown, GpuState::Ready]);
@@ -270,7 +270,7 @@ fn gpu_events_pause_while_there_is_no_driver() {
 }
 
 #[test]
-fn every_difference_is_an_event_while_watchers_may_skip_snapshots() {
+fn every_change_is_an_event_even_if_a_watcher_skips_snapshots() {
     let (state, mut cursor) = two_gpus();
     let mut snapshots = state.watch();
     snapshots.borrow_and_update();
@@ -306,7 +306,7 @@ fn loss_holds_managed_gpus_until_it_is_accepted() {
 }
 
 #[test]
-fn gpu_appears_once_in_a_snapshot_whatever_names_it() {
+fn gpu_with_several_sources_appears_once_in_a_snapshot() {
     let (state, _) = two_gpus();
     let level = |read_at| {
         BTreeMap::from([(

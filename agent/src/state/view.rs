@@ -15,7 +15,7 @@ use crate::caller::Viewer;
 pub(crate) struct Observed {
     /// The snapshot.
     pub(crate) host: Arc<HostState>,
-    /// UUIDs of GPUs whose reading is still in progress.
+    /// UUIDs of the GPUs whose reading is still in progress.
     pub(crate) late: BTreeSet<String>,
 }
 
@@ -25,16 +25,16 @@ impl Observed {
         self.gpus_for_plans(viewer, &BTreeSet::new())
     }
 
-    /// Returns the GPUs as a basis for plans, without the processes in `idle`, which hold a GPU for no user.
+    /// Returns the GPUs as a basis for plans. It omits the processes in `idle`, whose pids do no work for a user.
     pub(crate) fn gpus_for_plans(&self, viewer: Viewer, idle: &BTreeSet<u32>) -> Vec<Gpu> {
         self.host.gpus.iter().map(|gpu| self.one(gpu, viewer, idle)).collect()
     }
 
-    /// Returns the effective viewer: a user who may see no details gets the common view.
+    /// Returns the effective viewer. A user who may see no private detail gets the common view.
     pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
         match viewer {
             Viewer::User(uid) if !self.host.gpus.iter().any(|gpu| concerns(&gpu.gpu, uid)) => Viewer::Agent,
-            Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::User(_) => viewer,
+            Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook | Viewer::User(_) => viewer,
         }
     }
 
@@ -46,7 +46,7 @@ impl Observed {
     fn one(&self, snapshot: &GpuSnapshot, viewer: Viewer, idle: &BTreeSet<u32>) -> Gpu {
         let mut gpu = snapshot.gpu.clone();
         gpu.stale |= self.late.contains(&gpu.uuid);
-        // By pid, so before pids are redacted.
+        // Before redaction, which removes the pids.
         leave_out(&mut gpu, idle);
         redact::gpu(&mut gpu, viewer);
         gpu
@@ -67,16 +67,16 @@ impl HostState {
     /// Returns the positions of the GPUs that selectors name.
     ///
     /// # Errors
-    /// If one of them matches none; the error about a GPU that the driver lists but cannot identify says so.
+    /// If a selector matches no GPU. The error says so if the driver lists that GPU but cannot identify it.
     pub(crate) fn positions(&self, texts: &[&str]) -> Result<Vec<usize>, ApiError> {
         let gpus = self.selectable();
         Selector::resolve(texts, &gpus).map_err(|error| self.explain_absent(texts, error))
     }
 
-    /// Returns the position of the one GPU that a selector names.
+    /// Returns the position of the only GPU that a selector names.
     ///
     /// # Errors
-    /// As [`HostState::positions`], and if it names several.
+    /// As [`HostState::positions`], and if the selector names several GPUs.
     pub(crate) fn position(&self, text: &str) -> Result<usize, ApiError> {
         if let Some(at) = self.gpus.iter().position(|gpu| gpu.gpu.uuid == text) {
             return Ok(at);
@@ -84,7 +84,7 @@ impl HostState {
         match self.positions(&[text])?.as_slice() {
             [one] => Ok(*one),
             several => {
-                Err(ApiError::new(Code::BadRequest, format!("{text:?} names {} GPUs; one is needed", several.len()))
+                Err(ApiError::new(Code::BadRequest, format!("{text:?} matches {} GPUs; name one", several.len()))
                     .hint("give an index, a UUID or a PCI address: `gpushctl gpu list` shows them"))
             }
         }
@@ -93,7 +93,7 @@ impl HostState {
     /// Returns the UUIDs of the GPUs that comma-separated selectors name.
     ///
     /// # Errors
-    /// If one of them matches none, or the GPUs were not listed yet.
+    /// If a selector matches no GPU, or the GPUs were not listed yet.
     pub(crate) fn named(&self, text: &str) -> Result<Vec<String>, ApiError> {
         if let Some(error) = &self.driver {
             return Err(no_driver(error));
@@ -106,7 +106,7 @@ impl HostState {
         self.gpus.iter().map(|gpu| &gpu.gpu).collect()
     }
 
-    /// Replaces the error of selectors that name a GPU which the driver lists but cannot identify.
+    /// Replaces a `not found` error if the selector names a GPU that the driver lists but cannot identify.
     pub(crate) fn explain_absent<S: AsRef<str>>(&self, texts: &[S], error: ApiError) -> ApiError {
         if error.code != Code::NotFound {
             return error;
@@ -117,24 +117,24 @@ impl HostState {
     }
 }
 
-/// Returns why the driver cannot identify the GPU at an index.
+/// Returns the error about a GPU that the driver cannot identify.
 pub(crate) fn unidentified(index: u32, error: &DriverError) -> ApiError {
     let said = error.to_api();
     let causes = [vec![said.message], said.causes].concat();
     ApiError { message: format!("GPU {index} can't be identified"), causes, ..said }
 }
 
-/// Why no GPU can be shown.
+/// Returns the error for responses that need the GPUs while none can be shown.
 pub(crate) fn no_driver(error: &DriverError) -> ApiError {
     let said = error.to_api();
     if error.is_driver_unavailable() {
         return said;
     }
-    // Whatever the error was, no driver answers for now.
+    // The original error does not matter: the driver does not answer now.
     ApiError { code: Code::DriverUnavailable, ..said }.hint("see the log of gpushd: `journalctl -u gpushd`").retryable()
 }
 
-/// An override as the API shows it; `gpu` is the index of its GPU.
+/// Converts an override for the API. `gpu` is the index of its GPU.
 pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override {
     gpush_api::Override {
         uuid: one.gpu,
@@ -149,7 +149,7 @@ pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override
     }
 }
 
-/// Whether a process, a cordon or the override is the user's.
+/// Returns whether the user owns a process on the GPU, or made one of its cordons or its override.
 fn concerns(gpu: &Gpu, uid: u32) -> bool {
     let authors = gpu.cordons.iter().filter_map(|cordon| cordon.by.as_ref());
     let mut authors = authors.chain(gpu.overridden.as_ref().map(|one| &one.by));
@@ -161,7 +161,7 @@ fn concerns(gpu: &Gpu, uid: u32) -> bool {
             .any(|instance| own(&instance.processes) || instance.compute.iter().any(|compute| own(&compute.processes)))
 }
 
-/// Leaves processes out that hold a GPU for no user.
+/// Removes the processes with a pid in `idle`.
 fn leave_out(gpu: &mut Gpu, idle: &BTreeSet<u32>) {
     if idle.is_empty() {
         return;

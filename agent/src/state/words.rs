@@ -4,12 +4,12 @@ use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance};
 
 use super::Holder;
 
-/// Returns an actor for a sentence: the user's name, or the uid.
+/// Returns the name of an actor's user, or its uid.
 pub(crate) fn actor(actor: &Actor) -> String {
     actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
 }
 
-/// Describes a cordon in a sentence.
+/// Describes a cordon as a clause.
 pub(crate) fn cordon(cordon: &Cordon) -> String {
     match (&cordon.by, cordon.reason.is_empty()) {
         (Some(by), true) => format!("cordoned by {}", actor(by)),
@@ -18,7 +18,7 @@ pub(crate) fn cordon(cordon: &Cordon) -> String {
     }
 }
 
-/// Describes a maintenance as a noun phrase: user, time and reason.
+/// Describes a maintenance as a noun phrase with user, time and reason.
 pub(crate) fn maintenance(maintenance: &Maintenance) -> String {
     let by = maintenance.by.as_ref().map_or_else(|| "somebody".to_owned(), actor);
     let since = maintenance.since.strftime("%Y-%m-%d %H:%M:%S UTC");
@@ -31,16 +31,16 @@ pub(crate) fn in_maintenance(maintenance: &Maintenance) -> String {
     format!("the host is in {}", self::maintenance(maintenance))
 }
 
-/// Returns the error of a request that would change a GPU or call the driver in maintenance.
+/// Returns the error for a request that would change a GPU or call the driver during maintenance.
 pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
     ApiError::new(Code::Conflict, in_maintenance(maintenance))
         .cause("gpushd has no handle of the driver open, and changes nothing")
-        .hint("when the work on it is done, `gpushctl maintenance leave`")
+        .hint("when the work on the host is done, end maintenance with `gpushctl maintenance leave` (administrator)")
 }
 
-/// Returns why the host cannot be shown: gpushd was started in maintenance.
+/// Returns the error for a request that needs readings, when gpushd was started in maintenance.
 pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
-    let causes = vec!["gpushd was started in it, and has not read the GPUs".to_owned()];
+    let causes = vec!["gpushd was started during maintenance, and has not read the GPUs".to_owned()];
     ApiError { causes, ..refusal(maintenance) }.retryable()
 }
 
@@ -54,17 +54,17 @@ pub(crate) fn in_full(error: &ApiError) -> String {
     error.causes.iter().fold(error.to_string(), |text, cause| text + "; " + cause)
 }
 
-/// Refuses a GPU that an operation changes.
+/// Returns the error about a GPU that an operation changes.
 pub(crate) fn changed_by(index: u32, uuid: &str, holder: &Holder) -> ApiError {
-    let queue = "`gpushctl mig apply --wait` waits in the queue";
+    let queue = "`gpushctl mig apply --wait` waits in the queue (administrator)";
     let hint = match holder {
         Holder::Operation(id) => format!("`gpushctl operation wait {id}` waits until it has ended; {queue}"),
-        Holder::Planning => format!("ask again in a moment; {queue}"),
+        Holder::Planning => format!("try again in a moment; {queue}"),
     };
     ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}")).hint(hint).retryable()
 }
 
-/// Returns the meaning of an Xid (the Xid catalogue of the driver's documentation).
+/// Returns the meaning of an Xid, from the Xid catalog of NVIDIA's documentation.
 pub(crate) fn xid(xid: u64) -> Option<&'static str> {
     Some(match xid {
         13 => "graphics engine exception, of a program",

@@ -1,4 +1,4 @@
-//! Levels of time-sliced GPUs: read, and set where they differ.
+//! Time-slice levels of GPUs: reads them, and sets those that differ.
 //!
 //! ```text
 //! list ─► each GPU: as desired ─────────────────────────────────────► seen
@@ -14,26 +14,26 @@ use gpush_core::{
 };
 use gpush_store::LevelSet;
 
-use super::{Level, Subject, Timeslice, pace::Pace, settle::Aim, smi};
+use super::{Level, Timeslice, TroubleSubject, pace::Schedule, settle::Aim, smi};
 
-/// The reason for a GPU whose driver has no levels for it.
-const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Turing and later have them";
+/// Reason if the driver has no levels for a GPU.
+const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: Turing and later GPUs have them";
 
-/// The reason when the driver denies levels that the GPU had before.
+/// Reason if the driver reports no levels for a GPU that had one before.
 const DOUBTED: &str = "the GPU has no time-slice levels, although it had one before";
 
 /// The caller that sets levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Setter {
-    /// The reconciler: it takes the lane of each GPU that it changes, and leaves a GPU whose lane is not free.
+    /// The reconciler. It takes the lane of each GPU that it changes, and skips GPUs whose lane is not free.
     Reconciler,
-    /// An operation, which has the lanes of these GPUs.
+    /// An operation. It has the lanes of these GPUs.
     Operation,
 }
 
-/// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of GPUs
+/// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of the GPUs
 /// whose lanes were not free.
-pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim], setter: Setter) -> Vec<String> {
+pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim], setter: Setter) -> Vec<String> {
     let mut busy = Vec::new();
     let Some(told) = list(timeslice, pace, aims).await else { return busy };
     let mut set = Vec::new();
@@ -77,7 +77,7 @@ pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim], s
             }
             Next::Set(now) => {
                 see(timeslice, aim, told);
-                let why = format!("nvidia-smi says that {} was set, and it is {now}", aim.level());
+                let why = format!("nvidia-smi reported that {} was set, but the level is {now}", aim.level());
                 fail(timeslice, pace, aim, &error(aim, &why));
             }
             Next::Unsupported => {
@@ -93,8 +93,8 @@ pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim], s
     busy
 }
 
-/// Returns what nvidia-smi reports of a GPU. "Not supported" counts only for a GPU that never had a level. Otherwise
-/// one failure of the driver would make gpushd forget a level that it has set.
+/// Returns what nvidia-smi reports about a GPU. "Not supported" counts as a failure if the GPU had a level before.
+/// Otherwise a temporary fault of the driver would remove gpushd's record of a level that it has set.
 fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &Aim) -> Option<Told> {
     let uuid = &aim.gpu.uuid;
     let told = level_of(told, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
@@ -111,29 +111,29 @@ fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &Aim) -> Option<Told> 
     })
 }
 
-/// Lists the levels with nvidia-smi. Returns `None` when it fails, and records why.
-async fn list(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) -> Option<Vec<(Named, Told)>> {
+/// Lists the levels with nvidia-smi. Returns `None` if that fails, and stores the error.
+async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim]) -> Option<Vec<(Named, Told)>> {
     match smi::list(timeslice).await {
         Ok(told) => {
-            pace.well(&Subject::Program);
-            timeslice.well(&Subject::Program);
+            pace.well(&TroubleSubject::Program);
+            timeslice.well(&TroubleSubject::Program);
             Some(told)
         }
-        // Maintenance began meanwhile, which is reported elsewhere.
+        // Maintenance has begun meanwhile, which is reported elsewhere.
         Err(_) if timeslice.state.maintenance().is_some() => None,
         Err(error) => {
             let why = [vec![error.message.clone()], error.causes.clone()].concat().join(": ");
             for aim in aims.iter().filter(|aim| aim.policy.is_some()) {
                 timeslice.see(&aim.gpu.uuid, Level::Unknown(why.clone()));
             }
-            pace.failed(Subject::Program);
-            timeslice.note(Subject::Program, &error);
+            pace.failed(TroubleSubject::Program);
+            timeslice.note(TroubleSubject::Program, &error);
             None
         }
     }
 }
 
-/// Records what nvidia-smi reports of a GPU that is kept at a level. Returns the previous level.
+/// Stores what nvidia-smi reports about a time-sliced GPU. Returns the previous level.
 fn see(timeslice: &Timeslice, aim: &Aim, told: Option<&Told>) -> Option<Level> {
     aim.policy.as_ref()?;
     let level = match turns::next(aim.level(), told) {
@@ -145,21 +145,21 @@ fn see(timeslice: &Timeslice, aim: &Aim, told: Option<&Told>) -> Option<Level> {
     timeslice.see(&aim.gpu.uuid, level)
 }
 
-/// Sets a level. Returns whether the GPU may have it now.
-async fn change(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, now: TimesliceLevel) -> bool {
+/// Sets a level. Returns whether nvidia-smi reported success.
+async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
-        // Another program has set the level since: it stays.
+        // Another program has set the level since, so it stays.
         well(timeslice, pace, aim).await;
         return false;
     }
-    if !pace.may_try(&Subject::Level(uuid.clone())) {
+    if !pace.may_try(&TroubleSubject::Level(uuid.clone())) {
         return false;
     }
     let wanted = aim.level();
-    // A level other than the default proves that levels can be set. So a refusal does not mean that the GPU has none.
+    // A level other than the default proves that the GPU has levels. Then "not supported" is a temporary fault.
     let can_be_set = now != TimesliceLevel::Default || timeslice.was_kept_at_any(uuid);
-    // Until the level is read back, the GPU may have either one.
+    // Until the new level is read back, the GPU may have the old or the new one.
     let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default
@@ -171,7 +171,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, now: Timeslic
     match smi::set(timeslice, &aim.gpu, wanted).await {
         Ok(()) => true,
         Err(smi::NotSet::Unsupported) if can_be_set => {
-            fail(timeslice, pace, aim, &error(aim, &format!("nvidia-smi does not set {wanted}: {DOUBTED}")));
+            fail(timeslice, pace, aim, &error(aim, &format!("nvidia-smi cannot set {wanted}: {DOUBTED}")));
             false
         }
         Err(smi::NotSet::Unsupported) => {
@@ -181,28 +181,29 @@ async fn change(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, now: Timeslic
         }
         Err(smi::NotSet::Failed(why)) => {
             let why = why.causes.join("; ");
-            fail(timeslice, pace, aim, &error(aim, &format!("nvidia-smi does not set {wanted}: {why}")));
+            fail(timeslice, pace, aim, &error(aim, &format!("nvidia-smi cannot set {wanted}: {why}")));
             false
         }
     }
 }
 
-/// Logs that a level is as desired, and the previous level.
+/// Logs that the desired level is set, and the previous level.
 fn say(timeslice: &Timeslice, aim: &Aim, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
-        None => tracing::info!(gpu, "it is no longer time-sliced: its time-slice level is {level} again"),
+        None => tracing::info!(gpu, "no longer time-sliced: restored its time-slice level {level}"),
         Some(_) if timeslice.was_kept(gpu, level) => tracing::warn!(
             gpu,
-            "its time-slice level was {before} against the config: another program changed it, or the driver lost it: it is {level} again"
+            "its time-slice level was {before}, because another program changed it or the driver lost it: set to \
+            {level} again"
         ),
-        Some(_) => tracing::info!(gpu, "its time-slice level is {level} now, it was {before}"),
+        Some(_) => tracing::info!(gpu, "its time-slice level changed from {before} to {level}"),
     }
 }
 
-/// Records that a level is as desired.
-async fn well(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim) {
-    let subject = Subject::Level(aim.gpu.uuid.clone());
+/// Stores that the level is as desired, and updates the record.
+async fn well(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim) {
+    let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     pace.well(&subject);
     timeslice.well(&subject);
     if aim.policy.is_some() {
@@ -218,35 +219,38 @@ async fn well(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim) {
     }
 }
 
-/// Records that a GPU has no levels. `before` is the previous record.
-async fn unsupported(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, before: Option<Level>) {
+/// Stores that a GPU has no levels. `before` is the previous level.
+async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
         tracing::warn!(gpu = aim.gpu.uuid, "{UNSUPPORTED}; the config wants {}", aim.level());
     }
-    let subject = Subject::Level(aim.gpu.uuid.clone());
+    let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     pace.well(&subject);
     timeslice.well(&subject);
     forget(timeslice, aim).await;
 }
 
-/// Records that gpushd has no setting on the GPU any more.
+/// Removes the record of gpushd's level on the GPU.
 async fn forget(timeslice: &Timeslice, aim: &Aim) {
     if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, None).await {
         tracing::error!(gpu = aim.gpu.uuid, "{why}");
     }
 }
 
-fn fail(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, error: &ApiError) {
-    let subject = Subject::Level(aim.gpu.uuid.clone());
+fn fail(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, error: &ApiError) {
+    let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     timeslice.failed(&aim.gpu.uuid, error.causes.join("; "));
     pace.failed(subject.clone());
     timeslice.note(subject, error);
 }
 
 fn error(aim: &Aim, why: &str) -> ApiError {
-    let what = format!("GPU {} ({}) has not the time-slice level {}", aim.gpu.index, aim.gpu.uuid, aim.level());
+    let what = format!("GPU {} ({}) does not have the time-slice level {}", aim.gpu.index, aim.gpu.uuid, aim.level());
     ApiError::new(Code::DriverError, what)
         .cause(why.to_owned())
-        .hint("gpushd retries, or retry now with `gpushctl config reload`; see the levels with `nvidia-smi compute-policy -l`")
+        .hint(
+            "gpushd retries, or retry now with `gpushctl config reload` (administrator); see the levels with \
+            `nvidia-smi compute-policy -l`",
+        )
         .retryable()
 }

@@ -1,4 +1,4 @@
-//! Time-sliced GPUs: keeps their time-slice level and compute mode according to the rules.
+//! Keeps the time-slice level and compute mode of time-sliced GPUs as their rules require.
 //!
 //! ```text
 //! config, layouts of the GPUs ──► core::turns: keep, wait, let go
@@ -10,25 +10,27 @@
 //!                                                       └─► recorded ─► set ─► read ─────┘
 //! ```
 //!
-//! The reconciler sets the compute mode of each GPU in its own task, and a level only under the lane of its GPU. An
+//! The reconciler sets the compute mode of each GPU in a separate task, and a level only under the lane of the GPU. An
 //! operation has the lanes of its GPUs and sets both itself.
 //!
-//! Only `nvidia-smi compute-policy` reads and sets a level: NVML has no call for it. The program is slow. So one run
-//! reads all GPUs, at most once a minute while nothing changes, and only while a time-sliced GPU has levels. The driver
-//! forgets both settings at a reboot, at a reset, and when its last user ends. gpushd sets them again as soon as it
-//! sees that the driver or the GPU is back.
+//! NVML has no call for levels, so gpushd reads and sets them with `nvidia-smi compute-policy`. That program is slow.
+//! One run reads all GPUs. While nothing changes, it runs at most once a minute, and only if a time-sliced GPU has
+//! levels.
 //!
-//! Neither setting ends or slows running processes: both apply only to new contexts. Neither isolates processes: they
-//! share memory and faults, and no process has a guaranteed part of the time.
+//! The driver resets both settings at a reboot, at a GPU reset, and when its last user exits. gpushd sets them again
+//! when it detects that the driver or the GPU is back.
+//!
+//! Both settings apply only to new contexts, so they do not end or slow running processes. Neither isolates processes:
+//! they share memory and faults, and no process has a guaranteed share of the time.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `settle` | which GPUs there are, and when they are checked |
+//! | `settle` | which GPUs are time-sliced, and when they are checked |
 //! | `modes` | their compute modes |
 //! | `levels` | their levels |
-//! | `pace` | retries after failures |
+//! | `pace` | intervals of readings and retries |
 //! | `smi` | `nvidia-smi compute-policy` |
-//! | `moves` | what operations do with them |
+//! | `moves` | steps of operations |
 
 mod levels;
 mod modes;
@@ -87,21 +89,21 @@ pub(crate) struct Inner {
     outside: Arc<Outside>,
     stopping: CancellationToken,
     seen: Mutex<BTreeMap<String, Seen>>,
-    /// UUIDs of GPUs whose level was read once: they have levels, even if the driver denies it for a moment. No GPU
-    /// changes that while the host is up, so it is never forgotten.
+    /// UUIDs of GPUs whose level was read at least once, which proves that they have levels. That cannot change while
+    /// the host is up, so entries are never removed.
     proven: Mutex<BTreeSet<String>>,
-    troubles: Mutex<BTreeMap<Subject, ApiError>>,
-    /// Counts how often the reconciler was woken.
+    troubles: Mutex<BTreeMap<TroubleSubject, ApiError>>,
+    /// Incremented to wake the reconciler.
     wake: watch::Sender<u64>,
-    /// Held while `nvidia-smi` runs.
+    /// Locked while `nvidia-smi` runs.
     smi: tokio::sync::Mutex<()>,
     afresh: AtomicBool,
 }
 
-/// The subject of a trouble.
+/// What a problem is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
-    /// `nvidia-smi`, and so all levels.
+enum TroubleSubject {
+    /// `nvidia-smi`, which affects all levels.
     Program,
     /// The level of a GPU, by UUID.
     Level(String),
@@ -109,16 +111,16 @@ enum Subject {
     ComputeMode(String),
 }
 
-/// The last reading of a level.
+/// The last known level of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     level: Level,
     since: Timestamp,
-    /// When it was last read, or should have been.
+    /// Time of the last attempt to read it.
     read_at: Timestamp,
-    /// Why it is not the desired level.
+    /// Why the level is not the desired one.
     failed: Option<String>,
-    /// The level at which this gpushd kept the GPU. Any other level is drift.
+    /// The level that this gpushd has kept on the GPU. Any other level is drift.
     kept: Option<TimesliceLevel>,
 }
 
@@ -126,14 +128,14 @@ struct Seen {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Level {
     Known(TimesliceLevel),
-    /// The driver has no levels for this GPU model; its message.
+    /// The driver has no levels for this GPU, with the reason.
     Unsupported(String),
-    /// Why the level is not known.
+    /// The level could not be read, with the reason.
     Unknown(String),
 }
 
 impl Timeslice {
-    /// Knows no level yet.
+    /// Creates the handle. No level is known yet.
     pub(crate) fn new(
         state: State,
         readings: Readings,
@@ -165,7 +167,7 @@ impl Timeslice {
         self.wake.send_modify(|times| *times += 1);
     }
 
-    /// Wakes the reconciler, and retries at once what failed before.
+    /// Wakes the reconciler, which then retries earlier failures at once.
     pub(crate) fn settle_afresh(&self) {
         self.afresh.store(true, Ordering::Relaxed);
         self.settle();
@@ -175,7 +177,7 @@ impl Timeslice {
         self.afresh.swap(false, Ordering::Relaxed)
     }
 
-    /// Returns the levels as last read, by UUID of the GPU, without the desired level, which is in the config.
+    /// Returns the last known levels, by UUID of the GPU. The desired level is filled in later from the config.
     fn views(&self) -> BTreeMap<String, TimesliceView> {
         self.all_seen().iter().map(|(uuid, seen)| (uuid.clone(), view(seen.clone()))).collect()
     }
@@ -189,11 +191,11 @@ impl Timeslice {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<Subject, ApiError>> {
+    fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<TroubleSubject, ApiError>> {
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the level of a GPU. Returns the previous one.
+    /// Stores the level of a GPU. Returns the previous one.
     fn see(&self, uuid: &str, level: Level) -> Option<Level> {
         let mut seen = self.all_seen();
         let before = seen.get(uuid).cloned();
@@ -206,32 +208,32 @@ impl Timeslice {
         before.map(|before| before.level)
     }
 
-    /// Records why a level is not the desired one.
+    /// Stores why a level is not the desired one.
     fn failed(&self, uuid: &str, why: String) {
         if let Some(seen) = self.all_seen().get_mut(uuid) {
             seen.failed = Some(why);
         }
     }
 
-    /// Records that a GPU has its desired level.
+    /// Stores that a GPU has its desired level.
     fn keep(&self, uuid: &str, level: TimesliceLevel) {
         if let Some(seen) = self.all_seen().get_mut(uuid) {
             (seen.failed, seen.kept) = (None, Some(level));
         }
     }
 
-    /// Returns whether a GPU was kept at this level before.
+    /// Returns whether gpushd kept a GPU at this level before.
     fn was_kept(&self, uuid: &str, level: TimesliceLevel) -> bool {
         self.all_seen().get(uuid).is_some_and(|seen| seen.kept == Some(level))
     }
 
-    /// Returns whether a GPU was kept before at a level other than the driver's default.
+    /// Returns whether gpushd kept a GPU before at a level other than the driver's default.
     fn was_kept_at_any(&self, uuid: &str) -> bool {
         let own = TimesliceLevel::Default;
         self.all_seen().get(uuid).is_some_and(|seen| seen.kept.is_some_and(|kept| kept != own))
     }
 
-    /// Records that a level was read from a GPU.
+    /// Stores that a level was read from a GPU.
     fn prove(&self, uuid: &str) {
         self.proven.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.to_owned());
     }
@@ -246,35 +248,35 @@ impl Timeslice {
         matches!(self.all_seen().get(uuid), Some(Seen { level: Level::Unsupported(_), .. }))
     }
 
-    /// Forgets the readings of GPUs that are not time-sliced, and the troubles of GPUs that need no action.
+    /// Removes the levels of GPUs that are not time-sliced, and the problems of GPUs that need no action.
     fn retain(&self, takes_turns: impl Fn(&str) -> bool, is_tended: impl Fn(&str) -> bool) {
         self.all_seen().retain(|uuid, _| takes_turns(uuid));
         self.all_troubles().retain(|subject, _| match subject {
-            Subject::Program => true,
-            Subject::Level(uuid) | Subject::ComputeMode(uuid) => is_tended(uuid),
+            TroubleSubject::Program => true,
+            TroubleSubject::Level(uuid) | TroubleSubject::ComputeMode(uuid) => is_tended(uuid),
         });
     }
 
-    /// Forgets all readings: no GPU is time-sliced.
+    /// Removes all levels and problems, because no GPU is time-sliced.
     fn forget(&self) {
         self.all_seen().clear();
         self.all_troubles().clear();
     }
 
-    /// Records a trouble. Logs it if it differs from the last one.
-    fn note(&self, subject: Subject, error: &ApiError) {
+    /// Stores a problem. Logs it if it has changed.
+    fn note(&self, subject: TroubleSubject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
         if before.as_ref() != Some(error) {
             tracing::error!("{}", words::in_full(error));
         }
     }
 
-    fn well(&self, subject: &Subject) {
+    fn well(&self, subject: &TroubleSubject) {
         self.all_troubles().remove(subject);
     }
 }
 
-/// A level as the API shows it.
+/// Converts a level for the API.
 fn view(seen: Seen) -> TimesliceView {
     let Seen { level, since, read_at, failed, kept: _ } = seen;
     let (state, level, reason) = match level {

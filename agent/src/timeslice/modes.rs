@@ -1,34 +1,34 @@
-//! Compute modes of GPUs that are time-sliced.
+//! Compute modes of time-sliced GPUs.
 
 use std::collections::BTreeMap;
 
 use gpush_api::{ApiError, Code, Gpu, Mode, TimeslicePolicy};
 use tokio::task::JoinSet;
 
-use super::{Subject, Timeslice, pace::Pace, settle::Aim};
+use super::{Timeslice, TroubleSubject, pace::Schedule, settle::Aim};
 
-/// The tasks that set compute modes, one per GPU, so that a GPU that hangs does not delay the others.
+/// Tasks that set compute modes, one per GPU, so that a GPU that hangs does not delay the others.
 #[derive(Debug, Default)]
 pub(super) struct ModeTasks {
     tasks: JoinSet<(Aim, Option<Result<(), String>>)>,
-    /// By UUID of the GPU.
+    /// Running tasks, by UUID of the GPU.
     running: BTreeMap<String, Running>,
 }
 
-/// A task whose result was not read yet.
+/// A task whose result is still pending.
 #[derive(Debug)]
 struct Running {
-    /// The policy that it sets.
+    /// The policy that the task sets.
     policy: Option<TimeslicePolicy>,
-    /// Whether its result is out of date: another policy is desired since, or failures are to be retried.
+    /// Whether the result will be out of date: another policy is now desired, or failures must be retried.
     outdated: bool,
 }
 
 impl ModeTasks {
-    /// Starts a task, under the lane of the GPU, for each GPU whose compute mode differs.
-    pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Pace, aims: &[Aim]) {
+    /// Starts a task for each GPU whose compute mode differs. The task takes the lane of the GPU.
+    pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Schedule, aims: &[Aim]) {
         for aim in aims.iter().filter(|aim| differs(timeslice, aim)) {
-            if !pace.may_try(&Subject::ComputeMode(aim.gpu.uuid.clone())) {
+            if !pace.may_try(&TroubleSubject::ComputeMode(aim.gpu.uuid.clone())) {
                 continue;
             }
             if let Some(running) = self.running.get_mut(&aim.gpu.uuid) {
@@ -40,7 +40,7 @@ impl ModeTasks {
             self.tasks.spawn(async move {
                 let done = match timeslice.lanes.turn(&aim.gpu.uuid).await {
                     Some(_turn) => Some(put_in_force(&timeslice, &aim).await),
-                    // An operation changes it. Its end wakes this reconciler.
+                    // An operation changes the GPU. Its end wakes this reconciler.
                     None => None,
                 };
                 (aim, done)
@@ -48,18 +48,18 @@ impl ModeTasks {
         }
     }
 
-    /// Lets a running task's failure be retried at once.
+    /// Marks the results of running tasks as out of date, so that failures are retried at once.
     pub(super) fn outdate(&mut self) {
         self.running.values_mut().for_each(|running| running.outdated = true);
     }
 
-    /// Waits until a task has ended and takes its result; waits indefinitely if there is none. Returns whether the GPU
-    /// is to be checked again.
-    pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Pace) -> bool {
+    /// Waits until a task has ended and stores its result. Waits forever if no task runs. Returns whether the GPU must
+    /// be checked again.
+    pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Schedule) -> bool {
         let Some(Ok((aim, done))) = self.tasks.join_next().await else { return std::future::pending().await };
         let outdated = self.running.remove(&aim.gpu.uuid).is_some_and(|running| running.outdated);
         match done {
-            // A pause would delay the newly desired policy.
+            // Storing the failure would delay the newly desired policy.
             Some(Err(_)) if outdated => {}
             Some(done) => note(timeslice, pace, &aim, done),
             None => {}
@@ -68,8 +68,8 @@ impl ModeTasks {
     }
 }
 
-/// Sets the compute modes of GPUs whose lanes the caller has.
-pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
+/// Sets the compute modes of GPUs. The caller has their lanes.
+pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim]) {
     let tasks = aims.iter().map(|aim| {
         let (timeslice, aim) = (timeslice.clone(), aim.clone());
         async move {
@@ -82,8 +82,8 @@ pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Pace, aims: &[A
     }
 }
 
-fn note(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, done: Result<(), String>) {
-    let subject = Subject::ComputeMode(aim.gpu.uuid.clone());
+fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, done: Result<(), String>) {
+    let subject = TroubleSubject::ComputeMode(aim.gpu.uuid.clone());
     match done {
         Ok(()) => {
             pace.well(&subject);
@@ -96,11 +96,11 @@ fn note(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, done: Result<(), Stri
     }
 }
 
-/// Returns whether the last reading differs from the desired mode.
+/// Returns whether the compute mode differs from the desired one, according to the last reading.
 fn differs(timeslice: &Timeslice, aim: &Aim) -> bool {
     let ours = timeslice.shared_gpus.compute_mode(&aim.gpu.uuid, Mode::Timeslice);
     match &aim.policy {
-        // A driver that does not report the mode cannot be asked for another.
+        // If the driver does not report the mode, it cannot set one either.
         Some(policy) => match (policy.compute_mode, aim.gpu.compute_mode) {
             (Some(wanted), Some(now)) => now != wanted || ours.is_some_and(|ours| ours.set != wanted),
             (None, _) | (_, None) => false,
@@ -109,7 +109,7 @@ fn differs(timeslice: &Timeslice, aim: &Aim) -> bool {
     }
 }
 
-/// Sets the compute mode of a GPU; the previous mode on a GPU that is let go.
+/// Sets the compute mode of a GPU, or restores the previous mode if the GPU is no longer time-sliced.
 async fn put_in_force(timeslice: &Timeslice, aim: &Aim) -> Result<(), String> {
     if !differs(timeslice, aim) {
         return Ok(());
@@ -130,16 +130,17 @@ async fn keep(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) 
         (None, _) => {}
         (Some(now), Some(ours)) if ours.set == wanted => tracing::warn!(
             gpu = gpu.uuid,
-            "its compute mode was {now} against the config: another program changed it, or the driver lost it: it is {wanted} again"
+            "its compute mode was {now}, because another program changed it or the driver lost it: set to {wanted} \
+            again"
         ),
-        (Some(before), _) => tracing::info!(gpu = gpu.uuid, "its compute mode is {wanted} now, it was {before}"),
+        (Some(before), _) => tracing::info!(gpu = gpu.uuid, "its compute mode changed from {before} to {wanted}"),
     }
     Ok(())
 }
 
 async fn let_go(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
     if let Some(before) = timeslice.shared_gpus.put_back(&gpu.uuid, Mode::Timeslice).await? {
-        tracing::info!(gpu = gpu.uuid, "it is no longer time-sliced: its compute mode is {before} again");
+        tracing::info!(gpu = gpu.uuid, "no longer time-sliced: restored its compute mode {before}");
     }
     Ok(())
 }
@@ -148,6 +149,6 @@ fn error(gpu: &Gpu, why: &str) -> ApiError {
     let message = format!("GPU {} ({}) does not have the desired compute mode", gpu.index, gpu.uuid);
     ApiError::new(Code::DriverError, message)
         .cause(why.to_owned())
-        .hint("gpushd tries again by itself, at once with `gpushctl config reload`")
+        .hint("gpushd retries, or retry now with `gpushctl config reload` (administrator)")
         .retryable()
 }

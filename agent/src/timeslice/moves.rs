@@ -1,32 +1,33 @@
-//! What an operation does for time-sliced GPUs. A GPU becomes time-sliced only once its level and compute mode were
-//! read back. It stops being time-sliced only once gpushd's settings are gone. The operation has the lanes of these
-//! GPUs and does this itself.
+//! Steps of operations for time-sliced GPUs. The operation has the lanes of these GPUs and executes the steps itself.
+//!
+//! A GPU counts as time-sliced only after its level and compute mode were read back. It stops being time-sliced only
+//! after gpushd's settings are removed.
 //!
 //! ```text
-//! plan ─► leaves the GPU whole, and its rule says timeslice ─► step Set
-//! begin ─► what was set for time-slicing that no rule wants ─► let go ─► steps
-//! done  ─► step Set ─► set and read back ─► what did not come about is noted with the operation
+//! plan  ─► leaves the GPU whole, and its rule says timeslice ─► step Set
+//! begin ─► settings for time-slicing that no rule requires ─► removed ─► steps
+//! done  ─► step Set ─► set and read back ─► failures are noted with the operation
 //! ```
 //!
-//! A level that cannot be set does not undo the change of a GPU: the reconciler retries, as after any drift.
+//! A level that cannot be set does not roll back the operation: the reconciler retries later.
 
 use std::time::Duration;
 
 use gpush_api::{Gpu, GpuPlan, GpuState, Mode, Step, TimesliceStep};
 
 use super::{
-    Subject, Timeslice,
+    Timeslice, TroubleSubject,
     levels::{self, Setter},
     modes,
-    pace::Pace,
+    pace::Schedule,
     settle,
 };
 use crate::caller::Viewer;
 
-/// How long an operation waits for `nvidia-smi`, which may take a while to find its driver.
+/// Maximum time that an operation waits for `nvidia-smi`, which may first have to initialize the GPUs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Fills in which plans leave a GPU that is time-sliced afterwards.
+/// Adds a step to the plans after which a GPU is time-sliced.
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     for plan in plans.iter_mut().filter(|plan| plan.error.is_none() && !plan.is_empty()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
@@ -36,8 +37,8 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     }
 }
 
-/// Sets GPUs to the level and compute mode of their rules, for an operation that has their lanes. Returns a sentence on
-/// each setting that differs.
+/// Sets GPUs to the level and compute mode of their rules, for an operation that has their lanes. Returns a sentence
+/// for each failure.
 pub(crate) async fn settled(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
     if uuids.is_empty() {
         return Vec::new();
@@ -50,27 +51,29 @@ pub(crate) async fn settled(timeslice: &Timeslice, uuids: &[String]) -> Vec<Stri
         return uuids.iter().map(late).collect();
     }
     let troubles = timeslice.all_troubles();
-    let subjects = uuids.iter().flat_map(|uuid| [Subject::Level(uuid.clone()), Subject::ComputeMode(uuid.clone())]);
-    let found = std::iter::once(Subject::Program).chain(subjects).filter_map(|subject| troubles.get(&subject).cloned());
+    let subjects =
+        uuids.iter().flat_map(|uuid| [TroubleSubject::Level(uuid.clone()), TroubleSubject::ComputeMode(uuid.clone())]);
+    let found =
+        std::iter::once(TroubleSubject::Program).chain(subjects).filter_map(|subject| troubles.get(&subject).cloned());
     found.flat_map(|error| error.sentences().into_iter().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
-/// Returns whether all GPUs could be read.
+/// Sets levels and compute modes. Returns whether all GPUs could be read.
 async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
-    // Readings from before the operation's last step are out of date.
+    // The last readings may be older than the operation's last step.
     let _read = timeslice.readings.now(uuids).await;
     let Ok(host) = timeslice.readings.known() else { return false };
     let mut gpus = host.gpus(Viewer::Agent);
     for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && uuids.contains(&gpu.uuid)) {
         gpu.state = GpuState::Ready;
     }
-    // The operation has ended the MPS daemons that were in its way.
+    // The operation has already stopped the MPS daemons that would prevent this.
     let mut aims = settle::aims(timeslice, &timeslice.state.config(), &gpus, &|_| false);
     aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
-    let mut pace = Pace::default();
+    let mut pace = Schedule::default();
     modes::tend_owned(timeslice, &mut pace, &aims).await;
-    // gpushd has set nothing on the others.
+    // On the other GPUs, gpushd has no level to remove.
     aims.retain(|aim| aim.policy.is_some() || timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
     if !aims.is_empty() {
         let _none_is_busy = levels::tend(timeslice, &mut pace, &aims, Setter::Operation).await;
@@ -78,7 +81,7 @@ async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
     are_seen
 }
 
-/// Returns the GPUs on which gpushd has settings for time-slicing.
+/// Returns the UUIDs of the GPUs whose time-slicing settings an operation must remove.
 pub(crate) fn to_let_go(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
     let ours = plans.iter().filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_turns_of(&plan.uuid));
     ours.map(|plan| plan.uuid.clone()).collect()

@@ -1,9 +1,9 @@
-//! Decides when levels are read, and when failed attempts are retried.
+//! Decides when levels are read, and when failed attempts are repeated.
 //!
 //! ```text
 //! something has changed ──► now
-//! nothing has ────────────► a minute after the last reading, while a GPU has a level
-//! what failed ────────────► a minute later, then two, … at most sixteen; at once with a reload
+//! no change ──────────────► a minute after the last reading, while a GPU has a level
+//! a failure ──────────────► a minute later, then two, … at most sixteen; at once after a reload
 //! ```
 
 use std::{collections::BTreeMap, time::Duration};
@@ -11,29 +11,29 @@ use std::{collections::BTreeMap, time::Duration};
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tokio::time::Instant;
 
-use super::Subject;
+use super::TroubleSubject;
 
-/// Interval of readings without a reported change, and so of runs of `nvidia-smi`.
+/// Interval of readings if no change is reported, and so of runs of `nvidia-smi`.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Longest pause after failures.
 const LONGEST: Duration = Duration::from_secs(16 * 60);
 
-/// The time of the last reading, and the failures.
+/// Time of the last reading, and failures.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct Schedule {
     read_at: Option<Instant>,
-    failed: BTreeMap<Subject, (ExponentialBackoff, Instant)>,
-    /// Whether there are GPUs to check periodically.
+    failed: BTreeMap<TroubleSubject, (ExponentialBackoff, Instant)>,
+    /// Whether there are GPUs that must be checked periodically.
     goes_on: bool,
 }
 
-impl Pace {
-    /// Returns whether levels are due to be read: something is `new`, or there are some to keep and the last reading is
-    /// old. If so, this counts as the last reading.
+impl Schedule {
+    /// Returns whether levels must be read now, and if so stores the time. They must be read if something is `new`, or
+    /// if the last reading is old and there are levels to keep.
     pub(super) fn is_due(&mut self, new: bool, some_to_keep: bool) -> bool {
         let waited = self.read_at.is_none_or(|at| at.elapsed() >= LOOK);
-        let due = new || some_to_keep && waited && self.may_try(&Subject::Program);
+        let due = new || some_to_keep && waited && self.may_try(&TroubleSubject::Program);
         if due {
             self.read_at = Some(Instant::now());
         }
@@ -45,18 +45,18 @@ impl Pace {
         self.goes_on = goes_on;
     }
 
-    /// Returns whether an attempt may be made now, after earlier failures.
-    pub(super) fn may_try(&self, subject: &Subject) -> bool {
+    /// Returns whether the pause after the last failure is over.
+    pub(super) fn may_try(&self, subject: &TroubleSubject) -> bool {
         self.failed.get(subject).is_none_or(|(_, again)| *again <= Instant::now())
     }
 
-    pub(super) fn failed(&mut self, subject: Subject) {
+    pub(super) fn failed(&mut self, subject: TroubleSubject) {
         let pauses = ExponentialBuilder::new().with_min_delay(LOOK).with_max_delay(LONGEST).without_max_times();
         let (pauses, again) = self.failed.entry(subject).or_insert_with(|| (pauses.build(), Instant::now()));
         *again = Instant::now() + pauses.next().unwrap_or(LONGEST);
     }
 
-    pub(super) fn well(&mut self, subject: &Subject) {
+    pub(super) fn well(&mut self, subject: &TroubleSubject) {
         self.failed.remove(subject);
     }
 
@@ -72,7 +72,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn levels_are_read_each_minute_and_less_after_failures() {
-        let mut pace = Pace::default();
+        let mut pace = Schedule::default();
         assert_eq!(pace.next(), None);
         pace.go_on(true);
         assert!(pace.next().is_some());
@@ -85,19 +85,19 @@ mod tests {
 
         let mut waited = Vec::new();
         for _ in 0..7 {
-            pace.failed(Subject::Program);
+            pace.failed(TroubleSubject::Program);
             let mut minutes = 0;
-            while !pace.may_try(&Subject::Program) {
+            while !pace.may_try(&TroubleSubject::Program) {
                 tokio::time::advance(LOOK).await;
                 minutes += 1;
             }
             waited.push(minutes);
         }
         assert_eq!(waited, [1, 2, 4, 8, 16, 16, 16]);
-        pace.failed(Subject::Program);
+        pace.failed(TroubleSubject::Program);
         tokio::time::advance(LOOK).await;
         assert!(!pace.is_due(false, true), "it has failed too often");
-        pace.well(&Subject::Program);
-        assert!(pace.may_try(&Subject::Program));
+        pace.well(&TroubleSubject::Program);
+        assert!(pace.may_try(&TroubleSubject::Program));
     }
 }

@@ -1,5 +1,5 @@
-//! Decides when time-sliced GPUs are checked: after a change of the config, the driver or a GPU, and each minute while
-//! there are some.
+//! Decides when time-sliced GPUs are checked: after a change of the config, the driver or a GPU, and every minute while
+//! there are such GPUs.
 
 use std::collections::BTreeSet;
 
@@ -14,13 +14,12 @@ use super::{
     Timeslice,
     levels::{self, Setter},
     modes::ModeTasks,
-    pace::Pace,
+    pace::Schedule,
     smi,
 };
 use crate::caller::Viewer;
 
-/// Keeps time-sliced GPUs at their rules' settings until gpushd stops. `has_daemon` returns whether a GPU has an MPS
-/// daemon.
+/// Keeps the settings of time-sliced GPUs until gpushd stops. `has_daemon` says whether a GPU has an MPS daemon.
 pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool + Send + Sync + 'static) {
     let timeslice = &timeslice;
     let tend = async {
@@ -45,12 +44,12 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
                 _ = snapshots.wait_for(|host| host.changes != changes) => {}
                 changed = status.changed() => if changed.is_err() { return },
                 () = wait => {}
-                // Awaited here, where nothing else borrows `tending`.
+                // Polled here because it needs exclusive access to `tending`.
                 () = tending.mode_ended(timeslice) => {}
             }
         }
     };
-    // Every setting is recorded: the next gpushd continues with it.
+    // May stop at any point: every setting is recorded, and the next gpushd continues.
     tokio::select! {
         () = timeslice.stopping.cancelled() => {}
         () = tend => {}
@@ -61,7 +60,7 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
 #[derive(Debug, Clone)]
 pub(super) struct Aim {
     pub(super) gpu: Gpu,
-    /// `None` for a GPU that is let go.
+    /// `None` if the GPU is no longer time-sliced, so that its settings must be removed.
     pub(super) policy: Option<TimeslicePolicy>,
 }
 
@@ -72,17 +71,17 @@ impl Aim {
     }
 }
 
-/// The GPUs at the last check. A new GPU, or a new driver, makes gpushd read the levels at once.
+/// The GPUs at the last check. If a GPU or a driver is new, the levels are read at once.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Sight {
+struct LastCheck {
     /// UUIDs, each with the number of its desired level.
     aims: BTreeSet<(String, u8)>,
-    /// Number of driver workers started so far: a new worker may have another driver.
+    /// Number of started driver workers. A new worker may have another driver.
     workers: u64,
     program: String,
 }
 
-impl Sight {
+impl LastCheck {
     fn is_new_after(&self, last: &Self) -> bool {
         (self.workers, &self.program) != (last.workers, &last.program) || !self.aims.is_subset(&last.aims)
     }
@@ -90,20 +89,20 @@ impl Sight {
 
 #[derive(Debug, Default)]
 struct Tending {
-    pace: Pace,
-    last: Sight,
+    pace: Schedule,
+    last: LastCheck,
     modes: ModeTasks,
 }
 
 impl Tending {
-    /// Waits until the compute mode of a GPU is to be checked again.
+    /// Waits until the compute mode of a GPU must be checked again.
     async fn mode_ended(&mut self, timeslice: &Timeslice) {
         while !self.modes.ended(timeslice, &mut self.pace).await {}
     }
 
-    /// Forgets past attempts, but not the running ones.
+    /// Removes the results of past attempts. Running attempts continue.
     fn reset(&mut self) {
-        (self.pace, self.last) = (Pace::default(), Sight::default());
+        (self.pace, self.last) = (Schedule::default(), LastCheck::default());
         self.modes.outdate();
     }
 
@@ -118,7 +117,7 @@ impl Tending {
             return;
         }
         if timeslice.is_afresh() {
-            // GPUs that had no levels are asked again, too.
+            // Also reads GPUs again that had no levels.
             self.reset();
         }
         self.pace.go_on(true);
@@ -130,10 +129,10 @@ impl Tending {
         let aims = aims(timeslice, &config, &gpus, has_daemon);
         self.modes.start(timeslice, &self.pace, &aims);
         let (kept, let_go): (Vec<Aim>, Vec<Aim>) = aims.into_iter().partition(|aim| aim.policy.is_some());
-        // gpushd has set nothing on the others.
+        // On the other GPUs, gpushd has no level to remove.
         let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
         let aims: Vec<Aim> = kept.into_iter().chain(let_go).collect();
-        let sight = Sight {
+        let sight = LastCheck {
             aims: aims.iter().map(|aim| (aim.gpu.uuid.clone(), aim.level().number())).collect(),
             workers: timeslice.hardware.status().started,
             program: timeslice.outside.nvidia_smi(&config.mode_change),
@@ -144,7 +143,7 @@ impl Tending {
         if self.pace.is_due(new, some) {
             let busy = levels::tend(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
             for uuid in busy {
-                // It counts as new again once its lane is free.
+                // Removed here, so that it counts as new when its lane is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
                 let timeslice = timeslice.clone();
                 tokio::spawn(async move {
@@ -157,7 +156,7 @@ impl Tending {
     }
 }
 
-/// Returns the GPUs to keep, and those to let go. Forgets all other GPUs.
+/// Returns the GPUs whose settings must be kept or removed. Removes stored data of all other GPUs.
 pub(super) fn aims(
     timeslice: &Timeslice,
     config: &Config,
@@ -166,7 +165,7 @@ pub(super) fn aims(
 ) -> Vec<Aim> {
     let cares = turns::care(config, gpus);
     let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
-    // A GPU that waits may come back unchanged, unless it is in MIG mode: then it has no level.
+    // A GPU whose state is unclear may return unchanged, so its data is kept. In MIG mode it has no level.
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
     let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != Care::LetGo && whole(gpu));
     let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_turns_of(uuid);
@@ -174,7 +173,7 @@ pub(super) fn aims(
     let aim = |(gpu, care): (&Gpu, &Care)| {
         let policy = match care {
             Care::Wait => return None,
-            // Its daemon still runs and needs the compute mode. When the daemon has ended, this is checked again.
+            // The MPS daemon still runs and needs its compute mode. gpushd checks again when the daemon has exited.
             Care::Keep(_) if has_daemon(&gpu.uuid) => return None,
             Care::Keep(policy) => Some(policy.clone()),
             Care::LetGo => None,

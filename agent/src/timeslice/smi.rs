@@ -1,8 +1,8 @@
-//! `nvidia-smi compute-policy`: reads the levels of all GPUs, and sets the level of one. It runs as a helper unit, like
-//! resets.
+//! Runs `nvidia-smi compute-policy`, which reads the levels of all GPUs and sets the level of one. It runs as a helper
+//! unit, like resets.
 //!
-//! The exit status is not reliable: on a host with one GPU in MIG mode the whole command fails. So the output for each
-//! GPU counts, and a level counts as set only after it was read back.
+//! The exit status is not reliable: if one GPU of the host is in MIG mode, the whole command fails. So gpushd parses
+//! the output for each GPU. A level counts as set only after it was read back.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,10 +12,10 @@ use gpush_core::compute_policy::{self, Named, Told};
 use super::Timeslice;
 use gpush_host::helper::{End, Ended, Job};
 
-/// The operation name under which its runs are recorded.
+/// Operation name under which the runs are recorded.
 const BEHALF: &str = "timeslice";
 
-/// Deadline of a run: without persistence mode, it initializes each GPU first.
+/// Maximum duration of a run. Without persistence mode, the program initializes each GPU first.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Why a level was not set.
@@ -23,26 +23,26 @@ const DEADLINE: Duration = Duration::from_secs(20);
 pub(super) enum NotSet {
     /// The driver has no levels for the GPU.
     Unsupported,
-    /// Anything else.
+    /// Another error.
     Failed(ApiError),
 }
 
-/// Waits for runs that a previous gpushd began.
+/// Waits for runs that a previous gpushd started.
 pub(super) async fn adopt(timeslice: &Timeslice) {
     timeslice.outside.helpers.adopt(BEHALF).await;
     timeslice.outside.helpers.forget(BEHALF);
 }
 
-/// Returns what it reports of the level of each GPU.
+/// Returns the reported level of each GPU.
 ///
 /// # Errors
-/// When it cannot run, does not end, or reports no GPU.
+/// If the program cannot run, does not exit, or reports no GPU.
 pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(Named, Told)>, ApiError> {
     let ended = run(timeslice, "list", vec!["-l".to_owned()]).await?;
     let told = compute_policy::levels(&ended.output);
     match (&ended.end, told.is_empty()) {
         (End::Exited(_), false) => Ok(told),
-        (End::Exited(0), true) => Err(failed("it names no GPU that is understood", &ended)),
+        (End::Exited(0), true) => Err(failed("its output lists no known GPU", &ended)),
         (
             end @ (End::Exited(_)
             | End::Signalled(_)
@@ -56,10 +56,10 @@ pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(Named, Told)>, Ap
     }
 }
 
-/// Sets the level of a GPU. Only a later [`list`] shows whether the level is set.
+/// Sets the level of a GPU. Only a later [`list`] proves that the level is set.
 ///
 /// # Errors
-/// When it reports that the level is not set, or how it ended is not known.
+/// If the program reports a failure, or its result is not known.
 pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel) -> Result<(), NotSet> {
     let args = vec!["--set-timeslice".to_owned(), level.number().to_string(), "-i".to_owned(), gpu.uuid.clone()];
     let ended = run(timeslice, "set", args).await.map_err(NotSet::Failed)?;
@@ -83,8 +83,8 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
     }
 }
 
-/// Runs `nvidia-smi compute-policy`. A caller that stops waiting does not stop the program: the locks are held until it
-/// has ended, so that no reset and no other run meets it.
+/// Runs `nvidia-smi compute-policy`. If the caller stops waiting, the program continues and the locks stay held until
+/// it exits. So no reset and no other run can overlap.
 async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Result<Ended, ApiError> {
     let timeslice = timeslice.clone();
     let run = tokio::spawn(async move { run_to_its_end(&timeslice, step, args).await });
@@ -92,17 +92,17 @@ async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Re
 }
 
 async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
-    // One run at a time: a reconciler and operations may need it at once.
+    // One run at a time: the reconciler and operations may need it concurrently.
     let _alone = timeslice.smi.lock().await;
     let helpers = &timeslice.outside.helpers;
     let program = timeslice.outside.nvidia_smi(&timeslice.state.config().mode_change);
-    // The program keeps the driver open. So no GPU is reset meanwhile, and maintenance waits for it.
+    // The program keeps the driver open. This lock prevents resets and delays maintenance until it exits.
     let _open = timeslice.outside.driverless.read().await;
     if let Some(maintenance) = timeslice.state.maintenance() {
         return Err(crate::state::words::refusal(&maintenance));
     }
     if !helpers.running(BEHALF).is_empty() {
-        return Err(error("one that was run before hangs and can't be ended"));
+        return Err(error("a previous nvidia-smi hangs and cannot be ended"));
     }
     let job = Job {
         operation: BEHALF.to_owned(),
@@ -125,10 +125,14 @@ fn failed(how: &str, ended: &Ended) -> ApiError {
     error(&format!("{how}{}", ended.said()))
 }
 
-/// The error when it fails.
+/// Returns the error for a failed run.
 fn error(cause: &str) -> ApiError {
     ApiError::new(Code::DriverError, "cannot manage time-slicing: `nvidia-smi compute-policy` failed")
         .cause(cause.to_owned())
-        .hint("try `nvidia-smi compute-policy -l`; gpushd retries, or retry now with `gpushctl config reload`")
+        .hint(
+            "try `nvidia-smi compute-policy -l`; gpushd retries, or retry now with `gpushctl config reload` \
+            (administrator) \
+            (administrator)",
+        )
         .retryable()
 }

@@ -1,30 +1,30 @@
-//! The audit trail: who changed what, and what came of it.
+//! The audit trail: who changed what, and the result.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::operation::Actor;
 
-/// A record of the trail, for administrators.
+/// A record of the audit trail. Only administrators can read it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AuditRecord {
-    /// Orders the trail, also where the clock was set back.
+    /// Position in the trail. It increases even if the clock was set back.
     pub sequence: u64,
-    /// Wall clock at the time.
+    /// Time of the record, by the system clock.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub at: Timestamp,
-    /// Who; absent for the agent itself.
+    /// User who made the change; absent for gpushd itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
-    /// What was done: `mig.apply`, `operation.cancel`.
+    /// Action, such as `mig.apply` or `operation.cancel`.
     pub action: String,
-    /// To what: an operation, a GPU's UUID, `config`.
+    /// Object of the action: an operation, a lease, a GPU's UUID, an MPS target, `config`, `host`.
     pub object: String,
-    /// What came of it: `accepted`, `done`, `rolled_back`, `failed`.
+    /// Result, such as `accepted`, `done`, `rolled_back`, `failed` or `refused`.
     pub result: String,
-    /// Whatever else, by action.
+    /// Further details, which depend on the action.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub detail: serde_json::Value,
 }

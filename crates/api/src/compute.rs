@@ -1,14 +1,13 @@
-//! What the driver lets programs do with a whole GPU: compute mode and time-slice level.
+//! Driver settings of a whole GPU: compute mode and time-slice level.
 //!
-//! Both are the driver's settings of a GPU, not gpush's: they last while the driver has the GPU
-//! initialised, so a reboot resets them, and without persistence mode so does the end of the last
-//! program on it (NVIDIA, Driver Persistence, "Data Persistence").
+//! The driver keeps both only while the GPU is initialised. A reboot resets them. Without persistence mode, the end of
+//! the last program on the GPU resets them too (NVIDIA, Driver Persistence, "Data Persistence").
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Who may make a CUDA context on a GPU (`nvmlComputeMode_t`).
+/// Which processes may create a CUDA context on a GPU (`nvmlComputeMode_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -16,19 +15,19 @@ pub enum ComputeMode {
     /// Any number of processes.
     #[default]
     Default,
-    /// One thread of one process. Old drivers have it; today's refuse to set it.
+    /// One thread of one process. Only old drivers support it; current drivers refuse to set it.
     ExclusiveThread,
-    /// Nobody.
+    /// No process.
     Prohibited,
-    /// One process: with MPS its server, and so all of the server's clients.
+    /// One process. With MPS, that is the MPS server, so all its clients can use the GPU.
     ExclusiveProcess,
 }
 
 impl ComputeMode {
-    /// All modes, by NVML's numbers.
+    /// All modes, in the order of NVML's numbers.
     pub const ALL: [Self; 4] = [Self::Default, Self::ExclusiveThread, Self::Prohibited, Self::ExclusiveProcess];
 
-    /// NVIDIA's name of it, as `nvidia-smi --compute-mode` takes it: `EXCLUSIVE_PROCESS`.
+    /// Returns NVIDIA's name, as `nvidia-smi --compute-mode` takes it: `EXCLUSIVE_PROCESS`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -46,29 +45,29 @@ impl fmt::Display for ComputeMode {
     }
 }
 
-/// How long a program's turn is where programs share a GPU by turns (`nvidia-smi compute-policy`).
+/// Length of the time slices on a time-sliced GPU (`nvidia-smi compute-policy`).
 ///
-/// Contexts that are made later follow it, those that run do not. NVIDIA tells no durations.
+/// A level applies to contexts that are created later. NVIDIA does not document the durations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum TimesliceLevel {
-    /// The driver's own choice.
+    /// The driver's choice.
     #[default]
     Default,
-    /// Short turns: less waiting, more switching.
+    /// Short slices: programs wait less, and the GPU switches more often.
     Short,
-    /// In between.
+    /// Between short and long.
     Medium,
-    /// Long turns.
+    /// Long slices.
     Long,
 }
 
 impl TimesliceLevel {
-    /// All levels, by nvidia-smi's numbers.
+    /// All levels, in the order of nvidia-smi's numbers.
     pub const ALL: [Self; 4] = [Self::Default, Self::Short, Self::Medium, Self::Long];
 
-    /// Name, as in configs and on the command line.
+    /// Returns the name, as in configs and on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -79,7 +78,7 @@ impl TimesliceLevel {
         }
     }
 
-    /// What `nvidia-smi compute-policy --set-timeslice` calls it: 0 to 3.
+    /// Returns the number for `nvidia-smi compute-policy --set-timeslice`: 0 to 3.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -97,7 +96,7 @@ impl fmt::Display for TimesliceLevel {
     }
 }
 
-/// Text that names no compute mode or time-slice level.
+/// The error for a text that is not the name of a compute mode or time-slice level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownName {
     what: &'static str,
@@ -107,7 +106,7 @@ pub struct UnknownName {
 
 impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a {}; known: {}", self.text.escape_debug(), self.what, self.known)
+        write!(f, "`{}` is not a {}; write one of: {}", self.text.escape_debug(), self.what, self.known)
     }
 }
 
@@ -125,7 +124,7 @@ fn find<T: Copy + fmt::Display>(text: &str, what: &'static str, all: &[T]) -> Re
 impl FromStr for ComputeMode {
     type Err = UnknownName;
 
-    /// Reads a name in any case, with `-` or `_`: `EXCLUSIVE_PROCESS`, `exclusive-process`.
+    /// Reads a name in upper or lower case, with `-` or `_`: `EXCLUSIVE_PROCESS`, `exclusive-process`.
     fn from_str(text: &str) -> Result<Self, UnknownName> {
         find(text, "compute mode", &Self::ALL)
     }
@@ -134,7 +133,7 @@ impl FromStr for ComputeMode {
 impl FromStr for TimesliceLevel {
     type Err = UnknownName;
 
-    /// Reads a name in any case.
+    /// Reads a name in upper or lower case.
     fn from_str(text: &str) -> Result<Self, UnknownName> {
         find(text, "time-slice level", &Self::ALL)
     }
@@ -158,7 +157,7 @@ mod tests {
         let error = "shared".parse::<ComputeMode>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "`shared` is not a compute mode; known: DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS"
+            "`shared` is not a compute mode; write one of: DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS"
         );
     }
 

@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::Process;
 
-/// Who has a MIG device.
+/// Use of a MIG device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum DeviceUse {
-    /// No user has it and no process runs on it.
+    /// No lease has it, and no process runs on it.
     Free,
     /// A lease has it, and no process runs on it.
     Granted,
@@ -21,7 +21,7 @@ pub enum DeviceUse {
 }
 
 impl DeviceUse {
-    /// The name in JSON and in tables.
+    /// Returns the name in JSON and in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -37,14 +37,14 @@ impl DeviceUse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeviceGrant {
-    /// The lease, `L12`.
+    /// Lease id, such as `L12`.
     pub id: String,
     /// User id of the holder.
     pub uid: u32,
-    /// User name of the holder; absent when the uid has no name.
+    /// User name of the holder; absent if the uid has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// When the lease expires; absent when it has no end time.
+    /// Time of expiry; absent if the lease has no end time.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
@@ -58,33 +58,33 @@ pub struct MigDevice {
     pub gpu: u32,
     /// UUID of the GPU.
     pub gpu_uuid: String,
-    /// GPU instance as profile and placement, `3g.40gb@4`.
+    /// GPU instance as profile and placement, such as `3g.40gb@4`.
     pub instance: String,
-    /// Profile of the compute instance, `1c.3g.40gb`; the GPU instance's own when it takes all of it.
+    /// Profile of the compute instance, such as `1c.3g.40gb`; that of the GPU instance if it uses all compute slices.
     pub profile: String,
     /// GPU instance id.
     pub gi: u32,
-    /// Compute instance id; absent when the GPU instance has none.
+    /// Compute instance id; absent if the GPU instance has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ci: Option<u32>,
-    /// `MIG-<uuid>`, which programs take; absent when there is no compute instance.
+    /// UUID for programs, `MIG-<uuid>`; absent if there is no compute instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Memory of the GPU instance, MiB; absent when the driver does not report it.
+    /// Memory of the GPU instance, in MiB; absent if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
-    /// Who has it.
+    /// Use of the device.
     #[serde(rename = "use")]
     pub usage: DeviceUse,
-    /// Whether a program of any user can start on it now: `use` is `free`.
+    /// Whether a program of any user can start on the device now: `use` is `free`.
     pub available: bool,
-    /// Leases on it.
+    /// Leases on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub grants: Vec<DeviceGrant>,
-    /// Processes on it.
+    /// Processes on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
-    /// Why it is reserved.
+    /// Why `use` is `reserved`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

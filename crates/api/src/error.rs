@@ -1,55 +1,55 @@
-//! The one error shape of the API, its codes, and the exit status of each.
+//! The error type of the API, its codes, and the exit status and HTTP status of each code.
 
 use serde::{Deserialize, Serialize};
 
-/// What went wrong, for programs. Stable: codes are added, never renamed.
+/// The kind of an error, for programs. Codes may be added, but are never renamed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Code {
-    /// The request itself is malformed.
+    /// The request is invalid.
     BadRequest,
-    /// No GPU, operation, layout or path of that name.
+    /// No GPU, operation, layout, file or path has that name.
     NotFound,
-    /// The caller's uid may not do this.
+    /// The user may not do this.
     Denied,
-    /// The profile does not exist on this GPU.
+    /// The GPU has no profile with that name.
     UnknownProfile,
-    /// The layout can't be on this GPU, however it is placed.
+    /// The layout does not fit on this GPU with any placement.
     LayoutImpossible,
-    /// Processes, leases or instances that must stay are in the way.
+    /// Something in use, or the state of the GPU, blocks the request.
     Blocked,
-    /// Another operation has the GPU, or a rule of the config gives it to another mode.
+    /// Another operation has the GPU, a rule gives it another mode, or another request changed the desired state.
     Conflict,
-    /// A GPU is being reset. Until that is over, no GPU can be read or changed.
+    /// A GPU is being reset. Until that has ended, no GPU can be read or changed.
     Resetting,
-    /// Somebody wanted it taken back.
+    /// A user cancelled the operation.
     Cancelled,
-    /// The part, its mode or its driver can't do this.
+    /// The GPU model, its mode or its driver does not support this.
     Unsupported,
-    /// The driver is not there, not loaded or of another version than its library.
+    /// The driver is missing, is not loaded, or has another version than its library.
     DriverUnavailable,
     /// A driver call failed.
     DriverError,
-    /// A driver call did not return in time; it may still land.
+    /// A driver call did not return in time, and may still take effect.
     DriverTimeout,
     /// The GPU fell off the bus.
     GpuLost,
-    /// The config file is wrong.
+    /// The config file is invalid.
     ConfigInvalid,
-    /// The agent is shutting down or not ready.
+    /// gpushd is starting, is stopping, has reached a limit, or cannot record changes.
     Unavailable,
-    /// Said by clients, never by the agent: nobody answers on the socket, or something that does
-    /// not speak this API.
+    /// Only from clients: no program answers on the socket, or the program does not speak this API.
     Unreachable,
-    /// Said by clients, never by the agent: no answer in time; what was asked for may still happen.
+    /// An operation could not begin, or a lease was not granted, in the given time. From clients: gpushd did not answer
+    /// in time, and the request may still take effect.
     TimedOut,
-    /// A fault of ours.
+    /// A bug of gpush.
     Internal,
 }
 
 impl Code {
-    /// Process exit status of `gpushctl` for this code, as documented in `docs/exit-codes.md`.
+    /// Returns the exit status of `gpushctl` for this code, as documented in `docs/exit-codes.md`.
     #[must_use]
     pub fn exit_status(self) -> u8 {
         match self {
@@ -64,7 +64,7 @@ impl Code {
         }
     }
 
-    /// HTTP status that carries it.
+    /// Returns the HTTP status for this code.
     #[must_use]
     pub fn http_status(self) -> u16 {
         match self {
@@ -80,46 +80,45 @@ impl Code {
     }
 }
 
-/// Every error of the API: what, why, and what to type next.
+/// An error of the API: what failed, why, and what to do next.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ApiError {
-    /// For programs.
+    /// Kind of the error, for programs.
     pub code: Code,
     /// One sentence that names the object, without its causes.
     pub message: String,
-    /// Causes, outermost first, none repeating the one before.
+    /// Causes, outermost first. No cause repeats the previous one.
     #[serde(default)]
     pub causes: Vec<String>,
-    /// Where several GPUs have each an error of their own: those, whole. The message says how many.
+    /// The complete error of each GPU, if several GPUs of one request fail.
     #[serde(default, skip_serializing_if = "<[ApiError]>::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<ApiError>, no_recursion))]
     pub errors: Box<[ApiError]>,
-    /// What stands for all that, where it is worth a word: that nothing was changed, or that it was
-    /// put back.
+    /// State afterwards, if it matters: nothing was changed, or the change was rolled back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
     /// What to do next, often a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Whether the same request may succeed later without anybody's doing.
+    /// Whether the same request may succeed later without further action.
     #[serde(default)]
     pub retryable: bool,
 }
 
-/// How the refusals of an agent begin that is about to end. What it refused once it does not begin any
-/// more: a client that asks the same one again need not doubt that.
+/// Beginning of the message with which a stopping gpushd refuses a request. The request had no effect, so a client can
+/// safely repeat it.
 pub const STOPPING: &str = "gpushd is stopping";
 
 impl ApiError {
-    /// An error without causes or hint.
+    /// Creates an error without causes or hint.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         let (causes, errors) = (Vec::new(), Box::default());
         Self { code, message: message.into(), causes, errors, outcome: None, hint: None, retryable: false }
     }
 
-    /// Several errors as one. It is worth trying again only if each of them is, and its code is that of
-    /// the first that is not.
+    /// Combines several errors. The result is retryable only if all of them are. Its code is that of the first error
+    /// that is not retryable, else that of the first.
     pub fn several(message: impl Into<String>, errors: Vec<Self>) -> Self {
         let lasting = errors.iter().find(|error| !error.retryable);
         let code = lasting.or(errors.first()).map_or(Code::Internal, |error| error.code);
@@ -127,15 +126,14 @@ impl ApiError {
         Self { errors: errors.into(), retryable, ..Self::new(code, message) }
     }
 
-    /// What went wrong and why, where there is room for sentences only: each error's causes behind its own
-    /// message.
+    /// Returns all sentences: each message, followed by its causes.
     #[must_use]
     pub fn sentences(&self) -> Vec<&str> {
         let own = std::iter::once(&self.message).chain(&self.causes).map(String::as_str);
         own.chain(self.errors.iter().flat_map(Self::sentences)).collect()
     }
 
-    /// Adds what to do next.
+    /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -149,14 +147,14 @@ impl ApiError {
         self
     }
 
-    /// Says what stands for all that.
+    /// Adds the state afterwards.
     #[must_use]
     pub fn outcome(mut self, outcome: impl Into<String>) -> Self {
         self.outcome = Some(outcome.into());
         self
     }
 
-    /// Marks it as worth trying again.
+    /// Marks the error as retryable.
     #[must_use]
     pub fn retryable(mut self) -> Self {
         self.retryable = true;
@@ -201,7 +199,7 @@ mod tests {
             assert!(!way_out.is_empty(), "{name}");
             rows += 1;
         }
-        // What serde would take.
+        // The message of serde lists every code that it accepts.
         let known = serde_json::from_str::<Code>("\"x\"").unwrap_err().to_string();
         assert_eq!(rows, known.matches('`').count() / 2 - 1, "{known}");
     }

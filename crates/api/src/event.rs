@@ -1,9 +1,9 @@
-//! Events: what changed, as it happens. `GET /v1/events` streams them.
+//! Events: changes as they happen. `GET /v1/events` streams them.
 //!
-//! An event says that something is different now, and how it is; it is never the only place that
-//! says so. Whoever misses some (a [`Resync`]) asks for the state anew and goes on from there.
+//! An event reports a change and the state after it. A client that missed events receives a [`Resync`]. It then reads
+//! the state again, and continues to listen.
 //!
-//! In JSON each is one object: `id`, `at`, `kind`, and the fields of that kind.
+//! In JSON, an event is one object: `id`, `at`, `kind`, and the fields of that kind.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -19,50 +19,50 @@ use crate::{
     timeslice::TimesliceView,
 };
 
-/// Something that happened.
+/// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Event {
-    /// `<epoch>-<number>`: the epoch is one life of the agent, numbers count up within it. It is what
-    /// `Last-Event-ID` takes.
+    /// Event id, `<epoch>-<number>`, for the header `Last-Event-ID`. The epoch names one run of gpushd. Numbers
+    /// increase within it.
     pub id: String,
-    /// When.
+    /// Time of the event.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub at: Timestamp,
-    /// What.
+    /// Kind of the event, and its fields.
     #[serde(flatten)]
     pub what: Happening,
 }
 
-/// What happened, by kind.
+/// Kind of an event, with its fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Happening {
-    /// An operation was begun, came further, or ended.
+    /// An operation began, advanced, or ended.
     Operation(Box<OperationChange>),
-    /// A GPU is not as it was last seen.
+    /// A GPU changed since the last reading.
     Gpu(Box<GpuChange>),
-    /// The config was read again.
+    /// The config was reloaded, with success or not.
     Config(ConfigChange),
-    /// The driver appeared, vanished, or is another.
+    /// The driver appeared, disappeared, or has another version.
     Driver(DriverChange),
-    /// The driver reported an error of a GPU.
+    /// The driver reported an Xid error of a GPU.
     Xid(Xid),
-    /// An MPS daemon is in another state.
+    /// An MPS daemon changed its state.
     Mps(Box<MpsChange>),
-    /// A lease changed its state, its end, or was revoked with notice.
+    /// A lease changed its state or its end, or was revoked with notice.
     Lease(Box<LeaseChange>),
-    /// Something was done about a process that belongs to nobody who was given a share.
+    /// gpushd asked a stray to end, or killed it.
     Stray(Box<StrayChange>),
-    /// Somebody changed something else that the agent keeps.
+    /// Another change, which the audit trail has too.
     Change(Change),
-    /// Events are missing here: ask for the state anew.
+    /// Events are missing here. Read the state again.
     Resync(Resync),
 }
 
-/// Kind of an event.
+/// Name of an event kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -85,12 +85,12 @@ pub enum EventKind {
     Stray,
     /// [`Change`].
     Change,
-    /// [`Resync`]; comes whatever kinds are asked for.
+    /// [`Resync`]. Sent whatever kinds are selected.
     Resync,
 }
 
 impl EventKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 10] = [
         Self::Operation,
         Self::Gpu,
@@ -104,7 +104,7 @@ impl EventKind {
         Self::Resync,
     ];
 
-    /// As it is written in JSON, in `?kinds=` and as the stream's `event:`.
+    /// Returns the name in JSON, in `?kinds=` and in the stream's `event:`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -123,7 +123,7 @@ impl EventKind {
 }
 
 impl Happening {
-    /// Its kind.
+    /// Returns the kind of the event.
     #[must_use]
     pub fn kind(&self) -> EventKind {
         match self {
@@ -141,57 +141,57 @@ impl Happening {
     }
 }
 
-/// An operation as it is now.
+/// An operation after a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct OperationChange {
-    /// The operation in short, without its plans.
+    /// Operation, without its plans.
     pub operation: OperationSummary,
-    /// UUIDs of its GPUs.
+    /// UUIDs of the operation's GPUs.
     pub gpu_uuids: Vec<String>,
-    /// Progress, one a GPU.
+    /// Progress, one entry for each GPU.
     pub progress: Vec<StepState>,
-    /// What was just noted of it, such as what it waits for.
+    /// New note of the operation, such as what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// A GPU as it was seen, by a reading that somebody else's question caused: events cause none.
+/// A GPU after a change. The reading was caused by another request, because events cause no readings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuChange {
-    /// Index.
+    /// Index of the GPU.
     pub gpu: u32,
-    /// UUID.
+    /// UUID of the GPU.
     pub gpu_uuid: String,
-    /// What of it is different from the event before.
+    /// Parts of the GPU that differ from the previous event.
     pub changed: Vec<GpuAspect>,
-    /// Whether the agent works with it.
+    /// State of the GPU.
     pub state: GpuState,
-    /// Why `state` is what it is.
+    /// Reasons for `state`.
     pub reasons: Vec<String>,
-    /// Difference between wanted and real, one sentence each.
+    /// Differences between the desired and the actual state, one sentence each.
     pub drift: Vec<String>,
     /// Whether MIG mode is on; absent on GPUs without MIG.
     #[serde(default, rename = "mig_enabled", skip_serializing_if = "Option::is_none")]
     pub mig: Option<bool>,
-    /// GPU instances by placement.
+    /// GPU instances, in the order of their placements.
     #[serde(rename = "instance_summaries")]
     pub instances: Vec<InstanceSeen>,
-    /// Who may make a CUDA context on it; `None` when the driver does not say.
+    /// Which processes may create a CUDA context; absent if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<ComputeMode>,
-    /// How it is shared by turns.
+    /// Time-slicing of the GPU; absent unless its rule has mode `timeslice`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimesliceView>,
 }
 
-/// What of a GPU can be different.
+/// A part of a GPU that can change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum GpuAspect {
-    /// It was not seen before.
+    /// The GPU was not listed before.
     Appeared,
     /// `state` or `reasons`.
     State,
@@ -207,115 +207,116 @@ pub enum GpuAspect {
     Timeslice,
 }
 
-/// A GPU instance, without who uses it.
+/// A GPU instance, without its processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct InstanceSeen {
     /// GPU instance id.
     #[serde(rename = "gi")]
     pub id: u32,
-    /// Profile.
+    /// Profile name.
     pub profile: String,
-    /// Where.
+    /// Placement in memory slices.
     pub placement: Placement,
     /// Ids of its compute instances.
     #[serde(rename = "compute_instance_ids")]
     pub compute: Vec<u32>,
 }
 
-/// An MPS daemon as it is now.
+/// An MPS daemon after a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsChange {
-    /// Short name of its target.
+    /// Short name of the daemon's target.
     pub target: String,
     /// UUID of the GPU or MIG device.
     pub uuid: String,
-    /// UUID of the GPU that it is, or is of.
+    /// UUID of the GPU: the target, or the GPU of the MIG device.
     pub gpu_uuid: String,
-    /// Index of that; `None` while it is not known.
+    /// Index of that GPU; absent while it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// Where it is in its life.
+    /// State of the daemon.
     pub state: MpsState,
-    /// Why.
+    /// Reasons for the state.
     pub reasons: Vec<String>,
 }
 
-/// A lease as it is now. Every user may read it, so it names no process.
+/// A lease after a change. Every user may read it, so it names no process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseChange {
-    /// `L17`.
+    /// Lease id, such as `L17`.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub lease_id: LeaseId,
-    /// The user who is admitted.
+    /// User who may use the targets.
     pub holder: LeaseHolder,
-    /// How it shares GPUs.
+    /// Kind of the lease: how it shares GPUs.
     pub share: LeaseKind,
-    /// State.
+    /// State of the lease.
     pub state: LeaseState,
-    /// Why it ends or ended.
+    /// Reason for the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<EndReason>,
-    /// UUIDs of its targets.
+    /// UUIDs of the lease's targets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<String>,
-    /// UUIDs of the GPUs that have them.
+    /// UUIDs of the GPUs of these targets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu_uuids: Vec<String>,
-    /// When it expires.
+    /// Time of expiry.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
-    /// When gpushd ends its processes.
+    /// Time at which gpushd ends the processes of the lease.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub processes_end_at: Option<Timestamp>,
 }
 
-/// What was done about a stray: the audit trail has it too. Who it is, for its owner and admins.
+/// What gpushd did about a stray. The audit trail has it too. Only the owner of the process and administrators see
+/// `pid`, `uid`, `user` and `command`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct StrayChange {
-    /// Index of the GPU that it is on.
+    /// Index of the stray's GPU.
     pub gpu: u32,
-    /// UUID of that.
+    /// UUID of that GPU.
     pub gpu_uuid: String,
-    /// The MIG device in words, `2g.20gb@2`; `None` for the GPU as a whole.
+    /// MIG device, such as `2g.20gb@2`; absent for the whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Its pid.
+    /// Process id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Its user id.
+    /// User id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Its user's name.
+    /// User name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Its command line.
+    /// Command line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Why it is a stray.
+    /// Why the process is a stray.
     pub why: String,
-    /// What was done.
+    /// What gpushd did.
     pub step: StrayStep,
 }
 
-/// What is done about a stray that is ended.
+/// A step to end a stray.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum StrayStep {
-    /// It was asked to end: SIGTERM.
+    /// gpushd asked it to end, with SIGTERM.
     Asked,
-    /// It did not, and was killed: SIGKILL.
+    /// It did not end in time, and gpushd killed it with SIGKILL.
     Killed,
 }
 
 impl StrayStep {
-    /// In words, as the audit trail has it.
+    /// Returns the words of the audit trail.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -329,27 +330,27 @@ impl StrayStep {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ConfigChange {
-    /// Whether it was taken; if not, the one before stays in force.
+    /// Whether the new config is in effect. If false, the previous config stays in effect.
     pub taken: bool,
-    /// What is wrong with it.
+    /// Why the reload failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
-    /// Settings that take effect at the next start of gpushd: `driver.read_ms`.
+    /// Changed settings that take effect at the next start of gpushd, such as `driver.read_ms`.
     #[serde(default, rename = "pending_keys", skip_serializing_if = "Vec::is_empty")]
     pub pending_restart: Vec<String>,
 }
 
-/// The driver behind the agent.
+/// A change of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DriverChange {
-    /// The one that serves; `None` when there is none.
+    /// Driver that gpushd uses; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<Driver>,
-    /// Version of the one before, if there was one.
+    /// Version of the previous driver, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// Why there is none.
+    /// Why there is no driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }
@@ -358,36 +359,36 @@ pub struct DriverChange {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Xid {
-    /// Index of the GPU, when it is known.
+    /// Index of the GPU; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
     /// UUID of the GPU.
     pub gpu_uuid: String,
-    /// Number of the error, as in NVIDIA's table of them.
+    /// Xid number, as in NVIDIA's documentation of Xid errors.
     pub xid: u64,
-    /// GPU instance concerned, when one is.
+    /// Id of the affected GPU instance, if the driver reports one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gi: Option<u32>,
-    /// Compute instance concerned, when one is.
+    /// Id of the affected compute instance, if the driver reports one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ci: Option<u32>,
 }
 
-/// A change that somebody made and that is no operation: the audit trail has it too.
+/// A change that is not an operation. The audit trail has it too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Change {
-    /// What was done, as the audit trail names it: `operation.cancel`.
+    /// Action, as the audit trail names it, such as `operation.cancel`.
     pub action: String,
-    /// To what: a GPU's UUID, an operation, `config`.
+    /// Object of the action: a GPU's UUID, an operation, `config`.
     pub object: String,
-    /// Who; `None` for the agent itself.
+    /// User who made the change; absent for gpushd itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
-    /// Why, in the words of whoever did it.
+    /// Reason that the user gave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// UUIDs of the GPUs that it concerns.
+    /// UUIDs of the affected GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu_uuids: Vec<String>,
 }
@@ -396,7 +397,7 @@ pub struct Change {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Resync {
-    /// Why.
+    /// Why events are missing.
     pub reason: ResyncReason,
 }
 
@@ -405,9 +406,9 @@ pub struct Resync {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum ResyncReason {
-    /// The id is not of this life of the agent: it was started anew.
+    /// The id is from another run of gpushd.
     OtherLife,
-    /// More has happened since than the agent keeps: the client was away, or slow, for too long.
+    /// gpushd no longer has the next events, because the client was disconnected or slow for too long.
     Missed,
 }
 

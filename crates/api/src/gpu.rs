@@ -1,4 +1,4 @@
-//! A GPU as the agent sees it: identity, MIG state, instances, and who uses them.
+//! A GPU as gpushd reads it: identity, MIG state, instances, and the processes that use them.
 
 use std::sync::Arc;
 
@@ -10,30 +10,30 @@ use crate::{
     timeslice::TimesliceView,
 };
 
-/// GPU generation. It decides how a MIG mode change works.
+/// GPU generation. It determines how a change of MIG mode works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Architecture {
-    /// Kepler to Pascal, in one: nothing of gpush applies to them but being shown.
+    /// Kepler to Pascal. gpush can only show these GPUs.
     Legacy,
     /// Volta.
     Volta,
     /// Turing.
     Turing,
-    /// Ampere: a MIG mode change needs a GPU reset.
+    /// Ampere. A change of MIG mode needs a GPU reset.
     Ampere,
     /// Ada Lovelace.
     Ada,
-    /// Hopper: MIG mode changes at once and is lost at reboot.
+    /// Hopper. MIG mode changes at once, and is off after a reboot.
     Hopper,
-    /// Blackwell: as Hopper.
+    /// Blackwell. MIG mode works as on Hopper.
     Blackwell,
-    /// Newer than this build of gpush.
+    /// A generation that this version of gpush does not know.
     Unknown,
 }
 
-/// A span of slices: memory slices for a GPU instance, compute slots for a compute instance.
+/// A range of slices: memory slices for a GPU instance, compute slots for a compute instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Placement {
@@ -44,14 +44,14 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Whether both spans share a slice.
+    /// Returns whether the two ranges share a slice.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.start < other.start + other.size && other.start < self.start + self.size
     }
 }
 
-/// Copy and media engines, in counts.
+/// Numbers of copy and media engines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Engines {
@@ -71,18 +71,18 @@ pub struct Engines {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ComputeProfile {
-    /// Name, such as `1c.3g.40gb`; the GPU instance profile's own name when it takes all of it.
+    /// Name, such as `1c.3g.40gb`; the name of the GPU instance profile if it uses all compute slices.
     pub name: String,
     /// Profile id, as the driver reports it.
     #[serde(rename = "profile_id")]
     pub id: u32,
-    /// NVML enum index by which it is asked for and created.
+    /// NVML enum value for queries and for creation.
     pub index: u32,
-    /// Compute slices.
+    /// Number of compute slices.
     pub slices: u8,
-    /// Largest number of such instances in one GPU instance.
+    /// Maximum number of such instances in one GPU instance.
     pub max: u8,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub sm: u32,
     /// Possible placements in compute slots, in the driver's order.
     pub placements: Vec<Placement>,
@@ -94,40 +94,41 @@ pub struct ComputeProfile {
 pub struct GpuProfile {
     /// Name, such as `3g.40gb`, without NVML's `MIG ` prefix.
     pub name: String,
-    /// Profile id, as the driver reports it and takes it at creation.
+    /// Profile id, as the driver reports it, and takes it to create an instance.
     #[serde(rename = "profile_id")]
     pub id: u32,
-    /// NVML enum index by which it is asked for.
+    /// NVML enum value for queries.
     pub index: u32,
-    /// Compute slices.
+    /// Number of compute slices.
     pub slices: u8,
-    /// Largest number of such instances on the GPU.
+    /// Maximum number of such instances on the GPU.
     pub max: u8,
-    /// How many more the driver would make now; `None` with MIG off or when it does not say.
+    /// Number of such instances that the driver can still create; absent if MIG mode is off or the driver does not
+    /// report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining: Option<u8>,
-    /// Memory in MiB.
+    /// Memory of one instance, in MiB.
     pub memory_mib: u64,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub sm: u32,
-    /// Engines that one instance takes.
+    /// Engines of one instance.
     pub engines: Engines,
-    /// Whether it can do graphics.
+    /// Whether instances support graphics.
     #[serde(default)]
     pub gfx: bool,
     /// Possible placements in memory slices, in the driver's order.
     pub placements: Vec<Placement>,
-    /// Compute instance profiles in it.
+    /// Compute instance profiles in such an instance.
     #[serde(rename = "compute_profiles")]
     pub compute: Vec<ComputeProfile>,
 }
 
-/// What a process uses the GPU for, by the driver list in which it was found.
+/// How a process uses the GPU: by the list of the driver that contains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum ProcessKind {
-    /// A CUDA context of its own.
+    /// A CUDA context that the process itself holds.
     Compute,
     /// A graphics context.
     Graphics,
@@ -135,7 +136,7 @@ pub enum ProcessKind {
     MpsClient,
 }
 
-/// A process that holds a GPU or MIG device. What the asker may not see is absent.
+/// A process that uses a GPU or MIG device. Fields that the caller may not see are absent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Process {
@@ -145,20 +146,20 @@ pub struct Process {
     /// User id of the process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// User name; `None` to askers who may not know, or when the uid has none.
+    /// User name; absent if the caller may not see it, or if the uid has no name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Command line, for its owner and admins; at most 256 characters.
+    /// Command line, at most 256 characters. Only its owner and administrators see it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     /// Kind of context.
     pub kind: ProcessKind,
-    /// Memory in use on this GPU or MIG device, MiB, when the driver tells.
+    /// Memory in use on this GPU or MIG device, in MiB; absent if the driver does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
 }
 
-/// A compute instance: the MIG device that programs see.
+/// A compute instance: the MIG device that programs use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ComputeInstance {
@@ -169,13 +170,13 @@ pub struct ComputeInstance {
     pub profile_id: u32,
     /// Profile name, such as `1c.3g.40gb`.
     pub profile: String,
-    /// Placement in compute slots; `None` when the driver does not say.
+    /// Placement in compute slots; absent if the driver does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
-    /// `MIG-<uuid>`: the same slot re-created gets the same one.
+    /// UUID of the MIG device, `MIG-<uuid>`. An instance that is created again in the same slot gets the same UUID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Processes in it.
+    /// Processes on the MIG device.
     #[serde(default)]
     pub processes: Vec<Process>,
 }
@@ -184,51 +185,51 @@ pub struct ComputeInstance {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuInstance {
-    /// GPU instance id: the physical slot, not the placement.
+    /// GPU instance id. It names a physical slot and differs from the placement.
     #[serde(rename = "gi")]
     pub id: u32,
     /// Profile id.
     pub profile_id: u32,
-    /// Profile name; `profile <id>` when this build does not know it.
+    /// Profile name; `profile <id>` if this version of gpush does not know the profile.
     pub profile: String,
     /// Placement in memory slices.
     pub placement: Placement,
     /// Memory of the instance, as its MIG device reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
-    /// Compute instances, by id.
+    /// Compute instances, in the order of their ids.
     #[serde(default, rename = "compute_instances")]
     pub compute: Vec<ComputeInstance>,
-    /// Processes that the driver charges to this GPU instance but to no compute instance.
+    /// Processes that the driver assigns to this GPU instance but to no compute instance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
 }
 
-/// Memory in MiB.
+/// Total and used memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Memory {
-    /// Capacity.
+    /// Capacity in MiB.
     pub total_mib: u64,
-    /// In use, reserved memory included.
+    /// Memory in use, in MiB. Includes the memory that the driver reserves.
     pub used_mib: u64,
 }
 
-/// What the NVLink ports of a GPU lead to.
+/// NVLink connections of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NvLink {
-    /// Ports that lead somewhere.
+    /// Number of connected ports.
     pub links: u32,
-    /// Whether some lead to an NVSwitch, and so to every GPU on it.
+    /// Whether some ports connect to an NVSwitch, and through it to all its GPUs.
     #[serde(default)]
     pub switched: bool,
-    /// PCI addresses of the GPUs that some lead to directly.
+    /// PCI addresses of the GPUs that are connected directly.
     #[serde(default)]
     pub peers: Vec<String>,
 }
 
-/// Sensors and error counters of a GPU. A value that the driver does not report is absent: of a GPU in MIG mode it does
+/// Sensors and error counters of a GPU. A value that the driver does not report is absent. In MIG mode the driver does
 /// not report the utilization.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -239,24 +240,24 @@ pub struct Sensors {
     /// Percentage of the time in which device memory was read or written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_utilization_percent: Option<u32>,
-    /// Temperature of the GPU core, °C.
+    /// Temperature of the GPU core, in °C.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_c: Option<u32>,
-    /// Power draw, mW.
+    /// Power draw, in mW.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_mw: Option<u32>,
-    /// Enforced power limit, mW.
+    /// Enforced power limit, in mW.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit_mw: Option<u32>,
-    /// Corrected ECC errors since the driver was loaded.
+    /// Number of corrected ECC errors since the driver was loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ecc_corrected: Option<u64>,
-    /// Uncorrected ECC errors since the driver was loaded.
+    /// Number of uncorrected ECC errors since the driver was loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ecc_uncorrected: Option<u64>,
 }
 
-/// MIG side of a GPU that can do MIG.
+/// MIG state of a GPU that supports MIG.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Mig {
@@ -264,14 +265,14 @@ pub struct Mig {
     pub enabled: bool,
     /// Whether the next GPU reset changes MIG mode: from off to on, or from on to off.
     pub reset_pending: bool,
-    /// Memory slices of the part (8 on an A100, 4 on an A30, 12 on an RTX PRO 6000).
+    /// Number of memory slices of the GPU: 8 on an A100, 4 on an A30, 12 on an RTX PRO 6000.
     pub memory_slices: u8,
-    /// Compute slices of the part.
+    /// Number of compute slices of the GPU.
     pub compute_slices: u8,
-    /// GPU instances by placement.
+    /// GPU instances, in the order of their placements.
     pub instances: Vec<GpuInstance>,
-    /// Profiles, largest last. Left out of lists unless asked for with `?profiles=true`. Shared, since
-    /// they are most of a GPU and rarely looked at.
+    /// Profiles, smallest first. `GET /v1/gpus` leaves them out unless `?profiles=true` is set.
+    // Shared by copies of the GPU, because profiles are large and rarely used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<GpuProfile>))]
     pub profiles: Arc<Vec<GpuProfile>>,
@@ -297,50 +298,49 @@ impl Mig {
     }
 }
 
-/// Whether the agent works with a GPU. Several may hold at once: the first of them, from below, is
-/// the state.
+/// State of a GPU. If several states apply, the last one of this list counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum GpuState {
-    /// Can be used and reshaped.
+    /// The GPU can be used and changed.
     Ready,
-    /// No new work, by an administrator or by a fault that the driver reported; reshaped only by
-    /// those who name it.
+    /// The GPU takes no new work: an administrator set a cordon, or gpushd did after a reported fault. Changes of the
+    /// layout must name the GPU.
     Cordoned,
-    /// A change failed and its rollback too.
+    /// A change failed, and its rollback failed too.
     Degraded,
-    /// An operation is changing it.
+    /// An operation changes the GPU.
     Changing,
-    /// What was promised about it was lost: nothing is admitted or reshaped until a reboot or
-    /// `gpushctl recover`.
+    /// The database was lost, so gpushd does not know the leases of the GPU. It grants and changes nothing there until
+    /// a reboot or `gpushctl recover`.
     Held,
-    /// A driver call passed its deadline and may still land, or the GPU cannot be read.
+    /// A driver call passed its deadline and may still take effect, or the GPU cannot be read.
     Unknown,
-    /// The driver says that the GPU is lost (fallen off the bus).
+    /// The driver reports that the GPU fell off the bus, or no longer lists it.
     Lost,
-    /// The host is in maintenance: the agent has no handle open, and shows what it saw last.
+    /// The host is in maintenance: gpushd has no driver handle open, and shows its last reading.
     Maintenance,
 }
 
-/// Why a GPU takes no new work.
+/// A cordon: a reason why a GPU takes no new work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Cordon {
-    /// What brought it about, for programs: `admin`, `xid-79`, `row-remap`.
+    /// Cause, for programs: `admin`, `xid-79`, `row-remap`.
     pub cause: String,
-    /// Why, for people.
+    /// Reason, for users.
     pub reason: String,
-    /// Who set it; absent when the agent did.
+    /// User who set the cordon; absent if gpushd did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
-    /// Since when.
+    /// Time at which the cordon was set.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
 }
 
-/// How a sentence in [`Gpu::reasons`] begins that says why `processes_known` is false.
+/// Beginning of the sentence in [`Gpu::reasons`] that explains why `processes_known` is false.
 pub const USERS_UNKNOWN: &str = "which processes use it is not known";
 
 fn yes() -> bool {
@@ -356,78 +356,78 @@ fn is_true(flag: &bool) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Gpu {
-    /// Index in this driver session; shifts when a GPU is lost. Key things by `uuid`.
+    /// Index in the present driver session. It may change when a GPU is lost; `uuid` does not.
     pub index: u32,
-    /// `GPU-<uuid>`.
+    /// UUID, `GPU-<uuid>`.
     pub uuid: String,
     /// PCI address, `0000:07:00.0`.
     pub pci: String,
-    /// PCI device id and vendor as NVML packs them, `0x20B210DE`; `None` when it was not told.
+    /// PCI ids of device and vendor, in the format of NVML: `0x20B210DE`; absent if they are not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_id: Option<String>,
-    /// The same of the PCI subsystem: who built the board.
+    /// PCI ids of the subsystem, which name the manufacturer of the board, in the same format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_subsystem: Option<String>,
     /// Device minor number: `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// Product name, as the driver tells it.
+    /// Product name, as the driver reports it.
     pub name: String,
-    /// Generation.
+    /// GPU generation.
     pub architecture: Architecture,
     /// Memory of the whole GPU.
     pub memory: Memory,
-    /// How the config wants it shared.
+    /// How the config shares the GPU.
     pub mode: Mode,
-    /// Name or position of the config rule that claims it.
+    /// Name or position of the config rule that claims the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Layout that is wanted, in canonical text: the override's while one stands, else the rule's.
+    /// Desired layout in canonical text: that of the active override, else that of the rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
-    /// What somebody asked for in place of the rule's layout.
+    /// Active override, which replaces the rule's layout.
     #[serde(default, rename = "override", skip_serializing_if = "Option::is_none")]
     pub overridden: Option<Override>,
-    /// Difference between wanted and real, one sentence each; empty when they agree.
+    /// Differences between the desired and the actual state, one sentence each.
     #[serde(default)]
     pub drift: Vec<String>,
-    /// Whether the agent works with it.
+    /// State of the GPU.
     pub state: GpuState,
-    /// Why `state` is what it is.
+    /// Reasons for `state` and for `processes_known`, one sentence each.
     #[serde(default)]
     pub reasons: Vec<String>,
-    /// What keeps new work off it, whatever `state` says beside.
+    /// Cordons of the GPU. They also apply if another `state` is shown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cordons: Vec<Cordon>,
-    /// MIG side; `None` on parts without MIG.
+    /// MIG state; absent on GPUs without MIG.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
-    /// Who may make a CUDA context on it; `None` when the driver does not say.
+    /// Which processes may create a CUDA context; absent if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<ComputeMode>,
-    /// How it is shared by turns; `None` when its rule is not of mode `timeslice`.
+    /// Time-slicing of the GPU; absent unless its rule has mode `timeslice`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimesliceView>,
-    /// NVLink; `None` where no port leads anywhere.
+    /// NVLink connections; absent if no port is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvLink>,
     /// Utilization, temperature, power and ECC errors, from the same reading.
     #[serde(default)]
     pub sensors: Sensors,
-    /// Processes on the GPU as a whole (not in a MIG device).
+    /// Processes on the whole GPU, not on a MIG device.
     #[serde(default)]
     pub processes: Vec<Process>,
-    /// Leases on the GPU and its MIG devices. A leased target is in use, whether processes run on it or not.
+    /// Leases on the GPU and its MIG devices. A leased target is in use even if no process runs on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leases: Vec<LeaseUse>,
-    /// Whether the driver told of all processes. While it is false, an instance without
-    /// processes may be in use all the same, and nothing on the GPU is destroyed. Absent when true.
+    /// Whether the driver reported all processes. If false, an instance without processes may be in use, and gpushd
+    /// destroys nothing on the GPU. Absent if true.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub processes_known: bool,
-    /// When the hardware was read.
+    /// Time of the reading.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub observed_at: Timestamp,
-    /// Whether a newer reading was wanted and could not be had.
+    /// Whether a newer reading was requested but is not available.
     #[serde(default)]
     pub stale: bool,
 }

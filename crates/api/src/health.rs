@@ -1,11 +1,11 @@
-//! Who is answering, and whether it is well.
+//! Versions, health, maintenance, and the acceptance of a lost database.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::operation::Actor;
 
-/// The driver behind the agent.
+/// The driver that gpushd uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Driver {
@@ -13,15 +13,15 @@ pub struct Driver {
     pub version: String,
     /// NVML version.
     pub nvml: String,
-    /// CUDA version that the driver supports, `12.4`.
+    /// Newest CUDA version that the driver supports, such as `12.4`.
     pub cuda: String,
-    /// Path of the library that was loaded.
+    /// Path of the loaded NVML library.
     pub library: String,
     /// Whether the library is gpush's simulator.
     pub simulated: bool,
 }
 
-/// `GET /v1/version`.
+/// Answer of `GET /v1/version`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Version {
@@ -29,7 +29,7 @@ pub struct Version {
     pub agent: String,
     /// API version, `v1`.
     pub api: String,
-    /// Driver, when there is one.
+    /// Driver that gpushd uses; absent if there is none, and during maintenance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver: Option<Driver>,
 }
@@ -41,91 +41,90 @@ pub struct Version {
 pub enum HealthStatus {
     /// Everything works.
     Ok,
-    /// The agent is up, something behind it is not: see `errors`.
+    /// gpushd runs, but something does not work, or the host is in maintenance: see `errors`.
     Degraded,
 }
 
-/// How far the layouts are that gpushd applies by itself after each boot.
+/// Progress of the layouts that gpushd applies at its first start after each boot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LayoutsAtStart {
-    /// Whether none is due any more.
+    /// Whether gpushd makes no further attempt in this boot.
     pub complete: bool,
-    /// GPUs, by UUID, on which none is due: they have it, it was refused for good, or no rule
-    /// claims them.
+    /// UUIDs of the settled GPUs, on which gpushd makes no further attempt in this boot. The layout is applied, was
+    /// refused or failed too often, or no rule needs one; or a caller changed the GPU or cancelled the attempt.
     pub settled: Vec<String>,
 }
 
-/// A host in maintenance: the agent has no handle of the driver open, so that GPUs can be reset and
-/// the driver be replaced. It shows what it saw last and changes nothing.
+/// Maintenance of the host. gpushd has no driver handle open, so that GPUs can be reset and the driver can be replaced.
+/// It shows its last readings and changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Maintenance {
-    /// Why, as it was said.
+    /// Reason that was given on entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Who entered it.
+    /// User who entered maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
-    /// Since when.
+    /// Start of the maintenance.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
 }
 
-/// Body of the requests that an administrator gives a reason for: cordon, uncordon, maintenance,
-/// recover.
+/// Body of a request that takes a reason: cordon, uncordon, maintenance, recover.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct WhyRequest {
-    /// Why, for whoever comes across it; at most 500 characters.
+    /// Reason for the request, at most 500 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Answer of `POST /v1/maintenance/enter` and `/leave`: the state after.
+/// Answer of `POST /v1/maintenance/enter` and `/leave`: the state afterwards.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MaintenanceState {
-    /// Absent outside of maintenance.
+    /// Maintenance of the host; absent if the host is not in maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
 }
 
-/// Answer of `POST /v1/recover`: what was lost, and is held against no GPU any more.
+/// Answer of `POST /v1/recover`: the loss that was accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Recovered {
-    /// What was wrong with the database; absent when nothing was lost.
+    /// What was wrong with the database; absent if nothing was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
-    /// Where the damaged one is kept, if there was one.
+    /// Path of the damaged database, if it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
-    /// GPUs that were held for it, by UUID.
+    /// UUIDs of the GPUs that were in the state `held`.
     #[serde(default)]
     pub released: Vec<String>,
 }
 
-/// `GET /v1/health`.
+/// Answer of `GET /v1/health`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Health {
-    /// Overall.
+    /// Overall status.
     pub status: HealthStatus,
-    /// What is wrong, each with its next step.
+    /// Problems, each with a hint about what to do.
     pub errors: Vec<crate::ApiError>,
-    /// Whether GPUs are simulated.
+    /// Whether the GPUs are simulated.
     pub simulated: bool,
-    /// Who has taken the host's GPUs out of the agent's hands; absent when nobody has.
+    /// Maintenance of the host; absent if the host is not in maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
-    /// Number of GPUs that the driver shows.
+    /// Number of GPUs that the driver lists.
     pub gpu_count: u32,
-    /// How far the layouts of this boot are; absent when it can't be told which boot this is.
+    /// Progress of the layouts of this boot; absent if gpushd does not know the id of this boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layouts_at_start: Option<LayoutsAtStart>,
-    /// Pid of the agent.
+    /// Process id of gpushd.
     pub pid: u32,
 }

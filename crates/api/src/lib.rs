@@ -1,10 +1,8 @@
-//! Wire types of the gpush API: what `gpushd` says and its clients read.
+//! Wire types of the gpush API: the JSON that `gpushd` and its clients exchange.
 //!
-//! Nothing here does anything: serde types, error codes and their exit statuses, and which
-//! characters of foreign text are shown. `gpush-core`
-//! reads the same types, so that a saved answer of the agent (`gpushctl gpu list --json`) is a
-//! state that can be planned on offline. JSON made from them is stable within `v1`: fields are
-//! added, never renamed or removed.
+//! The crate contains serde types, error codes with their exit statuses, and the rule that says which characters of
+//! foreign text are shown. `gpush-core` uses the same types. So a saved answer of gpushd (`gpushctl gpu list --json`)
+//! is a host for offline plans. Within `v1`, fields of the JSON are added, never renamed or removed.
 
 pub mod audit;
 pub mod compute;
@@ -21,6 +19,7 @@ pub mod plan;
 pub mod policy;
 pub mod process;
 pub mod refusal;
+pub mod slurm;
 pub mod step;
 pub mod text;
 pub mod timeslice;
@@ -60,5 +59,8 @@ pub use policy::{
 };
 pub use process::{GpuProcess, GpuProcesses, StrayPolicy};
 pub use refusal::{Blocker, Holder, Refusal};
+pub use slurm::{
+    SlurmDevice, SlurmGpu, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted, SlurmLeftover, SlurmOutcome,
+};
 pub use step::{InstanceStep, MigModeStep, MpsStep, Peer, Phase, Reset, Step, TimesliceStep};
 pub use timeslice::{TimeslicePolicy, TimesliceState, TimesliceView};

@@ -1,14 +1,14 @@
-//! Operations: plans being carried out.
+//! Operations: the execution of plans.
 //!
 //! ```text
 //!  queued ──► waiting (for idle instances)        ┌──► done          as planned, read back
 //!     │          │                                │
-//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, read back; also when
-//!     │          │       │                        │                  it ended before it began
+//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, read back; also if
+//!     │          │       │                        │                  nothing was started
 //!     └──────────┴───────┴──► cancelling ─────────┤
 //!                                                 └──► failed        at least one GPU is neither:
 //!                                                                    degraded, unknown or lost
-//!  the agent ended in any of these four ──► interrupted ──► running, cancelling, or an end
+//!  gpushd ended in one of these four states ──► interrupted ──► running, cancelling, or a final state
 //! ```
 
 use jiff::Timestamp;
@@ -16,16 +16,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{error::ApiError, plan::GpuPlan};
 
-/// Who asked, by the kernel's word.
+/// The user who made a request, identified by socket peer credentials.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Actor {
     /// User id.
     pub uid: u32,
-    /// User name, when it has one.
+    /// User name; absent if the uid has no name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Process id at the time.
+    /// Process id of the caller at the time of the request; absent if the caller of this request may not see it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
 }
@@ -35,21 +35,21 @@ pub struct Actor {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum OperationState {
-    /// Accepted; another operation has its GPUs.
+    /// Accepted. Another operation has its GPUs.
     Queued,
-    /// Accepted; instances in its way are in use.
+    /// Accepted. Instances in use block it.
     Waiting,
-    /// Being carried out.
+    /// Its steps are being executed.
     Running,
-    /// Being taken back: a step failed, or somebody cancelled it.
+    /// Its steps are being rolled back, because one failed or a user cancelled the operation.
     Cancelling,
-    /// gpushd ended in the middle of it; the next one takes it over.
+    /// gpushd ended before the operation. The next gpushd recovers it.
     Interrupted,
-    /// Every GPU is as planned, read back from the hardware.
+    /// Every GPU is as planned. gpushd has read this back from the hardware.
     Done,
-    /// Something failed, or it was cancelled; every GPU is as it was before.
+    /// A step failed, or the operation was cancelled. Every GPU is as it was before.
     RolledBack,
-    /// Something failed and at least one GPU is neither as planned nor as before.
+    /// A step failed. At least one GPU is neither as planned nor as before.
     Failed,
 }
 
@@ -60,7 +60,7 @@ impl std::fmt::Display for OperationState {
 }
 
 impl OperationState {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 8] = [
         Self::Queued,
         Self::Waiting,
@@ -72,7 +72,7 @@ impl OperationState {
         Self::Failed,
     ];
 
-    /// Whether nothing more will happen.
+    /// Returns whether the operation has ended.
     #[must_use]
     pub fn is_final(self) -> bool {
         match self {
@@ -81,7 +81,7 @@ impl OperationState {
         }
     }
 
-    /// As it is written in JSON and in sentences.
+    /// Returns the name in JSON and in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -103,22 +103,22 @@ impl OperationState {
 pub struct StepState {
     /// Index of the GPU.
     pub gpu: u32,
-    /// Steps carried out and read back.
+    /// Number of steps that were executed and read back.
     pub done: u32,
-    /// Steps in all: the plan's, and the switch of MIG mode where it has one.
+    /// Number of steps of the plan.
     pub total: u32,
-    /// Step in progress, in words.
+    /// Description of the step in progress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
-    /// Whether the steps of this GPU are being, or were, taken back.
+    /// Whether the steps on this GPU are being, or were, rolled back.
     #[serde(default)]
     pub rolling_back: bool,
-    /// What went wrong on this GPU.
+    /// Error on this GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }
 
-/// What agents say that do not tell it: theirs were not told apart.
+/// Default for answers of an older gpushd, which does not report this field.
 fn begun() -> bool {
     true
 }
@@ -127,78 +127,78 @@ fn begun() -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Operation {
-    /// `op-<number>`, unique in the life of the state directory.
+    /// Operation id, `op-<number>`. Ids are unique within one state directory.
     pub id: String,
-    /// Another one after each change, for `GET /v1/operations/{id}?after=N&wait_ms=M`.
+    /// Number that increases with each change, for `GET /v1/operations/{id}?after=N&wait_ms=M`.
     pub revision: u64,
-    /// Whether it was begun. Until then nothing of it is done, and its plans tell only what is wanted;
-    /// one that ends without it has done nothing.
+    /// Whether the operation has begun. Before that it has changed nothing, and its plans have only the desired
+    /// layouts.
     #[serde(default = "begun")]
     pub begun: bool,
-    /// What it does: `mig.apply`.
+    /// Action, such as `mig.apply`.
     pub kind: String,
-    /// State.
+    /// State of the operation.
     pub state: OperationState,
-    /// Who asked.
+    /// User who requested the operation.
     pub by: Actor,
-    /// When it was asked for.
+    /// Time of the request.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
-    /// When it ended.
+    /// Time of the end.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
-    /// Why, in the words of whoever asked.
+    /// Reason that the user gave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Plans, one a GPU.
+    /// Plans, one for each GPU.
     pub plans: Vec<GpuPlan>,
-    /// Progress, one a GPU, in the order of `plans`.
+    /// Progress, one entry for each GPU, in the order of `plans`.
     pub progress: Vec<StepState>,
-    /// What it waits for before it can begin, one sentence each.
+    /// What the operation waits for before it can begin, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<String>,
-    /// Other occurrences, oldest first: a restart of gpushd, what it waited for.
+    /// Other occurrences, oldest first, such as a restart of gpushd, or what the operation waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// What went wrong as a whole.
+    /// Error of the whole operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }
 
-/// An operation in a list: `GET /v1/operations/{id}` has all of it.
+/// An operation in a list. `GET /v1/operations/{id}` has all its fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct OperationSummary {
-    /// As in [`Operation`], like all fields of the same name.
+    /// Operation id. The fields have the same meaning as in [`Operation`].
     pub id: String,
-    /// Counts changes.
+    /// Number that increases with each change.
     pub revision: u64,
-    /// What it does: `mig.apply`.
+    /// Action, such as `mig.apply`.
     pub kind: String,
-    /// State.
+    /// State of the operation.
     pub state: OperationState,
-    /// Who asked.
+    /// User who requested the operation.
     pub by: Actor,
-    /// When it was asked for.
+    /// Time of the request.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
-    /// When it ended.
+    /// Time of the end.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
-    /// Indexes of its GPUs.
+    /// Indexes of the operation's GPUs.
     pub gpus: Vec<u32>,
-    /// Whether it began, as in [`Operation`].
+    /// Whether the operation has begun.
     #[serde(default = "begun")]
     pub begun: bool,
-    /// Steps carried out and read back, on all GPUs together.
+    /// Number of steps that were executed and read back, on all GPUs together.
     pub done: u32,
-    /// Steps in all.
+    /// Number of steps of all plans.
     pub total: u32,
-    /// What went wrong as a whole, without its causes.
+    /// Error of the whole operation, without its causes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }
@@ -217,7 +217,7 @@ impl From<&Operation> for OperationSummary {
             begun: one.begun,
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),
-            // Of each GPU there may be several.
+            // A list shows only the message: there may be several causes, and several errors for one GPU.
             error: one.error.as_ref().map(|error| {
                 let (causes, errors) = (Vec::new(), Box::default());
                 ApiError { causes, errors, ..error.clone() }

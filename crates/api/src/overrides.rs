@@ -1,62 +1,60 @@
-//! Overrides: layouts that were asked for in place of what the config says, and stand until somebody
-//! ends them or their time comes.
+//! Overrides: layouts that replace the layout of a config rule until they are cleared or expire.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::operation::Actor;
 
-/// A layout that stands above the rule of the config that claims the GPU.
+/// A layout that replaces the layout of the rule that claims the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Override {
     /// UUID of the GPU.
     #[serde(rename = "gpu_uuid")]
     pub uuid: String,
-    /// Its index now; `None` while the driver does not show it.
+    /// Present index of the GPU; absent while the driver does not list it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// Rule that claimed the GPU when it was made.
+    /// Rule that claimed the GPU when the override was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
     /// Layout in canonical text.
     pub layout: Vec<String>,
-    /// Who made it.
+    /// User who made the override.
     pub by: Actor,
-    /// Why, in their words; empty when they said nothing.
+    /// Reason that the user gave; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// When it took effect.
+    /// Time at which the override took effect.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
-    /// When it ends by itself, by the wall clock.
+    /// Time of expiry, by the system clock; absent if it does not expire.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
-    /// Generation that it made.
+    /// Generation of the desired state that began with the override.
     pub generation: u64,
 }
 
-/// `GET /v1/overrides`: those that stand, in the order in which they were made.
+/// Answer of `GET /v1/overrides`: the active overrides, in the order in which they were made.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Overrides {
-    /// Generation of what is wanted: grows with each override that is made or ends, and with each
-    /// reload that changes the config. Sent back as `If-Match`, it makes a request count only while
-    /// nothing of that happened meanwhile.
+    /// Generation of the desired state. It increases when an override is made or ends, and when a reload changes the
+    /// config. A request with this number in `If-Match` fails if the generation has increased.
     pub generation: u64,
-    /// The overrides.
+    /// Active overrides.
     pub overrides: Vec<Override>,
 }
 
-/// `DELETE /v1/overrides/{gpu}`: what was ended. The GPU stays as it stands.
+/// Answer of `DELETE /v1/overrides/{gpu}`: the cleared override.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct OverrideEnded {
-    /// Generation that this made.
+    /// Generation of the desired state without the override.
     pub generation: u64,
-    /// The override, as it was.
+    /// Override that was cleared.
     #[serde(rename = "override")]
     pub ended: Override,
 }

@@ -1,4 +1,4 @@
-//! Plans: what would be done, what it disturbs, what stands in the way.
+//! Plans: the steps that lead to a layout, what they disturb, and what blocks them.
 
 use std::fmt;
 
@@ -16,27 +16,26 @@ use crate::{
     step::{InstanceStep, MigModeStep, MpsStep, Phase, Reset, Step, TimesliceStep},
 };
 
-/// Which layout is wanted.
+/// Source of the desired layout.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LayoutSource {
-    /// What each GPU's config rule says. A GPU that the request does not name keeps an override that
-    /// stands on it; carried out on one that it names, this ends the override.
+    /// The layout of each GPU's config rule. If the request names the GPU, this ends an active override. Other GPUs
+    /// keep their overrides.
     #[default]
     Config,
-    /// What is wanted of each GPU: its override while one stands, else what its config rule says.
+    /// The desired layout of each GPU: that of the active override, else that of the config rule.
     Wanted,
-    /// A layout of the config, by name.
+    /// A layout of the config, by its name.
     Named(String),
     /// Entries such as `3g.40gb`, `1g.10gb*2`, `1g.10gb@4`, `1c.3g.40gb`, `2g.20gb:mps`.
     Entries(Vec<String>),
-    /// Each GPU its own, in one operation; `selectors` of the request stays empty then.
+    /// A separate layout for each GPU, in one operation. `selectors` of the request must be empty.
     PerGpu(Vec<GpuLayout>),
 }
 
-/// Reads a layout source. What is none of its forms is told with all of them: the derived code only
-/// says that it expected something else.
+/// Reads a layout source. The error for another form lists all forms, which the derived code would not do.
 fn layout_source<'de, D: Deserializer<'de>>(from: D) -> Result<LayoutSource, D::Error> {
     struct Forms;
 
@@ -62,61 +61,62 @@ fn layout_source<'de, D: Deserializer<'de>>(from: D) -> Result<LayoutSource, D::
     from.deserialize_any(Forms)
 }
 
-/// What one GPU shall be, whatever the config says.
+/// The layout for one GPU, independent of the config.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuLayout {
-    /// Selector of one GPU; a UUID always names the same GPU.
+    /// Selector of one GPU. Prefer a UUID, because indexes can change.
     #[serde(rename = "selector")]
     pub gpu: String,
-    /// Whether MIG mode is to be on. With `false` the layout is empty.
+    /// Whether to enable MIG mode. If false, `layout` must be empty.
     #[serde(rename = "mig_enabled")]
     pub mig: bool,
-    /// Entries, as in [`LayoutSource::Entries`]; empty for MIG mode without any instance.
+    /// Entries, as in [`LayoutSource::Entries`]; empty for MIG mode without instances.
     #[serde(default)]
     pub layout: Vec<String>,
 }
 
-/// `POST /v1/mig/plan`.
+/// Body of `POST /v1/mig/plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PlanRequest {
-    /// Selectors (index, UUID, PCI address, model glob); empty = every GPU that the config
-    /// claims for MIG.
+    /// Selectors of GPUs: index, UUID, PCI address, or model with wildcards. Empty for all GPUs that the config claims
+    /// for MIG.
     #[serde(default, rename = "selectors")]
     pub gpus: Vec<String>,
-    /// Where the desired layout comes from.
+    /// Source of the desired layout.
     #[serde(default, rename = "layout_source", deserialize_with = "layout_source")]
     pub layout: LayoutSource,
 }
 
-/// `POST /v1/mig/apply`: all GPUs are planned first; nothing is touched unless every plan stands.
+/// Body of `POST /v1/mig/apply`. gpushd plans all GPUs first, and changes nothing if one plan is refused.
 ///
-/// An explicit layout on a GPU that a config rule claims makes an override once it stands: until
-/// that ends it is what is wanted of the GPU. The rule's own layout ends one.
+/// An explicit layout on a GPU that a `mig` rule claims makes an override when it has been applied. The override is the
+/// desired layout of the GPU until it is cleared or expires. The rule's own layout ends an override.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ApplyRequest {
-    /// Selectors, as in [`PlanRequest`].
+    /// Selectors of GPUs, as in [`PlanRequest`].
     #[serde(default, rename = "selectors")]
     pub gpus: Vec<String>,
-    /// Where the desired layout comes from.
+    /// Source of the desired layout.
     #[serde(default, rename = "layout_source", deserialize_with = "layout_source")]
     pub layout: LayoutSource,
-    /// Why, for everybody who looks at the operation.
+    /// Reason, shown to all users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How many seconds the operation may stand in line for GPUs that another one changes, and wait
-    /// until instances in its way are idle. Without it such a request is refused.
+    /// Maximum seconds that the operation may be queued, at most 2592000 (30 days). It waits for other operations on
+    /// its GPUs, and for instances in use that block it. If absent, a request that would have to wait is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_s: Option<u64>,
-    /// Whether it is for once: no override is made or ended, and what then differs is drift.
+    /// Whether to apply the layout without making or ending an override. The difference from the desired layout is then
+    /// drift.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub once: bool,
-    /// When the override ends by itself.
+    /// Time at which the override expires; absent if it does not expire.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
@@ -133,16 +133,16 @@ pub struct GpuPlan {
     pub uuid: String,
     /// Product name.
     pub name: String,
-    /// Layout that the plan leads to, in canonical text.
+    /// Layout after the plan, in canonical text.
     pub layout: Vec<String>,
-    /// Steps in the order of execution; empty when nothing has to change.
+    /// Steps in the order of execution; empty if nothing has to change.
     pub steps: Vec<Step>,
-    /// GPU instances kept as they are, by id.
+    /// Ids of the GPU instances that stay as they are.
     pub keeps: Vec<u32>,
-    /// Why there is no plan; then `steps` is empty.
+    /// Why there is no plan. If present, `steps` is empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
-    /// The refusal as an error with a hint.
+    /// Refusal as an error with a hint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<crate::ApiError>,
 }
@@ -216,7 +216,7 @@ impl GpuPlan {
         self.steps.contains(&Step::Timeslice(TimesliceStep::Set))
     }
 
-    /// Describes what the plan leads to: a layout, or the way in which the whole GPU is shared.
+    /// Describes the state after the plan: a layout, or how the whole GPU is shared.
     #[must_use]
     pub fn wanted(&self) -> String {
         if self.starts_mps() {
@@ -253,25 +253,25 @@ impl GpuPlan {
         u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the same plan without its steps and without a reason for that.
+    /// Returns the plan without steps and without a refusal.
     #[must_use]
     pub fn without_steps(&self) -> Self {
         let Self { gpu, uuid, name, layout, .. } = self.clone();
         Self { gpu, uuid, name, layout, ..Self::default() }
     }
 
-    /// Returns the same plan, refused.
+    /// Returns the plan with this error.
     #[must_use]
     pub fn refused(self, error: crate::ApiError) -> Self {
         Self { error: Some(error), ..self }
     }
 }
 
-/// `POST /v1/mig/plan` answers this; one plan a GPU, by index.
+/// Answer of `POST /v1/mig/plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Plans {
-    /// One a GPU.
+    /// Plans, one for each GPU, in the order of the GPU indexes.
     pub plans: Vec<GpuPlan>,
 }
 

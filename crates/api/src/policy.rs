@@ -1,4 +1,4 @@
-//! What the config says, as the API shows it.
+//! The config, as the API shows it.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,21 +9,21 @@ use crate::{error::ApiError, lease::LeaseTerms, mps::MpsPolicy, overrides::Overr
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Mode {
-    /// Seen, never touched.
+    /// Shown, but never changed.
     #[default]
     Unmanaged,
-    /// One holder at a time.
+    /// Used as a whole, by one lease holder at a time.
     Exclusive,
-    /// Cut into MIG instances.
+    /// Partitioned into MIG instances.
     Mig,
-    /// Co-scheduled through MPS.
+    /// Shared as a whole through MPS.
     Mps,
-    /// Taking turns.
+    /// Shared as a whole by time-slicing.
     Timeslice,
 }
 
 impl Mode {
-    /// As it is written in the config.
+    /// Returns the name in the config.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ impl Mode {
     }
 }
 
-/// A layout of the config.
+/// A named layout of the config.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NamedLayout {
@@ -50,181 +50,180 @@ pub struct NamedLayout {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RuleView {
-    /// Name, or `rule 2` by position.
+    /// Name of the rule; by default its position, such as `rule 2`.
     pub name: String,
-    /// Selectors as written.
+    /// Selectors, as written in the config.
     pub selectors: Vec<String>,
-    /// Mode.
+    /// Sharing mode.
     pub mode: Mode,
-    /// Layout for mode `mig`: a name, entries in canonical text, or `dynamic`.
+    /// Layout in mode `mig`: a name, entries in canonical text, or `dynamic`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
-    /// How clients of MPS share what it claims, in mode `mps`; in mode `mig`, where it is for MIG devices
-    /// that the layout shares, when the file says it.
+    /// MPS settings, in mode `mps`. In mode `mig`, the settings for MIG devices that the layout shares; absent if the
+    /// file has none.
     #[serde(default, rename = "mps_policy", skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsPolicy>,
-    /// How holders of the GPUs that it claims are time-sliced, in mode `timeslice`.
+    /// Time-slicing settings, in mode `timeslice`.
     #[serde(default, rename = "timeslice_policy", skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimeslicePolicy>,
-    /// How its GPUs are leased; absent in mode `unmanaged`.
+    /// Lease settings; absent in mode `unmanaged`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseTerms>,
-    /// Indexes of the GPUs that it claims now.
+    /// Indexes of the GPUs that the rule claims now.
     pub claims: Vec<u32>,
 }
 
-/// A setting that the file has changed and that takes effect with the next start.
+/// A changed setting of the file that takes effect at the next start of gpushd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PendingRestart {
-    /// With its table: `driver.read_ms`.
+    /// Key with its table, such as `driver.read_ms`.
     pub key: String,
-    /// Effective value, as TOML; `None` when it is not set.
+    /// Effective value, as TOML; absent if it is not set.
     #[serde(rename = "effective")]
     pub in_force: Option<String>,
-    /// Value in the file, or its default, as TOML; `None` when it is not set.
+    /// Value in the file, or its default, as TOML; absent if it is not set.
     pub in_file: Option<String>,
 }
 
-/// `GET /v1/config`: the config in force.
+/// Answer of `GET /v1/config`: the effective config.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ConfigView {
-    /// File that was read; `None` when built-in defaults are in force.
+    /// Path of the config file; absent if the built-in defaults are effective.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Rules in order.
+    /// Rules, in order.
     pub rules: Vec<RuleView>,
-    /// Named layouts by name.
+    /// Named layouts, in the order of their names.
     pub layouts: Vec<NamedLayout>,
-    /// Whole effective config as TOML, defaults filled in.
+    /// Whole effective config as TOML, with all defaults.
     pub effective: String,
-    /// Settings that the file has changed since gpushd started, and that take effect at its next start.
+    /// Changed settings of the file that take effect at the next start of gpushd.
     #[serde(default, rename = "pending_settings")]
     pub pending_restart: Vec<PendingRestart>,
-    /// Why the last reload was refused, so that what the file said before is in force.
+    /// Why the last reload failed. The previous config is then still effective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<ApiError>,
-    /// Generation of what is wanted, as in [`crate::Overrides`].
+    /// Generation of the desired state, as in [`crate::Overrides`].
     #[serde(default)]
     pub generation: u64,
 }
 
-/// What is wanted of a GPU by a config, without overrides.
+/// What a config says about a GPU, without overrides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct WantedView {
-    /// Mode.
+    /// Sharing mode.
     pub mode: Mode,
-    /// Rule that claims it; `None` when none does.
+    /// Rule that claims the GPU; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
     /// Layout, in mode `mig`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
-    /// How clients of MPS share it, as in [`RuleView`].
+    /// MPS settings, as in [`RuleView`].
     #[serde(default, rename = "mps_policy", skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsPolicy>,
-    /// How holders are time-sliced, as in [`RuleView`].
+    /// Time-slicing settings, as in [`RuleView`].
     #[serde(default, rename = "timeslice_policy", skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimeslicePolicy>,
-    /// How it is leased, as in [`RuleView`].
+    /// Lease settings, as in [`RuleView`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseTerms>,
 }
 
-/// One GPU: what the file says, what is in force, what stands.
+/// One GPU: what the file and the effective config say, and its actual state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuDiff {
-    /// Index.
+    /// Index of the GPU.
     pub gpu: u32,
-    /// UUID.
+    /// UUID of the GPU.
     pub gpu_uuid: String,
-    /// By the file; `None` while the file has errors.
+    /// What the file says; absent while the file has errors.
     #[serde(default, rename = "file_policy", skip_serializing_if = "Option::is_none")]
     pub in_file: Option<WantedView>,
-    /// By the effective config.
+    /// What the effective config says.
     #[serde(rename = "effective_policy")]
     pub in_force: WantedView,
-    /// What stands above it.
+    /// Active override.
     #[serde(default, rename = "override", skip_serializing_if = "Option::is_none")]
     pub overridden: Option<Override>,
-    /// Instances that the GPU holds, `3g.40gb@4`; `None` with MIG mode off or when it can't be read.
+    /// Actual instances, such as `3g.40gb@4`; absent if MIG mode is off or the GPU cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stands: Option<Vec<String>>,
-    /// How that differs from what is wanted, as in [`crate::Gpu`].
+    /// Differences between the desired and the actual state, as in [`crate::Gpu`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<String>,
 }
 
-/// A setting that differs between the file and what is in force.
+/// A setting that differs between the file and the effective config.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SettingDiff {
-    /// With its table: `log.level`.
+    /// Key with its table, such as `log.level`.
     pub key: String,
-    /// Effective value, as TOML; `None` when it is not set.
+    /// Effective value, as TOML; absent if it is not set.
     #[serde(rename = "effective")]
     pub in_force: Option<String>,
-    /// Value in the file, or its default, as TOML; `None` when it is not set.
+    /// Value in the file, or its default, as TOML; absent if it is not set.
     pub in_file: Option<String>,
-    /// Whether it takes effect only with the next start of gpushd.
+    /// Whether the setting takes effect only at the next start of gpushd.
     #[serde(default)]
     pub restart: bool,
 }
 
-/// `GET /v1/config/diff`: the file as a reload would read it now, the config in force, what stands.
+/// Answer of `GET /v1/config/diff`: how the present file, the effective config and the GPUs differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ConfigDiff {
-    /// The file; `None` when there is none.
+    /// Path of the config file; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Why a reload would be refused.
+    /// Why a reload would fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<ApiError>,
     /// Settings that differ.
     pub settings: Vec<SettingDiff>,
-    /// GPUs, by index.
+    /// GPUs, in the order of their indexes.
     #[serde(rename = "gpu_diffs")]
     pub gpus: Vec<GpuDiff>,
-    /// GPUs of which nobody knows whether they are as wanted, and why; the whole host's where there is no
-    /// driver.
+    /// Errors for GPUs whose actual state is not known. Without a driver, one error for the whole host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unseen: Vec<ApiError>,
-    /// Generation of what is wanted, as in [`crate::Overrides`].
+    /// Generation of the desired state, as in [`crate::Overrides`].
     pub generation: u64,
 }
 
-/// `POST /v1/config/reload`: reads the file again, as SIGHUP does.
+/// Body of `POST /v1/config/reload`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ReloadRequest {
-    /// Whether overrides end whose rule the file changes. Without it such a file is refused.
+    /// Whether to end overrides whose rule the file changes. If false, such a file is refused.
     #[serde(default)]
     pub clear_overrides: bool,
 }
 
-/// What a reload changed. Nothing is reshaped by it, unless `auto_reconcile` says so.
+/// Answer of `POST /v1/config/reload`: what the reload changed. It changes no layout unless `auto_reconcile` is on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Reloaded {
-    /// The file; `None` when there is none.
+    /// Path of the config file; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Settings that were changed; `effective` is the value from before.
+    /// Changed settings. `effective` is the previous value.
     pub settings: Vec<SettingDiff>,
-    /// GPUs whose policy changed; `effective_policy` is the one from before.
+    /// GPUs whose policy changed. `effective_policy` is the previous policy.
     #[serde(rename = "gpu_diffs")]
     pub gpus: Vec<GpuDiff>,
-    /// Overrides that it ended.
+    /// Overrides that the reload ended.
     #[serde(rename = "ended_overrides")]
     pub ended: Vec<Override>,
-    /// What its rules want of GPUs that these can't give, one sentence each.
+    /// What the rules require of GPUs that do not support it, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
-    /// Generation of what is wanted, as in [`crate::Overrides`].
+    /// Generation of the desired state, as in [`crate::Overrides`].
     pub generation: u64,
 }

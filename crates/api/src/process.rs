@@ -1,24 +1,25 @@
-//! Processes on GPUs: whose they are, and whether they belong to anybody who was given a share.
+//! Processes on GPUs, with their users, and whether they have a lease.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{error::ApiError, gpu::Process};
 
-/// What is done about a process that belongs to nobody who was given a share.
+/// What gpushd does about a stray: a process without a lease on a target that requires one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum StrayPolicy {
-    /// It is shown.
+    /// Shows it.
     #[default]
     Report,
-    /// And the log warns of it.
+    /// Shows it, and logs a warning.
     Warn,
-    /// And it is ended: SIGTERM, a while to obey, SIGKILL.
+    /// Shows it, logs a warning, and ends it if its user has no lease there. It gets SIGTERM, and SIGKILL after
+    /// `processes.grace_s`.
     End,
 }
 
-/// A process on a GPU, once a GPU or MIG device that it is on.
+/// A process on a GPU. A process on several GPUs or MIG devices has one entry for each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuProcess {
@@ -26,22 +27,22 @@ pub struct GpuProcess {
     pub gpu: u32,
     /// UUID of the GPU.
     pub gpu_uuid: String,
-    /// The MIG device in words, `2g.20gb@2`; `None` for the GPU as a whole.
+    /// MIG device, such as `2g.20gb@2`; absent for the whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Who it is.
+    /// Process and its user.
     #[serde(flatten)]
     pub process: Process,
-    /// Its cgroup, for its owner and admins.
+    /// Cgroup of the process. Only its owner and administrators see `cgroup`, `unit`, `slurm_job` and `lease_id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// Systemd unit that it runs in: `jupyter.service`, `session-4.scope`.
+    /// systemd unit of the process, such as `jupyter.service` or `session-4.scope`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// Slurm job that it belongs to.
+    /// Id of the process's Slurm job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_job: Option<u64>,
-    /// What it serves, where it is an MPS server: `MPS server of GPU 4`.
+    /// For an MPS server: its target, such as `MPS server of GPU 4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
     /// The lease of its user that it runs with, `L17`: by its cgroup, or named in its environment.
@@ -53,25 +54,24 @@ pub struct GpuProcess {
     /// Whether the config allows it although it has no share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed: bool,
-    /// Why it is taken for a stray; `None` for those that belong there, and for those of which it is not
-    /// asked: on GPUs that no rule gives shares of.
+    /// Why the process is a stray. Absent if it is not one, or if its GPU is not checked for strays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stray: Option<String>,
-    /// What gpushd did about a stray, or why it does nothing.
+    /// What gpushd did about the stray, or why it does nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stray_action: Option<String>,
 }
 
-/// `GET /v1/processes`: all that the driver lists, by GPU.
+/// Answer of `GET /v1/processes`: all processes that the driver lists, by GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuProcesses {
-    /// What is done about strays.
+    /// What gpushd does about strays.
     pub policy: StrayPolicy,
-    /// The processes.
+    /// Processes, by GPU.
     #[serde(rename = "gpu_processes")]
     pub processes: Vec<GpuProcess>,
-    /// GPUs whose processes are not known, and why.
+    /// Errors, one for each GPU whose processes are not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unseen: Vec<ApiError>,
 }

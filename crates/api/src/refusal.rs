@@ -13,120 +13,119 @@ use crate::{
 pub struct Blocker {
     /// GPU instance id.
     pub gi: u32,
-    /// Compute instance id, when only a compute instance is in use.
+    /// Compute instance id, if only a compute instance is in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ci: Option<u32>,
     /// Profile of the GPU instance.
     pub profile: String,
-    /// Profile of the compute instance, where it is not the whole GPU instance.
+    /// Profile of the compute instance, if it differs from that of the GPU instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_profile: Option<String>,
     /// Placement of the GPU instance.
     pub placement: Placement,
-    /// Processes in it, as far as the caller may see them. A lease without processes has no pid, and its words as the
-    /// command.
+    /// Processes in the instance. Fields that the caller may not see are absent.
     #[serde(rename = "processes")]
     pub holders: Vec<Process>,
-    /// Leases on its MIG devices.
+    /// Leases on the MIG device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leases: Vec<LeaseUse>,
 }
 
-/// Why a layout was refused: the smallest sufficient reason.
+/// Why a layout was refused: the smallest reason that suffices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Refusal {
     /// The GPU has no such profile.
     UnknownProfile {
-        /// As written.
+        /// Profile as written in the request.
         profile: String,
-        /// Nearest names that the GPU has.
+        /// Profiles of the GPU with the most similar names.
         nearest: Vec<String>,
     },
-    /// The profile exists, the placement does not.
+    /// The profile exists, but not at this placement.
     NoSuchPlacement {
         /// Profile.
         profile: String,
-        /// Start slice as written.
+        /// First memory slice, as written in the request.
         start: u8,
-        /// Start slices that it may have.
+        /// First memory slices that the profile allows.
         possible: Vec<u8>,
     },
     /// Two explicit placements overlap.
     PlacementsOverlap {
-        /// One entry.
+        /// First entry.
         first: String,
-        /// The other.
+        /// Second entry.
         second: String,
     },
-    /// More instances of one profile than the part can hold.
+    /// More instances of one profile than fit on the GPU.
     TooMany {
         /// Profile.
         profile: String,
-        /// Requested.
+        /// Requested number.
         #[serde(rename = "requested")]
         wanted: u32,
-        /// Most that fit on an empty GPU.
+        /// Maximum number on an empty GPU.
         most: u32,
     },
-    /// Together they need more slices than there are.
+    /// The entries together need more slices than the GPU has.
     TooManySlices {
-        /// `memory` or `compute`.
+        /// Kind of slices: `memory` or `compute`.
         kind: String,
-        /// Requested.
+        /// Requested number.
         #[serde(rename = "requested")]
         wanted: u32,
-        /// There are.
+        /// Number that the GPU has.
         have: u32,
     },
-    /// No media engine left.
+    /// The entries together need more media engines than the GPU has.
     NoEngine {
-        /// `decoder`, `jpeg`, `ofa` …
+        /// Kind of engine: `decoder`, `jpeg`, `ofa` …
         engine: String,
-        /// Requested.
+        /// Requested number.
         #[serde(rename = "requested")]
         wanted: u32,
-        /// There are.
+        /// Number that the GPU has.
         have: u32,
     },
-    /// Slices and engines suffice, yet no arrangement of them fits.
+    /// The GPU has enough slices and engines, but no arrangement of the entries fits.
     NoArrangement {
-        /// A smallest subset of the entries that already can't be placed together.
+        /// Smallest set of entries that cannot be placed together.
         entries: Vec<String>,
     },
-    /// Compute instances that don't fit into their GPU instance.
+    /// The compute instances do not fit into their GPU instance.
     ComputeDoesNotFit {
         /// GPU instance profile.
         profile: String,
-        /// Compute instance entries.
+        /// Entries of the compute instances.
         #[serde(rename = "entries")]
         compute: Vec<String>,
     },
-    /// Instances in use are in the way.
+    /// Instances in use block the layout.
     Blocked {
-        /// A smallest set of them: with these idle, the plan would be feasible.
+        /// Smallest set of these instances. If they were idle, the layout would be possible.
         blockers: Vec<Blocker>,
     },
-    /// The MIG mode or a reset of the GPU is blocked: processes have it open, or it is leased.
+    /// A change of MIG mode, or the reset that it needs, is blocked: processes have the GPU open, or it is leased.
     Held {
-        /// All of the processes.
+        /// All processes that have the GPU open.
         holders: Vec<Holder>,
-        /// All of the leases.
+        /// All leases on the GPU.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         leases: Vec<LeaseUse>,
     },
-    /// MIG mode is off and cannot be enabled here, because the reset that it needs is not possible.
+    /// MIG mode is off and cannot be enabled, because the GPU cannot be reset.
     MigOff {
-        /// Whether MIG mode is pending, so that only a reset is missing.
+        /// Whether the next GPU reset enables MIG mode.
         reset_pending: bool,
     },
-    /// MIG mode is on, must be off, and cannot be disabled here, for the same reason.
+    /// MIG mode is on and cannot be disabled, because the GPU cannot be reset.
     MigOn {
-        /// Whether MIG mode is disabled by a reset that is due.
+        /// Whether the next GPU reset disables MIG mode.
         reset_pending: bool,
     },
-    /// The part has no MIG.
+    /// The GPU does not support MIG.
     NoMig,
 }
 
@@ -134,7 +133,7 @@ pub enum Refusal {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Holder {
-    /// Process id. Only callers who may see the process get it and the fields that follow, except the devices.
+    /// Process id. Callers who may not see the process get only `devices`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// User id.
@@ -146,9 +145,9 @@ pub struct Holder {
     /// Command line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// systemd service that it belongs to: `nvidia-dcgm`.
+    /// systemd service of the process, such as `nvidia-dcgm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// Device nodes that it has open.
+    /// Device nodes that the process has open.
     pub devices: Vec<String>,
 }

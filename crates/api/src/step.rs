@@ -17,7 +17,7 @@ use crate::gpu::Placement;
 /// A phase of an operation. Phases are executed in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// Everything that would be in the way of a MIG change is stopped.
+    /// MPS daemons, and services that would block a MIG change, are stopped.
     Before,
     /// MIG mode is enabled, on all GPUs of the operation together.
     MigOn,
@@ -34,7 +34,7 @@ impl Phase {
     pub const ALL: [Self; 5] = [Self::Before, Self::MigOn, Self::Instances, Self::MigOff, Self::After];
 }
 
-/// One step of a plan, by the kind of thing that it changes. The field `do` names the step.
+/// One step of a plan, by the kind of object that it changes. The field `do` names the step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -54,12 +54,12 @@ pub enum Step {
 #[serde(tag = "do")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsStep {
-    /// Stop an MPS daemon whose target goes away. It stays stopped until the operation ends.
+    /// Stop an MPS daemon whose target is removed. It stays stopped until the operation ends.
     #[serde(rename = "stop_mps_daemon")]
     StopDaemon {
-        /// UUID of its target: a MIG device or a whole GPU.
+        /// UUID of the daemon's target: a MIG device or a whole GPU.
         uuid: String,
-        /// The target in words: `GPU 0`, `GPU 0, 2g.20gb@2`.
+        /// Target as text, such as `GPU 0` or `GPU 0, 2g.20gb@2`.
         label: String,
     },
     /// Start the MPS daemon of the whole GPU.
@@ -75,14 +75,14 @@ pub enum MigModeStep {
     /// Enable MIG mode.
     #[serde(rename = "enable_mig")]
     Enable {
-        /// The GPU reset that puts the mode into force; absent when none is needed.
+        /// GPU reset that makes the mode effective; absent if none is needed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reset: Option<Reset>,
     },
     /// Disable MIG mode.
     #[serde(rename = "disable_mig")]
     Disable {
-        /// The GPU reset that puts the mode into force; absent when none is needed.
+        /// GPU reset that makes the mode effective; absent if none is needed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reset: Option<Reset>,
     },
@@ -108,7 +108,7 @@ pub enum InstanceStep {
         gi: u32,
         /// Profile name.
         profile: String,
-        /// Its placement.
+        /// Placement in memory slices.
         placement: Placement,
     },
     /// Create a GPU instance at a placement.
@@ -122,13 +122,13 @@ pub enum InstanceStep {
     },
     /// Create a compute instance in the GPU instance at `gi_placement`.
     CreateCompute {
-        /// Placement of the GPU instance. The driver chooses the id of a new instance, so the id is not known here.
+        /// Placement of the GPU instance, because the driver chooses the id of a new instance.
         gi_placement: Placement,
         /// Profile name.
         profile: String,
         /// NVML compute instance profile index.
         profile_id: u32,
-        /// Placement in compute slots; absent when the driver chooses it.
+        /// Placement in compute slots; absent if the driver chooses it.
         #[serde(skip_serializing_if = "Option::is_none")]
         placement: Option<Placement>,
     },
@@ -139,7 +139,7 @@ pub enum InstanceStep {
 #[serde(tag = "do")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum TimesliceStep {
-    /// Set the time-slice level and the compute mode that the rule of the GPU asks for.
+    /// Set the time-slice level and the compute mode of the GPU's rule.
     #[serde(rename = "set_timeslice")]
     Set,
 }
@@ -210,17 +210,17 @@ impl From<InstanceStep> for Step {
     }
 }
 
-/// A GPU reset and what it disturbs.
+/// A GPU reset, and what it affects.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Reset {
     /// Other GPUs that are reset together with it. They must be idle and have no instances.
     #[serde(default)]
     pub together: Vec<Peer>,
-    /// Services that are stopped before the reset and started after the operation, if they run.
+    /// Services of the config. Those that run are stopped before the reset, and started after the operation.
     #[serde(default)]
     pub services: Vec<String>,
-    /// Hooks that run before and after.
+    /// Hooks that run before and after the change.
     #[serde(default)]
     pub hooks: Vec<String>,
 }

@@ -1,17 +1,16 @@
-//! Foreign text made fit to be shown: the one rule of the agent, which shows it to everybody who
-//! may ask, and of its clients, which put it on a terminal.
+//! Makes foreign text safe to show. gpushd and its clients use the same rule.
 //!
-//! A command line or a user name is chosen by whoever owns it. Control characters could drive the
-//! reader's terminal, bidirectional ones turn the order of what stands beside them, and characters
-//! without width make one name look like another.
+//! Users choose the command lines of their processes. Control characters could control the terminal of another user.
+//! Bidirectional characters could reorder the text next to them. Characters without width could make one name look like
+//! another.
 
 use unicode_width::UnicodeWidthChar;
 
-/// Stands for a character that is not shown.
+/// Replaces a character that is not shown.
 pub const REPLACEMENT: char = '?';
 
-/// Whether a character is shown as itself, in its place: no control character, no line break of
-/// Unicode's own, none that has no width. Those that only turn the direction of text have none.
+/// Returns whether a character is shown as it is. Control characters, Unicode's line breaks and characters without
+/// width are not. Characters that only change the direction of text have no width.
 #[must_use]
 pub fn is_plain(c: char) -> bool {
     !c.is_control()
@@ -19,7 +18,7 @@ pub fn is_plain(c: char) -> bool {
         && c.width().is_some_and(|w| w > 0)
 }
 
-/// A character as it is shown: itself, a blank for a line break or a tab, else [`REPLACEMENT`].
+/// Returns the character to show: the character itself, a blank for a line break or a tab, else [`REPLACEMENT`].
 #[must_use]
 pub fn plain_char(c: char) -> char {
     if is_plain(c) {
@@ -31,7 +30,7 @@ pub fn plain_char(c: char) -> char {
     }
 }
 
-/// A text as it is shown, character by character.
+/// Returns the text to show, character by character.
 #[must_use]
 pub fn plain(text: &str) -> String {
     text.chars().map(plain_char).collect()

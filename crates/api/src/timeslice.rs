@@ -1,73 +1,75 @@
-//! Time-slicing: programs of several holders on one full GPU, by turns.
+//! Time-slicing: the driver runs the programs of several lease holders alternately on one whole GPU.
 //!
-//! The driver gives each its turn and no share: how long a turn is it takes as a hint, and nobody's memory
-//! is kept from the others.
+//! The length of a slice is a hint to the driver. No program has a guaranteed share of the time, and memory is not
+//! isolated.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::compute::{ComputeMode, TimesliceLevel};
 
-/// How a config rule wants a GPU shared by turns.
+/// The time-slicing settings of a config rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TimeslicePolicy {
-    /// How many may hold the GPU at a time.
+    /// Maximum number of leases on the GPU at a time.
     pub replicas: u32,
-    /// How long a turn is; programs that start later follow a change.
+    /// Length of the time slices. A change applies to programs that start later.
     #[serde(default)]
     pub level: TimesliceLevel,
-    /// Who may make a CUDA context; without it the GPU's compute mode is left as it is.
+    /// Compute mode that gpushd sets; if absent, gpushd does not change the mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<ComputeMode>,
 }
 
 impl Default for TimeslicePolicy {
-    /// One holder: nothing is oversubscribed that nobody asked to be.
+    /// One replica: a GPU is oversubscribed only if the config says so.
     fn default() -> Self {
         Self { replicas: 1, level: TimesliceLevel::Default, compute_mode: Some(ComputeMode::Default) }
     }
 }
 
-/// How a GPU is shared by turns, and how far the driver goes along. None of it is a promise to those who
-/// compute there: memory and faults are shared, and nobody is sure of any part of the time.
+/// Time-slicing of a GPU: the settings, and the level that the driver has.
+///
+/// Time-slicing guarantees nothing: programs share memory and faults, and no program has a guaranteed share of the
+/// time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TimesliceView {
-    /// How many may hold the GPU at a time.
+    /// Maximum number of leases on the GPU at a time.
     pub replicas: u32,
-    /// Level that the config wants. Programs that start once it is in force follow it, those that run do not.
+    /// Level that the config asks for. It applies to programs that start after gpushd has set it.
     #[serde(rename = "desired_level")]
     pub wanted: TimesliceLevel,
-    /// What is known of the level in force.
+    /// Whether the effective level is known.
     pub state: TimesliceState,
-    /// Level in force; `None` when `state` is not `known`.
+    /// Effective level; present only if `state` is `known`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<TimesliceLevel>,
-    /// Why there is no level, or not the wanted one.
+    /// Why the level is not known, or why gpushd could not set the desired one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Since when it is seen so; `None` before the first look.
+    /// Time of the first reading with this result; absent before the first reading.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub since: Option<Timestamp>,
-    /// When that was read, or was to be: a level is read once a minute at most, other than all else of a GPU.
-    /// Not in events.
+    /// Time of the last attempt to read the level. While nothing changes, gpushd reads levels at most once a minute, so
+    /// this may be earlier than `observed_at` of the GPU. Absent in events.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub read_at: Option<Timestamp>,
 }
 
-/// What is known of a GPU's time-slice level.
+/// Whether the time-slice level of a GPU is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum TimesliceState {
-    /// It was read.
+    /// The level was read.
     Known,
-    /// The part has no levels, its driver says: Turing and later have them.
+    /// The driver reports no levels for this GPU. Turing and later GPUs have them.
     Unsupported,
-    /// It could not be read, or not yet.
+    /// The level could not be read, or was not read yet.
     #[default]
     Unknown,
 }

@@ -1,7 +1,7 @@
 //! Points in time on the wire: RFC 3339 in UTC with whole seconds, `2026-01-02T03:04:05Z`.
 //!
-//! Fractions of a second are cut off when a time is written. So `fromdate` of jq and similar functions read every time
-//! of the API. Any RFC 3339 time can be read.
+//! Fractions of a second are cut off when a time is written, so that `fromdate` of jq can read every time of the API.
+//! Any RFC 3339 time is accepted as input.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -29,7 +29,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Timestam
     Timestamp::deserialize(from)
 }
 
-/// The same for a time that may be absent.
+/// The same functions for a time that may be absent.
 pub(crate) mod optional {
     use super::{Deserialize, Deserializer, Serialize, Serializer, Timestamp, whole_second};
 

@@ -1,4 +1,4 @@
-//! The calls of the API, typed.
+//! Typed calls of the API.
 
 use std::time::Duration;
 
@@ -17,29 +17,29 @@ use crate::{
     error::{Error, Kind},
     events::{EventQuery, EventStream, Told},
     socket::Socket,
-    wire::{Answer, Question, Wire},
+    wire::{AWAY, AWAY_FROM_QUEUE, Answer, Question, Wire},
 };
 
-/// Default time limit of an answer. It is generous: a read never waits longer for the driver than the agent's
+/// Default time limit for an answer. It suffices for every read: a read never waits longer for the driver than gpushd's
 /// own deadlines.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Minimum time limit for entering maintenance: the agent waits for driver calls in flight, which have their
-/// own deadlines.
+/// Minimum time limit for entering maintenance. gpushd waits for driver calls in flight, which have their own
+/// deadlines.
 const ENTERING: Duration = Duration::from_secs(60);
 
-/// Operations per request.
+/// Maximum number of operations in one request.
 const PAGE: usize = 200;
 
-/// Maximum size of an error returned instead of a stream, in bytes.
+/// Maximum size in bytes of an error that is returned instead of a stream.
 const LARGEST_ERROR: usize = 1 << 20;
 
 /// A selection of audit records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditQuery {
-    /// Records after this sequence number, oldest first; the last ones if `None`.
+    /// Records after this sequence number, oldest first; `None`: the last records.
     pub after: Option<u64>,
-    /// Maximum number, 1 to 1000.
+    /// Maximum number of records, 1 to 1000.
     pub limit: usize,
     /// Only records about this object.
     pub object: Option<String>,
@@ -47,8 +47,8 @@ pub struct AuditQuery {
     pub since: Option<Timestamp>,
 }
 
-/// A client of one agent. Methods take `&mut self`: requests run one after the other on one connection, opened
-/// by the first.
+/// A client of one gpushd. Methods take `&mut self`, because requests run one after the other on one connection. The
+/// first request opens it.
 #[derive(Debug)]
 pub struct Client {
     wire: Wire,
@@ -56,7 +56,7 @@ pub struct Client {
     slow: Option<Slow>,
 }
 
-/// The notification for slow answers, called once.
+/// The notification about a slow answer. It is called once.
 struct Slow {
     after: Duration,
     tell: Box<dyn Fn(Duration) + Send + Sync>,
@@ -69,22 +69,21 @@ impl std::fmt::Debug for Slow {
 }
 
 impl Client {
-    /// Creates a client of the agent behind `socket`; does not connect yet.
+    /// Creates a client of the gpushd behind `socket`. Does not connect yet.
     #[must_use]
     pub fn new(socket: Socket) -> Self {
         Self { wire: Wire::new(socket), deadline: DEFAULT_DEADLINE, slow: None }
     }
 
-    /// Sets the time limit of each answer.
+    /// Sets the time limit for each answer.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Calls `tell` with the deadline the first time that an answer takes longer than `after`, so that a
-    /// command can explain the delay. Waiting that the caller requested ([`Client::operation_after`]) does not
-    /// count.
+    /// Calls `tell` with the deadline when an answer first takes longer than `after`, so that a command can explain the
+    /// delay. Does not count waiting that the caller requested ([`Client::operation_after`]).
     #[must_use]
     pub fn when_slow(mut self, after: Duration, tell: impl Fn(Duration) + Send + Sync + 'static) -> Self {
         self.slow = Some(Slow { after, tell: Box::new(tell) });
@@ -100,7 +99,7 @@ impl Client {
     /// `GET /v1/version`.
     ///
     /// # Errors
-    /// As for every call: see [`Kind`].
+    /// See [`Kind`].
     pub async fn version(&mut self) -> Result<Version, Error> {
         let version: Version = self.get("/v1/version").await?;
         if version.api != API {
@@ -141,7 +140,7 @@ impl Client {
         self.get(&format!("/v1/gpus/{}/profiles", segment(gpu))).await
     }
 
-    /// `POST /v1/gpus/{index|uuid|pci}/cordon`: returns the GPU after the change.
+    /// `POST /v1/gpus/{index|uuid|pci}/cordon`. Returns the GPU after the change.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -149,7 +148,7 @@ impl Client {
         self.change(&format!("/v1/gpus/{}/cordon", segment(gpu)), why).await
     }
 
-    /// `POST /v1/gpus/{index|uuid|pci}/uncordon`: returns the GPU after the change.
+    /// `POST /v1/gpus/{index|uuid|pci}/uncordon`. Returns the GPU after the change.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -157,7 +156,7 @@ impl Client {
         self.change(&format!("/v1/gpus/{}/uncordon", segment(gpu)), why).await
     }
 
-    /// `POST /v1/maintenance/enter`: returns once the agent has no driver handle open.
+    /// `POST /v1/maintenance/enter`. Returns when gpushd has no driver handle open.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -177,7 +176,7 @@ impl Client {
         self.change("/v1/maintenance/leave", why).await
     }
 
-    /// `POST /v1/recover`: returns the accepted loss.
+    /// `POST /v1/recover`. Returns the loss that was accepted.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -224,12 +223,12 @@ impl Client {
     pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
         let path = format!("/v1/overrides/{}", segment(gpu));
         // Without a key: a repeated request would return that there is no override.
-        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None };
+        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None, away: AWAY };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
 
-    /// `GET /v1/mig/devices`: every MIG device with its use.
+    /// `GET /v1/mig/devices`. Returns every MIG device with its use.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -245,10 +244,9 @@ impl Client {
         self.post("/v1/mig/plan", request, None).await
     }
 
-    /// `POST /v1/mig/apply`: returns the operation when it has begun.
+    /// `POST /v1/mig/apply`. Returns the operation when it has begun.
     ///
-    /// The request has an idempotency key and is repeated while the agent may be restarting; only one operation
-    /// begins.
+    /// The request has an idempotency key and is repeated while gpushd may be restarting. Only one operation begins.
     ///
     /// # Errors
     /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] the operation may have begun.
@@ -256,15 +254,15 @@ impl Client {
         self.change("/v1/mig/apply", request).await
     }
 
-    /// `POST /v1/operations/{id}/cancel`: returns at once; the operation ends later.
+    /// `POST /v1/operations/{id}/cancel`. Returns at once; the operation ends later.
     ///
     /// # Errors
-    /// See [`Kind`]; [`Code::Conflict`] if it has already ended.
+    /// See [`Kind`]; [`Code::Conflict`] if the operation has already ended.
     pub async fn cancel(&mut self, id: &str) -> Result<Operation, Error> {
         self.change(&format!("/v1/operations/{}/cancel", segment(id)), &()).await
     }
 
-    /// `GET /v1/operations`: returns the last `most`, or the last before `before`; oldest first.
+    /// `GET /v1/operations`. Returns the last `most` operations, or the last ones before `before`, oldest first.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -286,7 +284,7 @@ impl Client {
         Ok(all)
     }
 
-    /// `GET /v1/audit`: one page, oldest first.
+    /// `GET /v1/audit`. Returns one page, oldest first.
     ///
     /// # Errors
     /// See [`Kind`]; [`Code::Denied`] for users who are not administrators.
@@ -316,11 +314,11 @@ impl Client {
             Err(_) => Bytes::new(),
         };
         let answer = Answer { status: head.status, body };
-        // An unsuccessful answer decodes to its error.
+        // Decoding the unsuccessful answer returns its error.
         Err(self.decode::<serde_json::Value>(&question, &answer).await.err().unwrap_or_else(|| self.wire.not_http()))
     }
 
-    /// `GET /v1/events?follow=false`: returns the events that the agent still stores.
+    /// `GET /v1/events?follow=false`. Returns the events that gpushd still stores.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -337,7 +335,7 @@ impl Client {
         self.get(&format!("/v1/operations/{}", segment(id))).await
     }
 
-    /// Returns the operation once its revision exceeds `after`, or its present state after `wait`.
+    /// Returns the operation when its revision exceeds `after`, or its current state after `wait`.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -366,12 +364,13 @@ impl Client {
         asking.await
     }
 
-    /// Sends a change under a new idempotency key.
+    /// Sends a change with a new idempotency key.
     pub(crate) async fn change<B: Serialize, T: DeserializeOwned>(&mut self, path: &str, body: &B) -> Result<T, Error> {
         self.post(path, body, Some(uuid::Uuid::new_v4().to_string())).await
     }
 
-    /// A change whose answer may take until `deadline`. It is not reported as slow: the caller waits for it.
+    /// Sends a change whose answer may take until `deadline`. The answer does not count as slow, because the caller
+    /// waits for it.
     pub(crate) async fn change_within<B: Serialize, T: DeserializeOwned>(
         &mut self,
         path: &str,
@@ -379,9 +378,14 @@ impl Client {
         deadline: Duration,
     ) -> Result<T, Error> {
         let body = Bytes::from(json(body)?);
-        let question = Question { method: "POST", path, body, key: Some(uuid::Uuid::new_v4().to_string()) };
+        let key = Some(uuid::Uuid::new_v4().to_string());
+        let question = Question { method: "POST", path, body, key, away: AWAY_FROM_QUEUE };
         let answer = self.wire.ask(&question, deadline).await?;
         self.decode(&question, &answer).await
+    }
+
+    pub(crate) fn deadline_mut(&mut self) -> &mut Duration {
+        &mut self.deadline
     }
 
     /// The time that an answer may take.
@@ -389,13 +393,13 @@ impl Client {
         self.deadline
     }
 
-    async fn post<B: Serialize, T: DeserializeOwned>(
+    pub(crate) async fn post<B: Serialize, T: DeserializeOwned>(
         &mut self,
         path: &str,
         body: &B,
         key: Option<String>,
     ) -> Result<T, Error> {
-        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key };
+        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key, away: AWAY };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
@@ -415,8 +419,8 @@ impl Client {
         Err(self.misunderstood(question, cause).await)
     }
 
-    /// Returns the error for an answer that cannot be parsed: from an agent of another version, or from another
-    /// program.
+    /// Returns the error for an answer that cannot be parsed. It comes from a gpushd of another version, or from
+    /// another program.
     async fn misunderstood(&mut self, question: &Question<'_>, cause: String) -> Error {
         let asked = self.wire.ask(&Question::get("/v1/version"), self.deadline).await;
         let version = asked.ok().and_then(|a| serde_json::from_slice::<Version>(&a.body).ok());
@@ -424,7 +428,7 @@ impl Client {
             Some(version) if version.api != API => other_version(&version),
             Some(version) => {
                 let text = format!(
-                    "gpushd {} answered {question} in a way that version {} does not know",
+                    "gpushd {} answered {question} in a form that gpushctl {} does not know",
                     version.agent,
                     env!("CARGO_PKG_VERSION")
                 );
@@ -439,7 +443,7 @@ impl Client {
 
 fn json<B: Serialize>(body: &B) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(body).map_err(|e| {
-        let error = ApiError::new(Code::Internal, "the request can't be written as JSON");
+        let error = ApiError::new(Code::Internal, "cannot write the request as JSON");
         Error::new(Kind::Connect, error.cause(e.to_string()))
     })
 }
@@ -456,7 +460,7 @@ fn other_version(version: &Version) -> Error {
     Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(SAME_VERSION))
 }
 
-/// Returns the error in a body; one with an unknown code keeps its text.
+/// Parses the error in a body. An error with an unknown code keeps its text.
 fn api_error(body: &[u8]) -> Option<ApiError> {
     if let Ok(error) = serde_json::from_slice(body) {
         return Some(error);

@@ -1,17 +1,17 @@
-//! Failures between a client and the agent, in the API's error format.
+//! Failures between a client and gpushd, in the API's error format.
 
 use gpush_api::{ApiError, Code};
 
-/// The stage that failed. The [`ApiError`] with it has the message.
+/// The kind of failure. The accompanying [`ApiError`] contains the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// No connection: nothing was sent.
+    /// There is no connection. Nothing was sent.
     Connect,
-    /// The connection ended before the answer: the request may have been executed.
+    /// The connection ended before the answer. The request may have been executed.
     Lost,
-    /// No answer within the deadline: the request may still be executed.
+    /// There was no answer within the deadline. The request may still be executed.
     TimedOut,
-    /// The server is not gpushd, or speaks another API.
+    /// The server is not gpushd, or has another API version.
     Foreign,
     /// gpushd answered with an error.
     Answer,
@@ -20,7 +20,7 @@ pub enum Kind {
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
-    /// The stage that failed.
+    /// The kind of failure.
     pub kind: Kind,
     /// The message for the user.
     pub error: Box<ApiError>,

@@ -1,6 +1,6 @@
-//! The event stream (`GET /v1/events`), read incrementally.
+//! The event stream (`GET /v1/events`), parsed incrementally.
 //!
-//! The stream has a separate connection, open as long as the caller listens. Its end is not an error: the
+//! The stream has a separate connection, which is open as long as the caller listens. Its end is not an error: the
 //! caller reconnects with [`EventStream::place`].
 
 use std::time::Duration;
@@ -16,20 +16,20 @@ use crate::{
     error::{Error, Kind},
 };
 
-/// Longest silence of a working stream: three of the agent's keep-alives.
+/// Maximum silence of a working stream: three times gpushd's keep-alive interval.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// Maximum size of an event in bytes, far larger than the agent's events.
+/// Maximum size of an event in bytes, far above that of real events.
 const LARGEST: usize = 4 << 20;
 
 /// A selection of events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventQuery {
-    /// Only these kinds; all when empty.
+    /// Only events of these kinds; if empty, all events.
     pub kinds: Vec<EventKind>,
-    /// Only events about these GPUs, by selector; all events when empty.
+    /// Only events about these GPUs, given as selectors; if empty, all events.
     pub gpus: Vec<String>,
-    /// Id of the last known event; without it the stream begins now.
+    /// Id of the last known event. Without it the stream begins now.
     pub after: Option<String>,
 }
 
@@ -48,11 +48,11 @@ impl EventQuery {
     }
 }
 
-/// An event as received, with its JSON form.
+/// A received event, with its JSON form.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Told {
-    /// One that this build knows.
+    /// An event of a kind that this build knows.
     Known(Box<Event>),
     /// An event of a kind that this build does not know.
     Unknown(serde_json::Value),
@@ -67,7 +67,7 @@ impl Told {
     }
 }
 
-/// Events as they happen.
+/// A stream of events.
 #[derive(Debug)]
 pub struct EventStream {
     body: Incoming,
@@ -80,13 +80,13 @@ impl EventStream {
         Self { body, parser: Parser { unread: Vec::new(), place: after }, socket }
     }
 
-    /// Returns the id after which the stream continues, for the next [`EventQuery::after`].
+    /// Returns the id of the last received event, for the next [`EventQuery::after`].
     #[must_use]
     pub fn place(&self) -> Option<&str> {
         self.parser.place.as_deref()
     }
 
-    /// Waits for the next event; returns `None` when the agent ends the stream because it stops.
+    /// Waits for the next event. Returns `None` if gpushd ends the stream because it is stopping.
     ///
     /// # Errors
     /// [`Kind::Lost`] if the connection broke or was silent too long.
@@ -99,7 +99,7 @@ impl EventStream {
                 Ok(None) => return Ok(None),
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(cause))) => return Err(self.lost(cause.to_string())),
-                Err(_) => return Err(self.lost(format!("it has been silent for {} s", SILENCE.as_secs()))),
+                Err(_) => return Err(self.lost(format!("nothing arrived for {} s", SILENCE.as_secs()))),
             };
             if let Ok(data) = frame.into_data() {
                 self.parser.unread.extend_from_slice(&data);
@@ -111,9 +111,17 @@ impl EventStream {
     }
 
     fn lost(&self, cause: String) -> Error {
-        let message = format!("gpushd at {} broke off its events", self.socket);
+        let message = format!("gpushd at {} ended the stream of events", self.socket);
         let error = ApiError::new(Code::Unreachable, message).cause(cause);
-        Error::new(Kind::Lost, error.hint("look why: `systemctl status gpushd`, `journalctl -u gpushd`").retryable())
+        Error::new(
+            Kind::Lost,
+            error
+                .hint(
+                    "find the cause with `systemctl status gpushd` and `journalctl -u \
+            gpushd`",
+                )
+                .retryable(),
+        )
     }
 }
 
@@ -137,7 +145,7 @@ impl Parser {
                 match field {
                     "id" => self.place = Some(value.to_owned()),
                     "data" => data += value,
-                    // `event:` is repeated in the data; other fields are not used.
+                    // The data also contains `event:`. Other fields are not used.
                     _ => {}
                 }
             }
@@ -162,7 +170,7 @@ mod tests {
             "id: e-2\n\n: a comment\n\nid: e-3\nevent: xid\ndata: {xid}\n\nid: e-4\nevent: weather\ndata: {young}\n\nid: e-9\n\nid: e-10\n"
         );
         let mut told = Vec::new();
-        // In any division of the bytes.
+        // Any division of the bytes gives the same result.
         for byte in text.bytes() {
             parser.unread.push(byte);
             while let Some(one) = parser.next() {

@@ -1,17 +1,17 @@
-//! Explanations of failed connections, with the command that fixes each.
+//! Explains failed connections, with a command that solves each problem.
 //!
 //! ```text
 //! stat and connect          meaning                               remedy
 //! nothing there             not installed, or not started         systemctl start gpushd
 //! EACCES on the socket      caller is in neither of its groups    usermod -aG GROUP USER, log in again
 //! EACCES on a directory     the same for a parent directory       the same
-//! ECONNREFUSED              stale socket, the agent is gone       systemctl start gpushd
+//! ECONNREFUSED              stale socket, gpushd has ended        systemctl start gpushd
 //! not a socket              wrong path                            --socket
 //! EAGAIN                    the backlog is full                   try again
 //! ```
 //!
-//! [`gather`] collects the facts, [`explain`] is pure: so a test can check each sentence without another user,
-//! a service or an agent.
+//! [`gather`] collects the facts, and [`explain`] is pure. So a test can check each message without another user, a
+//! service or a gpushd.
 
 use std::{
     io,
@@ -23,55 +23,56 @@ use gpush_api::{ApiError, Code};
 
 use crate::socket::{DEFAULT_SOCKET, Origin, Socket};
 
-/// Longest path that fits into a Unix socket address, in bytes.
+/// Maximum length of a path in a Unix socket address, in bytes.
 pub const LONGEST_PATH: usize = 107;
 
 /// Owner, group and mode of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    /// Owner's name, or uid as text.
+    /// Name of the owner, or the uid as text.
     pub owner: String,
-    /// Group's name, or gid as text.
+    /// Name of the group, or the gid as text.
     pub group: String,
     /// Permission bits.
     pub mode: u32,
-    /// The caller runs with this group.
+    /// Whether the caller runs with this group.
     pub in_group: bool,
-    /// The user database lists the caller as a member: only a new login is missing.
+    /// Whether the user database lists the caller as a member. If `in_group` is false, the caller only has to log in
+    /// again.
     pub listed_in_group: bool,
 }
 
-/// The object at the path.
+/// What exists at the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// Nothing.
     Nothing,
     /// A socket.
     Socket(Access),
-    /// Something else: `a regular file`.
+    /// Something else, such as `a regular file`.
     Other(&'static str),
-    /// A directory above it that the caller cannot enter.
+    /// A parent directory that the caller cannot enter.
     ClosedDirectory(PathBuf, Access),
 }
 
-/// The input of an explanation.
+/// The facts for an explanation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// The socket and how it was chosen.
     pub socket: Socket,
-    /// The object there.
+    /// What exists at its path.
     pub found: Found,
-    /// The absent path of the user's own agent, which was tried too.
+    /// Path of the user's own gpushd, if it was tried too and does not exist.
     pub own: Option<PathBuf>,
     /// Effective uid of the caller.
     pub uid: u32,
-    /// User name of the caller, or its uid as text.
+    /// User name of the caller, or the uid as text.
     pub user: String,
-    /// Whether systemd knows a unit `gpushd.service`.
+    /// Whether there is a systemd unit `gpushd.service`.
     pub unit_installed: bool,
 }
 
-/// Directories in which systemd finds units, by descending priority.
+/// Directories that can contain systemd units, in descending order of priority.
 const UNIT_DIRECTORIES: [&str; 4] =
     ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
 
@@ -98,7 +99,7 @@ fn look(path: &Path, user: Option<&nix::unistd::User>) -> Found {
         Ok(meta) if meta.is_file() => Found::Other("a regular file"),
         Ok(_) => Found::Other("a device or pipe"),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            // The deepest directory with readable metadata is the one that is closed.
+            // The deepest directory whose metadata is readable is the closed one.
             let closed = path.ancestors().skip(1).find_map(|dir| Some((dir.to_owned(), dir.metadata().ok()?)));
             match closed {
                 Some((dir, meta)) => Found::ClosedDirectory(dir, access(&meta, user)),
@@ -124,7 +125,7 @@ fn access(meta: &std::fs::Metadata, user: Option<&nix::unistd::User>) -> Access 
     }
 }
 
-/// Returns the error to show for a failed `connect`.
+/// Returns the error message for a failed `connect`.
 #[must_use]
 pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
     let path = facts.socket.path.display();
@@ -132,7 +133,7 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
     if length > LONGEST_PATH {
         return ApiError::new(
             Code::BadRequest,
-            format!("the socket path has {length} bytes, a Unix socket address holds {LONGEST_PATH}: {path}"),
+            format!("the socket path has {length} bytes, but a Unix socket allows only {LONGEST_PATH}: {path}"),
         )
         .hint("give a shorter path with --socket");
     }
@@ -142,24 +143,34 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         }
         (Found::ClosedDirectory(directory, access), _) => denied(facts, Some(directory), access, 0o010, 0o001),
         (Found::Socket(access), io::ErrorKind::PermissionDenied) => denied(facts, None, access, 0o020, 0o002),
-        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => {
-            ApiError::new(Code::Unreachable, format!("gpushd is not running: {path} is left from a previous gpushd"))
-                .hint(start(facts))
-        }
+        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => ApiError::new(
+            Code::Unreachable,
+            format!(
+                "gpushd is not running: the socket {path} is from a previous \
+                gpushd"
+            ),
+        )
+        .hint(start(facts)),
         (Found::Socket(_), io::ErrorKind::WouldBlock) => ApiError::new(
             Code::Unreachable,
-            format!("gpushd accepts no connection on {path} now: too many are waiting"),
+            format!("gpushd accepts no connection on {path} now: too many connections are waiting"),
         )
-        .hint("try again; if it stays so: `journalctl -u gpushd`")
+        .hint("try again; if that fails too, see `journalctl -u gpushd`")
         .retryable(),
-        // It disappeared or appeared between the two calls; a second attempt will show.
+        // The socket disappeared or appeared between the two calls. A second attempt will show which.
         (Found::Nothing, io::ErrorKind::NotFound) => {
             let own = facts.own.as_ref().map_or_else(String::new, |own| format!(", nor {}, your own", own.display()));
-            ApiError::new(Code::Unreachable, format!("no gpushd on this host at {path}: there is no such socket{own}"))
-                .hint(start(facts))
+            ApiError::new(
+                Code::Unreachable,
+                format!(
+                    "gpushd is not running on this host: there is no socket \
+                {path}{own}"
+                ),
+            )
+            .hint(start(facts))
         }
         (Found::Nothing | Found::Socket(_), _) => {
-            ApiError::new(Code::Unreachable, format!("can't connect to gpushd at {path}"))
+            ApiError::new(Code::Unreachable, format!("cannot connect to gpushd at {path}"))
                 .cause(cause.to_string())
                 .hint(start(facts))
         }
@@ -193,7 +204,10 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
         });
     }
     if access.in_group {
-        return error.hint("the group has access: check for an ACL or a security module (getfacl, ausearch)");
+        return error.hint(
+            "the group has access, so an access list or a security module denies it: check with \
+            getfacl and ausearch",
+        );
     }
     if access.listed_in_group {
         return error
@@ -203,13 +217,13 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     error.hint(format!("ask an administrator for `usermod -aG {group} {user}`, then log in again"))
 }
 
-/// Returns how to start an agent for this socket.
+/// Returns how to start a gpushd for this socket.
 fn start(facts: &Facts) -> String {
     let who = if facts.uid == 0 { "" } else { "ask an administrator for " };
     let path = facts.socket.path.display();
     if facts.socket.path == Path::new(DEFAULT_SOCKET) {
         return if facts.unit_installed {
-            format!("{who}`systemctl start gpushd`; if it does not stay up: `journalctl -u gpushd`")
+            format!("{who}`systemctl start gpushd`; if it ends again, see `journalctl -u gpushd`")
         } else {
             "gpushd is not installed as a service here; start it with `gpushd --socket PATH` \
              and give its socket with --socket PATH or GPUSH_SOCKET"
@@ -217,18 +231,18 @@ fn start(facts: &Facts) -> String {
         };
     }
     match facts.socket.origin {
-        Origin::Option => format!("start it there: `gpushd --socket {path}`; or give another path with --socket"),
+        Origin::Option => format!("start it with `gpushd --socket {path}`, or give another path with --socket"),
         Origin::Environment => {
-            format!("start it there: `gpushd --socket {path}`; or unset GPUSH_SOCKET to use the system's agent")
+            format!("start it with `gpushd --socket {path}`, or unset GPUSH_SOCKET to use the system's agent")
         }
-        Origin::User | Origin::System => format!("start it: `gpushd --socket {path}`"),
+        Origin::User | Origin::System => format!("start it with `gpushd --socket {path}`"),
     }
 }
 
 fn other_path(facts: &Facts) -> &'static str {
     match facts.socket.origin {
         Origin::Option => "give the path of gpushd's socket with --socket",
-        Origin::Environment => "GPUSH_SOCKET names it: set it to gpushd's socket, or unset it",
+        Origin::Environment => "the path comes from GPUSH_SOCKET: set it to gpushd's socket, or unset it",
         Origin::User | Origin::System => "remove it, then `systemctl restart gpushd`",
     }
 }
@@ -330,7 +344,7 @@ mod tests {
     #[test]
     fn file_that_is_not_a_socket_is_reported() {
         let at = facts(Found::Other("a regular file"), Origin::Option);
-        // connect(2) on a regular file returns ECONNREFUSED, which alone would indicate a stale socket.
+        // connect(2) on a regular file returns ECONNREFUSED. This error alone would mean a stale socket.
         let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains("a regular file, not gpushd's socket"), "{message}");

@@ -14,13 +14,13 @@ use crate::{client::Client, error::Error};
 struct Nothing {}
 
 impl Client {
-    /// `POST /v1/leases`: returns when the lease is granted.
+    /// `POST /v1/leases`. Returns when the lease is granted.
     ///
-    /// A request that may wait is answered as late as its `wait` allows, plus the time of one answer. When this future
-    /// is dropped, the connection closes and gpushd takes the request out of the queue.
+    /// If the request may wait, the time limit is its `wait` plus the time for one answer. When the caller drops this
+    /// future, the connection closes and gpushd removes the request from the queue.
     ///
     /// # Errors
-    /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] when the capacity is not free and the request does not wait.
+    /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] if the capacity is not free and the request does not wait.
     pub async fn lease(&mut self, request: &LeaseRequest) -> Result<LeaseGrant, Error> {
         let longest = match request.wait {
             LeaseWait::No => return self.change("/v1/leases", request).await,
@@ -31,8 +31,8 @@ impl Client {
         self.change_within("/v1/leases", request, deadline).await
     }
 
-    /// `GET /v1/leases`: all leases that have not ended, in order of arrival, then the last `ended` that have, last
-    /// first.
+    /// `GET /v1/leases`. Returns all leases that have not ended, in order of arrival, then the last `ended` leases that
+    /// have. Of these, the one that ended last comes first.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -52,7 +52,7 @@ impl Client {
     /// `GET /v1/leases/{id}/environment`.
     ///
     /// # Errors
-    /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for other users than the holder and administrators.
+    /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for users other than the holder and administrators.
     pub async fn lease_environment(&mut self, id: LeaseId) -> Result<LeaseGrant, Error> {
         self.get(&format!("/v1/leases/{id}/environment")).await
     }
@@ -65,7 +65,7 @@ impl Client {
         self.change(&format!("/v1/leases/{id}/renew"), &request).await
     }
 
-    /// `POST /v1/leases/{id}/release`: the lease is `releasing` while processes of it are left, else `ended`.
+    /// `POST /v1/leases/{id}/release`. The lease is `releasing` while any of its processes is left, otherwise `ended`.
     ///
     /// # Errors
     /// See [`crate::Kind`].

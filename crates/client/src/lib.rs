@@ -1,11 +1,11 @@
 //! Client of gpushd's API over its Unix socket.
 //!
-//! It is a separate crate because `gpushctl`, Slurm hooks and tests all use the agent and must explain failures
-//! alike. A missing socket, a refused connection, missing permission, an agent of another version and a silent
-//! agent are five problems with five remedies. [`explain`] distinguishes them.
+//! It is a separate crate because `gpushctl`, Slurm hooks and tests all connect to gpushd and must explain failures in
+//! the same way. A missing socket, a refused connection, missing permission, a gpushd of another version and one that
+//! does not answer are five problems with five remedies. [`explain`] distinguishes them.
 //!
 //! It is deliberately small: one connection, no pool, no thread, no resolver. It runs on any tokio runtime; a
-//! current-thread one with I/O and time suffices.
+//! current-thread runtime with I/O and time suffices.
 
 mod client;
 mod error;
@@ -13,6 +13,7 @@ mod events;
 pub mod explain;
 mod leases;
 mod mps;
+mod slurm;
 mod socket;
 mod wire;
 
@@ -21,5 +22,5 @@ pub use error::{Error, Kind};
 pub use events::{EventQuery, EventStream, Told};
 pub use socket::{ADMIN_SOCKET, DEFAULT_SOCKET, Origin, Socket};
 
-/// API version that this client speaks, as in `/v1/…` and `Version::api`.
+/// API version of this client, as in `/v1/…` and `Version::api`.
 pub const API: &str = "v1";

@@ -1,7 +1,7 @@
-//! Calls for MPS daemons and processes on GPUs.
+//! Calls about MPS daemons and processes on GPUs.
 //!
-//! A target is given as users type it: the index of a GPU, `0:2g.20gb@2`, the short name, a UUID or a prefix of
-//! it. The agent resolves it.
+//! A target is given in any form that users may type: the index of a GPU, `0:2g.20gb@2`, the short name, or a UUID or
+//! its prefix. gpushd resolves it.
 
 use gpush_api::{GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
 use serde::{Serialize, de::DeserializeOwned};
@@ -16,7 +16,7 @@ use crate::{
 struct Nothing {}
 
 impl Client {
-    /// `GET /v1/mps`: returns every target that is shared through MPS.
+    /// `GET /v1/mps`. Returns every target that is shared through MPS.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -32,7 +32,7 @@ impl Client {
         self.get(&format!("/v1/mps/{}", segment(target))).await
     }
 
-    /// `POST /v1/mps/{target}/start`: returns the daemon right after the request was accepted.
+    /// `POST /v1/mps/{target}/start`. Returns the daemon immediately after the request was accepted.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -40,15 +40,15 @@ impl Client {
         self.on_target(target, "start", &Nothing {}).await
     }
 
-    /// `POST /v1/mps/{target}/stop`: returns the daemon right after the request was accepted.
+    /// `POST /v1/mps/{target}/stop`. Returns the daemon immediately after the request was accepted.
     ///
     /// # Errors
-    /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] if it has clients, unless `how` ends them.
+    /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] if the daemon has clients, unless `how` ends them.
     pub async fn mps_stop(&mut self, target: &str, how: &MpsEndRequest) -> Result<MpsDaemon, Error> {
         self.on_target(target, "stop", how).await
     }
 
-    /// `POST /v1/mps/{target}/restart`: returns the daemon right after the request was accepted.
+    /// `POST /v1/mps/{target}/restart`. Returns the daemon immediately after the request was accepted.
     ///
     /// # Errors
     /// As [`Client::mps_stop`].
@@ -56,7 +56,7 @@ impl Client {
         self.on_target(target, "restart", how).await
     }
 
-    /// `POST /v1/mps/{target}/drain`: returns the daemon right after the request was accepted.
+    /// `POST /v1/mps/{target}/drain`. Returns the daemon immediately after the request was accepted.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -64,7 +64,7 @@ impl Client {
         self.on_target(target, "drain", how).await
     }
 
-    /// `POST /v1/mps/{target}/settings`: returns the effective settings.
+    /// `POST /v1/mps/{target}/settings`. Returns the effective settings.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -72,8 +72,8 @@ impl Client {
         self.on_target(target, "settings", settings).await
     }
 
-    /// `GET /v1/mps/{target}/logs`: returns the last lines of each of its logs; with `all` also those caused by
-    /// gpushd's own queries.
+    /// `GET /v1/mps/{target}/logs`. Returns the last lines of each of the daemon's logs. With `all`, includes the lines
+    /// that gpushd's own queries cause.
     ///
     /// # Errors
     /// See [`crate::Kind`].

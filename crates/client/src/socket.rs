@@ -1,14 +1,14 @@
-//! Path of the agent's socket, with its origin for error messages.
+//! The path of gpushd's socket, and how it was chosen, for error messages.
 
 use std::{
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
-/// Socket of the system's agent.
+/// Socket of the system's gpushd.
 pub const DEFAULT_SOCKET: &str = "/run/gpush/gpushd.sock";
 
-/// Name of the agent's second socket, in the directory of the first.
+/// Name of gpushd's second socket, in the directory of the first one.
 pub const ADMIN_SOCKET: &str = "admin.sock";
 
 /// How a socket path was chosen.
@@ -16,41 +16,42 @@ pub const ADMIN_SOCKET: &str = "admin.sock";
 pub enum Origin {
     /// `--socket`.
     Option,
-    /// `GPUSH_SOCKET`.
+    /// The environment variable `GPUSH_SOCKET`.
     Environment,
-    /// The system's agent.
+    /// The socket of the system's gpushd.
     System,
-    /// The user's own agent, below `XDG_RUNTIME_DIR`.
+    /// The socket of the user's own gpushd, below `XDG_RUNTIME_DIR`.
     User,
 }
 
-/// A socket path with its origin.
+/// A socket path, and how it was chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
     /// Path.
     pub path: PathBuf,
     /// How it was chosen.
     pub origin: Origin,
-    /// The agent's second socket, if it exists and the caller is root or the agent's own user. It is tried
-    /// first, because other users cannot crowd it. If it fails, `path` is used, and errors are about `path`.
+    /// gpushd's second socket, if it exists and the caller is root or the user that gpushd runs as. It is tried first,
+    /// because other users cannot fill its backlog. If it fails, `path` is used, and errors are about `path`.
     pub(crate) admin: Option<PathBuf>,
 }
 
 impl Socket {
-    /// Creates a socket path that the user named.
+    /// Creates a socket path that the user has given.
     #[must_use]
     pub fn given(path: impl Into<PathBuf>, origin: Origin) -> Self {
         Self { path: path.into(), origin, admin: None }
     }
 
-    /// Returns the default socket: the system's, unless it is absent and the user runs an agent of their own.
+    /// Returns the default socket. This is the system's socket, unless it does not exist and the user runs a separate
+    /// gpushd.
     #[must_use]
     pub fn default_for_user() -> Self {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         Self::choose(Path::new(DEFAULT_SOCKET), runtime.as_deref()).with_admin(nix::unistd::geteuid().as_raw())
     }
 
-    /// Returns the socket path of the user's own agent, whether it exists or not.
+    /// Returns the socket path of the user's own gpushd, even if it does not exist.
     #[must_use]
     pub fn of_user() -> Option<PathBuf> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty())?;
@@ -66,8 +67,8 @@ impl Socket {
     }
 
     fn choose(system: &Path, runtime_dir: Option<&Path>) -> Self {
-        // A path that cannot be examined (in a closed directory) counts as present: an error about it is the
-        // helpful one.
+        // If a closed directory prevents the check of a path, the path counts as existing. Then the user gets an error
+        // about that directory.
         let absent = matches!(system.symlink_metadata(), Err(e) if e.kind() == std::io::ErrorKind::NotFound);
         if absent && let Some(dir) = runtime_dir {
             let own = dir.join("gpush").join("gpushd.sock");

@@ -1,15 +1,15 @@
-//! One HTTP/1.1 connection over the socket: consecutive requests, each with its deadline.
+//! One HTTP/1.1 connection over the socket. Requests follow one another, each with its deadline.
 //!
 //! ```text
 //! idle ──request──► open ──answer──► open        reused for the next request
 //!                    │
-//!                    └──ended / deadline──► idle  what changes nothing is asked once more;
-//!                                                 what has a key, until the agent is back
+//!                    └──ended / deadline──► idle  a read is repeated once;
+//!                                                 a request with a key until gpushd has restarted
 //! ```
 //!
-//! A change has an idempotency key, under which the agent executes it only once. So a change is sent again if
-//! its connection ended before the answer, or if the agent refused it because it was stopping. After an
-//! upgrade, the next agent returns the answer for what the first one began.
+//! A change has an idempotency key, so gpushd executes it only once. So the client sends it again if the connection
+//! ended before the answer, or if gpushd refused it because it was stopping. After an upgrade, the next gpushd returns
+//! the answer to a change that the previous one began.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -33,26 +33,29 @@ use crate::{
     socket::Socket,
 };
 
-/// Maximum size of an answer, in bytes: 64 GPUs with all profiles and processes need far less.
+/// Maximum size of an answer in bytes. 64 GPUs with all profiles and processes need far less.
 const LARGEST_ANSWER: usize = 64 << 20;
 
-/// Pause between attempts to connect while the agent's backlog is full.
+/// Pause between attempts to connect while gpushd's backlog is full.
 const BACKLOG_FULL: Duration = Duration::from_millis(2);
 
-/// Longest wait for a connection.
+/// Maximum time to wait for a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Time for which an unanswered change is repeated: a restarting agent needs less.
-const AWAY: Duration = Duration::from_secs(5);
+pub(crate) const AWAY: Duration = Duration::from_secs(5);
 
-/// Pause between the repetitions.
+/// Time for which a request that may wait in a queue is repeated: for so long the next agent keeps its place.
+pub(crate) const AWAY_FROM_QUEUE: Duration = Duration::from_secs(30);
+
+/// Pause between two repetitions.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Time to wait for a socket that does not exist, or on which no process listens: first-time users type `gpushd
-/// &` and then a command.
+/// How long to wait for a socket that does not exist, or on which no process listens. New users type `gpushd &` and
+/// then a command.
 const COMING: Duration = Duration::from_millis(300);
 
-/// Interval of checking for it.
+/// Interval of checks for such a socket.
 const LOOK: Duration = Duration::from_millis(10);
 
 fn is_absent(error: &std::io::Error) -> bool {
@@ -66,18 +69,20 @@ pub(crate) struct Question<'a> {
     pub(crate) method: &'static str,
     /// Path and parameters.
     pub(crate) path: &'a str,
-    /// JSON; empty for none.
+    /// JSON; empty for a request without a body.
     pub(crate) body: Bytes,
-    /// The idempotency key of a change. If the answer is lost, the outcome is uncertain.
+    /// The idempotency key of a change. Without an answer, its outcome is uncertain.
     pub(crate) key: Option<String>,
+    /// How long a change is repeated while no agent answers.
+    pub(crate) away: Duration,
 }
 
 impl<'a> Question<'a> {
     pub(crate) fn get(path: &'a str) -> Self {
-        Self { method: "GET", path, body: Bytes::new(), key: None }
+        Self { method: "GET", path, body: Bytes::new(), key: None, away: AWAY }
     }
 
-    /// Returns the commands that show whether a change without an answer was made.
+    /// Returns the commands that show whether an unanswered change was executed.
     fn where_it_shows(&self) -> &'static str {
         if self.path.starts_with("/v1/mps/") {
             "`gpushctl mps list`, `gpushctl mps show TARGET`"
@@ -95,22 +100,22 @@ impl std::fmt::Display for Question<'_> {
     }
 }
 
-/// The last significant outcome of a repeated change.
+/// The last relevant outcome of a repeated change.
 enum Before {
-    /// None yet.
+    /// There is none yet.
     Nothing,
-    /// An agent may have begun it: without a later answer, the outcome stays uncertain.
+    /// A gpushd may have begun the change. Without a later answer, the outcome stays uncertain.
     Lost(Error),
-    /// An agent reported that it did not begin it.
+    /// A gpushd reported that it did not begin the change.
     Refused(Answer),
 }
 
 impl Before {
-    /// Updates the outcome after another attempt. Only on the same connection is it certain which agent
-    /// refused.
+    /// Updates the outcome after another attempt. A refusal stays certain after a lost attempt only if the same gpushd,
+    /// while it was stopping, answered on the same connection.
     fn and(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
-            // Another agent's refusal does not tell what the first one did.
+            // If another gpushd refuses, it is still unknown what the first one did.
             (Ok(_), Self::Lost(doubt)) => Self::Lost(doubt),
             (Ok(answer), Self::Nothing | Self::Refused(_)) => Self::Refused(answer.clone()),
             (Err(error), Self::Refused(answer))
@@ -146,12 +151,12 @@ pub(crate) struct Answer {
     pub(crate) body: Bytes,
 }
 
-/// A connection that opens when needed.
+/// A connection that is opened when needed.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) socket: Socket,
     open: Option<http1::SendRequest<Full<Bytes>>>,
-    /// Whether an agent has answered before: a client waits only for the first connection.
+    /// Whether a gpushd has answered before. The client waits only for the first connection.
     met: AtomicBool,
 }
 
@@ -160,7 +165,7 @@ impl Wire {
         Self { socket, open: None, met: AtomicBool::new(false) }
     }
 
-    /// Sends one request and reads its answer, all within `deadline`.
+    /// Sends one request and receives its answer, both within `deadline`.
     pub(crate) async fn ask(&mut self, question: &Question<'_>, deadline: Duration) -> Result<Answer, Error> {
         let until = Instant::now() + deadline;
         let reused = self.open.is_some();
@@ -169,13 +174,13 @@ impl Wire {
             return self.until_answered(question, first, until, deadline).await;
         }
         match first {
-            // The agent may close an idle connection, which does not mean that it is gone.
+            // gpushd may close an idle connection. That does not mean that it has ended.
             Err(error) if error.kind == Kind::Lost && reused => self.attempt(question, until, deadline).await,
             other => other,
         }
     }
 
-    /// Sends a change again, under its key, while an agent may be restarting.
+    /// Repeats a change with the same key while gpushd may be restarting.
     async fn until_answered(
         &mut self,
         question: &Question<'_>,
@@ -183,7 +188,7 @@ impl Wire {
         until: Instant,
         deadline: Duration,
     ) -> Result<Answer, Error> {
-        let give_up = until.min(Instant::now() + AWAY);
+        let mut give_up = until.min(Instant::now() + question.away);
         let mut last = first;
         let (mut before, mut same_connection) = (Before::Nothing, false);
         loop {
@@ -199,11 +204,16 @@ impl Wire {
             }
             tokio::time::sleep(RETRY).await;
             same_connection = self.open.is_some();
+            let began = Instant::now();
             last = self.attempt(question, until, deadline).await;
+            if began.elapsed() > question.away {
+                // An agent was there, and waited: this is another restart.
+                give_up = until.min(Instant::now() + question.away);
+            }
         }
     }
 
-    /// Opens a separate connection for an answer without end. Returns its status and body.
+    /// Opens a separate connection for an answer without an end. Returns its status and body.
     pub(crate) async fn stream(
         &self,
         question: &Question<'_>,
@@ -259,9 +269,9 @@ impl Wire {
             let give_up = Instant::now() + if self.met.load(Relaxed) { Duration::ZERO } else { COMING };
             loop {
                 match UnixStream::connect(path).await {
-                    // An agent that is just starting will listen in a moment.
+                    // A gpushd that is starting will listen in a moment.
                     Err(error) if is_absent(&error) && Instant::now() < give_up => tokio::time::sleep(LOOK).await,
-                    // Its backlog is full. connect(2) on a non-blocking socket fails at once, so wait here.
+                    // The backlog is full. connect(2) on a non-blocking socket fails at once, so wait here.
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                         tokio::time::sleep(BACKLOG_FULL).await;
                     }
@@ -286,11 +296,11 @@ impl Wire {
     }
 
     async fn speak(&self, stream: UnixStream) -> Result<http1::SendRequest<Full<Bytes>>, Error> {
-        // An HTTP/1 handshake sends nothing, so it fails only because of hyper itself.
+        // An HTTP/1 handshake sends nothing, so it can fail only because of hyper itself.
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| {
             Error::new(Kind::Connect, ApiError::new(Code::Internal, "no HTTP on the connection").cause(e.to_string()))
         })?;
-        // The request in flight reports its end.
+        // The request in flight reports the end of the connection.
         tokio::spawn(async move { drop(connection.await) });
         Ok(sender)
     }
@@ -312,12 +322,12 @@ impl Wire {
 
     fn lost(&self, question: &Question<'_>) -> Error {
         let at = self.socket.path.display();
-        let text = format!("gpushd at {at} hung up before it answered {question}");
+        let text = format!("gpushd at {at} closed the connection before it answered {question}");
         let error = ApiError::new(Code::Unreachable, text);
         let error = if question.key.is_some() {
-            error.hint(format!("it may have been done all the same: {}", question.where_it_shows()))
+            error.hint(format!("gpushd may have carried out the request: see {}", question.where_it_shows()))
         } else {
-            error.hint("look why: `systemctl status gpushd`, `journalctl -u gpushd`").retryable()
+            error.hint("find the cause with `systemctl status gpushd` and `journalctl -u gpushd`").retryable()
         };
         Error::new(Kind::Lost, error)
     }
@@ -327,7 +337,7 @@ impl Wire {
         let text = format!("gpushd at {at} did not answer {question} in {seconds} s");
         let error = ApiError::new(Code::TimedOut, text);
         let error = error.hint(if question.key.is_some() {
-            format!("it may still be done: {}", question.where_it_shows())
+            format!("gpushd may still carry out the request: see {}", question.where_it_shows())
         } else {
             let look = "`systemctl status gpushd`, `journalctl -u gpushd`";
             format!("wait longer with --timeout SECONDS, or look why: {look}")
@@ -339,13 +349,20 @@ impl Wire {
         let at = self.socket.path.display();
         Error::new(
             Kind::Foreign,
-            ApiError::new(Code::Unreachable, format!("what answers at {at} is not gpushd")).hint(self.who_listens()),
+            ApiError::new(
+                Code::Unreachable,
+                format!(
+                    "the program that answers at {at} is not \
+                gpushd"
+                ),
+            )
+            .hint(self.who_listens()),
         )
     }
 
     fn who_listens(&self) -> String {
         format!(
-            "see who listens there: `ss -xlp src {}`; give gpushd's socket with --socket",
+            "see which program listens there with `ss -xlp src {}`; give gpushd's socket with --socket",
             self.socket.path.display()
         )
     }
@@ -362,19 +379,19 @@ fn request(question: &Question<'_>) -> Result<Request<Full<Bytes>>, Error> {
         request = request.header("idempotency-key", key);
     }
     request.body(Full::new(question.body.clone())).map_err(|e| {
-        let error = ApiError::new(Code::Internal, "the request can't be put into HTTP");
+        let error = ApiError::new(Code::Internal, "cannot write the request as HTTP");
         Error::new(Kind::Connect, error.cause(e.to_string()))
     })
 }
 
-/// Returns whether an agent refused for a temporary reason: it is stopping, or is overloaded.
+/// Returns whether gpushd refused for a temporary reason: it is stopping or overloaded.
 fn is_passing(answer: &Answer) -> bool {
     answer.status == StatusCode::SERVICE_UNAVAILABLE
         && serde_json::from_slice::<ApiError>(&answer.body)
             .is_ok_and(|error| error.code == Code::Unavailable && error.retryable)
 }
 
-/// Returns whether the agent that refused is stopping, so that repeating is useless.
+/// Returns whether gpushd refused because it is stopping. Then repeating on this connection is useless.
 fn is_stopping(answer: &Answer) -> bool {
     serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.message.starts_with(STOPPING))
 }
@@ -386,7 +403,7 @@ impl Error {
     }
 }
 
-/// Returns the innermost source: hyper's own text ("connection error") is less specific.
+/// Returns the innermost source, because hyper's own text ("connection error") is less specific.
 fn source_of(error: &hyper::Error) -> String {
     let mut at: &dyn std::error::Error = error;
     while let Some(source) = at.source() {

@@ -1,6 +1,6 @@
 //! Requests about leases: method, path, body, key and deadline.
 //!
-//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` functions may also panic to fail a test.
 #![allow(clippy::unwrap_used)]
 
 mod served;
@@ -49,7 +49,7 @@ async fn lease_calls_have_their_paths_and_changes_have_keys() {
     }
 }
 
-/// The time of one answer does not limit the time in the queue.
+/// The time limit for one answer does not limit the time in the queue.
 #[tokio::test]
 async fn lease_that_waits_outlasts_the_deadline_of_an_answer() {
     let dir = tempfile::tempdir().unwrap();

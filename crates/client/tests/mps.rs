@@ -1,6 +1,6 @@
-//! Requests to the agent about MPS: method, path, body, and a key for each change.
+//! Requests about MPS: method, path, body, and a key for each change.
 //!
-//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` functions may also panic to fail a test.
 #![allow(clippy::unwrap_used)]
 
 mod served;

@@ -1,7 +1,7 @@
-//! The client with agents that work, are gone, are silent, misbehave, or have another version; and with other
-//! programs.
+//! The client with a gpushd that works, has ended, does not answer, sends invalid data, or has another version; and
+//! with other programs.
 //!
-//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` functions may also panic to fail a test.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -35,7 +35,7 @@ fn version(api: &str) -> String {
 
 type Answer = (u16, String);
 
-/// An HTTP server on `path` that answers by method and path, and counts connections.
+/// Starts an HTTP server on `path` that answers by method and path. Returns the number of connections.
 fn serve(path: &Path, answer: impl Fn(&str, &str) -> Answer + Send + Sync + 'static) -> Arc<AtomicUsize> {
     let listener = UnixListener::bind(path).unwrap();
     let connections = Arc::new(AtomicUsize::new(0));
@@ -99,7 +99,7 @@ async fn requests_share_one_connection() {
     let mut client = client(&path);
     assert_eq!(client.version().await.unwrap().agent, "0.9.9");
     assert!(client.gpus(true).await.unwrap().is_empty());
-    // An API error is an answer like any other.
+    // An API error is also an answer.
     let error = client.gpu("GPU-x/y").await.unwrap_err();
     assert_eq!((error.kind, error.code()), (Kind::Answer, Code::NotFound));
     assert_eq!(error.error.message, "no /v1/gpus/GPU-x%2Fy");
@@ -111,7 +111,7 @@ async fn requests_share_one_connection() {
 async fn connection_closed_while_idle_is_reopened_for_reads_only() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    // Answers one request per connection, then closes it without announcing that.
+    // Answers one request per connection, then closes it without a notice.
     let connections = serve_raw(&path, |mut stream| async move {
         let mut buffer = [0; 4096];
         let _ = stream.read(&mut buffer).await;
@@ -158,7 +158,7 @@ async fn unanswered_change_is_repeated_under_its_key() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let keys = Arc::new(Mutex::new(Vec::new()));
-    // Closes before an answer, refuses, closes within an answer, then answers.
+    // Closes before the answer, refuses, closes during the answer, then answers.
     let answers = [Vec::new(), refusal(true), operation()[..30].to_vec(), operation()];
     let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
     let connections = serve_raw(&path, {
@@ -196,7 +196,7 @@ async fn uncertain_change_is_reported_and_final_refusal_is_final() {
     let error = client(&path).apply(&ApplyRequest::default()).await.unwrap_err();
     assert_eq!((error.kind, connections.load(Ordering::SeqCst)), (Kind::Answer, 1), "{error:?}");
 
-    // Dies with the request received, and does not return.
+    // The server receives the request, ends, and does not restart.
     let path = dir.path().join("gone");
     let (listener, file) = (UnixListener::bind(&path).unwrap(), path.clone());
     tokio::spawn(async move {
@@ -208,7 +208,7 @@ async fn uncertain_change_is_reported_and_final_refusal_is_final() {
     let error = writer.apply(&ApplyRequest::default()).await.unwrap_err();
     assert_eq!(error.kind, Kind::Lost, "{error:?}");
     assert!(hint(&error).contains("gpushctl operation list"), "{error:?}");
-    assert!(error.error.causes.last().unwrap().contains("there is no such socket"), "{error:?}");
+    assert!(error.error.causes.last().unwrap().contains("there is no socket"), "{error:?}");
 }
 
 #[tokio::test]
@@ -222,7 +222,7 @@ async fn refusal_of_stopping_agent_stands_after_its_end() {
             let _ = stream.read(&mut [0; 4096]).await;
             stream.write_all(&refusal(true)).await.unwrap();
         }
-        // The third request uses the same connection, which this agent closes.
+        // The third request uses the same connection, which this server closes.
         let _ = stream.read(&mut [0; 4096]).await;
         std::fs::remove_file(file).unwrap();
     });
@@ -250,7 +250,7 @@ async fn refusal_of_next_agent_leaves_change_uncertain() {
     let mut writer = client(&path).deadline(Duration::from_millis(900));
     let error = writer.apply(&ApplyRequest::default()).await.unwrap_err();
     assert_eq!(error.kind, Kind::Lost, "{error:?}");
-    assert!(hint(&error).contains("it may have been done"), "{error:?}");
+    assert!(hint(&error).contains("may have carried out the request"), "{error:?}");
 }
 
 #[tokio::test]
@@ -260,13 +260,13 @@ async fn absent_stale_and_non_socket_paths_have_distinct_errors() {
 
     let error = client(&path).version().await.unwrap_err();
     assert_eq!(error.kind, Kind::Connect);
-    assert!(error.error.message.contains("there is no such socket"), "{error:?}");
+    assert!(error.error.message.contains("there is no socket"), "{error:?}");
     assert!(hint(&error).contains(&format!("gpushd --socket {}", path.display())), "{error:?}");
 
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let error = client(&path).version().await.unwrap_err();
     assert_eq!((error.kind, error.code()), (Kind::Connect, Code::Unreachable));
-    assert!(error.error.message.contains("is left from a previous gpushd"), "{error:?}");
+    assert!(error.error.message.contains("is from a previous gpushd"), "{error:?}");
 
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "").unwrap();
@@ -295,7 +295,7 @@ async fn silent_agent_ends_with_deadline_error() {
 
     let error = client.apply(&ApplyRequest::default()).await.unwrap_err();
     assert_eq!(error.kind, Kind::TimedOut);
-    assert!(hint(&error).contains("may still be done"), "{error:?}");
+    assert!(hint(&error).contains("may still carry out the request"), "{error:?}");
 }
 
 #[tokio::test]
@@ -317,14 +317,14 @@ async fn agent_with_full_backlog_is_busy_not_absent() {
     };
     assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock);
     let error = client(&path).version().await.unwrap_err();
-    assert!(error.error.retryable && error.error.message.contains("too many are waiting"), "{error:?}");
+    assert!(error.error.retryable && error.error.message.contains("too many connections are waiting"), "{error:?}");
 }
 
 #[tokio::test]
 async fn foreign_server_differs_from_other_gpushd_version() {
     let dir = tempfile::tempdir().unwrap();
 
-    // Speaks first, and not HTTP.
+    // The server sends first, and it is not HTTP.
     let path = dir.path().join("ssh");
     serve_raw(&path, |mut stream| async move {
         let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").await;
@@ -335,7 +335,7 @@ async fn foreign_server_differs_from_other_gpushd_version() {
     assert_eq!((error.kind, error.code().exit_status()), (Kind::Foreign, 6), "{error:?}");
     assert!(error.error.message.contains("is not gpushd"), "{error:?}");
 
-    // HTTP, but another program.
+    // An HTTP server that is another program.
     let path = dir.path().join("docker");
     serve(&path, |_, _| (404, r#"{"message":"page not found"}"#.into()));
     let error = client(&path).gpus(false).await.unwrap_err();
@@ -343,7 +343,8 @@ async fn foreign_server_differs_from_other_gpushd_version() {
     assert!(error.error.message.contains("is not gpushd"), "{error:?}");
     assert!(error.error.causes[0].contains("404"), "{error:?}");
 
-    // gpushd with another API: `version` detects it at once, as does any answer that cannot be parsed.
+    // gpushd with another API version. `version` detects it at once; any other answer that cannot be parsed reveals it
+    // too.
     let path = dir.path().join("v2");
     serve(&path, |_, path| if path == "/v1/version" { (200, version("v2")) } else { (404, "gone".into()) });
     for error in [client(&path).version().await.unwrap_err(), client(&path).gpus(false).await.unwrap_err()] {
@@ -352,7 +353,7 @@ async fn foreign_server_differs_from_other_gpushd_version() {
         assert!(hint(&error).contains("same version"), "{error:?}");
     }
 
-    // Same API, an answer that this build cannot parse.
+    // The same API version, but an answer that this build cannot parse.
     let path = dir.path().join("odd");
     serve(&path, |_, path| (200, if path == "/v1/version" { version("v1") } else { r#"[{"index":"zero"}]"#.into() }));
     let error = client(&path).gpus(false).await.unwrap_err();

@@ -1,12 +1,12 @@
-//! Fragmentation: how many requests for MIG devices succeed, and how much of the memory is leased, with gpush's
-//! placement, with first fit and with the driver's own choice.
+//! Measures fragmentation: how many requests for MIG devices succeed, and how much of the memory is leased. Compares
+//! gpush's placement, first fit, and the driver's own choice.
 //!
 //! ```text
 //! cargo run --release -p gpush-core --example placement_bench [-- --json]
 //! ```
 //!
-//! Requests of mixed profiles arrive one at a time and stay for a random time; a request that does not fit is lost.
-//! Every strategy gets the same requests, from a fixed seed. Nothing depends on time or on the machine.
+//! Requests of mixed profiles arrive one at a time and stay for a random time. A request that does not fit is lost.
+//! Every strategy gets the same requests, from a fixed seed. The result depends neither on time nor on the machine.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,23 +19,23 @@ use gpush_core::{
 };
 use silicon::machine::{GpuInstanceHandle, Machine};
 
-/// GPUs of a host.
+/// Number of GPUs.
 const GPUS: u32 = 8;
-/// Requests of one run.
+/// Number of requests in one run.
 const REQUESTS: usize = 20_000;
-/// Seeds: one run each.
+/// Seeds. There is one run for each.
 const SEEDS: [u64; 3] = [1, 2, 3];
 /// Offered load in percent of the host's memory slices.
 const LOADS: [usize; 3] = [80, 100, 130];
-/// Profiles by position in the order of size, with their weights.
+/// Weights of the profiles, in order of size.
 const MIXES: [(&str, [usize; 5]); 2] = [("mixed", [50, 20, 15, 10, 5]), ("large", [25, 20, 25, 20, 10])];
-/// Models whose plain profiles are requested.
+/// Models, with the profiles that are requested.
 const MODELS: [(&str, [&str; 5]); 2] = [
     ("a100-80", ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]),
     ("h200-141", ["1g.18gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"]),
 ];
 
-/// Small, repeatable random numbers (xorshift).
+/// A small, repeatable random number generator (xorshift).
 struct Dice(u64);
 
 impl Dice {
@@ -47,17 +47,17 @@ impl Dice {
     }
 }
 
-/// A way to choose places.
+/// A strategy for choosing placements.
 trait Strategy {
-    /// Places an instance; `false` when there is no place for it.
+    /// Places an instance. Returns `false` if there is no place for it.
     fn arrive(&mut self, request: usize, profile: &str) -> bool;
     /// Frees the instance of a request.
     fn leave(&mut self, request: usize);
-    /// Instances created so far.
+    /// Returns the number of instances created so far.
     fn created(&self) -> usize;
 }
 
-/// gpush's placement: instances stay after a release and are destroyed only if necessary.
+/// gpush's placement. Instances stay after a release, and are destroyed only if necessary.
 struct Ours {
     host: Host,
     policy: Policy,
@@ -88,7 +88,7 @@ fn uuid(gpu: u32, placement: Placement) -> String {
 impl Strategy for Ours {
     fn arrive(&mut self, request: usize, profile: &str) -> bool {
         let share = WantedShare::Mig(WantedDevice::Profile(profile.to_owned()));
-        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, target: None };
+        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, targets: None };
         let Ok(assignment) = place(&self.host, &wanted, self.policy) else { return false };
         for (gpu, id) in &assignment.destroys {
             let mig = self.mig(*gpu);
@@ -137,7 +137,7 @@ impl Strategy for Ours {
     }
 }
 
-/// The lowest place on the first GPU that has one. Instances are destroyed at once.
+/// First fit: the lowest free placement on the first GPU that has one. Instances are destroyed at once.
 struct FirstFit {
     geometry: Geometry,
     gpus: Vec<BTreeMap<usize, (u32, Placement)>>,
@@ -179,7 +179,8 @@ impl Strategy for FirstFit {
     }
 }
 
-/// The first GPU that has a place; the driver chooses the placement. Instances are destroyed at once.
+/// The driver's choice: the first GPU with room, where the driver chooses the placement. Instances are destroyed at
+/// once.
 struct Driver {
     geometry: Geometry,
     gpus: Vec<Machine>,
@@ -216,7 +217,7 @@ impl Strategy for Driver {
 struct Outcome {
     offered: usize,
     accepted: usize,
-    /// Memory slices leased, summed over arrivals.
+    /// Leased memory slices, summed over arrivals.
     leased: usize,
     created: usize,
 }
@@ -232,7 +233,7 @@ fn run(
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let slices = |name: &str| geometry.named(name).map_or(0, |profile| profile.memory_slices() as usize);
     let total: usize = weights.iter().sum();
-    // One arrival in each step: the mean duration determines the offered load.
+    // There is one arrival in each step, so the mean duration determines the offered load.
     let mean_slices = names.iter().zip(weights).map(|(name, weight)| slices(name) * weight).sum::<usize>();
     let capacity = GPUS as usize * usize::from(geometry.memory_slices);
     let stay = 2 * capacity * load * total / 100 / mean_slices;

@@ -1,11 +1,11 @@
-//! Duration of planning: every state of an A100 and an H100 with every layout, possible or not, and whole hosts
-//! of 64 GPUs.
+//! Measures the duration of planning: every state of an A100 and an H100 with every layout, possible or not, and whole
+//! hosts of 64 GPUs.
 //!
 //! ```text
 //! cargo run --release -p gpush-core --example plan_bench [-- --json]
 //! ```
 //!
-//! Times are wall-clock times of single calls, so that percentiles apply to plans and not to averages. `--json`
+//! Each time is the wall-clock time of a single call, so the percentiles apply to plans and not to averages. `--json`
 //! prints one object for `cargo xtask bench`.
 
 use std::hint::black_box;
@@ -16,11 +16,11 @@ use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::{Entry, Layout};
 use gpush_core::plan::{Target, plan};
 
-/// Attempts for each host, of which the best time counts: planning a host takes long enough to be interrupted
+/// Number of attempts for each host. The best time counts, because planning a host takes long enough to be interrupted
 /// by other processes. Single plans are timed once.
 const HOST_TRIES: usize = 3;
 
-/// Layouts with compute instances: many kinds of GPU instance, many compute instances in one.
+/// Layouts with compute instances: several kinds of GPU instances, and many compute instances in one.
 const SPLITS: [&str; 4] = [
     "1c.2g.20gb*2, 2g.20gb, 1c.2g.20gb@4, 1g.10gb",
     "1c.3g.40gb*3, 2c.3g.40gb, 1c.3g.40gb",
@@ -122,7 +122,7 @@ fn layouts(profiles: &[GpuProfile]) -> Vec<Layout> {
     found
 }
 
-/// Puts a process into every second instance.
+/// Adds a process to every second instance.
 fn busy(instances: &[GpuInstance]) -> Vec<GpuInstance> {
     let process =
         Process { pid: Some(1), uid: None, user: None, command: None, kind: ProcessKind::Compute, memory_mib: None };

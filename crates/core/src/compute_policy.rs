@@ -1,9 +1,9 @@
 //! Parser for `nvidia-smi compute-policy --list`: the time-slice level of each GPU.
 //!
-//! There is no public NVML call for it, and nvidia-smi's output "is not guaranteed to be backwards compatible"
-//! (its manual). So each line is read on its own: a GPU by its index, UUID or PCI address, and a level or the
-//! reason why there is none. Frames, columns and words between them are ignored. A line that cannot be parsed
-//! gives no level: a caller then learns that its GPU is missing.
+//! NVML has no public call for this, and nvidia-smi's output "is not guaranteed to be backwards compatible" (its
+//! manual). So the parser reads each line separately. It looks for a GPU (index, UUID or PCI address) and a level, or
+//! the reason why there is none. It ignores frames, columns and other words. A line that cannot be parsed gives no
+//! level, so the caller sees that the GPU is missing.
 //!
 //! ```text
 //! | GPU     Name           Value        |     a heading: no GPU, no level
@@ -17,7 +17,7 @@ use gpush_api::TimesliceLevel;
 /// A GPU as the output names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Named {
-    /// By nvidia-smi's index: that of NVML's enumeration, not the minor number.
+    /// nvidia-smi's index: the order in which NVML lists the GPUs, not the minor number.
     Index(u32),
     /// `GPU-<uuid>`, in lower case after the prefix.
     Uuid(String),
@@ -26,7 +26,7 @@ pub enum Named {
 }
 
 impl Named {
-    /// Returns whether the GPU with these names is meant.
+    /// Returns whether this is one of the GPU's names.
     #[must_use]
     pub fn is(&self, index: u32, uuid: &str, pci: &str) -> bool {
         match self {
@@ -37,23 +37,23 @@ impl Named {
     }
 }
 
-/// The output for a GPU.
+/// What the output says about a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
     /// Its level.
     Level(TimesliceLevel),
-    /// The part, or its mode, does not support levels.
+    /// The GPU, or its mode, does not support levels.
     Unsupported,
-    /// It could not be read, with nvidia-smi's message: `GPU is lost`.
+    /// nvidia-smi could not read the level; with its message, such as `GPU is lost`.
     Failed(String),
 }
 
-/// Returns the levels in the output, in its order. The text may include standard error.
+/// Returns the levels in the output, in the order of the output. The text may include standard error.
 #[must_use]
 pub fn levels(output: &str) -> Vec<(Named, Told)> {
     let mut found: Vec<(Named, Told)> = Vec::new();
     for (named, told) in output.lines().filter_map(line) {
-        // The first line for a GPU counts, level or reason.
+        // Only the first line for a GPU counts, whether it has a level or a reason.
         if found.iter().all(|(known, _)| *known != named) {
             found.push((named, told));
         }
@@ -61,7 +61,7 @@ pub fn levels(output: &str) -> Vec<(Named, Told)> {
     found
 }
 
-/// Returns the output for one GPU, by any of its names.
+/// Returns what the output says about the GPU with these names.
 #[must_use]
 pub fn level_of<'a>(told: &'a [(Named, Told)], index: u32, uuid: &str, pci: &str) -> Option<&'a Told> {
     told.iter().find(|(named, _)| named.is(index, uuid, pci)).map(|(_, told)| told)

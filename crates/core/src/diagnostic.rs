@@ -1,4 +1,4 @@
-//! Problems of a file: place, cause and fix. The config and mig-parted files use the same form.
+//! Problems in a file: place, cause and fix. The config and mig-parted files use the same form.
 //!
 //! ```text
 //! /etc/gpush/config.toml:3:1: unknown key `libary` in [driver]
@@ -18,13 +18,13 @@ use gpush_api::{ApiError, Code};
 /// One problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The bytes of the file that it concerns.
+    /// The place in the file, in bytes.
     pub span: Range<usize>,
-    /// What is wrong, without a full stop.
+    /// The problem, without a full stop.
     pub message: String,
     /// The fix.
     pub hint: String,
-    /// A related place, with its description.
+    /// A related place and its description.
     pub also: Option<(Range<usize>, String)>,
 }
 
@@ -39,7 +39,8 @@ impl Problem {
     }
 }
 
-/// Returns the text of a file. A problem of a file that is not UTF-8 refers to its lossy form.
+/// Returns the text of a file. If the file is not UTF-8, the error contains the text with replacement characters, and
+/// its span refers to that text.
 #[expect(clippy::result_large_err, reason = "once a file, and mostly not")]
 pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
     let utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
@@ -47,7 +48,7 @@ pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
         if utf16 {
             "it is UTF-16: save it as UTF-8 without a byte order mark"
         } else if bytes[..at].contains(&0) {
-            "it is not a text at all: is this the right file?"
+            "it is not a text file: is this the right file?"
         } else {
             "save the file as UTF-8; `iconv -f latin1 -t utf8` converts an old one"
         }
@@ -56,7 +57,7 @@ pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
         Ok(text) => match bytes.iter().position(|byte| *byte == 0) {
             None => return Ok(text),
             Some(at) => {
-                let what = format!("byte {at} of the file is NUL, which no text has");
+                let what = format!("byte {at} of the file is NUL: this is not a text file");
                 let hint =
                     "is this the right file? UTF-16 without a byte order mark looks like that too: save it as UTF-8";
                 return Err((text.to_owned(), Problem::new(at..at + 1, what, hint)));
@@ -75,7 +76,7 @@ pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
 /// The kind of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Document {
-    /// gpushd's config.
+    /// The config of gpushd.
     Config,
     /// A mig-parted file.
     MigParted,
@@ -90,7 +91,7 @@ pub struct FileErrors {
     problems: Vec<Problem>,
 }
 
-/// A problem with its place in lines and columns, both from 1, columns in characters.
+/// A problem with its line and column. Both count from 1; columns count characters.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Located {
     /// File.
@@ -99,7 +100,7 @@ pub struct Located {
     pub line: usize,
     /// Column.
     pub column: usize,
-    /// What is wrong.
+    /// The problem.
     pub message: String,
     /// The fix.
     pub hint: String,
@@ -140,13 +141,13 @@ impl FileErrors {
 /// Maximum length of a shown source line, in characters.
 const WIDEST: usize = 110;
 
-/// A span of the file in lines and columns.
+/// A span of the file, in lines and columns.
 struct Place<'a> {
     line: usize,
     column: usize,
-    /// The whole line, without its end.
+    /// The whole line, without its line ending.
     content: &'a str,
-    /// Characters of the span on this line; at least 1.
+    /// Number of the span's characters on this line; at least 1.
     width: usize,
 }
 
@@ -171,7 +172,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Returns the shown part of the line, and the span's column in it, from 0.
+    /// Returns the shown part of the line, and the column of the span in that part, counted from 0.
     fn window(&self) -> (String, usize) {
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         let before = self.column - 1;
@@ -231,8 +232,12 @@ impl From<&FileErrors> for ApiError {
             answer = answer.cause(format!("{path}:{line}:{column}: {message} ({hint})"));
         }
         match errors.document {
-            Document::Config => answer.hint(format!("mend the file, then `gpushctl config check {}`", errors.path)),
-            Document::MigParted => answer.hint("mend the file and ask again"),
+            Document::Config => answer.hint(format!(
+                "correct the file, then `gpushctl config check \
+                {}`",
+                errors.path
+            )),
+            Document::MigParted => answer.hint("correct the file, then try again"),
         }
     }
 }

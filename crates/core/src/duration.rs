@@ -6,13 +6,13 @@
 //! | `90`, `0.5` | seconds |
 //! | `2026-12-01T08:00:00Z`, `2026-12-01T08:00+01:00` | a point in time (RFC 3339) |
 //!
-//! Every command and every request takes this notation. jiff reads the units; days have 24 hours.
+//! Every command and every request uses this notation. The crate jiff parses the units; a day has 24 hours.
 
 use std::{fmt, time::Duration};
 
 use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp, civil::DateTime};
 
-/// The longest duration: 52 weeks. Longer ones are typing errors more often than intentions.
+/// The longest duration: 52 weeks. A longer one is probably a typing error.
 pub const LONGEST: Duration = Duration::from_secs(52 * 7 * 86_400);
 
 /// Examples for messages.
@@ -21,15 +21,15 @@ const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d; a bare number is seconds";
 /// Why a text is not a duration or point in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DurationError {
-    /// Neither a duration nor, where one is accepted, a point in time.
+    /// Not a duration; or, where both are accepted, neither a duration nor a point in time.
     Malformed,
-    /// Zero, where something must last.
+    /// Zero, where a positive duration is needed.
     Zero,
     /// Longer than [`LONGEST`].
     TooLong,
-    /// A point in time without a zone.
+    /// A point in time without a time zone.
     NoZone(String),
-    /// A point in time that has passed, where a future one is needed.
+    /// A point in time in the past, where a future one is needed.
     Past(Timestamp),
     /// A point in time in the future, where a past one is needed.
     Future(Timestamp),
@@ -70,30 +70,30 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
 /// Parses a duration longer than zero.
 ///
 /// # Errors
-/// As [`parse`], and for zero.
+/// As [`parse`]. Zero is also an error.
 pub fn parse_positive(text: &str) -> Result<Duration, DurationError> {
     let duration = parse(text)?;
     if duration.is_zero() { Err(DurationError::Zero) } else { Ok(duration) }
 }
 
-/// Whether a text has the form of a duration, whatever its length.
+/// Returns whether a text has the form of a duration. Its length does not matter.
 #[must_use]
 pub fn is_duration(text: &str) -> bool {
     matches!(parse(text), Ok(_) | Err(DurationError::TooLong))
 }
 
-/// A bare number: digits with an optional fraction.
+/// Parses a bare number: digits with an optional fraction.
 fn bare_seconds(text: &str) -> Option<f64> {
     let digits = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     digits.then(|| text.parse().ok()).flatten()
 }
 
-/// Numbers, each with its unit. jiff reads more notations; only this one is accepted.
+/// Parses numbers with units. jiff accepts other notations too; this function refuses them.
 fn with_units(text: &str) -> Result<Duration, DurationError> {
     if !text.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase() || b == b'.') {
         return Err(DurationError::Malformed);
     }
-    // jiff's error for a number beyond its range has no separate type.
+    // jiff has no separate error type for a number that is out of range.
     let digits = text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap_or(0);
     let error = if digits > 9 { DurationError::TooLong } else { DurationError::Malformed };
     let span: Span = text.parse().map_err(|_| error.clone())?;
@@ -102,7 +102,7 @@ fn with_units(text: &str) -> Result<Duration, DurationError> {
     Duration::try_from(duration).map_err(|_| error)
 }
 
-/// Parses when something ends: a duration from `now`, or a future point in time.
+/// Parses an end time: a duration from `now`, or a future point in time.
 ///
 /// # Errors
 /// The text is neither, or the time has passed.
@@ -115,7 +115,7 @@ pub fn parse_end(text: &str, now: Timestamp) -> Result<Timestamp, DurationError>
     }
 }
 
-/// Parses since when: a duration before `now`, or a past point in time.
+/// Parses a start time: a duration before `now`, or a past point in time.
 ///
 /// # Errors
 /// The text is neither, or the time is in the future.
@@ -144,7 +144,7 @@ fn parse_moment(text: &str) -> Result<Moment, DurationError> {
     parse(text).map(Moment::Span)
 }
 
-/// Writes a duration in the notation that [`parse`] reads: `1h 30m` without the space, `0s` for zero.
+/// Formats a duration so that [`parse`] can read it: `1h30m`, and `0s` for zero.
 #[must_use]
 pub fn format(duration: Duration) -> String {
     let seconds = duration.as_secs();

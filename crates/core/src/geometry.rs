@@ -1,16 +1,16 @@
 //! The geometry of one GPU: its profiles, their placements, and their resources.
 //!
-//! The figures are the driver's own (`api::GpuProfile`); this module only prepares them for fast queries: spans
-//! become bit masks, and engine counts become rows that can be added. It is built once per reading. Rules about
+//! The driver reports the figures (`api::GpuProfile`). This module prepares them for fast queries: spans become bit
+//! masks, and engine counts become rows that can be added. gpushd builds the geometry once per reading. The rules about
 //! which instances fit together are in [`crate::plan`].
 
 use gpush_api::{ComputeProfile, Engines, GpuProfile, Placement};
 use gpush_geometry::Model;
 
-/// Maximum number of GPU instances on one GPU, and of compute instances in one GPU instance (NVML).
+/// Maximum number of GPU instances on one GPU, and of compute instances in one GPU instance (from NVML).
 pub const MOST_INSTANCES: usize = 8;
 
-/// Kinds of engine, in the order of the rows that [`engine_row`] makes.
+/// Kinds of engines, in the order of the rows of [`engine_row`].
 pub const ENGINES: [&str; 5] = ["copy", "decoder", "encoder", "jpeg", "ofa"];
 
 /// Engine counts in the order of [`ENGINES`].
@@ -27,12 +27,12 @@ pub fn engine_row(engines: Engines) -> EngineRow {
 pub struct Slices(u32);
 
 impl Slices {
-    /// No slice.
+    /// The empty set.
     pub const NONE: Self = Self(0);
     /// Every possible slice.
     pub const ALL: Self = Self(u32::MAX);
 
-    /// Returns the slices of a span. Slices beyond 31 are cut off: no part has that many.
+    /// Returns the slices of a span. Slices beyond 31 are ignored: no GPU has that many.
     #[must_use]
     pub fn of(span: Placement) -> Self {
         let up_to = |slice: u32| if slice >= u32::BITS { u32::MAX } else { (1 << slice) - 1 };
@@ -40,7 +40,7 @@ impl Slices {
         Self(up_to(start + u32::from(span.size)) & !up_to(start))
     }
 
-    /// Returns whether both have a slice in common.
+    /// Returns whether the sets have a slice in common.
     #[must_use]
     pub fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -53,12 +53,12 @@ impl Slices {
     }
 }
 
-/// A possible place of an instance of some profile.
+/// A possible position of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spot {
-    /// In the driver's form.
+    /// The position in the driver's form.
     pub placement: Placement,
-    /// The same as a set.
+    /// The position as a set of slices.
     pub slices: Slices,
 }
 
@@ -75,10 +75,10 @@ impl Spot {
 pub struct Compute {
     /// The driver's description.
     pub profile: ComputeProfile,
-    /// Possible places, by start.
+    /// Possible positions, by start.
     pub spots: Vec<Spot>,
-    /// Whether the driver reports its placements. If not, the driver chooses the placement and `spots` are a
-    /// guess.
+    /// Whether the driver reports placements for this profile. If not, the driver chooses the placement and `spots` are
+    /// a guess.
     pub placeable: bool,
 }
 
@@ -87,7 +87,7 @@ pub struct Compute {
 pub struct Profile {
     /// The driver's description.
     pub profile: GpuProfile,
-    /// Possible places, by start.
+    /// Possible positions, by start.
     pub spots: Vec<Spot>,
     /// Engines of one instance.
     pub engines: EngineRow,
@@ -104,8 +104,9 @@ impl Profile {
 
     /// Returns the compute instance profile of `Nc.PROFILE`, where N is `slices`.
     ///
-    /// Several profiles can have the same number of slices: a double-memory `1g.20gb` offers `1c.1g.20gb` and
-    /// `1g.20gb` from Hopper on. The name decides; if no profile has it, the number of slices does.
+    /// Several profiles can have the same number of slices: from Hopper on, a double-memory `1g.20gb` offers
+    /// `1c.1g.20gb` and `1g.20gb`. A profile with the right name comes first. If there is none, the number of slices
+    /// decides.
     #[must_use]
     pub fn compute_of(&self, slices: u8) -> Option<&Compute> {
         let name = format!("{slices}c.{}", self.profile.name);
@@ -116,8 +117,8 @@ impl Profile {
         })
     }
 
-    /// Returns the compute instance profile that occupies the whole GPU instance: the one with the same name,
-    /// else the one with as many slices and the most streaming multiprocessors.
+    /// Returns the compute instance profile that occupies the whole GPU instance. This is the one with the same name.
+    /// If there is none, it is the one with as many slices and the most streaming multiprocessors.
     #[must_use]
     pub fn whole(&self) -> Option<&Compute> {
         self.compute.iter().find(|c| c.profile.name == self.profile.name).or_else(|| {
@@ -126,7 +127,7 @@ impl Profile {
         })
     }
 
-    /// Returns the memory slices of the smallest spot.
+    /// Returns the number of memory slices of the smallest spot.
     #[must_use]
     pub fn memory_slices(&self) -> u32 {
         self.spots.iter().map(|s| u32::from(s.placement.size)).min().unwrap_or(0)
@@ -138,18 +139,17 @@ impl Profile {
 pub struct Geometry {
     /// Profiles in the driver's order.
     pub profiles: Vec<Profile>,
-    /// Memory slices of the part.
+    /// Memory slices of the GPU.
     pub memory_slices: u8,
-    /// Compute slices of the part.
+    /// Compute slices of the GPU.
     pub compute_slices: u8,
-    /// Engines of the part. Drivers do not report them: they are computed as the maximum over the profiles of
-    /// what all instances of one profile use.
+    /// Engines of the GPU. The driver does not report them, so they are computed from the profiles. For each profile,
+    /// the engines of its maximum number of instances are added; the largest sum counts.
     pub engines: EngineRow,
 }
 
 impl Geometry {
-    /// Creates the geometry from the driver's profiles. Placements beyond the part's memory slices are left
-    /// out.
+    /// Creates the geometry from the driver's profiles. Placements beyond the GPU's memory slices are ignored.
     #[must_use]
     pub fn new(profiles: &[GpuProfile], memory_slices: u8, compute_slices: u8) -> Self {
         let profiles: Vec<Profile> = profiles.iter().map(|p| profile(p, memory_slices)).collect();
@@ -162,7 +162,7 @@ impl Geometry {
         Self { profiles, memory_slices, compute_slices, engines }
     }
 
-    /// Creates the geometry of a model in the geometry file, for planning without hardware.
+    /// Creates the geometry of a model from the geometry data, for planning without hardware.
     #[must_use]
     pub fn of_model(model: &Model) -> Self {
         Self::new(&profiles_of_model(model), model.memory_slices, model.compute_slices)
@@ -206,7 +206,7 @@ fn compute(profile: ComputeProfile) -> Compute {
     Compute { profile, spots, placeable }
 }
 
-/// Returns the profiles of a model as its driver would describe them.
+/// Returns the profiles of a model in the form in which its driver would report them.
 #[must_use]
 pub fn profiles_of_model(model: &Model) -> Vec<GpuProfile> {
     let spans = |spans: &[(u8, u8)]| spans.iter().map(|&(start, size)| Placement { start, size }).collect();

@@ -1,7 +1,7 @@
 //! Processes that block a reset because they have a GPU open: classification and messages.
 //!
-//! A service that the config permits gpushd to stop does not block. Any other holder does, and the message
-//! names it with a remedy, which differs: stopping a monitor is harmless, stopping a kubelet is not.
+//! A service that the config permits gpushd to stop does not block. Every other holder does, and the message names it
+//! with a remedy. The remedies differ: stopping a monitor is harmless, stopping a kubelet is not.
 
 use gpush_api::{ApiError, Code, Holder, LeaseUse};
 
@@ -10,11 +10,11 @@ use crate::lease::usage;
 /// The remedy for a service that holds a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It may be stopped and started again.
+    /// It may be stopped and restarted.
     Stop,
     /// It runs other users' work.
     Drain,
-    /// It is the host's display.
+    /// It drives the host's display.
     Display,
 }
 
@@ -43,14 +43,14 @@ const KNOWN: &[(&str, Way)] = &[
 /// The service that manages a host's NVSwitches. It takes part in resets and does not block them.
 pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager";
 
-/// Returns the holders that still block when `stopped` services are stopped.
+/// Returns the holders that still block after the `stopped` services have been stopped.
 #[must_use]
 pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
     let stopped = |holder: &Holder| holder.service.as_deref().is_some_and(|service| names(stopped, service));
     found.into_iter().filter(|holder| !stopped(holder) && !is_fabric_manager(holder)).collect()
 }
 
-/// Returns whether a list of services, as in a config, contains one.
+/// Returns whether a list of services from the config contains a service.
 #[must_use]
 pub fn names(services: &[String], service: &str) -> bool {
     services.iter().any(|name| name.strip_suffix(".service").unwrap_or(name) == service)
@@ -60,7 +60,7 @@ fn is_fabric_manager(holder: &Holder) -> bool {
     holder.uid == Some(0) && holder.service.as_deref() == Some(FABRIC_MANAGER)
 }
 
-/// Returns the error for a change of MIG mode that these processes and leases block. `gpu` is the GPU's name in the
+/// Returns the error for a MIG mode change that these processes and leases block. `gpu` is the GPU's name in the
 /// sentence.
 #[must_use]
 pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
@@ -76,7 +76,11 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     let known = |holder: &Holder| holder.service.as_deref().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
     let mut hints: Vec<String> = usage::hint(leases).into_iter().collect();
     if !stops.is_empty() {
-        hints.push(format!("let gpushd stop and start: services = [{}] under [mode_change]", stops.join(", ")));
+        hints.push(format!(
+            "set services = [{}] under [mode_change], so that gpushd stops and starts \
+            them",
+            stops.join(", ")
+        ));
     }
     if let Some(name) = of(Way::Drain) {
         hints.push(format!("drain the node, then stop {name}"));
@@ -85,19 +89,19 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
         hints.push(format!("stop the display: `systemctl stop {name}`"));
     }
     if !holders.iter().all(known) {
-        hints.push("end these processes, then ask again".to_owned());
+        hints.push("end these processes, then try again".to_owned());
     }
     error.hint(hints.join("; ")).retryable()
 }
 
-/// `pid 4711 (alice, python train.py, service x, /dev/nvidia0)`, as far as it is known.
+/// Describes a holder as far as known: `pid 4711 (alice, python train.py, service x, /dev/nvidia0)`.
 #[must_use]
 pub fn words(holder: &Holder) -> String {
     let service = holder.service.as_ref().map(|name| format!("service {name}"));
     let devices = (!holder.devices.is_empty()).then(|| holder.devices.join(" "));
     let parts = [holder.user.clone(), holder.command.clone(), service, devices];
     let about: Vec<String> = parts.into_iter().flatten().collect();
-    // A lease without processes has no pid, and its words as the command.
+    // For a lease without processes, `pid` is `None` and `command` describes the lease.
     if let (None, Some(lease)) = (holder.pid, &holder.command) {
         return lease.clone();
     }

@@ -1,9 +1,9 @@
-//! What each sharing mechanism keeps apart.
+//! What each sharing mechanism isolates.
 //!
-//! One sentence for each rule, which `gpushctl config check` prints, and [`TABLE`], which `gpushctl explain isolation` and
-//! docs/isolation.md show. Sources: NVIDIA's MIG user guide ("Partitioning",
-//! "Compute Instances"), the Multi-Process Service documentation ("Memory Protection", "Error Containment"), and the
-//! documentation of time-slicing in NVIDIA's device plugin for Kubernetes.
+//! `gpushctl config check` prints one sentence for each rule. `gpushctl explain isolation` and docs/isolation.md show
+//! [`TABLE`]. Sources: NVIDIA's MIG user guide ("Partitioning", "Compute Instances"), the Multi-Process Service
+//! documentation ("Memory Protection", "Error Containment"), and the documentation of time-slicing in NVIDIA's device
+//! plugin for Kubernetes.
 
 use gpush_api::{ConfigView, LeaseRequirement, Mode, RuleView};
 
@@ -11,7 +11,7 @@ mod table;
 
 pub use table::{Aspect, Cell, MECHANISMS, Mechanism, SOURCES, Source, TABLE, markdown};
 
-/// Returns what the mechanism of a rule of `config` keeps apart, and what it does not, as one sentence.
+/// Returns one sentence about what the mechanism of a rule of `config` isolates, and what it does not.
 #[must_use]
 pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     let shares_devices = shares_devices(config, rule);
@@ -44,7 +44,7 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     format!("{apart}; {access}")
 }
 
-/// Whether the layout of a rule shares MIG devices through MPS.
+/// Returns whether the layout of a rule shares MIG devices through MPS.
 fn shares_devices(config: &ConfigView, rule: &RuleView) -> bool {
     let shared = |entries: &[String]| entries.iter().any(|entry| entry.ends_with(":mps"));
     match rule.layout.as_deref() {

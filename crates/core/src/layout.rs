@@ -5,19 +5,19 @@
 //! entry   = [Nc.]PROFILE[@START][*COUNT][:mps]      @START and *COUNT in either order
 //! PROFILE = <slices>g.<memory>gb[+suffix|-suffix]
 //!
-//! 3g.40gb          one GPU instance with one compute instance for the whole
+//! 3g.40gb          one GPU instance with one compute instance that occupies all of it
 //! 1g.10gb*2        two of them
 //! 1g.10gb@4        one that starts at memory slice 4
-//! 1c.3g.40gb*3     three one-slice compute instances, packed into as few 3g.40gb as hold them
+//! 1c.3g.40gb*3     three one-slice compute instances, packed into as few 3g.40gb as possible
 //! 1c.1g.20gb       the smaller of the two compute instances that a double-memory 1g offers from Hopper on
 //! 2g.20gb:mps      its MIG device is shared through MPS
-//! none             no instance at all
+//! none             no instances
 //! ```
 //!
-//! Case is ignored, and the canonical form is lower case. This module does not check whether a GPU *has* the
-//! profile: the planner does, for each GPU. An error names the place in the text and suggests a correction. A
-//! layout larger than any GPU is refused here ([`MOST_IN_ALL`], [`LONGEST`]), because any user may send one and
-//! it must not cost much.
+//! Case is ignored, and the canonical form is lower case. This module does not check whether a GPU *has* the profile:
+//! the planner does that for each GPU. An error names the place in the text and suggests a correction. Any user may
+//! send a layout, and parsing it must be cheap. So this module refuses layouts larger than any GPU ([`MOST_IN_ALL`],
+//! [`LONGEST`]).
 
 use std::fmt;
 
@@ -31,17 +31,17 @@ pub use grammar::LayoutError;
 /// The reserved word for the empty layout.
 pub const NONE: &str = "none";
 
-/// The reserved word for layouts whose instances are created on demand by leases. Only config rules have it.
+/// The reserved word for layouts whose instances gpushd creates on demand for leases. Only config rules may use it.
 pub const DYNAMIC: &str = "dynamic";
 
 /// Maximum count of one entry: no GPU has more GPU instances.
 pub const MOST: u8 = 8;
 
-/// Maximum number of entries, and of instances in all entries together: several times what any GPU holds (7 GPU
-/// instances, 8 compute instances in each).
+/// Maximum number of entries, and of instances in all entries together. This is more than any GPU can have: 7 GPU
+/// instances with up to 8 compute instances each.
 pub const MOST_IN_ALL: usize = 64;
 
-/// Maximum length of a layout in bytes, all its texts together.
+/// Maximum total length of a layout's texts, in bytes.
 pub const LONGEST: usize = 4096;
 
 /// How the MIG devices of an entry are shared.
@@ -54,16 +54,16 @@ pub enum Share {
 /// One entry of a layout.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// Compute slices of the compute instance, as written: the 1 of `1c.3g.40gb`; `None` for the compute
-    /// instance that occupies the whole GPU instance.
+    /// Compute slices of the compute instance, as written: the 1 of `1c.3g.40gb`. `None` for a compute instance that
+    /// occupies the whole GPU instance.
     pub compute_slices: Option<u8>,
     /// GPU instance profile, `3g.40gb`.
     pub profile: String,
-    /// Start in memory slices, if it is fixed.
+    /// Start in memory slices, if the user fixed it.
     pub start: Option<u8>,
     /// Number of instances; at least 1.
     pub count: u8,
-    /// Sharing of the MIG device.
+    /// How the MIG device is shared, if it is.
     pub share: Option<Share>,
 }
 
@@ -75,7 +75,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the reserved layout `none`: idle instances are destroyed, none is created.
+    /// Returns the reserved layout `none`: gpushd destroys idle instances and creates none.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
@@ -98,15 +98,15 @@ impl Layout {
     /// Parses a layout from a list of texts, each with one or more entries separated by commas.
     ///
     /// # Errors
-    /// The first problem, with its text and its place there.
+    /// The first problem, with its text and its place in that text.
     pub fn parse_list<S: AsRef<str>>(texts: &[S]) -> Result<Self, LayoutError> {
         grammar::layout(texts).map_err(|mut errors| errors.swap_remove(0))
     }
 
-    /// As [`Layout::parse_list`], but reports all problems at once; never an empty list.
+    /// Parses like [`Layout::parse_list`], but reports all problems at once.
     ///
     /// # Errors
-    /// All problems, in order.
+    /// All problems, in order; never an empty list.
     pub fn parse_all<S: AsRef<str>>(texts: &[S]) -> Result<Self, Vec<LayoutError>> {
         grammar::layout(texts)
     }
@@ -127,8 +127,8 @@ impl Layout {
     }
 }
 
-/// Returns the meaning of a text given for a layout: a name, or entries. Names begin with a letter and contain
-/// no punctuation of entries, so there is no ambiguity.
+/// Returns whether a text names a layout or lists entries. Names begin with a letter and entries with a digit, so there
+/// is no ambiguity.
 #[must_use]
 pub fn source_of(text: &str) -> LayoutSource {
     let text = text.trim();

@@ -1,4 +1,4 @@
-//! The decisions of gpush, as pure functions: no I/O, no async, no NVML.
+//! gpush's decisions as pure functions: no I/O, no async, no NVML.
 
 pub mod compute_policy;
 pub mod config;
@@ -19,6 +19,7 @@ pub mod quote;
 pub mod refusal;
 pub mod selector;
 pub mod sharing;
+pub mod slurm;
 pub mod step;
 pub mod supervisor;
 pub mod turns;

@@ -1,9 +1,8 @@
 //! Hosts for offline planning: presets, and hosts saved by `gpushctl gpu list --json`.
 //!
-//! `gpushctl mig plan` and `config check` can answer for another machine. Its GPUs come from a preset, which
-//! the simulator has too, or from a file written on a real host. A preset GPU has MIG on, no instances, and a
-//! UUID of the form `GPU-00000000-…`, which no real GPU has, so that an answer about a preset is never mistaken
-//! for one about a host.
+//! `gpushctl mig plan` and `config check` can plan for another host. Its GPUs come from a preset, which the simulator
+//! has too, or from a file written on a real host. A preset GPU has MIG on, no instances, and a UUID of the form
+//! `GPU-00000000-…`. No real GPU has such a UUID, so users cannot confuse a preset with a real host.
 
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
 /// Returns the GPUs of a preset.
 ///
 /// # Errors
-/// If there is no preset of that name; the error lists them.
+/// No preset has this name. The error lists the presets.
 pub fn gpus(name: &str) -> Result<Vec<Gpu>, ApiError> {
     let Some(preset) = PRESETS.iter().find(|preset| preset.name.eq_ignore_ascii_case(name)) else {
         let known: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
@@ -109,7 +108,7 @@ pub fn architecture(of: gpush_geometry::Architecture) -> Architecture {
     }
 }
 
-/// Converts a profile of the geometry data to a driver's description.
+/// Converts a profile of the geometry data to the form of the driver's report.
 #[must_use]
 pub fn profile(of: &gpush_geometry::GpuProfile) -> GpuProfile {
     let engines = of.engines;
@@ -151,21 +150,21 @@ fn placements(of: &[(u8, u8)]) -> Vec<Placement> {
     of.iter().map(|&(start, size)| Placement { start, size }).collect()
 }
 
-/// Maximum size of a saved state, in bytes: a thousand times that of a host with 8 GPUs.
+/// Maximum size of a saved host in bytes: about a thousand times that of a host with 8 GPUs.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Reads the output of `gpushctl gpu list --json` (or `gpu show --json`) from a host. `source` is the file's
-/// name, for errors.
+/// Reads a host from the output of `gpushctl gpu list --json` or `gpu show --json`. `source` is the file's name, for
+/// errors.
 ///
 /// # Errors
-/// If the file has another format or impossible values; then none of it is used.
+/// The file has another format or contains impossible values. No part of it is used then.
 pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
     let again = "write it again on the host with `gpushctl gpu list --json > FILE`";
     let wrong = |cause: String| {
         ApiError::new(Code::BadRequest, format!("{source} is not a saved state of a host")).cause(cause).hint(again)
     };
     if bytes.len() > MOST_BYTES {
-        return Err(wrong(format!("it has {} bytes, more than the {MOST_BYTES} that are read", bytes.len())));
+        return Err(wrong(format!("it has {} bytes; the limit is {MOST_BYTES}", bytes.len())));
     }
     let text = std::str::from_utf8(bytes)
         .map_err(|error| wrong(format!("it is not UTF-8: byte {} can't be read", error.valid_up_to())))?;
@@ -189,7 +188,7 @@ pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
     Ok(gpus)
 }
 
-/// Refuses figures that no driver reports: the planner relies on spans that end within the part.
+/// Refuses values that no driver reports. The planner needs spans that end within the GPU.
 fn possible(gpu: &Gpu) -> Result<(), String> {
     let Some(mig) = &gpu.mig else { return Ok(()) };
     if mig.profiles.is_empty() {
@@ -200,11 +199,15 @@ fn possible(gpu: &Gpu) -> Result<(), String> {
         if of.size > 0 && end <= u32::from(slices) {
             Ok(())
         } else {
-            Err(format!("{what} takes slices {} to {end}, and the part has {slices}", of.start))
+            Err(format!("{what} takes slices {} to {end}, but the GPU has {slices}", of.start))
         }
     };
     if !(1..=MOST_SLICES).contains(&mig.memory_slices) || !(1..=MOST_SLICES).contains(&mig.compute_slices) {
-        return Err(format!("{} memory and {} compute slices can't be", mig.memory_slices, mig.compute_slices));
+        return Err(format!(
+            "no GPU has {} memory slices and {} compute \
+            slices",
+            mig.memory_slices, mig.compute_slices
+        ));
     }
     for profile in mig.profiles.iter() {
         for placement in &profile.placements {
@@ -233,7 +236,7 @@ fn possible(gpu: &Gpu) -> Result<(), String> {
     Ok(())
 }
 
-/// More slices than any present or likely part has; limits the values in a saved file.
+/// Upper limit for slices in a saved file. No present or likely GPU has that many.
 const MOST_SLICES: u8 = 64;
 
 #[cfg(test)]
@@ -297,7 +300,7 @@ mod tests {
                 }),
                 "slices 255 to 510",
             ),
-            ("no slices", changed(&|h| h[0].mig.as_mut().unwrap().memory_slices = 0), "can't be"),
+            ("no slices", changed(&|h| h[0].mig.as_mut().unwrap().memory_slices = 0), "no GPU has"),
         ];
         for (what, bytes, says) in &cases {
             let error = saved(bytes, "host.json").expect_err(what);

@@ -1,7 +1,7 @@
-//! Foreign text in messages: in backticks, on one line, of limited length.
+//! Text from users in messages: in backticks, on one line, with limited length.
 //!
-//! Almost every error repeats the user's input. Characters that control or deceive a terminal
-//! ([`gpush_api::text`]) must not reach a terminal or a log, and long pasted text must not hide the message.
+//! Almost every error repeats the user's input. Characters that control or deceive a terminal ([`gpush_api::text`])
+//! must not reach a terminal or a log. Long pasted text must not hide the message.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use gpush_api::text::is_plain;
 /// Maximum length in characters.
 const MOST: usize = 80;
 
-/// Shows a text in backticks, with special characters escaped, cut at 80 characters.
+/// A text in backticks, with special characters escaped, cut at 80 characters.
 #[derive(Debug, Clone, Copy)]
 pub struct Quoted<'a>(pub &'a str);
 

@@ -1,13 +1,13 @@
 //! Refusals as errors: one sentence with the GPU and the reason, and a hint.
 //!
-//! A refusal is data ([`gpush_api::Refusal`]), so that programs can use it. Only this module converts it to
-//! text, for the agent and for `gpushctl` offline.
+//! A refusal is data ([`gpush_api::Refusal`]), so that programs can use it. Only this module converts refusals to text,
+//! both for gpushd and for `gpushctl` offline.
 
 use gpush_api::{ApiError, Blocker, Code, LeaseUse, Process, Refusal};
 
 use crate::{holders, lease::usage, plan::Beside};
 
-/// Returns the error of a refusal, for the GPU with this index. `gpu` is its name in the sentence, such as `GPU
+/// Returns the error for a refusal about the GPU with this index. `gpu` is the GPU's name in the sentence, such as `GPU
 /// 0 (A100-SXM4-80GB)`.
 #[must_use]
 pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
@@ -36,10 +36,10 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             Code::LayoutImpossible,
             format!("{gpu} has room for at most {most} {profile}; the layout has {wanted}"),
         )
-        .hint(format!("want at most {most}, or a smaller profile: `{profiles}`")),
+        .hint(format!("use at most {most}, or a smaller profile: `{profiles}`")),
         Refusal::TooManySlices { kind, wanted, have } => {
             ApiError::new(Code::LayoutImpossible, format!("the layout needs {wanted} {kind} slices, {gpu} has {have}"))
-                .hint(format!("want fewer or smaller instances: `{profiles}` shows the slices of each profile"))
+                .hint(format!("use fewer or smaller instances: `{profiles}` shows the slices of each profile"))
         }
         Refusal::NoEngine { engine, wanted, have } => ApiError::new(
             Code::LayoutImpossible,
@@ -48,32 +48,33 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         .hint(format!("use profiles without that engine: `{profiles}` shows the engines of each")),
         Refusal::NoArrangement { entries } => ApiError::new(
             Code::LayoutImpossible,
-            format!("{} can't be placed together on {gpu}, however arranged", list(&counted(entries), "and")),
+            format!("{} cannot be placed together on {gpu}", list(&counted(entries), "and")),
         )
-        .cause("slices and engines would suffice, but the placements that the part allows overlap")
+        .cause("there are enough slices and engines, but in each arrangement some placements overlap")
         .hint(format!("`{profiles}` shows the placements of each profile")),
         Refusal::ComputeDoesNotFit { profile, compute } => ApiError::new(
             Code::LayoutImpossible,
-            format!("on {gpu} the compute instances {} don't fit into {profile}", list(&counted(compute), "and")),
+            format!("on {gpu} the compute instances {} do not fit into {profile}", list(&counted(compute), "and")),
         )
         .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
         Refusal::Blocked { blockers } => blocked(gpu, index, blockers),
         Refusal::Held { holders, leases } => holders::explain(gpu, holders, leases),
         Refusal::MigOff { .. } => in_a_guest(gpu, "on"),
         Refusal::MigOn { .. } => in_a_guest(gpu, "off"),
-        Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))
-            .hint("choose GPUs that have it: `gpushctl gpu list` shows them"),
+        Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} does not support MIG"))
+            .hint("choose GPUs that support it: `gpushctl gpu list` shows them"),
     }
 }
 
-/// Returns how a lost GPU can be recovered.
+/// Returns the hint that says how to recover a lost GPU.
 #[must_use]
 pub fn of_a_lost_one(uuid: &str) -> String {
-    format!("see when with `dmesg | grep -i xid`; then `gpushctl gpu reset {uuid}`, or reboot the host")
+    format!(
+        "find the cause with `dmesg | grep -i xid`; then reset it with `gpushctl gpu reset {uuid}` (administrator), or reboot the host"
+    )
 }
 
-/// Returns the error about a previous layout that is restored only in part. `gpu` is the GPU's name in the
-/// sentence.
+/// Returns the error about a previous layout that was restored only in part. `gpu` is the GPU's name in the sentence.
 #[must_use]
 pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
     let missing: Vec<String> = beside.missing.iter().map(|missing| missing.what.clone()).collect();
@@ -98,7 +99,7 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
         let verb = if behind.len() == 1 { "is" } else { "are" };
         error = error.cause(format!("{} was not restored: {} {verb} in its place", missing.what, list(&behind, "and")));
     }
-    let apply = format!("`gpushctl apply {index}`");
+    let apply = format!("`gpushctl apply {index}` (administrator)");
     match holders_of(&beside.stays).as_slice() {
         [] => error.hint(format!(
             "see who uses it with `gpushctl gpu show {index}`, or `fuser -v /dev/nvidia*`; then apply a layout: {apply}"
@@ -107,7 +108,7 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
     }
 }
 
-/// A passed-through GPU cannot be reset from within its virtual machine.
+/// Explains that a virtual machine cannot reset the GPU that is passed through to it.
 fn in_a_guest(gpu: &str, to: &str) -> ApiError {
     let message = format!("MIG mode of {gpu} cannot be switched {to} here: this host is a virtual machine");
     ApiError::new(Code::Unsupported, message)
@@ -138,14 +139,14 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     }
 }
 
-/// Returns all holders, each once, in the form for a hint: the causes have the details.
+/// Returns each holder once, in a short form for a hint. The causes have the details.
 fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
         let name = match (process.pid, &process.command) {
             (Some(pid), _) => format!("pid {pid}"),
-            // A lease, which the cause names.
-            (None, Some(_)) => "the lease (`gpushctl lease revoke LEASE --reason TEXT --end`)".to_owned(),
+            // A lease. The cause names it.
+            (None, Some(_)) => "the lease".to_owned(),
             (None, None) => "the other processes that use it".to_owned(),
         };
         if !names.contains(&name) {
@@ -153,16 +154,11 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
         }
     }
     names.sort_by_key(|name| !name.starts_with("pid"));
-    if let [one] = names.as_mut_slice()
-        && one.starts_with("whoever")
-    {
-        "what uses it".clone_into(one);
-    }
     names
 }
 
-/// Returns the holders of one instance. If they are hidden from this caller, returns where permitted users can
-/// see them.
+/// Returns the holders of one instance. For holders that the caller may not see, it names the command that shows them
+/// to permitted users.
 fn held_by(blocker: &Blocker, index: u32) -> String {
     let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
     let mut holders: Vec<String> = blocker.leases.iter().map(LeaseUse::to_string).collect();
@@ -176,12 +172,13 @@ fn held_by(blocker: &Blocker, index: u32) -> String {
     list(&holders, "and")
 }
 
-/// `3g.40gb@0`.
+/// Returns profile and start: `3g.40gb@0`.
 fn place(blocker: &Blocker) -> String {
     format!("{}@{}", blocker.profile, blocker.placement.start)
 }
 
-/// `3g.40gb@0 (GPU instance 2, compute instance 0)`, with the compute profile where it has another name.
+/// Returns profile, start and ids: `3g.40gb@0 (GPU instance 2, compute instance 0)`. Includes the compute profile if
+/// its name differs.
 fn instance(blocker: &Blocker) -> String {
     let name = place(blocker);
     match (blocker.ci, &blocker.compute_profile) {
@@ -215,7 +212,7 @@ fn engine_name(engine: &str) -> &str {
     }
 }
 
-/// Merges equal words with their number: `2g.20gb*3`.
+/// Merges equal words and adds their count: `2g.20gb*3`.
 fn counted(words: &[String]) -> Vec<String> {
     let mut counts: Vec<(&String, u32)> = Vec::new();
     for word in words {
@@ -228,7 +225,7 @@ fn counted(words: &[String]) -> Vec<String> {
     counts.into_iter().map(text).collect()
 }
 
-/// `a`, `a or b`, `a, b or c`.
+/// Joins words: `a`, `a or b`, `a, b or c`.
 fn list(words: &[String], last: &str) -> String {
     match words {
         [] => String::new(),

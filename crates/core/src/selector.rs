@@ -1,17 +1,17 @@
-//! Selectors: names of GPUs for users and config rules.
+//! Selectors: how users and config rules name GPUs.
 //!
 //! ```text
 //! 3                     index in this driver session
 //! 0-3                   indexes, both ends included
 //! all                   every GPU
 //! GPU-3ad1…             UUID, or a prefix of one if it is unique
-//! 0000:07:00.0          PCI address; the domain and the function may be left out
+//! 0000:07:00.0          PCI address; the domain and the function are optional
 //! *A100*                product name, `*` and `?` as in a shell, case ignored
 //! A100-SXM4-80GB        product name in full, as `gpushctl status` shows it; the prefix `NVIDIA ` is optional
 //! ```
 //!
-//! A host may lose a GPU, so a rule's selector that matches nothing is not an error. In a command it is an
-//! error, which lists the host's GPUs.
+//! In a config rule, a selector that matches nothing is not an error, because a host may lose a GPU. In a command it is
+//! an error, which lists the host's GPUs.
 
 use std::{
     borrow::Borrow,
@@ -23,27 +23,27 @@ use gpush_api::{ApiError, Code, Gpu};
 
 use crate::quote::Quoted;
 
-/// Maximum number of selectors in one request: several for each GPU of the largest host.
+/// Maximum number of selectors in one request. The largest host needs far fewer.
 pub const MOST: usize = 256;
 
-/// A selection of GPUs.
+/// A selector of GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Selector {
     /// `all`
     All,
-    /// Indexes, both ends included; one index is a range of one.
+    /// Indexes, both ends included. A single index is a range of length one.
     Indexes(u32, u32),
-    /// `GPU-` and a UUID or its prefix in lower case.
+    /// `GPU-` with a UUID or a prefix of one, in lower case.
     Uuid(String),
     /// PCI address.
     Pci {
-        /// Domain; 0 when left out.
+        /// Domain; 0 if omitted.
         domain: u32,
         /// Bus.
         bus: u8,
         /// Device.
         device: u8,
-        /// Function; 0 when left out.
+        /// Function; 0 if omitted.
         function: u8,
     },
     /// Product name with `*` and `?`, in lower case.
@@ -53,7 +53,7 @@ pub enum Selector {
 /// A problem with the text of a selector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SelectorError {
-    /// In one sentence without a full stop.
+    /// The problem in one sentence, without a full stop.
     pub message: String,
     /// The correction.
     pub hint: String,
@@ -100,7 +100,7 @@ impl FromStr for Selector {
             return uuid(rest).ok_or_else(|| {
                 error(
                     format!("{} is not a GPU UUID", Quoted(text)),
-                    "it is GPU- and hexadecimal digits, as `gpushctl gpu list` shows it; the beginning of one will do",
+                    "write GPU- and hexadecimal digits, as `gpushctl gpu list` shows; a unique prefix is enough",
                 )
             });
         }
@@ -114,7 +114,7 @@ impl FromStr for Selector {
             return pci(&lower).ok_or_else(|| {
                 error(
                     format!("{} is not a PCI address", Quoted(text)),
-                    "it is [DOMAIN:]BUS:DEVICE[.FUNCTION] in hexadecimal, such as 0000:07:00.0 or 07:00.0",
+                    "write [DOMAIN:]BUS:DEVICE[.FUNCTION] in hexadecimal, such as 0000:07:00.0 or 07:00.0",
                 )
             });
         }
@@ -192,7 +192,7 @@ impl fmt::Display for Selector {
 }
 
 impl Selector {
-    /// Returns whether it matches this GPU. A UUID prefix matches every GPU with that prefix;
+    /// Returns whether the selector matches this GPU. A UUID prefix matches every GPU with that prefix;
     /// [`Selector::matching`] checks that there is only one.
     #[must_use]
     pub fn names(&self, gpu: &Gpu) -> bool {
@@ -207,14 +207,15 @@ impl Selector {
         }
     }
 
-    /// Returns the positions in `gpus` of the GPUs that it matches; none if it is a prefix of several UUIDs.
+    /// Returns the positions in `gpus` of the GPUs that the selector matches. Returns none for a prefix of several
+    /// UUIDs.
     #[must_use]
     pub fn matching<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Vec<usize> {
         let found: Vec<usize> = (0..gpus.len()).filter(|at| self.names(gpus[*at].borrow())).collect();
         if matches!(self, Self::Uuid(_)) && found.len() > 1 { Vec::new() } else { found }
     }
 
-    /// Returns the first index in it that no GPU has.
+    /// Returns the first index in the selector that no GPU has.
     #[must_use]
     pub fn absent<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Option<u32> {
         match self {
@@ -225,22 +226,22 @@ impl Selector {
         }
     }
 
-    /// Returns whether it is a prefix of several UUIDs.
+    /// Returns whether the selector is a prefix of several UUIDs.
     #[must_use]
     pub fn is_ambiguous<G: Borrow<Gpu>>(&self, gpus: &[G]) -> bool {
         matches!(self, Self::Uuid(_)) && gpus.iter().filter(|gpu| self.names((*gpu).borrow())).count() > 1
     }
 
-    /// Returns the positions in `gpus` that any of the texts matches, ascending and without repetition. A text
-    /// may contain several selectors separated by commas.
+    /// Returns the positions in `gpus` that any of the texts matches, ascending and without repetition. A text may
+    /// contain several selectors separated by commas.
     ///
     /// # Errors
-    /// A text that is not a selector, or that matches no GPU; the error lists the GPUs. Or more than [`MOST`]
-    /// selectors: any user of the socket can send texts, and each one is compared with every GPU.
+    /// A text is not a selector, or matches no GPU; the error lists the GPUs. More than [`MOST`] selectors are also an
+    /// error: any user can send them, and each one is compared with every GPU.
     pub fn resolve<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Result<Vec<usize>, ApiError> {
         let count: usize = texts.iter().map(|text| 1 + text.as_ref().matches(',').count()).sum();
         if count > MOST {
-            let message = format!("{count} GPU selectors are too many: at most {MOST} are taken at once");
+            let message = format!("{count} GPU selectors are too many: the limit is {MOST}");
             return Err(ApiError::new(Code::BadRequest, message)
                 .hint("name many GPUs by a range (0-63), by product name (*A100*), or as `all`"));
         }
@@ -256,7 +257,7 @@ impl Selector {
         Ok(found)
     }
 
-    /// Returns the first index in the texts that no GPU has; ignores texts that are not selectors.
+    /// Returns the first index in the texts that no GPU has. Ignores texts that are not selectors.
     #[must_use]
     pub fn first_absent<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Option<u32> {
         let parts = texts.iter().flat_map(|text| text.as_ref().split(','));
@@ -312,12 +313,12 @@ fn no_gpu(index: u32) -> String {
     format!("no GPU {index}")
 }
 
-/// Lists the GPUs in one sentence, with runs of equal ones together.
+/// Lists the GPUs in one sentence, and groups consecutive equal ones.
 #[must_use]
 pub fn inventory<G: Borrow<Gpu>>(gpus: &[G]) -> String {
     let gpus: Vec<&Gpu> = gpus.iter().map(Borrow::borrow).collect();
     let mut text = match gpus.len() {
-        0 => return "this host shows no GPU".to_owned(),
+        0 => return "the driver shows no GPU on this host".to_owned(),
         1 => "there is one GPU:".to_owned(),
         n => format!("there are {n} GPUs:"),
     };
@@ -343,8 +344,7 @@ pub fn inventory<G: Borrow<Gpu>>(gpus: &[G]) -> String {
     text
 }
 
-/// Returns whether a product name matches. The manufacturer's name at its beginning, which users omit, is
-/// optional.
+/// Returns whether a product name matches. The prefix `NVIDIA ` is optional, because users omit it.
 fn is_model(glob: &str, name: &str) -> bool {
     let bare = |text: &'_ str| text.strip_prefix("nvidia ").unwrap_or(text).to_owned();
     if glob.contains(['*', '?']) {

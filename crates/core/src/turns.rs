@@ -1,13 +1,13 @@
-//! Which GPUs have time-slicing settings, and which changes they need.
+//! Which GPUs need time-slicing settings, and how their level must change.
 //!
 //! ```text
-//! rule of mode timeslice, GPU without MIG, usable ────► Keep: its level and compute mode are maintained
+//! rule of mode timeslice, GPU without MIG, usable ────► Keep: gpushd maintains its level and compute mode
 //!    …, MIG mode on or pending ───────────────────────► Wait: drift names the obstacle
-//! any other rule, or none ────────────────────────────► LetGo: earlier settings are restored
-//! lost, unknown, held, changing, maintenance, stale ──► Wait: its state is unknown, or another change runs
+//! any other rule, or none ────────────────────────────► LetGo: gpushd restores the earlier settings
+//! lost, unknown, held, changing, maintenance, stale ──► Wait: the state is unknown, or another change runs
 //! ```
 //!
-//! A cordon does not matter here: it blocks new work, and both settings affect only programs that start later.
+//! A cordon has no effect here: it blocks new work, and both settings affect only programs that start later.
 
 use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};
 
@@ -20,11 +20,11 @@ use crate::{
 /// How gpushd treats a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Care {
-    /// It must have the settings of the policy.
+    /// gpushd maintains the settings of the policy.
     Keep(TimeslicePolicy),
-    /// Nothing is changed now.
+    /// gpushd changes nothing now.
     Wait,
-    /// It is not, or no longer, time-sliced.
+    /// The GPU is not time-sliced, or no longer.
     LetGo,
 }
 
@@ -52,13 +52,13 @@ fn of(wish: Wish, gpu: &Gpu) -> Care {
 /// The next action for a level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// It is as desired.
+    /// The level is as desired.
     Nothing,
-    /// It must be set to this level.
+    /// The level must be set. Contains the current level.
     Set(TimesliceLevel),
     /// The GPU does not support levels.
     Unsupported,
-    /// It is unknown, with the reason.
+    /// The level is unknown, with the reason.
     Unknown(String),
 }
 
@@ -69,7 +69,7 @@ pub fn next(wanted: TimesliceLevel, told: Option<&Told>) -> Next {
         Some(Told::Level(level)) if *level == wanted => Next::Nothing,
         Some(Told::Level(level)) => Next::Set(*level),
         Some(Told::Unsupported) => Next::Unsupported,
-        Some(Told::Failed(why)) => Next::Unknown(format!("nvidia-smi says of it: {why}")),
+        Some(Told::Failed(why)) => Next::Unknown(format!("nvidia-smi reports: {why}")),
         None => Next::Unknown("nvidia-smi does not report it".to_owned()),
     }
 }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn usable_gpus_without_mig_are_kept_and_others_let_go() {
+    fn settings_are_kept_on_usable_gpus_without_mig_only() {
         let config = config(TURNS);
         let policy = TimeslicePolicy {
             replicas: 1,

@@ -1,4 +1,4 @@
-//! Plans as users read them: the present instances, the requested ones, and the steps.
+//! Plans as users read them: the current instances, the requested ones, and the steps.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -79,7 +79,7 @@ fn text(plan: &Plan) -> String {
 }
 
 #[test]
-fn plans_as_users_read_them() {
+fn plans_have_the_expected_text() {
     let cases = [
         ("a100-80", "none", "3g.40gb, 2g.20gb, 1g.10gb*2"),
         ("a100-80", "7g.80gb", "3g.40gb, 2g.20gb, 1g.10gb"),
@@ -106,7 +106,7 @@ fn plans_as_users_read_them() {
     insta::assert_snapshot!(texts);
 }
 
-/// A double-memory `1g` offers two compute profiles from Hopper on. Each name means one of them.
+/// From Hopper on, a double-memory `1g` offers two compute profiles. Each name selects one of them.
 #[test]
 fn double_memory_names_mean_different_compute_profiles() {
     let ids = |key: &str, layout: &str| -> Vec<Vec<u32>> {
@@ -114,9 +114,9 @@ fn double_memory_names_mean_different_compute_profiles() {
         target.instances.iter().map(|i| i.compute.iter().map(|c| c.profile_id).collect()).collect()
     };
     assert_eq!(ids("h100-80-sxm", "1g.20gb, 1c.1g.20gb"), [[7], [0]]);
-    // Two of them never share a GPU instance.
+    // Two of them never fit into one GPU instance.
     assert_eq!(ids("h100-80-sxm", "1c.1g.20gb*2"), [[0], [0]]);
-    // Before Hopper there is one profile, and both names mean it.
+    // Before Hopper there is one profile, and both names select it.
     assert_eq!(ids("a100-80", "1g.20gb, 1c.1g.20gb"), [[0], [0]]);
     assert_eq!(ids("h100-80-sxm", "1c.1g.10gb, 3c.3g.40gb"), [[0], [2]]);
 }
@@ -128,14 +128,15 @@ fn double_memory_instances_are_kept_by_their_own_name_only() {
     for (there, other) in [("1c.1g.20gb", "1g.20gb"), ("1g.20gb", "1c.1g.20gb")] {
         let mut instances = standing(&h100, &format!("{there}*4"));
         assert_eq!(entries(&instances)[0], format!("{there}@0"));
-        // In use and requested by its own name, at any placement: nothing to do.
+        // The instances are in use and requested by their own name, at any placement, so there is nothing to do.
         instances.iter_mut().for_each(|i| i.compute[0].processes.push(process()));
         for layout in [format!("{there}*4"), format!("{there}@6,{there}@2,{there}*2")] {
             assert_eq!(text(&plan(&h100, &instances, &resolve(&h100, &layout)).unwrap()), "keeps [1, 2, 3, 4]\n");
         }
         let exact = Layout::parse_list(&entries(&instances)).unwrap();
         assert!(plan(&h100, &instances, &Target::resolve(&h100, &exact).unwrap()).unwrap().steps.is_empty());
-        // Requested by the other name: blocked while in use, replaced within its GPU instance when idle.
+        // Requested by the other name, an instance in use blocks the plan, and an idle one is replaced within its GPU
+        // instance.
         let target = resolve(&h100, &format!("{other}, {there}*3"));
         assert!(matches!(plan(&h100, &instances, &target), Err(Refusal::Blocked { blockers }) if blockers.len() == 1));
         instances[2].compute[0].processes.clear();
@@ -155,7 +156,8 @@ fn packing_uses_fewest_gpu_instances() {
     assert_eq!(packed("1c.3g.40gb*4"), [vec!["1c.3g.40gb"; 3], vec!["1c.3g.40gb"]]);
     // First fit alone would need a third GPU instance, but only two fit.
     assert_eq!(packed("1c.3g.40gb*2, 2c.3g.40gb*2"), [["1c.3g.40gb", "2c.3g.40gb"]; 2]);
-    // Another start is another GPU instance; a compute instance for the whole shares none.
+    // A different start means a different GPU instance. A compute instance that occupies a whole GPU instance does not
+    // share it.
     assert_eq!(packed("1c.3g.40gb@0, 1c.3g.40gb@4").len(), 2);
     assert_eq!(packed("3c.3g.40gb, 1c.3g.40gb"), [["3g.40gb"], ["1c.3g.40gb"]]);
     // The order of the layout is kept.
@@ -180,13 +182,12 @@ fn held_instances_are_kept_even_at_higher_cost() {
     let geometry = geometry("a100-80");
     let instances = standing(&geometry, "3g.40gb@0, 1g.10gb@4, 1g.10gb@6");
     let target = resolve(&geometry, "3g.40gb@4");
-    // The 3g.40gb cannot stay, with or without a lease.
+    // The 3g.40gb cannot stay, with or without holds.
     let mut holds = Holds::default();
     holds.add_gpu_instance(1);
     assert!(plan_around(&geometry, &instances, &target, &holds).is_ok());
 
-    // One of the two small ones must be destroyed. Without holds, it is the one whose placement leaves less
-    // room.
+    // One of the two small instances must be destroyed. Without holds, it is the one whose placement leaves less room.
     let target = resolve(&geometry, "4g.40gb, 1g.10gb");
     assert_eq!(plan(&geometry, &instances, &target).unwrap().keeps, [3]);
     let mut holds = Holds::default();
@@ -233,7 +234,7 @@ fn driver_without_ci_placements_gets_none() {
     let exact = Target::of_instances(&geometry, &instances);
     assert!(plan(&geometry, &instances, &exact).unwrap().steps.is_empty());
 
-    // The same if it has not reported the placements of a profile.
+    // The same holds if it has not reported the placements of a profile.
     let model = gpush_geometry::model("a100-80").unwrap();
     let mut bare = profiles_of_model(&model);
     bare.iter_mut().flat_map(|p| &mut p.compute).for_each(|c| c.placements.clear());
@@ -274,7 +275,7 @@ fn impossible_states_and_figures_never_panic() {
     assert!(plan(&empty, &[], &Target::default()).unwrap().steps.is_empty());
     assert!(plan(&empty, &[], &resolve(&geometry, "7g.80gb")).is_err());
     assert!(Target::resolve(&empty, &Layout::parse("1g.10gb").unwrap()).is_err());
-    // Larger than the grammar permits: the planner itself handles it too.
+    // This is larger than the grammar allows, but the planner handles it too.
     for (entry, count) in [("1c.3g.40gb*8", 40), ("1g.10gb*8", 200)] {
         let entries = vec![Layout::parse(entry).unwrap().entries.remove(0); count];
         assert!(Target::resolve(&geometry, &Layout { entries }).is_err(), "{entry}");
@@ -299,7 +300,7 @@ fn previous_layout_is_restored_around_instances_in_use() {
     for (before, now) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|now| (*before, now))) {
         let previous = standing(&a100, before);
         let count: usize = standing(&a100, now).iter().map(|i| i.compute.len()).sum();
-        // Each subset of the compute instances is in use.
+        // Try each subset of the compute instances as those in use.
         for users in 0..1_u32 << count {
             let mut instances = standing(&a100, now);
             for (n, compute) in instances.iter_mut().flat_map(|i| &mut i.compute).enumerate() {
@@ -351,7 +352,7 @@ fn only_cis_in_use_stay_in_a_previous_gpu_instance() {
     now[0].compute[1 - small].processes.push(process());
     let found = beside(&a100, &now, &previous, |_| false);
     assert_eq!((found.stays.len(), found.missing.len()), (1, 2), "{found:?}");
-    // If it is untouchable, it stays unchanged.
+    // If the instance is untouchable, it stays unchanged.
     let found = beside(&a100, &now, &previous, |_| true);
     assert_eq!(found.target.instances[0].compute.len(), 2, "{found:?}");
 }
@@ -364,7 +365,7 @@ fn foreign_instances_are_recognised_at_every_step() {
         let previous = standing(&a100, before);
         let steps = plan(&a100, &previous, &resolve(&a100, after)).unwrap().steps;
         let end = outcome(&previous, &steps);
-        // Continued from any step, it leads to the same placements.
+        // A plan from any intermediate state leads to the same placements.
         let pinned = Target::resolve(&a100, &Layout::parse_list(&entries(&end)).unwrap()).unwrap();
         for taken in 0..=steps.len() {
             let now = outcome(&previous, &steps[..taken]);
@@ -379,7 +380,7 @@ fn foreign_instances_are_recognised_at_every_step() {
             if taken == steps.len() {
                 assert_eq!(rest, [], "{before} to {after}");
             }
-            // Instances that another program creates there are foreign.
+            // Instances that another program creates are foreign.
             for layout in LAYOUTS {
                 for mut other in standing(&a100, layout) {
                     other.id = 77;

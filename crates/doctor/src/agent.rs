@@ -4,19 +4,19 @@ use gpush_api::ApiError;
 
 use crate::{Area, Finding, Host};
 
-/// Sockets of the system's service.
+/// Sockets of the system service.
 const SOCKETS: [&str; 2] = ["run/gpush/gpushd.sock", "run/gpush/admin.sock"];
 
-/// What gpushd answered.
+/// The result of asking gpushd.
 #[derive(Debug, Clone)]
 pub enum Agent {
-    /// No answer, and why.
+    /// gpushd did not answer, with the error.
     Unreachable(ApiError),
-    /// It answered.
+    /// gpushd answered.
     Reached {
         /// Version of gpushd.
         version: String,
-        /// Version of the caller, which came from the same package.
+        /// Version of the calling program. Its package also contains gpushd.
         own: String,
         /// The errors in gpushd's health; empty when it is healthy.
         troubles: Vec<ApiError>,
@@ -27,7 +27,7 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
     let mut findings = Vec::new();
     match agent {
         Agent::Unreachable(error) => {
-            let hint = error.hint.clone().unwrap_or_else(|| "look at `systemctl status gpushd`".to_owned());
+            let hint = error.hint.clone().unwrap_or_else(|| "see `systemctl status gpushd`".to_owned());
             let finding = Finding::problem(Area::Agent, error.message.clone(), hint);
             findings.push(error.causes.iter().cloned().fold(finding, Finding::cause));
         }
@@ -36,11 +36,11 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
                 findings.push(Finding::ok(Area::Agent, format!("gpushd {version} answers")));
             } else {
                 let message = format!("gpushd has version {version} and gpushctl {own}");
-                let hint = "restart the agent with `systemctl restart gpushd`: no program of a user ends by that";
+                let hint = "restart the agent with `systemctl restart gpushd`: programs of users continue";
                 findings.push(Finding::warning(Area::Agent, message, hint));
             }
             findings.extend(troubles.iter().map(|trouble| {
-                let hint = trouble.hint.clone().unwrap_or_else(|| "look at `gpushctl status`".to_owned());
+                let hint = trouble.hint.clone().unwrap_or_else(|| "see `gpushctl status`".to_owned());
                 let finding = Finding::warning(Area::Agent, trouble.message.clone(), hint);
                 trouble.causes.iter().cloned().fold(finding, Finding::cause)
             }));

@@ -1,4 +1,4 @@
-//! The config file: valid, and writable by root alone.
+//! The config file: whether it is valid, and whether only root can write it.
 
 use std::{fs, os::unix::fs::MetadataExt};
 
@@ -6,7 +6,7 @@ use gpush_core::config::Config;
 
 use crate::{Area, Finding, Host};
 
-/// Config file of the system's service.
+/// Config file of the system service.
 const PATH: &str = "/etc/gpush/config.toml";
 
 /// Returns the config with findings about it. Without a readable config, returns the defaults.

@@ -1,4 +1,4 @@
-//! Device nodes of the driver, and who may open them.
+//! Device nodes of the driver, and which users may open them.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -12,8 +12,8 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     let gpus = host.names("proc/driver/nvidia/gpus").len();
     let is_gpu = |name: &String| name.strip_prefix("nvidia").is_some_and(|minor| minor.parse::<u32>().is_ok());
     let mut nodes: Vec<String> = host.names("dev").into_iter().filter(is_gpu).collect();
-    let create = "create them with `nvidia-modprobe -c 0 -u`, then `systemctl restart gpushd`: a unit's sandbox \
-                  shows no node that is newer than the unit";
+    let create = "create them with `nvidia-modprobe -c 0 -u`, then `systemctl restart gpushd`, which sees only \
+        device nodes that exist when it starts";
     if !host.has("dev/nvidiactl") {
         findings.push(Finding::problem(Area::Devices, "/dev/nvidiactl is missing", create));
     } else if nodes.len() < gpus {
@@ -37,8 +37,13 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     let closed: Vec<String> = nodes.iter().filter(|name| !is_open_to_all(host, name)).cloned().collect();
     if !closed.is_empty() {
         let message = "not every user may open the GPUs' device nodes";
-        let hint = "if that is not meant, set NVreg_DeviceFileMode=0666 for the module nvidia in /etc/modprobe.d";
-        findings.push(Finding::warning(Area::Devices, message, hint).cause(format!("closed: {}", closed.join(", "))));
+        let hint = "to open them to all users, set NVreg_DeviceFileMode=0666 for the module nvidia in \
+            /etc/modprobe.d";
+        findings.push(Finding::warning(Area::Devices, message, hint).cause(format!(
+            "closed to other users: \
+            {}",
+            closed.join(", ")
+        )));
     }
     if findings.is_empty() {
         findings.push(Finding::ok(Area::Devices, format!("{gpus} GPUs with their device nodes, open to all users")));
@@ -46,7 +51,8 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     findings
 }
 
-/// Returns whether all users may read and write a device node. A missing node is the subject of another check.
+/// Returns whether all users may read and write a device node. Returns `true` for a missing node, which another check
+/// reports.
 fn is_open_to_all(host: &Host, name: &str) -> bool {
     fs::metadata(host.path("dev").join(name)).map_or(true, |meta| meta.permissions().mode() & 0o006 == 0o006)
 }

@@ -1,4 +1,4 @@
-//! Free space where gpushd records what must survive.
+//! Free space where gpushd stores its database.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::{Area, Finding, Host};
 
 const DIRECTORY: &str = "/var/lib/gpush";
 
-/// Free space from which there is no finding, MiB: the database, its log and the reserve fit several times.
+/// Free space in MiB that is enough for the database, its log and the reserve several times over.
 const ENOUGH_MIB: u64 = 64;
 
 /// Free space below which gpushd will soon refuse changes, MiB.
@@ -19,7 +19,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
         Ok(found) => vec![judge(found.blocks_available().saturating_mul(found.fragment_size()) >> 20)],
         Err(error) => {
             let message = format!("the free space of {DIRECTORY} is unknown");
-            vec![Finding::warning(Area::Disk, message, format!("look at `df {DIRECTORY}`")).cause(error.to_string())]
+            vec![Finding::warning(Area::Disk, message, format!("see `df {DIRECTORY}`")).cause(error.to_string())]
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The NVIDIA driver: its kernel module and its library, which must have one version.
+//! The NVIDIA driver: its kernel module and its library, which must have the same version.
 
 use std::path::PathBuf;
 
@@ -52,7 +52,7 @@ fn module_finding(host: &Host, version: Option<&str>) -> Finding {
     Finding::problem(Area::Driver, "NVIDIA's kernel module is not loaded", hint)
 }
 
-/// Version of the loaded kernel module.
+/// Returns the version of the loaded kernel module.
 pub(crate) fn module_version(host: &Host) -> Option<String> {
     if let Some(version) = host.read("sys/module/nvidia/version") {
         return Some(version);
@@ -72,7 +72,7 @@ fn library(host: &Host, name: &str) -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.exists())
 }
 
-/// The library's file name ends with its version: `libnvidia-ml.so.550.163.01`.
+/// Returns the version at the end of the library's file name: `libnvidia-ml.so.550.163.01`.
 fn library_version(path: &std::path::Path) -> Option<String> {
     let file = path.canonicalize().ok()?;
     let version = file.file_name()?.to_str()?.split(".so.").nth(1)?.to_owned();

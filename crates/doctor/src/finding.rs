@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::Serialize;
 
-/// A part of the host that is examined.
+/// An examined part of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Area {
@@ -26,11 +26,13 @@ pub enum Area {
     Disk,
     /// SELinux and AppArmor.
     Security,
+    /// Slurm.
+    Slurm,
 }
 
 impl Area {
-    /// All areas, in the order in which a person mends them.
-    pub const ALL: [Self; 9] = [
+    /// All areas, in the order in which to solve their problems.
+    pub const ALL: [Self; 10] = [
         Self::Floor,
         Self::Driver,
         Self::Devices,
@@ -40,9 +42,10 @@ impl Area {
         Self::Config,
         Self::Disk,
         Self::Security,
+        Self::Slurm,
     ];
 
-    /// Its name, as `--only` takes it.
+    /// Returns the area's name, as `--only` takes it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -55,6 +58,7 @@ impl Area {
             Self::Config => "config",
             Self::Disk => "disk",
             Self::Security => "security",
+            Self::Slurm => "slurm",
         }
     }
 }
@@ -77,13 +81,13 @@ impl FromStr for Area {
     }
 }
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// As gpush needs it.
     Ok,
-    /// gpush works; something else may not.
+    /// gpush works, but something else may not.
     Warning,
     /// Something that gpush offers does not work.
     Problem,
@@ -104,33 +108,33 @@ impl fmt::Display for Severity {
 pub struct Finding {
     /// Part of the host.
     pub area: Area,
-    /// How bad it is.
+    /// Severity.
     pub severity: Severity,
-    /// What was found, in one clause.
+    /// The finding, in one clause.
     pub message: String,
-    /// Facts behind it.
+    /// Facts that explain it.
     pub causes: Vec<String>,
-    /// What to do, with a command; `None` when all is well.
+    /// The solution, with a command; `None` when there is no problem.
     pub hint: Option<String>,
 }
 
 impl Finding {
-    /// A finding that all is well.
+    /// Creates a finding without a problem.
     pub(crate) fn ok(area: Area, message: impl Into<String>) -> Self {
         Self { area, severity: Severity::Ok, message: message.into(), causes: Vec::new(), hint: None }
     }
 
-    /// Something that does not keep gpush from working.
+    /// Creates a finding that does not prevent gpush from working.
     pub(crate) fn warning(area: Area, message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, hint: Some(hint.into()), ..Self::ok(area, message) }
     }
 
-    /// Something that keeps gpush from working.
+    /// Creates a finding that prevents gpush from working.
     pub(crate) fn problem(area: Area, message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { severity: Severity::Problem, hint: Some(hint.into()), ..Self::ok(area, message) }
     }
 
-    /// The same with a fact behind it.
+    /// Adds a fact that explains the finding.
     #[must_use]
     pub(crate) fn cause(mut self, cause: impl Into<String>) -> Self {
         self.causes.push(cause.into());

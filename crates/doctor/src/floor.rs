@@ -1,11 +1,11 @@
-//! Kernel and systemd: the oldest ones that gpush supports.
+//! Kernel and systemd: checks for the oldest supported versions.
 
 use crate::{Area, Finding, Host};
 
-/// Oldest kernel: pidfd_open came with it.
+/// Oldest supported kernel. It has `pidfd_open`, which gpushd needs.
 const KERNEL: (u32, u32) = (5, 4);
 
-/// Oldest supported systemd: the units use its settings.
+/// Oldest supported systemd. gpush's units use settings that older versions lack.
 const SYSTEMD: u32 = 245;
 
 pub(crate) fn examine(host: &Host) -> Vec<Finding> {
@@ -18,7 +18,7 @@ fn kernel(host: &Host) -> Finding {
     let version = match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
         _ => {
-            let hint = "look at /proc/sys/kernel/osrelease";
+            let hint = "see /proc/sys/kernel/osrelease";
             return Finding::warning(Area::Floor, "the version of the kernel is unknown", hint);
         }
     };
@@ -36,7 +36,7 @@ fn kernel(host: &Host) -> Finding {
 fn systemd(host: &Host) -> Finding {
     if !host.has("run/systemd/system") {
         let message = "systemd does not run: MPS daemons are child processes of gpushd";
-        let hint = "see docs/mps.md for what that means; on a host of your own, run gpushd as a systemd service";
+        let hint = "see docs/mps.md for the limits; to avoid them, run gpushd as a systemd service";
         return Finding::warning(Area::Floor, message, hint);
     }
     let said = host.run("usr/bin/systemctl", &["--version"]).unwrap_or_default();
@@ -45,7 +45,7 @@ fn systemd(host: &Host) -> Finding {
         digits.parse::<u32>().ok()
     });
     match version {
-        None => Finding::warning(Area::Floor, "the version of systemd is unknown", "look at `systemctl --version`"),
+        None => Finding::warning(Area::Floor, "the version of systemd is unknown", "see `systemctl --version`"),
         Some(version) if version < SYSTEMD => {
             let message = format!("systemd {version} is too old: gpush needs {SYSTEMD} or later");
             Finding::problem(Area::Floor, message, "install a newer release of the distribution")

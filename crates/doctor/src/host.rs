@@ -1,6 +1,6 @@
 //! Access to the host: files, processes and programs below a root directory.
 //!
-//! The root is `/`, except in tests, which plant faults below another directory.
+//! The root is `/`. Tests use another directory and create faults there.
 
 use std::{
     fs,
@@ -9,10 +9,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Most bytes that are read of a file.
+/// Maximum number of bytes read from a file.
 const MOST: u64 = 64 << 10;
 
-/// The host that is examined.
+/// The examined host.
 #[derive(Debug, Clone)]
 pub struct Host {
     root: PathBuf,
@@ -22,41 +22,41 @@ pub struct Host {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
-    /// Name of its program, of at most 15 bytes.
+    /// Name of the process, at most 15 bytes.
     pub(crate) name: String,
 }
 
 impl Host {
-    /// The host with this root directory.
+    /// Returns the host with this root directory.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// A path of the host, given without the leading `/` or with it.
+    /// Returns a path of the host below the root directory. The leading `/` is optional.
     pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Root directory.
+    /// Returns the root directory.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Text of a file, trimmed, of at most 64 KiB; `None` if it can't be read.
+    /// Returns the trimmed text of a file, at most 64 KiB; `None` if the file can't be read.
     pub(crate) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         let mut bytes = Vec::new();
         fs::File::open(self.path(path)).ok()?.take(MOST).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// Whether a path exists.
+    /// Returns whether a path exists.
     pub(crate) fn has(&self, path: impl AsRef<Path>) -> bool {
         self.path(path).exists()
     }
 
-    /// Names in a directory, sorted; none if it can't be read.
+    /// Returns the sorted names in a directory; empty if it can't be read.
     pub(crate) fn names(&self, directory: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(directory)) else { return Vec::new() };
         let mut names: Vec<String> =
@@ -65,14 +65,14 @@ impl Host {
         names
     }
 
-    /// Standard output of a program of the host; `None` if it can't be run or fails.
+    /// Runs a program of the host and returns its standard output; `None` if it can't be run or fails.
     pub(crate) fn run(&self, program: impl AsRef<Path>, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(self.path(program));
         let output = command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// All processes, by pid.
+    /// Returns all processes, sorted by pid.
     pub(crate) fn processes(&self) -> Vec<Process> {
         let pids = self.names("proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
         let mut processes: Vec<Process> =
@@ -81,7 +81,7 @@ impl Host {
         processes
     }
 
-    /// The value of an environment variable of a process; `None` if it has none, or that can't be read.
+    /// Returns an environment variable of a process; `None` if it is not set or can't be read.
     pub(crate) fn variable(&self, pid: u32, name: &str) -> Option<String> {
         let environment = self.read(format!("proc/{pid}/environ"))?;
         let found = environment.split('\0').find_map(|entry| entry.strip_prefix(name)?.strip_prefix('='));

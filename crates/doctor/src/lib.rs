@@ -1,7 +1,7 @@
-//! Examines a host: finds what keeps gpush from working, and names the command that fixes it.
+//! Examines a host: finds what prevents gpush from working, and names the command that solves it.
 //!
-//! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns findings. Nothing
-//! here changes the host. The examination needs no agent: what the agent answered is an input ([`Agent`]).
+//! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns findings. This crate
+//! never changes the host, and does not connect to gpushd: the caller passes gpushd's answer as an [`Agent`].
 //!
 //! | module | subject |
 //! |---|---|
@@ -9,13 +9,14 @@
 //! | `finding` | areas, findings and their severity |
 //! | `floor` | kernel and systemd |
 //! | `driver` | kernel module and library of the NVIDIA driver |
-//! | `devices` | device nodes and who may open them |
+//! | `devices` | device nodes and which users may open them |
 //! | `mps` | NVIDIA's MPS programs |
 //! | `managers` | other programs that manage or hold the GPUs |
 //! | `agent` | sockets, reachability, version and health of gpushd |
 //! | `config` | the config file |
 //! | `disk` | free space of the state directory |
 //! | `security` | SELinux and AppArmor |
+//! | `slurm` | files of Slurm, and its hooks |
 
 mod agent;
 mod config;
@@ -28,6 +29,7 @@ mod host;
 mod managers;
 mod mps;
 mod security;
+mod slurm;
 
 pub use self::{
     agent::Agent,
@@ -37,7 +39,7 @@ pub use self::{
 
 /// Examines areas of a host, in the order of [`Area::ALL`].
 ///
-/// Without root, what only root can read is left out, and a finding of the area says so.
+/// A caller without root privileges cannot read everything. A finding names each check that is skipped for this reason.
 #[must_use]
 pub fn examine(host: &Host, agent: &Agent, areas: &[Area]) -> Vec<Finding> {
     let (config, mut of_config) = config::examine(host);
@@ -53,6 +55,7 @@ pub fn examine(host: &Host, agent: &Agent, areas: &[Area]) -> Vec<Finding> {
             Area::Config => std::mem::take(&mut of_config),
             Area::Disk => disk::examine(host),
             Area::Security => security::examine(host),
+            Area::Slurm => slurm::examine(host, &config),
         })
         .collect()
 }

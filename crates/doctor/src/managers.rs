@@ -1,4 +1,4 @@
-//! Other programs that manage the GPUs, or hold them open.
+//! Other programs that manage the GPUs or hold them open.
 
 use gpush_host::other_managers;
 
@@ -7,7 +7,7 @@ use crate::{Area, Finding, Host, host::Process};
 /// Directory of the MPS daemons that gpushd supervises.
 const OWN_MPS: &str = "/run/gpush-mps";
 
-/// A program that matters only while it runs: process name, meaning, and hint.
+/// A program that matters only while it runs: process name, message and hint.
 struct Known {
     name: &'static str,
     message: &'static str,
@@ -17,18 +17,20 @@ struct Known {
 const KNOWN: [Known; 3] = [
     Known {
         name: "nv-hostengine",
-        message: "DCGM holds the GPUs open: a change of MIG mode waits for its end",
+        message: "DCGM has the GPUs open, which blocks changes of MIG mode",
         hint: "name its service in `services` of [mode_change], so that gpushd stops and starts it around the change",
     },
     Known {
         name: "nvidia-device-p",
-        message: "the device plugin of Kubernetes hands out GPUs of this host",
-        hint: "give each GPU to one of the two: `mode = \"unmanaged\"` in a rule of gpush, or leave it out of the plugin",
+        message: "the device plugin of Kubernetes assigns GPUs of this host",
+        hint: "let only one of the two manage each GPU: set `mode = \"unmanaged\"` in a rule of gpush, or exclude \
+            it from the plugin",
     },
     Known {
         name: "nvidia-mig-mana",
         message: "a pod of nvidia-mig-manager changes MIG layouts on this host",
-        hint: "remove the label nvidia.com/mig.config of the node, or give gpushd no rule with mode \"mig\"",
+        hint: "remove the label nvidia.com/mig.config of the node, or remove the rules with mode \"mig\" from the \
+            config of gpushd",
     },
 ];
 
@@ -53,7 +55,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     findings
 }
 
-/// MPS control daemons that gpushd did not start.
+/// Reports MPS control daemons that gpushd did not start.
 fn foreign_mps(host: &Host, processes: &[Process]) -> Vec<Finding> {
     let daemons = processes.iter().filter(|process| process.name == "nvidia-cuda-mps");
     let foreign = daemons.filter_map(|daemon| {

@@ -1,4 +1,4 @@
-//! NVIDIA's MPS programs: present, and of the driver's version.
+//! NVIDIA's MPS programs: whether they are installed and have the driver's version.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! A healthy host below a directory, and every finding as a fault that is planted there.
+//! Tests of every finding: each test starts with a healthy host below a directory and plants one fault.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use gpush_api::{ApiError, Code};
 use gpush_doctor::{Agent, Area, Finding, Host, Severity, examine};
 use tempfile::TempDir;
 
-/// A host on which everything is as gpush needs it.
+/// A healthy host in a temporary directory.
 struct Planted(TempDir);
 
 impl Planted {
@@ -68,7 +68,7 @@ impl Planted {
     }
 
     fn examine(&self, agent: &Agent) -> Vec<Finding> {
-        // Files of a test belong to its user; only root's tests can examine owners.
+        // Only tests that run as root can check owners: without root, all files belong to the test's user.
         examine(&Host::at(self.0.path()), agent, &Area::ALL)
     }
 }
@@ -174,7 +174,7 @@ fn every_planted_fault_is_found_with_a_command() {
         (
             Area::Managers,
             Severity::Warning,
-            "DCGM holds the GPUs open",
+            "DCGM has the GPUs open",
             &|h| h.process(7, "nv-hostengine", "", ""),
             reached(),
         ),
@@ -275,7 +275,7 @@ fn every_planted_fault_is_found_with_a_command() {
 }
 
 #[test]
-fn own_mps_daemons_are_not_foreign() {
+fn mps_daemons_of_gpushd_are_not_foreign() {
     let host = Planted::healthy();
     host.process(7, "nvidia-cuda-mps", "0::/gpush.slice/gpush-mps.slice/gpushd-mps@0.service", "");
     host.process(8, "nvidia-cuda-mps", "0::/", "CUDA_MPS_PIPE_DIRECTORY=/run/gpush-mps/0/p1\u{0}");

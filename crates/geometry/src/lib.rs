@@ -1,16 +1,15 @@
 //! MIG geometry as data: the profiles, placements and figures of each GPU model.
 //!
-//! It is a separate crate because the planner (`gpush-core`) and the simulated hardware (`silicon`) both need
-//! the profiles of each model, and must check each other. So they share these *figures* and nothing else: this
-//! crate has no rule about which instances fit together.
+//! The planner (`gpush-core`) and the simulated hardware (`silicon`) both use these figures, and each checks the other.
+//! So they share only the *figures*: this crate has no rules about which instances fit together.
 //!
-//! One JSON file per model under `models/`, one profile per line. Every row has a confidence; `estimated` names
-//! the figures that no public transcript shows. On a real host this data is not used: the driver reports the
-//! part's profiles.
+//! `models/` has one JSON file per model, with one profile per line. Every row has a confidence; `estimated` names the
+//! figures that no public transcript shows. On a real host gpushd does not use this data: the driver reports the GPU's
+//! profiles.
 
 use serde::Deserialize;
 
-/// How well a row is known.
+/// The confidence in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Confidence {
@@ -18,15 +17,15 @@ pub enum Confidence {
     Verified,
     /// Computed from verified rows or from the driver's published source.
     Derived,
-    /// Names or figures not confirmed on hardware, or engines copied from a sibling part.
+    /// Names or figures not confirmed on hardware, or engines copied from a similar GPU.
     Uncertain,
 }
 
-/// GPU generation. It decides how a MIG mode change works and which readings exist.
+/// GPU generation. It determines how a MIG mode change works and which values the driver can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
-    /// Pascal: no MIG, and an MPS without limits for clients.
+    /// Pascal: no MIG; MPS without limits for clients.
     Pascal,
     /// Volta: no MIG, no time-slice levels.
     Volta,
@@ -36,13 +35,13 @@ pub enum Architecture {
     Ampere,
     /// Ada Lovelace: no MIG.
     Ada,
-    /// Hopper: MIG mode changes at once and is lost at reboot.
+    /// Hopper: a MIG mode change takes effect at once and is lost at reboot.
     Hopper,
-    /// Blackwell: as Hopper.
+    /// Blackwell: like Hopper.
     Blackwell,
 }
 
-/// Copy and media engines, in counts.
+/// Numbers of copy and media engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct Engines {
     /// Copy engines.
@@ -57,21 +56,21 @@ pub struct Engines {
     pub ofa: u8,
 }
 
-/// A board that carries the part.
+/// A board with the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Board {
     /// PCI device id in hex, without the vendor's 10DE.
     pub device_id: String,
     /// Name of the board.
     pub name: String,
-    /// Product name as the driver reports it: the config's model globs are matched with it.
+    /// Product name as the driver reports it. The config's model globs match this name.
     pub product: String,
 }
 
 /// A compute instance profile within one GPU instance profile.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ComputeProfile {
-    /// Name, such as `1c.3g.40gb`; equal to the GPU instance profile's when it takes all of it.
+    /// Name, such as `1c.3g.40gb`. A profile that occupies the whole GPU instance has the GPU instance profile's name.
     pub name: String,
     /// Profile id that the driver reports.
     pub id: u32,
@@ -79,25 +78,25 @@ pub struct ComputeProfile {
     pub index: u32,
     /// Compute slices.
     pub slices: u8,
-    /// Largest number of such instances in one GPU instance.
+    /// Maximum number of such instances in one GPU instance.
     pub max: u8,
     /// Streaming multiprocessors.
     pub sm: u32,
     /// Possible placements as (start, size) in compute slots.
     pub placements: Vec<(u8, u8)>,
-    /// How well the row is known.
+    /// Confidence in the row.
     pub confidence: Confidence,
 }
 
-/// A figure of a profile that another driver generation reports. Profiles are identified by name, not by size.
+/// A figure that another driver generation reports for a profile. Profiles are identified by name, not by size.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Variant {
-    /// Last driver branch that reports it, such as 470; `None` if the record does not name the driver.
+    /// Last driver branch that reports it, such as 470; `None` if the source does not name the driver.
     #[serde(default)]
     pub until: Option<u32>,
     /// Frame buffer in MiB.
     pub memory_mib: u64,
-    /// The record.
+    /// Source of the figure.
     pub source: String,
 }
 
@@ -106,13 +105,13 @@ pub struct Variant {
 pub struct GpuProfile {
     /// Name, such as `3g.40gb` or `1g.10gb+me`.
     pub name: String,
-    /// Profile id that the driver reports. It denotes a fraction of the part, not a number of slices.
+    /// Profile id that the driver reports. It identifies a fraction of the GPU, not a number of slices.
     pub id: u32,
     /// NVML enum index for queries.
     pub index: u32,
     /// Compute slices.
     pub slices: u8,
-    /// Largest number of such instances on one GPU.
+    /// Maximum number of such instances on one GPU.
     pub max: u8,
     /// Frame buffer in MiB.
     pub memory_mib: u64,
@@ -124,7 +123,7 @@ pub struct GpuProfile {
     pub gfx: bool,
     /// Possible placements as (start, size) in memory slices.
     pub placements: Vec<(u8, u8)>,
-    /// How well the row is known.
+    /// Confidence in the row.
     pub confidence: Confidence,
     /// Fields that no transcript shows, estimated by proportion.
     #[serde(default)]
@@ -139,32 +138,32 @@ pub struct GpuProfile {
 /// One GPU model.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Model {
-    /// Key in this crate and in a simulated host's description, such as `a100-80`.
+    /// Key in this crate and in the description of a simulated host, such as `a100-80`.
     pub key: String,
-    /// Product, as people call it.
+    /// Common name of the product.
     pub product: String,
     /// Generation.
     pub architecture: Architecture,
-    /// How well the model as a whole is known.
+    /// Confidence in the model as a whole.
     pub confidence: Confidence,
     /// Source of the figures.
     pub source: String,
-    /// First Linux driver that supports the part.
+    /// First Linux driver that supports the GPU.
     pub min_driver: String,
-    /// Compute slices; 0 on parts without MIG.
+    /// Compute slices; 0 on GPUs without MIG.
     pub compute_slices: u8,
-    /// Memory slices; 0 on parts without MIG. Not always 8: an RTX PRO 6000 has 12.
+    /// Memory slices; 0 on GPUs without MIG. Not always 8: an RTX PRO 6000 has 12.
     pub memory_slices: u8,
     /// Frame buffer of the board in MiB.
     pub board_memory_mib: u64,
     /// Streaming multiprocessors.
     pub sm: u32,
-    /// Boards that carry the part.
+    /// Boards with the GPU.
     pub boards: Vec<Board>,
     /// Fields that no transcript shows.
     #[serde(default)]
     pub estimated: Vec<String>,
-    /// GPU instance profiles; empty on parts without MIG.
+    /// GPU instance profiles; empty on GPUs without MIG.
     pub gi_profiles: Vec<GpuProfile>,
 }
 
@@ -179,7 +178,7 @@ impl GpuProfile {
 }
 
 impl Model {
-    /// Returns whether the part supports MIG.
+    /// Returns whether the GPU supports MIG.
     #[must_use]
     pub fn has_mig(&self) -> bool {
         !self.gi_profiles.is_empty()
@@ -227,26 +226,25 @@ models![
     "l40s",
 ];
 
-/// Returns the model with this key. Parses only its own file, so that a short-lived program does no unnecessary
-/// work.
+/// Returns the model with this key. Parses only that model's file, to keep short-lived programs fast.
 #[must_use]
 pub fn model(key: &str) -> Option<Model> {
     text(key).and_then(|json| serde_json::from_str(json).ok())
 }
 
-/// A named host, which gpush can simulate and plan on offline.
+/// A named host for simulation and offline planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preset {
     /// Name, such as `dgx-a100`.
     pub name: &'static str,
-    /// Description in a few words.
+    /// Short description.
     pub about: &'static str,
-    /// GPUs in order: model key and how many.
+    /// GPUs in order: model key and count.
     pub gpus: &'static [(&'static str, u32)],
 }
 
-/// Returns the PCI bus of the GPU at this index of a preset, so that a host has the same addresses offline and
-/// simulated. One PCI domain has room for 64 GPUs.
+/// Returns the PCI bus of the GPU at this index of a preset. Offline planning and the simulator use it, so both give
+/// the same addresses. One PCI domain has room for 64 GPUs.
 #[must_use]
 pub fn preset_bus(index: u32) -> u32 {
     7 + 3 * index
@@ -267,12 +265,12 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-/// Start slice of each GPU instance id, by chip variant, which names the physical slots that a die lacks. JSON
-/// object: variant → group (`1g`, `2g`, `1g.rev2`, `3g`, `4g`, `7g`) → id → start.
+/// Start slice of each GPU instance id, by chip variant. The variant names the physical slots that the die lacks. A
+/// JSON object: variant → group (`1g`, `2g`, `1g.rev2`, `3g`, `4g`, `7g`) → id → start.
 pub const GI_IDS: &str = include_str!("../gi-ids.json");
 
-/// Creation transcripts recorded on hardware: profiles in order, and the GPU instance ids that
-/// the driver chose. JSON list.
+/// Creation transcripts recorded on hardware: profiles in order, and the GPU instance ids that the driver chose. A JSON
+/// list.
 pub const TRANSCRIPTS: &str = include_str!("../transcripts.json");
 
 #[cfg(test)]
@@ -297,19 +295,19 @@ mod tests {
     }
 
     #[test]
-    fn memory_follows_the_driver_branch_where_the_record_tells_it() {
+    fn memory_depends_on_the_driver_branch_where_recorded() {
         let profile = |key: &str, name: &str| {
             model(key).unwrap().gi_profiles.into_iter().find(|profile| profile.name == name).unwrap()
         };
         let three = profile("a100-40", "3g.20gb");
         assert_eq!([450, 470, 525, 595].map(|branch| three.memory_mib_under(branch)), [20096, 20096, 19968, 19968]);
-        // A record without a driver is stored, but determines nothing.
+        // A figure from an unknown driver is stored, but not used.
         let one = profile("b200-180", "1g.23gb");
         assert_eq!((one.variants.len(), one.memory_mib_under(570)), (1, one.memory_mib));
     }
 
     #[test]
-    fn compute_profile_ids_indexes_and_names_are_unique_within_a_gpu_profile() {
+    fn compute_profile_keys_are_unique_within_a_gpu_profile() {
         for key in KEYS {
             for profile in model(key).unwrap().gi_profiles {
                 for (i, a) in profile.compute.iter().enumerate() {
@@ -321,9 +319,10 @@ mod tests {
         }
     }
 
-    /// Double-memory `1g` instances from Hopper on: profile 0 is smaller than the GPU instance, profile 7 is all of it.
+    /// Double-memory `1g` instances from Hopper on: profile 0 is smaller than the GPU instance, profile 7 occupies all
+    /// of it.
     #[test]
-    fn double_memory_profiles_offer_two_compute_profiles_from_hopper_on() {
+    fn double_memory_1g_has_two_compute_profiles_since_hopper() {
         let mut models = 0;
         for key in KEYS {
             let model = model(key).unwrap();
@@ -333,7 +332,7 @@ mod tests {
             match model.architecture {
                 Architecture::Hopper | Architecture::Blackwell => {
                     assert_eq!(offered, [(0, part), (7, whole)], "{key}");
-                    // An H100 PCIe has equally few in both.
+                    // On an H100 PCIe both profiles have the same number of SMs.
                     assert!(double.compute[0].sm <= double.compute[1].sm, "{key}");
                     models += 1;
                 }

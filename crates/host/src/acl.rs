@@ -1,12 +1,12 @@
 //! POSIX access lists (`acl(5)`) of directories: which users may enter, in addition to the owner.
 //!
-//! Linux keeps the list in an extended attribute. Its format is that of the kernel's `posix_acl_xattr.h`: version 2, then
-//! entries of tag, permissions and id, little-endian, sorted. nix has no extended attributes, so this uses `rustix`;
-//! the crates for access lists link libacl.
+//! Linux stores the list in an extended attribute. The kernel's `posix_acl_xattr.h` defines its format: version 2, then
+//! sorted entries of tag, permissions and id, little-endian. nix does not support extended attributes, and the crates
+//! for access lists link libacl. So this module uses `rustix`.
 
 use std::{collections::BTreeSet, io, path::Path};
 
-/// The extended attribute.
+/// The extended attribute with the list.
 const ATTRIBUTE: &str = "system.posix_acl_access";
 
 const VERSION: u32 = 2;
@@ -15,17 +15,17 @@ const USER: u16 = 0x02;
 const GROUP: u16 = 0x04;
 const MASK: u16 = 0x10;
 const OTHERS: u16 = 0x20;
-/// Id of entries that name no user and no group.
+/// Id in entries that name no user or group.
 const NO_ID: u32 = u32::MAX;
 
 const ALL: u16 = 0o7;
 const READ_AND_ENTER: u16 = 0o5;
 const NOTHING: u16 = 0;
 
-/// Lets the owner and these users enter a directory and list it, and no other user.
+/// Grants a directory to its owner and these users only: they may enter and list it.
 ///
 /// # Errors
-/// When the file system has no access lists, or the directory belongs to another user.
+/// The file system has no access lists, or the directory belongs to another user.
 pub fn admit(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
     rustix::fs::setxattr(dir, ATTRIBUTE, &list(uids), rustix::fs::XattrFlags::empty())?;
     if admitted(dir)? == *uids {
@@ -37,12 +37,12 @@ pub fn admit(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
 /// Returns the users that may enter a directory, in addition to its owner.
 ///
 /// # Errors
-/// When the access list cannot be read.
+/// The access list cannot be read.
 pub fn admitted(dir: &Path) -> io::Result<BTreeSet<u32>> {
     let mut bytes = [0; 4096];
     match rustix::fs::getxattr(dir, ATTRIBUTE, &mut bytes) {
         Ok(read) => users(&bytes[..read]).ok_or_else(|| io::Error::other("its access list has an unknown format")),
-        // No list was ever set.
+        // The directory has no access list.
         Err(rustix::io::Errno::NODATA) => Ok(BTreeSet::new()),
         Err(error) => Err(error.into()),
     }

@@ -1,4 +1,4 @@
-//! The boot id: it tells whether the host was rebooted.
+//! The boot id, which changes when the host reboots.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::proc;
 /// Reads the boot id from `file`, usually `/proc/sys/kernel/random/boot_id`.
 ///
 /// # Errors
-/// When the file cannot be read, or is empty.
+/// The file cannot be read, or is empty.
 pub fn id(file: &Path) -> Result<String, ApiError> {
     let broken = |why: String| {
         ApiError::new(Code::Internal, format!("cannot read the boot id from {}", file.display())).cause(why)

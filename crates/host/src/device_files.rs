@@ -1,7 +1,7 @@
 //! Processes that have a GPU's device node open.
 //!
-//! The driver lists only processes that compute. A monitor, or a service that merely keeps the device open, blocks a
-//! reset as well. Nothing here reads the memory of a process, so no process can delay the search.
+//! The driver lists only processes that compute. But a monitor, or another service that keeps the device open, also
+//! blocks a reset. This module never reads the memory of a process, so no process can delay the search.
 
 use std::{
     collections::BTreeMap,
@@ -18,21 +18,22 @@ use crate::{
     proc::{Status, read},
 };
 
-/// Name of the fabric manager's process: the kernel keeps 15 characters.
+/// Name of the fabric manager's process. The kernel cuts names after 15 characters.
 const FABRIC_MANAGER_NAME: &str = "nv-fabricmanage";
 
-/// First capability node of GPU instances, and how many each GPU has: `/dev/nvidia-caps/nvidia-cap<minor>`.
+/// Minor number of the first capability node of GPU instances, and the number of these nodes for each GPU:
+/// `/dev/nvidia-caps/nvidia-cap<minor>`.
 const CAPS: (u32, u32) = (3, 135);
 
-/// Finds the processes that have one of the GPUs with these minor numbers open. `except` are left out. The command
-/// and the name of the user are not looked up.
+/// Finds the processes that have one of the GPUs with these minor numbers open. Omits the pids in `except`. Does not
+/// look up command and user name.
 ///
 /// # Errors
-/// When `proc` cannot be listed.
+/// `proc` cannot be listed.
 pub fn holders(proc: &Path, minors: &[u32], except: &[u32]) -> io::Result<Vec<Holder>> {
     let mut found = BTreeMap::new();
     for (pid, dir) in processes(proc)? {
-        // The process has ended, or gpushd is not root and may not look into it.
+        // The process has ended, or gpushd is not root and may not read this directory.
         let Ok(open) = fs::read_dir(dir.join("fd")) else { continue };
         if except.contains(&pid) {
             continue;
@@ -49,14 +50,14 @@ pub fn holders(proc: &Path, minors: &[u32], except: &[u32]) -> io::Result<Vec<Ho
     Ok(found.into_values().flatten().collect())
 }
 
-/// Returns whether root, or the user that gpushd runs as, runs a fabric manager.
+/// Returns whether a fabric manager runs as root, or as the user that gpushd runs as.
 ///
 /// # Errors
-/// When `proc` cannot be listed.
+/// `proc` cannot be listed.
 pub fn fabric_manager_runs(proc: &Path) -> io::Result<bool> {
     let own = nix::unistd::geteuid().as_raw();
     let is_one = |dir: &Path| {
-        // Any user's process may have that name.
+        // Other users' processes are ignored: they can have any name.
         uid(dir).is_some_and(|uid| uid == 0 || uid == own)
             && (text_of(dir, "comm").trim_end() == FABRIC_MANAGER_NAME
                 || membership(dir).is_some_and(|one| one.service() == Some(FABRIC_MANAGER)))
@@ -69,7 +70,7 @@ fn processes(proc: &Path) -> io::Result<impl Iterator<Item = (u32, PathBuf)>> {
     Ok(entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path()))))
 }
 
-/// Returns whether a node is that of one of these GPUs, or of one of their GPU instances.
+/// Returns whether a device node belongs to one of these GPUs, or to one of their GPU instances.
 fn is_of(node: &Path, minors: &[u32]) -> bool {
     let Some(node) = node.to_str().and_then(|node| node.strip_prefix("/dev/")) else { return false };
     if let Some(cap) = node.strip_prefix("nvidia-caps/nvidia-cap").and_then(|cap| cap.parse::<u32>().ok()) {
@@ -78,13 +79,13 @@ fn is_of(node: &Path, minors: &[u32]) -> bool {
     node.strip_prefix("nvidia").and_then(|minor| minor.parse().ok()).is_some_and(|minor| minors.contains(&minor))
 }
 
-/// Describes a process; `None` when it has ended.
+/// Describes a process; `None` if it has ended.
 fn holder(dir: &Path, pid: u32, devices: Vec<String>) -> Option<Holder> {
     let service = membership(dir).and_then(|one| one.service().map(text::plain));
     Some(Holder { pid: Some(pid), uid: Some(uid(dir)?), user: None, command: None, service, devices })
 }
 
-/// Returns the effective user id. A simulated host has no `status` files: there the owner of the directory counts.
+/// Returns the effective user id. A simulated host has no `status` files: there it is the owner of the directory.
 fn uid(dir: &Path) -> Option<u32> {
     match read(dir.join("status")) {
         Ok(status) => Some(Status::parse(&String::from_utf8_lossy(&status))?.uid()),
@@ -112,13 +113,13 @@ mod tests {
         assert!(of("/dev/nvidia0", 0) && of("/dev/nvidia12", 12));
         assert!(!of("/dev/nvidia1", 0) && !of("/dev/nvidia12", 1) && !of("/dev/nvidiactl", 0));
         assert!(!of("/dev/nvidia-uvm", 0) && !of("/tmp/nvidia0", 0));
-        // Minors 1 and 2 are MIG's config and monitor; GPU 1 begins at 3 + 135.
+        // Minors 1 and 2 are the nodes for MIG configuration and monitoring. GPU 1 begins at 3 + 135.
         assert!(of("/dev/nvidia-caps/nvidia-cap3", 0) && of("/dev/nvidia-caps/nvidia-cap137", 0));
         assert!(!of("/dev/nvidia-caps/nvidia-cap138", 0) && of("/dev/nvidia-caps/nvidia-cap138", 1));
         assert!(!of("/dev/nvidia-caps/nvidia-cap2", 0));
     }
 
-    /// A `/proc` with these processes: pid, open nodes, cgroup, `status`.
+    /// Creates a `/proc` with these processes: pid, open nodes, cgroup, `status`.
     fn proc_with(processes: &[(u32, &[&str], &str, Option<&str>)]) -> tempfile::TempDir {
         let proc = tempfile::tempdir().unwrap();
         for (pid, nodes, cgroup, status) in processes {

@@ -1,8 +1,8 @@
-//! One line of text for an error with its causes.
+//! An error and its causes as one line of text.
 
 use std::error::Error;
 
-/// Returns an error's message and the causes that it does not contain, separated by colons.
+/// Returns an error's message and its causes, separated by colons. Omits causes that the text already contains.
 #[must_use]
 pub fn in_full(error: &dyn Error) -> String {
     let mut text = error.to_string();

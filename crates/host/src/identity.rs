@@ -1,9 +1,9 @@
-//! Uid, user name and command line of the processes on the GPUs.
+//! User id, user name and command line of the processes on the GPUs.
 //!
 //! ```text
-//! uid       /proc/PID/status    always: it needs nothing of the process
-//! user      the name service    within 50 ms
-//! command   the process's memory, which may not answer    within 50 ms, one user's processes apart from another's
+//! uid       /proc/PID/status                              always: does not read the process's memory
+//! user      the name service                              within 50 ms
+//! command   the process's memory, which may not answer    within 50 ms, separately for each user
 //! ```
 //!
 //! So the uid of a process is known even if its command line is not. A process whose memory does not answer hides only
@@ -24,23 +24,23 @@ use crate::{proc, users::NameService};
 /// How long a request waits for command lines.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Most users whose command lines are read at the same time. For each of them, a process that does not answer can block
-/// one thread.
+/// Maximum number of users whose command lines are read at the same time. For each user, a process that does not answer
+/// can block one thread.
 const MOST_USERS: usize = 32;
 
-/// A process, as far as it is known.
+/// A process with its user and its command line, as far as known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessIdentity {
     /// Effective user id.
     pub uid: u32,
     /// Name of the user.
     pub user: Option<String>,
-    /// Command line, cleaned for display and cut.
+    /// Command line, cleaned for display and truncated.
     pub command: Option<String>,
 }
 
 impl ProcessIdentity {
-    /// Describes the process: what it runs, its pid and its user.
+    /// Describes the process by its command line, its pid and its user.
     pub fn describe(&self, pid: u32) -> String {
         let user = self.user.clone().unwrap_or_else(|| format!("uid {}", self.uid));
         let command = self.command.as_deref().unwrap_or("a process without a command line");
@@ -48,7 +48,7 @@ impl ProcessIdentity {
     }
 }
 
-/// Looks up users and command lines of processes. A handle, cheap to clone.
+/// Looks up users and command lines of processes. A handle; cloning it is cheap.
 #[derive(Debug, Clone)]
 pub struct Users {
     names: NameService,
@@ -59,22 +59,22 @@ impl Users {
     /// Starts the threads of the name service.
     ///
     /// # Errors
-    /// When a thread cannot be started.
+    /// A thread cannot be started.
     pub fn start() -> std::io::Result<Self> {
         Ok(Self { names: NameService::start()?, commands: Commands::new(proc::command_line) })
     }
 
-    /// Returns the name of a user; `None` when it has none, or none was found in time.
+    /// Returns the name of a user; `None` if the user has none, or the name service did not answer in time.
     pub async fn user(&self, uid: u32) -> Option<String> {
         self.names.user(uid).await
     }
 
-    /// Returns the numbers of all groups of a user; `None` when they are not known.
+    /// Returns the numbers of all groups of a user; `None` if they are not known.
     pub async fn groups_of(&self, uid: u32) -> Option<Vec<u32>> {
         self.names.groups_of(uid).await
     }
 
-    /// Returns whether one of the groups with these names has one of these numbers.
+    /// Returns whether `gids` contains the number of one of the groups with these names.
     pub async fn is_in_one_of(&self, gids: &[u32], groups: &[String]) -> bool {
         for group in groups {
             if self.names.group(group).await.is_some_and(|gid| gids.contains(&gid)) {
@@ -84,8 +84,8 @@ impl Users {
         false
     }
 
-    /// Returns the command lines of processes, given with their users, that were read within 50 ms. `proc` is `/proc`,
-    /// or that of a simulated host.
+    /// Returns the command lines that were read within 50 ms. `processes` contains pids and uids. `proc` is `/proc`, or
+    /// that of a simulated host.
     pub async fn commands(&self, proc: &Path, processes: &[(u32, u32)]) -> HashMap<u32, String> {
         let mut by_user = BTreeMap::<u32, Vec<u32>>::new();
         for (pid, uid) in processes {
@@ -94,7 +94,7 @@ impl Users {
         self.commands.of(proc, by_user).await
     }
 
-    /// Returns the users and command lines of these processes. Those that have ended are left out.
+    /// Returns the users and command lines of these processes. Omits processes that have ended.
     pub async fn processes(&self, pids: Vec<u32>) -> HashMap<u32, ProcessIdentity> {
         if pids.is_empty() {
             return HashMap::new();
@@ -122,11 +122,11 @@ impl Users {
 #[derive(Clone)]
 struct Commands {
     read: Arc<Read>,
-    /// One lock per user, held while that user's processes are read.
+    /// One lock for each user, locked while that user's processes are read.
     locks: Arc<Mutex<HashMap<u32, Arc<Lock<()>>>>>,
 }
 
-/// Reads the command line of a process below a `/proc`.
+/// A function that reads the command line of a process below a `/proc`.
 type Read = dyn Fn(&Path, u32) -> Option<String> + Send + Sync;
 
 impl fmt::Debug for Commands {
@@ -162,7 +162,7 @@ impl Commands {
 
     fn fill(&self, proc: &Path, pids: &[u32], found: &Found, turn: OwnedMutexGuard<()>) {
         for pid in pids {
-            // The request has ended: the next request reads the rest.
+            // The request has ended. The next request reads the rest.
             if Arc::strong_count(found) == 1 {
                 break;
             }
@@ -173,7 +173,7 @@ impl Commands {
         drop(turn);
     }
 
-    /// Returns the lock of a user; `None` while the processes of too many users are being read.
+    /// Returns the lock of a user; `None` if gpushd already reads the processes of [`MOST_USERS`] other users.
     fn lock(&self, uid: u32) -> Option<Arc<Lock<()>>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);
@@ -197,7 +197,7 @@ mod tests {
         assert!(known[&me].describe(me).contains(&format!("(pid {me}, ")));
     }
 
-    /// A command line may lie on a file system that never answers.
+    /// The memory of a command line can be mapped from a file system that never answers.
     #[tokio::test]
     async fn process_that_does_not_answer_hides_no_other_users_command() {
         let (answer, never) = std::sync::mpsc::channel::<()>();
@@ -211,7 +211,7 @@ mod tests {
         let by_user = || BTreeMap::from([(1000, vec![2, 1, 3]), (1001, vec![4])]);
         let first = commands.of(Path::new("/proc"), by_user()).await;
         assert_eq!(first, HashMap::from([(2, "command 2".to_owned()), (4, "command 4".to_owned())]));
-        // The first read still hangs: no second thread is spent on this user.
+        // The first read still hangs. The second read does not use another thread for this user.
         let second = commands.of(Path::new("/proc"), by_user()).await;
         assert_eq!(second, HashMap::from([(4, "command 4".to_owned())]));
         drop(answer);

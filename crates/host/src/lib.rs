@@ -1,15 +1,15 @@
-//! Access of gpushd to the operating system.
+//! Access to the operating system.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`proc`] | processes, from `/proc`, with bounded reads |
-//! | [`path_lock`] | a lock that goes with a path |
+//! | [`path_lock`] | a lock for a path |
 //! | [`pidfd`] | a process held by its pidfd: signals and its end |
 //! | [`peer`] | the process at the other end of a Unix socket |
 //! | [`users`] | users and groups, from the name service |
-//! | [`identity`] | user and command of a process |
+//! | [`identity`] | user and command line of a process |
 //! | [`device_files`] | processes that have a GPU's device node open |
-//! | [`error_chain`] | one line of text for an error with its causes |
+//! | [`error_chain`] | an error and its causes as one line of text |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
 //! | [`acl`] | POSIX access lists of directories |
 //! | [`boot`] | the boot id |
@@ -19,7 +19,7 @@
 //! | [`helper`] | helper units: programs that run outside gpushd's own unit |
 //! | [`other_managers`] | other managers of MIG layouts on this host |
 //!
-//! This crate knows `gpush-api` and `gpush-core` only: no store, no driver, no state of the agent.
+//! This crate uses only `gpush-api` and `gpush-core`. It does not use the store, the driver, or the state of gpushd.
 
 pub mod acl;
 pub mod boot;

@@ -1,8 +1,8 @@
-//! Describes the host for the log, so that a log file shows on which system it was written.
+//! Describes the host for the log, so that a log file shows which system wrote it.
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
-/// Describes the host: name, operating system, kernel, architecture, CPUs and memory.
+/// Returns the host's name, operating system, kernel, architecture, CPUs and memory as text.
 pub fn describe() -> String {
     let system =
         System::new_with_specifics(RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()));

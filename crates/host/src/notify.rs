@@ -1,6 +1,7 @@
 //! Notifications to the service manager (`sd_notify(3)`).
 //!
-//! A separate thread sends them. So a service manager that does not read, such as a hung PID 1, does not block gpushd.
+//! A separate thread sends them. So gpushd does not block if the service manager does not read, for example because PID
+//! 1 hangs.
 
 use std::{
     sync::{
@@ -12,7 +13,7 @@ use std::{
 
 use sd_notify::NotifyState;
 
-/// Most notifications that wait. When the service manager has not read this many, more are useless.
+/// Maximum number of queued notifications. If the service manager has not read this many, more are useless.
 const MOST_WAITING: usize = 64;
 
 /// A notification.
@@ -42,7 +43,8 @@ impl Notification {
 
 static THREAD: OnceLock<Option<SyncSender<Notification>>> = OnceLock::new();
 
-/// Sends a notification to the service manager, if there is one, in the order of the calls. Never blocks.
+/// Queues a notification to the service manager, if there is one. Notifications are sent in the order of the calls.
+/// Never blocks.
 pub fn send(notification: Notification) {
     let Some(thread) = THREAD.get_or_init(start) else { return };
     match thread.try_send(notification) {
@@ -52,7 +54,7 @@ pub fn send(notification: Notification) {
     }
 }
 
-/// Returns the interval between two [`Notification::Alive`], which is half the watchdog's timeout; `None` without a
+/// Returns the interval between two [`Notification::Alive`]: half the watchdog's timeout. Returns `None` without a
 /// watchdog.
 pub fn watchdog_period() -> Option<Duration> {
     let mut timeout_us = 0;

@@ -1,10 +1,11 @@
 //! Other managers of MIG layouts on the same host.
 //!
 //! The service nvidia-mig-manager applies its own layout at each boot, and destroys existing instances. Two managers
-//! would undo each other's layouts again and again. So gpushd changes no GPU while the other is enabled, and says how to choose.
+//! would keep undoing each other's layouts. So gpushd changes no GPU while the other manager is enabled, and the error
+//! says how to choose one.
 //!
-//! The service counts when systemd starts it at boot or runs it now. Its directory, /etc/nvidia-mig-manager, stays when
-//! the service is disabled, and does not count.
+//! The service counts if systemd starts it at boot, or if it runs now. Its directory, /etc/nvidia-mig-manager, does not
+//! count: it also exists while the service is disabled.
 
 use std::path::{Path, PathBuf};
 
@@ -13,13 +14,13 @@ use gpush_api::{ApiError, Code, GpuPlan};
 /// The unit of nvidia-mig-manager.
 const UNIT: &str = "nvidia-mig-manager.service";
 
-/// Directories with the links by which systemd starts units, below the root of the host.
+/// Directories with the links that make systemd start units, relative to the root of the host.
 const ENABLED: [&str; 3] = ["etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system"];
 
 /// Directories with the cgroups of running units.
 const RUNNING: [&str; 2] = ["sys/fs/cgroup/system.slice", "sys/fs/cgroup/systemd/system.slice"];
 
-/// nvidia-mig-manager, and how it was found.
+/// A nvidia-mig-manager that is enabled or runs, and the path that shows this.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigManager {
     found: PathBuf,
@@ -40,36 +41,36 @@ pub fn mig_manager(root: &Path) -> Option<MigManager> {
     Some(MigManager { found, running: false })
 }
 
-/// Finds a link in `*.wants/` or `*.requires/` of a directory that starts the unit.
+/// Finds a link that starts the unit, in a `*.wants/` or `*.requires/` directory.
 fn wanted_in(dir: &Path) -> Option<PathBuf> {
     let starts = |name: &str| name.ends_with(".wants") || name.ends_with(".requires");
     let entries = std::fs::read_dir(dir).ok()?.flatten();
     let folders = entries.filter(|entry| entry.file_name().to_str().is_some_and(starts));
-    // The link itself counts: its target is a path below another root.
+    // Only the link is checked: its target is an absolute path, which may be below another root.
     folders.map(|folder| folder.path().join(UNIT)).find(|link| std::fs::symlink_metadata(link).is_ok())
 }
 
 impl MigManager {
-    /// Describes the conflict, as an error about `what`.
+    /// Returns the error about the conflict. `what` names the subject.
     pub fn error(&self, what: &str) -> ApiError {
         let how = if self.running { "is running" } else { "is started at each boot" };
         ApiError::new(Code::Conflict, format!("{what}: nvidia-mig-manager manages MIG on this host"))
             .cause(format!("{UNIT} {how} ({})", self.found.display()))
             .hint(format!(
-                "choose one: `systemctl disable --now {UNIT}` leaves MIG to gpushd; see \
-                 docs/migrating-from-mig-parted.md"
+                "use only one of the two: `systemctl disable --now {UNIT}` leaves MIG to gpushd; see \
+                docs/migrating-from-mig-parted.md"
             ))
     }
 }
 
-/// Replaces plans that would change a GPU by an error, while nvidia-mig-manager is enabled.
+/// Replaces each plan that would change a GPU by an error, if nvidia-mig-manager is enabled or runs.
 pub fn refuse(root: &Path, plans: &mut [GpuPlan]) {
     if !plans.iter().any(GpuPlan::changes_mig) {
         return;
     }
     let Some(other) = mig_manager(root) else { return };
     for plan in plans.iter_mut().filter(|plan| plan.changes_mig()) {
-        let error = other.error(&format!("GPU {} ({}) is not reshaped", plan.gpu, plan.uuid));
+        let error = other.error(&format!("cannot change the layout of GPU {} ({})", plan.gpu, plan.uuid));
         *plan = plan.without_steps().refused(error);
     }
 }
@@ -92,7 +93,7 @@ mod tests {
         fs::create_dir_all(at("usr/lib/systemd/system")).unwrap();
         fs::write(at("usr/lib/systemd/system/nvidia-mig-manager.service"), "[Service]\n").unwrap();
         assert_eq!(mig_manager(root.path()), None);
-        // Enabled: a link that leads nowhere from here.
+        // Enabled: a link whose target does not exist here.
         let wants = at("etc/systemd/system/multi-user.target.wants");
         fs::create_dir_all(&wants).unwrap();
         let link = wants.join("nvidia-mig-manager.service");
@@ -104,13 +105,13 @@ mod tests {
         symlink("/dev/null", at("etc/systemd/system/nvidia-mig-manager.service")).unwrap();
         assert_eq!(mig_manager(root.path()), None);
         fs::remove_file(&link).unwrap();
-        // Running nevertheless.
+        // Running although masked.
         let cgroup = at("sys/fs/cgroup/system.slice/nvidia-mig-manager.service");
         fs::create_dir_all(&cgroup).unwrap();
         assert_eq!(mig_manager(root.path()), Some(MigManager { found: cgroup, running: true }));
     }
 
-    /// Disabling MIG mode on a GPU without instances is a change of MIG like any other.
+    /// Disabling MIG mode on a GPU without instances also changes MIG.
     #[test]
     fn plan_that_only_disables_mig_is_refused() {
         let root = tempfile::tempdir().unwrap();

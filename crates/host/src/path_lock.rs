@@ -1,12 +1,11 @@
-//! A lock that goes with a path: one agent at a time uses a socket path, or the directory of MPS daemons.
+//! A lock for a path: only one gpushd at a time uses a socket path, or the directory of MPS daemons.
 //!
-//! Of two agents that start at the same moment, each would find the other's socket stale or missing. Both
-//! would serve, one of them on a socket without a name. The lock is an `flock` on `PATH.lock`, so it ends with
-//! its process however that ends. The file stays: to remove it would let a third agent lock another file of
-//! the same name.
+//! Without it, two gpushd that start at the same time would each find the other's socket stale or missing. Both would
+//! serve, one of them on a socket without a name. The lock is an `flock` on `PATH.lock`, so the kernel releases it when
+//! the process ends. The file is never removed: otherwise another gpushd could lock a new file with the same name.
 //!
-//! A child has every descriptor of its parent from `fork` to `exec`. So the lock of an agent that was killed between
-//! the two is held for a moment longer: see [`PATIENCE`].
+//! Between `fork` and `exec`, a child has all descriptors of its parent. If gpushd is killed in this interval, its
+//! child holds the lock a moment longer: see [`PATIENCE`].
 
 use std::{
     ffi::OsString,
@@ -24,41 +23,41 @@ use nix::{
     fcntl::{Flock, FlockArg, OFlag},
 };
 
-/// How long an agent tries to get a lock whose holder is unknown: the holder has not written its pid yet, or the agent
-/// that wrote it has ended.
+/// How long gpushd retries while the holder of the lock is unknown: the holder has not written its pid yet, or the pid
+/// in the file belongs to a process that has ended.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Time between two tries.
+/// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Why there is no lock.
+/// Why the lock was not taken.
 #[derive(Debug)]
 pub enum LockError {
-    /// Another process has it.
+    /// Another process holds it.
     Held {
-        /// Its pid, when it could be read.
+        /// Pid of the holder, if it could be read.
         holder: Option<u32>,
     },
-    /// The file can't be opened or locked.
+    /// The file cannot be opened or locked.
     Unusable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// The lock of a path, held until dropped.
+/// The lock of a path; dropping it releases it.
 #[derive(Debug)]
 pub struct PathLock {
     _file: Flock<File>,
 }
 
 impl PathLock {
-    /// Takes the lock of a path, whose directory exists.
+    /// Takes the lock of a path. The directory of the path must exist.
     ///
     /// # Errors
-    /// When another process has it, or the file cannot be opened or locked.
+    /// Another process holds the lock, or the file cannot be opened or locked.
     pub fn take(of: &Path) -> Result<Self, LockError> {
         let mut path = OsString::from(of);
         path.push(".lock");
@@ -70,7 +69,7 @@ impl PathLock {
             .create(true)
             .truncate(false)
             .mode(0o600)
-            // Others may write to the directory: a link that they put there is not followed.
+            // Other users may be able to write to the directory, so a symbolic link is not followed.
             .custom_flags(OFlag::O_NOFOLLOW.bits())
             .open(&path)
             .map_err(unusable)?;
@@ -87,7 +86,7 @@ impl PathLock {
             thread::sleep(PAUSE);
         };
         let pid = format!("{}\n", std::process::id());
-        // The pid is only for a message: a full disk must not keep the agent from serving.
+        // The pid is only for a message: gpushd must also start if the disk is full.
         let _ = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
         Ok(Self { _file: lock })
     }
@@ -119,9 +118,9 @@ mod tests {
         PathLock::take(&socket).unwrap();
     }
 
-    /// A child of an agent that was killed still has the lock until it executes its program.
+    /// The child of a gpushd that was killed holds the lock until it executes its program.
     #[test]
-    fn lock_of_an_agent_that_has_ended_is_taken_once_its_child_lets_go() {
+    fn lock_held_by_a_child_of_an_ended_agent_is_awaited() {
         let scratch = tempfile::tempdir().unwrap();
         let socket = scratch.path().join("gpushd.sock");
         let first = PathLock::take(&socket).unwrap();

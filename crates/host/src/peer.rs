@@ -1,4 +1,4 @@
-//! The process at the other end of a Unix socket, by the credentials that the kernel recorded.
+//! The process at the other end of a Unix socket, identified by the credentials that the kernel recorded.
 //!
 //! ```text
 //! SO_PEERCRED ──────────► uid, gid, pid when it connected
@@ -7,8 +7,9 @@
 //! /proc/PID/ns, uid_map ► namespaces ───────────┘ uids are still the peer's
 //! ```
 //!
-//! So a process that passes its connection on and then changes its user does not pass on that user's groups, nor its
-//! place on the host. A uid identifies a user of the host only in gpushd's own user and pid namespaces: see [`Peer::is_on_this_host`].
+//! A process may connect, pass the connection to another process, and then change its user. The check of the uids
+//! prevents that the connection gains the groups or the namespaces of the new user. A uid identifies a user of the
+//! host only in gpushd's own user and pid namespaces: see [`Peer::is_on_this_host`].
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -28,7 +29,7 @@ use crate::{
 /// The process that connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Effective user id at that time.
+    /// Effective user id when it connected.
     pub uid: u32,
     /// Process id; `None` when the process is in a pid namespace that gpushd cannot see into.
     pub pid: Option<u32>,
@@ -37,18 +38,18 @@ pub struct Peer {
     pub start: Option<u64>,
     /// Effective group and supplementary groups.
     pub groups: Vec<u32>,
-    /// Whether the process is in gpushd's own user and pid namespaces. Root of a container usually is not: there it may
-    /// take any user id and group id. A container that shares both namespaces with the host (`--pid=host` without user
+    /// Whether the process is in gpushd's own user and pid namespaces. Root of a container usually is not, and can have
+    /// any user id and group id there. A container that shares both namespaces with the host (`--pid=host` without user
     /// namespaces) cannot be distinguished.
     pub is_on_this_host: bool,
 }
 
 impl Peer {
-    /// Reads the peer of a connected socket from the kernel, with one system call. Supplementary groups and
-    /// namespaces are not known before [`Peer::identify`].
+    /// Reads the peer of a connected socket from the kernel, with one system call. The supplementary groups and
+    /// namespaces are unknown until [`Peer::identify`].
     ///
     /// # Errors
-    /// When the socket has no peer.
+    /// The socket has no peer.
     pub fn of(stream: &impl AsFd) -> nix::Result<Self> {
         let credentials = getsockopt(stream, PeerCredentials)?;
         let pid = u32::try_from(credentials.pid()).ok().filter(|pid| *pid > 0);
@@ -56,14 +57,14 @@ impl Peer {
     }
 
     /// Adds the supplementary groups, and whether the process is in gpushd's own namespaces. `stream` is the socket
-    /// that the peer was read from.
+    /// from which the peer was read.
     #[must_use]
     pub fn identify(self, stream: &impl AsFd) -> Self {
         let mut peer = self;
         let Some(pid) = peer.pid else { return peer };
         let Some(process) = process(getsockopt(stream, PeerPidfd), pid) else { return peer };
         let (start, status, is_on_this_host) = (proc::start(pid), Status::of(pid), proc::is_on_this_host(pid));
-        // While the process is alive, no other has its pid: all of this was read from the peer.
+        // While the process is alive, no other process has its pid. So all of this was read from the peer.
         if let Some(status) = status
             && !process.has_ended()
         {
@@ -73,7 +74,7 @@ impl Peer {
         peer
     }
 
-    /// Takes in what /proc shows of the peer, if its process still is the user that connected.
+    /// Adds groups and namespaces from /proc, if all uids of the process are still the user that connected.
     fn take_in(&mut self, status: Status, is_on_this_host: bool) {
         if status.uids == [self.uid; 4] {
             self.groups.extend(status.groups);
@@ -82,7 +83,7 @@ impl Peer {
     }
 }
 
-/// Returns the peer's process. `pidfd_open` is only for kernels without the socket option: where the option fails for
+/// Returns the peer's process. Uses `pidfd_open` only on kernels without the socket option. If the option fails for
 /// another reason, the peer has ended, and another process may have its pid.
 fn process(pidfd: nix::Result<OwnedFd>, pid: u32) -> Option<PidFd> {
     match pidfd {
@@ -129,7 +130,7 @@ mod tests {
         assert!(peer.is_on_this_host && peer.start.is_some() && peer.start == proc::start(std::process::id()));
     }
 
-    /// Accepts a connection from python, started by `through`; `None` where that cannot run.
+    /// Accepts a connection from a python process that `through` starts; `None` if it cannot run.
     fn peer_through(through: &[&str]) -> Option<(Peer, Child)> {
         const CONNECT: &str =
             "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)";

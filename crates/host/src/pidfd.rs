@@ -1,4 +1,4 @@
-//! A process held by its pidfd: a signal reaches this process, and never another one that has its pid by then.
+//! A process held by its pidfd: a signal reaches this process, never another one that got its pid later.
 
 use std::{
     io,
@@ -18,8 +18,8 @@ use crate::proc::AnyPid;
 
 /// A process and its pidfd.
 ///
-/// The pid was that of this process when the pidfd was opened. While [`PidFd::has_ended`] is false, no other process
-/// has that pid.
+/// The process had this pid when the pidfd was opened. While [`PidFd::has_ended`] is false, no other process has that
+/// pid.
 #[derive(Debug)]
 pub struct PidFd {
     pid: i32,
@@ -27,12 +27,12 @@ pub struct PidFd {
 }
 
 impl PidFd {
-    /// Opens the process that has this pid now; `None` when there is none.
+    /// Opens the process that has this pid now; `None` if there is none.
     ///
     /// # Errors
-    /// When the kernel refuses for another reason, such as too many open files.
+    /// The kernel refuses for another reason, such as too many open files.
     pub fn open(pid: impl AnyPid) -> io::Result<Option<Self>> {
-        // The kernel uses 0 and -1 for processes that it cannot name.
+        // The kernel reports 0 or -1 for a process whose pid it cannot express.
         let Some(pid) = pid.try_into().ok().filter(|pid| *pid > 0) else { return Ok(None) };
         let Some(named) = Pid::from_raw(pid) else { return Ok(None) };
         match pidfd_open(named, PidfdFlags::empty()) {
@@ -42,12 +42,12 @@ impl PidFd {
         }
     }
 
-    /// Takes a pidfd that the kernel gave for the process with this pid.
+    /// Wraps a pidfd that the kernel returned for the process with this pid.
     pub(crate) fn of(pid: i32, fd: OwnedFd) -> Self {
         Self { pid, fd }
     }
 
-    /// Returns the pid under which the process was opened.
+    /// Returns the pid that was used to open the process.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -61,17 +61,17 @@ impl PidFd {
     /// Sends a signal to the process.
     ///
     /// # Errors
-    /// `ESRCH` when the process has ended, `EPERM` when gpushd may not signal it.
+    /// `ESRCH` if the process has ended, `EPERM` if gpushd may not signal it.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         let named = rustix::process::Signal::from_named_raw(signal as i32)
             .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         Ok(pidfd_send_signal(&self.fd, named)?)
     }
 
-    /// Kills the process. A process that has ended is not an error.
+    /// Kills the process. Returns `Ok` if it has already ended.
     ///
     /// # Errors
-    /// `EPERM` when gpushd may not signal it.
+    /// `EPERM` if gpushd may not signal it.
     pub fn kill(&self) -> io::Result<()> {
         match self.signal(Signal::SIGKILL) {
             Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(()),
@@ -92,15 +92,15 @@ impl AsRawFd for PidFd {
     }
 }
 
-/// A [`PidFd`] whose end a task can wait for, whether or not the process is a child of gpushd.
+/// A [`PidFd`] that allows a task to wait for the end of the process, which need not be a child of gpushd.
 #[derive(Debug)]
 pub struct AsyncPidFd(AsyncFd<PidFd>);
 
 impl AsyncPidFd {
-    /// Opens the process that has this pid now; `None` when there is none. Needs a tokio runtime.
+    /// Opens the process that has this pid now; `None` if there is none. Needs a tokio runtime.
     ///
     /// # Errors
-    /// When the kernel refuses for another reason, such as too many open files.
+    /// The kernel refuses for another reason, such as too many open files.
     pub fn open(pid: impl AnyPid) -> io::Result<Option<Self>> {
         let Some(process) = PidFd::open(pid)? else { return Ok(None) };
         #[expect(deprecated, reason = "its successor needs a promise that the descriptor stays the same")]
@@ -110,7 +110,7 @@ impl AsyncPidFd {
 
     /// Waits until the process has ended.
     pub async fn ended(&self) {
-        // A pidfd stays readable after that. An error cannot come from a process that is alive.
+        // A pidfd stays readable after the process has ended. `readable` does not fail while the process is alive.
         let _ = self.0.readable().await;
     }
 }

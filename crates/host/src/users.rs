@@ -1,11 +1,11 @@
-//! Users and groups by the name service (NSS), which may be slow: LDAP, SSSD.
+//! Users and groups from the name service (NSS), which may be slow: LDAP, SSSD.
 //!
 //! ```text
 //! async task ─► cache ── fresh ─────────────────────────────► answer
 //!                 └ missing, old ─► NSS thread ─► cache ─► answer, if it came within the deadline
 //! ```
 //!
-//! No lookup runs on an async thread. An old entry is used while a newer one is looked up.
+//! No lookup runs on an async thread. While a new lookup runs, callers get the old entry, if there is one.
 
 use std::{
     collections::HashMap,
@@ -25,22 +25,23 @@ use tokio::sync::oneshot;
 /// How long the name of a user is fresh.
 const USER_FRESH: Duration = Duration::from_secs(300);
 
-/// How long the number of a group is fresh: an administrator who has just created the group should not wait.
+/// How long the number of a group is fresh. It is short because an administrator who has just created the group should
+/// not wait.
 const GROUP_FRESH: Duration = Duration::from_secs(10);
 
-/// How long a request waits for the name of a user. Without it the user is shown by number.
+/// How long a request waits for the name of a user. After that, the user is shown by uid.
 const USER_WAIT: Duration = Duration::from_millis(50);
 
-/// How long a request waits for an admin group that was never looked up. Without it the caller is denied.
+/// How long a request waits for an admin group that is not in the cache. After that, the caller is denied.
 const GROUP_WAIT: Duration = Duration::from_secs(5);
 
-/// Most entries of a cache: callers may come with any number of user ids.
+/// Maximum number of entries in a cache. It is bounded because callers can have any number of user ids.
 const MOST: usize = 1024;
 
-/// Most lookups that wait for a thread.
+/// Maximum number of queued lookups.
 const MOST_WAITING: usize = 64;
 
-/// Names of users and numbers of groups. A handle, cheap to clone.
+/// Looks up names of users and numbers of groups. A handle; cloning it is cheap.
 #[derive(Debug, Clone)]
 pub struct NameService {
     users: Cache<u32, String>,
@@ -49,11 +50,11 @@ pub struct NameService {
 }
 
 impl NameService {
-    /// Starts the threads that ask the name service: one for users, one for groups, as admin groups decide about
-    /// access and must not wait for names.
+    /// Starts the threads that call the name service. Admin groups control access and must not wait for user names, so
+    /// groups have a separate thread.
     ///
     /// # Errors
-    /// When a thread cannot be started.
+    /// A thread cannot be started.
     pub fn start() -> std::io::Result<Self> {
         Self::with(
             |uid| Some(User::from_uid(Uid::from_raw(*uid)).ok()?.map(|user| text::plain(&user.name))),
@@ -74,24 +75,23 @@ impl NameService {
         })
     }
 
-    /// Returns the name of a user; `None` when it has none, or none was found within 50 ms.
+    /// Returns the name of a user; `None` if the user has none, or it was not found within 50 ms.
     pub async fn user(&self, uid: u32) -> Option<String> {
         self.users.get(uid, USER_WAIT).await
     }
 
-    /// Returns the numbers of all groups of a user; `None` when there is no such user, or they were not found within
-    /// 5 s.
+    /// Returns the numbers of all groups of a user; `None` if there is no such user, or they were not found within 5 s.
     pub async fn groups_of(&self, uid: u32) -> Option<Vec<u32>> {
         self.memberships.get(uid, GROUP_WAIT).await
     }
 
-    /// Returns the number of a group; `None` when it does not exist, or was not found within 5 s.
+    /// Returns the number of a group; `None` if it does not exist, or was not found within 5 s.
     pub async fn group(&self, name: &str) -> Option<u32> {
         self.groups.get(name.to_owned(), GROUP_WAIT).await
     }
 }
 
-/// Looks up the groups of a user. The outer `None` is no answer, the inner one no such user.
+/// Looks up the groups of a user. The outer `None` means no answer, the inner one no such user.
 fn memberships(uid: u32) -> Option<Option<Vec<u32>>> {
     let Some(user) = User::from_uid(Uid::from_raw(uid)).ok()? else { return Some(None) };
     let name = CString::new(user.name).ok()?;
@@ -99,7 +99,7 @@ fn memberships(uid: u32) -> Option<Option<Vec<u32>>> {
     Some(Some(groups.into_iter().map(nix::unistd::Gid::as_raw).collect()))
 }
 
-/// An answer of the name service and its time. The answer may be that there is no such entry.
+/// A cached answer and the time of its lookup. `None` means that the name service knows no such entry.
 type Entry<V> = (Instant, Option<V>);
 
 type Lookup<K, V> = (K, oneshot::Sender<Option<V>>);
@@ -123,7 +123,7 @@ where
     K: Clone + Eq + std::hash::Hash + Send + 'static,
     V: Clone + Send + 'static,
 {
-    /// `look_up` returns `None` when the name service does not answer: that is not remembered.
+    /// Starts the thread. `look_up` returns `None` if the name service does not answer; that is not cached.
     fn start(
         name: &str,
         fresh: Duration,
@@ -134,7 +134,7 @@ where
         let found = Arc::clone(&entries);
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             for (key, answer) in waiting {
-                // Another request may have looked it up meanwhile.
+                // Another request may already have looked it up.
                 let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < fresh).cloned();
                 let value = match known {
                     Some((_, value)) => value,
@@ -184,7 +184,7 @@ mod tests {
     #[tokio::test]
     async fn own_user_and_group_are_found() {
         let names = NameService::start().unwrap();
-        // Both exist everywhere.
+        // Every host has both.
         assert_eq!(names.users.get(0, GROUP_WAIT).await.as_deref(), Some("root"));
         let root = Group::from_gid(0.into()).unwrap().unwrap().name;
         assert_eq!(names.group(&root).await, Some(0));
@@ -202,7 +202,7 @@ mod tests {
             Some(Some(7))
         };
         let names = NameService::with(|_| Some(None), group, |_| Some(None)).unwrap();
-        // Only on this thread: another task runs while the lookup is pending.
+        // The test has only one thread: another task runs on it while the lookup is pending.
         let (found, ()) = tokio::join!(names.group("admins"), async {
             tokio::task::spawn_blocking(move || gate.wait()).await.unwrap();
         });
@@ -226,7 +226,7 @@ mod tests {
             return println!("SKIPPED: the host has just started");
         };
         locked(&names.groups.entries).insert("admins".to_owned(), (past, Some(7)));
-        // The answer comes only with the next line, so this is the old one.
+        // The lookup is answered only by the next line, so this is the old value.
         assert_eq!(names.group("admins").await, Some(7));
         told.send(Some(8)).unwrap();
         while names.group("admins").await != Some(8) {

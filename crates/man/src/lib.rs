@@ -1,13 +1,13 @@
-//! A man page from a command line: its options by `clap_mangen`, the rest as man pages have it.
+//! Man pages from command lines. `clap_mangen` writes the options; this crate writes the other sections.
 //!
-//! What stands below a command's help (`after_help`) is wrapped by hand, and has a form:
+//! The text after a command's options (`after_help`) is already wrapped, and has this form:
 //!
 //! ```text
 //! Prose goes into the description.        ─► DESCRIPTION, filled
-//!   an indented line is one of its own    ─►              as it stands
+//!   an indented line is kept as a line    ─►              not filled
 //!
 //! Exit status:                            ─► EXIT STATUS
-//!   0 done   1 other                      ─►              as it stands
+//!   0 done   1 other                      ─►              not filled
 //! ```
 
 use std::io;
@@ -15,19 +15,19 @@ use std::io;
 use clap::Command;
 use clap_mangen::Man;
 
-/// What a page has that no command line tells.
+/// The parts of a man page that the command line does not contain.
 #[derive(Debug, Clone, Default)]
 pub struct Beside<'a> {
-    /// Paths, and what is there.
+    /// Paths and their descriptions, for the section FILES.
     pub files: &'a [(&'a str, &'a str)],
-    /// Other pages: `gpushd(8)`.
+    /// Other man pages, such as `gpushd(8)`.
     pub see_also: &'a [String],
 }
 
-/// The page of a command that was built, as one of `section`. `name` is the page's.
+/// Renders the man page `name` of a command for `section`.
 ///
 /// # Errors
-/// None but those of memory: it writes into a buffer.
+/// Fails only if writing to the memory buffer fails.
 pub fn page(command: &Command, name: &str, section: &str, beside: &Beside<'_>) -> io::Result<Vec<u8>> {
     let mut command = command.clone();
     let usage = command.render_usage().to_string();
@@ -79,10 +79,10 @@ pub fn page(command: &Command, name: &str, section: &str, beside: &Beside<'_>) -
     Ok(out)
 }
 
-/// A part of the text below a help, between empty lines.
+/// A paragraph of `after_help`. Empty lines separate paragraphs.
 #[derive(Debug, PartialEq, Eq)]
 struct Block<'t> {
-    /// Its section: a first line of two words at most, with a colon at its end.
+    /// The section title: a first line of at most two words that ends with a colon.
     title: Option<&'t str>,
     lines: Vec<&'t str>,
 }
@@ -101,7 +101,7 @@ fn blocks(text: &str) -> Vec<Block<'_>> {
     blocks
 }
 
-/// Prose is filled, indented lines stay lines.
+/// Writes a block: roff fills prose and keeps indented lines as lines.
 fn write(text: &mut String, block: &Block<'_>) {
     let indented = |line: &str| line.starts_with(' ');
     for run in block.lines.chunk_by(|a, b| indented(a) == indented(b)) {
@@ -131,10 +131,10 @@ fn terms<'w>(text: &mut String, terms: impl Iterator<Item = (String, &'w str)>) 
     }
 }
 
-/// Text that roff takes as it is.
+/// Escapes a line of text for roff.
 fn plain(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
-    // At the beginning of a line they would be a request.
+    // roff would read either character at the start of a line as a request.
     if escaped.starts_with(['.', '\'']) { format!("\\&{escaped}") } else { escaped }
 }
 
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_below_a_help_becomes_sections_and_prose() {
+    fn text_after_the_help_becomes_sections_and_paragraphs() {
         let text = "Some prose\nof two lines:\n  --one\n\nExit status:\n  0 done   1 other\n\n.dot and 'quote'";
         let found = blocks(text);
         let titles: Vec<_> = found.iter().map(|block| block.title).collect();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_its_sections_in_order() {
+    fn page_has_its_sections_in_order() {
         let mut command = Command::new("tool").about("Does it").after_help("Environment:\n  TOOL  a path");
         command = command.arg(clap::Arg::new("file").long("file").value_name("FILE").help("A file")).version("1.2");
         command.build();

@@ -1,5 +1,5 @@
 //! Listeners on a daemon's socket that are not a control daemon. The conformance tests of `sim/mps-sim` cover control
-//! daemons: they run on NVIDIA's daemon and on the simulated one.
+//! daemons, both NVIDIA's daemon and the simulated one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::{os::unix::net::UnixListener, path::Path, time::Duration};

@@ -1,10 +1,9 @@
-//! The NVIDIA driver as gpush uses it: a safe, complete MIG layer over NVML, and the worker process that
-//! executes it.
+//! The NVIDIA driver as gpush uses it: a safe, complete MIG layer over NVML, and the worker process that executes it.
 //!
-//! `driver` calls the library in its own process. `worker` is the agent's process for that (`gpushd
-//! driver-worker`), and `proto` their protocol. [`Hardware`] is the agent's side: async, with deadlines, and
-//! robust against crashes and hangs of the library. The library is any `libnvidia-ml.so.1`: a real driver's, or
-//! gpush's simulator, which exports one extra symbol, `gpush_sim`.
+//! `driver` calls the library in the same process. gpushd does this only in a separate process, `gpushd driver-worker`:
+//! `worker` is that process, and `proto` the protocol. [`Hardware`] is gpushd's side: async, with deadlines, and robust
+//! against crashes and hangs of the library. The library can be any `libnvidia-ml.so.1`, a real driver's or gpush's
+//! simulator. The simulator exports one extra symbol, `gpush_sim`.
 
 pub mod driver;
 pub mod error;

@@ -1,9 +1,8 @@
-//! The protocol between the agent and its driver worker: typed frames over a socketpair.
+//! The protocol between gpushd and its driver worker: typed frames over a socketpair.
 //!
-//! A frame is its length as a little-endian `u32` and that many bytes of JSON. The parent first sends
-//! [`ToWorker::Init`], once; the worker loads the library and answers with [`ToParent::Ready`]. Calls and
-//! replies then carry the call's number. Replies for one GPU arrive in order; those of different GPUs arrive in
-//! any order.
+//! A frame is a length, as a little-endian `u32`, and that many bytes of JSON. gpushd, the parent, first sends
+//! [`ToWorker::Init`]. The worker loads the library and answers with [`ToParent::Ready`]. After that, calls and replies
+//! carry the call's number. Replies for one GPU arrive in order; replies for different GPUs arrive in any order.
 //!
 //! ```text
 //! parent ── Init ──────────► worker        parent ◄── Ready(driver | why not) ── worker
@@ -27,8 +26,8 @@ use crate::{
 /// Largest frame in bytes. A reading of a GPU with all profiles is about 40 kB.
 pub const MAX_FRAME: usize = 16 << 20;
 
-/// A GPU as known to the parent. The UUID identifies it; index and PCI address only spare the worker a search
-/// that would touch every GPU.
+/// A GPU as known to the parent. The UUID identifies it. Index and PCI address let the worker find it without a search,
+/// which would access every GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuRef {
     /// `GPU-<uuid>`.
@@ -50,7 +49,7 @@ impl GpuRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Enumerate the GPUs, without touching those in `skip`.
+    /// List the GPUs, without accessing those in `skip`.
     List {
         /// GPUs with an unsettled call, by their last index.
         skip: Vec<GpuRef>,
@@ -113,7 +112,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Returns its GPU; `None` for a call to the host.
+    /// Returns the GPU of the call; `None` for a call about the host.
     #[must_use]
     pub fn gpu(&self) -> Option<&GpuRef> {
         match self {
@@ -128,7 +127,7 @@ impl Request {
         }
     }
 
-    /// Returns its GPU to update index and PCI address.
+    /// Returns the GPU of the call, to update index and PCI address.
     pub fn gpu_mut(&mut self) -> Option<&mut GpuRef> {
         match self {
             Self::List { .. } => None,
@@ -142,7 +141,7 @@ impl Request {
         }
     }
 
-    /// Returns whether it changes the hardware.
+    /// Returns whether the call changes the hardware.
     #[must_use]
     pub fn is_mutation(&self) -> bool {
         match self {
@@ -156,7 +155,7 @@ impl Request {
         }
     }
 
-    /// Returns its name for errors and logs in which no NVML function failed.
+    /// Returns the name of the call, for errors and logs about a failure outside NVML.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -176,19 +175,19 @@ impl Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// To [`Request::List`].
+    /// Answer to [`Request::List`].
     Listed(Vec<Listed>),
-    /// To [`Request::Read`].
+    /// Answer to [`Request::Read`].
     Reading(Box<Reading>),
-    /// To [`Request::CreateGpuInstance`]: the instance, read back.
+    /// Answer to [`Request::CreateGpuInstance`]: the instance, read back.
     GpuInstance(GpuInstance),
-    /// To [`Request::CreateComputeInstance`]: the instance, read back.
+    /// Answer to [`Request::CreateComputeInstance`]: the instance, read back.
     ComputeInstance(ComputeInstance),
-    /// To a destroy call: the instance is no longer found.
+    /// Answer to a destroy call: the instance no longer exists.
     Destroyed,
-    /// To [`Request::SetMigMode`].
+    /// Answer to [`Request::SetMigMode`].
     Mode(ModeChange),
-    /// To [`Request::SetComputeMode`]: effective, read back.
+    /// Answer to [`Request::SetComputeMode`]: the mode is effective and was read back.
     ComputeModeSet,
 }
 
@@ -196,9 +195,9 @@ pub enum Answer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToWorker {
-    /// First, and once.
+    /// The first frame; sent only once.
     Init {
-        /// Library to load; `None` = `libnvidia-ml.so.1` by the loader's search.
+        /// Library to load; `None`: the loader searches for `libnvidia-ml.so.1`.
         library: Option<PathBuf>,
         /// Whether to listen to the driver's events.
         events: bool,
@@ -207,7 +206,7 @@ pub enum ToWorker {
     Call {
         /// Number, unique during the parent's lifetime.
         id: u64,
-        /// The call itself.
+        /// The call.
         request: Request,
     },
 }
@@ -216,23 +215,23 @@ pub enum ToWorker {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToParent {
-    /// The library is initialised, or the reason why not; then the worker ends by itself.
+    /// The library is initialised, or the reason why it is not. In the second case the worker exits.
     Ready(Result<Driver, DriverError>),
-    /// To a call.
+    /// The reply to a call.
     Reply {
         /// Number of the call.
         id: u64,
-        /// Its result.
+        /// Result of the call.
         result: Result<Answer, DriverError>,
     },
-    /// An event, which answers no call.
+    /// An event. It does not belong to a call.
     Event(Event),
 }
 
 /// Returns one frame as bytes.
 ///
 /// # Errors
-/// If it is larger than [`MAX_FRAME`].
+/// The frame is larger than [`MAX_FRAME`].
 pub fn encode<T: Serialize>(frame: &T) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; 4];
     serde_json::to_writer(&mut bytes, frame)?;
@@ -254,7 +253,7 @@ pub fn write<T: Serialize>(stream: &mut impl Write, frame: &T) -> io::Result<()>
     stream.flush()
 }
 
-/// Reads one frame; returns `None` if the other side closed between two frames.
+/// Reads one frame. Returns `None` if the other side closed the stream between two frames.
 ///
 /// # Errors
 /// Errors of the stream; a truncated, oversized or invalid frame.

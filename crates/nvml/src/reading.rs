@@ -8,15 +8,15 @@ use crate::error::DriverError;
 /// The fixed properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Index in this driver session. It shifts when a GPU is lost, so identify GPUs by `uuid`.
+    /// Index in this driver session. It changes when a GPU is lost, so use `uuid` to identify a GPU.
     pub index: u32,
     /// `GPU-<uuid>`.
     pub uuid: String,
     /// PCI address, `0000:07:00.0`.
     pub pci: String,
-    /// PCI device id and vendor as packed by NVML: 0x20b2_10de.
+    /// PCI device id and vendor id as NVML packs them: 0x20b2_10de.
     pub pci_id: u32,
-    /// The same for the subsystem; `None` if the driver does not report it.
+    /// PCI device id and vendor id of the subsystem; `None` if the driver does not report them.
     pub pci_subsystem: Option<u32>,
     /// Device minor number: `/dev/nvidia<minor>`.
     pub minor: u32,
@@ -27,46 +27,46 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// PCI device id without the vendor's: 0x20b2 is an A100.
+    /// Returns the PCI device id without the vendor id: 0x20b2 is an A100.
     #[must_use]
     pub fn pci_device_id(&self) -> u16 {
         (self.pci_id >> 16) as u16
     }
 }
 
-/// One GPU of the driver's enumeration, including unreadable ones.
+/// One GPU of the driver's list, which also contains GPUs that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
     /// Index in this driver session.
     pub index: u32,
-    /// Its identity, or why it cannot be read.
+    /// The GPU's identity, or why it cannot be read.
     pub identity: Result<Identity, DriverError>,
 }
 
 /// A GPU as read from the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
-    /// Its identity.
+    /// The fixed properties.
     pub identity: Identity,
     /// Memory of the whole GPU.
     pub memory: Memory,
-    /// MIG part, including profiles; `None` on parts without MIG.
+    /// MIG mode, profiles and instances; `None` on GPUs without MIG.
     pub mig: Option<Mig>,
     /// Compute mode, which limits CUDA contexts; `None` if the driver does not report it.
     #[serde(default)]
     pub compute_mode: Option<ComputeMode>,
-    /// Peers of its NVLink ports; `None` if none has a peer, or the driver does not report them.
+    /// Peers of the GPU's NVLink ports; `None` if no port has a peer, or the driver does not report them.
     #[serde(default)]
     pub nvlink: Option<NvLink>,
     /// Utilization, temperature, power and ECC errors.
     #[serde(default)]
     pub sensors: Sensors,
-    /// Processes on the whole GPU, with pid, kind and memory only.
+    /// Processes on the whole GPU. Only pid, kind and memory are known.
     pub processes: Vec<Process>,
     /// Whether all process lists could be read. If false, a GPU without listed processes may still be in use;
     /// the warnings give the reason.
     pub processes_known: bool,
-    /// Row remapper counts; `None` on parts or drivers that do not report them.
+    /// Row remapper counts; `None` if the GPU or the driver does not report them.
     #[serde(default)]
     pub rows: Option<RemappedRows>,
     /// The parts that cannot be read.
@@ -76,9 +76,9 @@ pub struct Reading {
 /// A part of a reading that cannot be read; the other parts are valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unread {
-    /// Which part.
+    /// The part.
     pub part: ReadingPart,
-    /// What failed, one sentence.
+    /// The error, in one sentence.
     pub message: String,
 }
 
@@ -106,13 +106,13 @@ impl Unread {
 /// Rows of memory that the GPU replaced by spare rows after ECC errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemappedRows {
-    /// For correctable errors.
+    /// Rows replaced because of correctable errors.
     pub correctable: u32,
-    /// For uncorrectable errors.
+    /// Rows replaced because of uncorrectable errors.
     pub uncorrectable: u32,
-    /// A replacement is pending until the next reset; until then the bad row is in use.
+    /// Whether a replacement is pending. Until the next reset the bad row stays in use.
     pub pending: bool,
-    /// A row could not be replaced: the hardware needs attention.
+    /// Whether a row could not be replaced. Then the hardware needs attention.
     pub failed: bool,
 }
 
@@ -128,7 +128,7 @@ pub struct ModeChange {
 }
 
 impl ModeChange {
-    /// Returns whether the mode is `wanted`, with no reset pending.
+    /// Returns whether the mode is `wanted` and no change is pending.
     #[must_use]
     pub fn is(&self, wanted: bool) -> bool {
         self.enabled == wanted && self.pending == wanted

@@ -1,7 +1,7 @@
-//! The child's side: `gpushd driver-worker`.
+//! The worker process, `gpushd driver-worker`.
 //!
-//! Each GPU has a thread, started with its first call, and the host has one. Each serves its calls in order, so
-//! a hanging call delays no other thread. The main thread only reads frames and distributes them.
+//! There is one thread for the host, and one for each GPU, started with the first call. Each thread executes its calls
+//! in order, so a hanging call does not delay other threads. The main thread only reads frames and distributes them.
 //!
 //! ```text
 //!                    ┌► host thread:  init, list ─┐
@@ -10,10 +10,10 @@
 //!                    └► event thread (if wanted) ─┘
 //! ```
 //!
-//! It depends on its parent: it ends when the socket closes, without waiting for calls that hang, and the
-//! kernel kills it when the parent dies. It ignores signals of terminals and service managers, which are for
-//! the parent: a worker that ended during a mutation would leave it half done.
-#![allow(unsafe_code)] // Taking over the inherited descriptor, signals, and ending without cleanup.
+//! The worker never outlives its parent. When the socket closes, it exits without waiting for calls that hang; and the
+//! kernel kills it when the parent dies. It ignores signals from terminals and service managers, which are meant for
+//! the parent: a worker that exits during a mutation would leave the mutation half done.
+#![allow(unsafe_code)] // For the inherited descriptor, signals, and an exit without cleanup.
 
 use std::{
     collections::HashMap,
@@ -37,7 +37,7 @@ use crate::{
     proto::{self, Answer, Request, ToParent, ToWorker},
 };
 
-/// Duration of one wait for events; then the next begins.
+/// Duration of one wait for events. After it, the next wait begins.
 const EVENT_WAIT: Duration = Duration::from_secs(60);
 
 /// Runs the worker on the socket that is its standard input, until the parent closes it.
@@ -61,12 +61,12 @@ pub fn run(socket: UnixStream) -> ExitCode {
     if let Err(error) = &result {
         eprintln!("driver-worker: {error}");
     }
-    // Threads may hang in the driver, and exit handlers would hang with them, so this exits directly. SAFETY:
+    // Threads may hang in the driver, and exit handlers would hang with them. So the process exits directly. SAFETY:
     // nothing here needs cleanup.
     unsafe { libc::_exit(i32::from(result.is_err())) }
 }
 
-/// Moves the socket away from standard input, which becomes empty in case the library reads it.
+/// Moves the socket to another descriptor. Standard input becomes empty, in case the library reads it.
 fn take_over_stdin() -> std::io::Result<UnixStream> {
     let stdin = std::io::stdin();
     let socket = UnixStream::from(nix::unistd::dup(&stdin)?);
@@ -77,11 +77,11 @@ fn take_over_stdin() -> std::io::Result<UnixStream> {
 }
 
 fn follow_parent() {
-    // If this fails, the closed socket still shows the parent's death.
+    // If this fails, the worker still notices the parent's death by the closed socket.
     let _ = prctl::set_pdeathsig(Signal::SIGKILL);
     let _ = prctl::set_name(c"gpushd-driver");
     for number in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
-        // SAFETY: ignoring a signal installs no code.
+        // SAFETY: ignoring a signal installs no handler code.
         let _ = unsafe { signal(number, SigHandler::SigIgn) };
     }
 }
@@ -93,7 +93,7 @@ struct Outbox(Arc<Mutex<UnixStream>>);
 impl Outbox {
     fn send(&self, frame: &ToParent) {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // If the parent is gone, the other direction is closed too, which ends the main thread.
+        // If the parent has ended, the other direction is closed too, and the main thread exits.
         let _ = proto::write(&mut *stream, frame);
     }
 }
@@ -140,7 +140,7 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The session lasts as long as the process, as its threads need it.
+/// Loads the library. The session lasts as long as the process, because its threads need it.
 fn open(library: Option<&Path>) -> Result<(&'static Driver, gpush_api::Driver), DriverError> {
     let driver = Driver::load(library)?;
     let info = driver.info()?;
@@ -178,7 +178,7 @@ fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Re
     }
 }
 
-/// Registers for the events of every GPU that supports some.
+/// Registers for the events of every GPU that supports any.
 fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
     let mut registered = 0_u32;
     let set = driver.event_set().and_then(|mut set| {

@@ -1,11 +1,12 @@
-//! The supervisor with a scripted worker: a real process that speaks the worker's protocol, and crashes, hangs
-//! and gives wrong answers as its script says.
+//! The supervisor with a scripted worker: a real process that uses the worker's protocol, and crashes, hangs and gives
+//! wrong answers as its script says.
 //!
-//! The worker is this test program, see `scripted`. Its script is a directory, passed instead of a library:
-//! `behaviour` defines the result of each call (`REQUEST UUID DEED`, `*` for any, the first match counts, read
-//! for each call), and every call is appended to `log`.
+//! The worker is this test program; see `scripted`. Its script is a directory, whose path is passed in place of the
+//! library's. The file `behaviour` defines the result of each call. Its lines have the form `REQUEST UUID DEED`; `*`
+//! matches any request or UUID, and the first match counts. The file is read for each call. The worker appends every
+//! call to the file `log`.
 
-#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+#![allow(clippy::unwrap_used)] // A failed test panics.
 
 mod scripted;
 
@@ -36,7 +37,7 @@ impl Stage {
         let mut options = Options::of_this_program();
         options.args = ["--ignored", "--exact", "scripted::worker"].map(str::to_owned).to_vec();
         options.library = Some(dir.path().to_owned());
-        // Short only where a script hangs, so that a busy machine does not fail the other tests.
+        // The limit is short only if a script hangs, so that a busy machine does not fail the other tests.
         let allowed = if behaviour.contains("hang") || behaviour.contains("gate") { 1 } else { 30 };
         options.deadlines.read = Duration::from_secs(allowed);
         options.deadlines.change = Duration::from_secs(allowed);
@@ -74,7 +75,7 @@ impl Stage {
 struct Gate(PathBuf);
 
 impl Gate {
-    /// Lets one call pass; waits until the call has arrived.
+    /// Waits until a call has arrived, and lets it pass.
     fn open(&self) {
         fs::File::create(&self.0).unwrap();
     }
@@ -84,7 +85,7 @@ fn alive(pid: u32) -> bool {
     kill(Pid::from_raw(i32::try_from(pid).unwrap()), None).is_ok()
 }
 
-/// Waits until a process that is not a child of the test is gone.
+/// Waits for the end of a process that is not a child of the test.
 async fn gone(pid: u32) {
     while alive(pid) {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -124,7 +125,7 @@ async fn calls_to_one_gpu_run_in_order_one_at_a_time() {
     assert_eq!(stage.log(), expected);
 }
 
-/// Starts all, in order, then waits for all.
+/// Starts all futures in order, then waits for all.
 async fn futures_in_order<T: Send + 'static>(
     calls: impl Iterator<Item = impl Future<Output = T> + Send + 'static>,
 ) -> Vec<T> {
@@ -163,7 +164,7 @@ async fn hung_mutation_leaves_its_gpu_unsettled() {
     let error = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap_err();
     assert!(error.may_land(), "{error}");
     assert_eq!(error.to_api().code, gpush_api::Code::DriverTimeout);
-    // It may take effect during its grace: the GPU is not touched, and other GPUs are served.
+    // The mutation may take effect during its grace time. Meanwhile its GPU gets no calls, and other GPUs are served.
     for result in [stage.hardware.read(A).await.map(|_| ()), stage.hardware.destroy_gpu_instance(A, 1).await] {
         assert_eq!(result.unwrap_err().kind, ErrorKind::Unsettled);
     }
@@ -177,7 +178,7 @@ async fn hung_mutation_leaves_its_gpu_unsettled() {
     assert_eq!(status.abandoned[0].pid, Some(first));
     assert!(!status.abandoned[0].stuck);
     assert!(alive(first), "it is left to land");
-    // Then it is killed, and only now its GPU can be read again.
+    // Then the worker is killed. Only now its GPU can be read again.
     assert_eq!(stage.hardware.settle(A).await, Settled::Gone);
     assert!(!alive(first));
     stage.hardware.read(A).await.unwrap();
@@ -198,7 +199,7 @@ async fn late_mutation_is_settled_by_its_answer() {
     tokio::task::spawn_blocking(move || gate.open()).await.unwrap();
     assert_eq!(waiting.await.unwrap(), Settled::Late(Ok(())));
     stage.hardware.read(A).await.unwrap();
-    // It has no calls left, and ends without waiting for the grace.
+    // The worker has no calls left, and ends without waiting for the grace time.
     gone(first).await;
     assert_eq!(stage.hardware.settle(A).await, Settled::Nothing);
 }
@@ -228,7 +229,7 @@ async fn worker_death_in_mutation_may_have_taken_effect() {
     let error = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerDied { may_have_landed: true });
     assert!(error.to_string().contains("SIGKILL"), "{error}");
-    // No call is pending: the worker is gone, so the GPU can be read at once.
+    // The worker has ended, so no call is pending and the GPU can be read at once.
     assert_eq!(stage.hardware.settle(A).await, Settled::Nothing);
     stage.hardware.read(A).await.unwrap();
     assert_eq!(stage.log().iter().filter(|line| line.starts_with("create")).count(), 1, "never tried twice");
@@ -248,7 +249,7 @@ async fn gpu_that_kills_the_worker_affects_no_other() {
             _ => assert!(result.is_ok(), "{position}: {result:?}"),
         }
     }
-    // It is skipped for a while, instead of ending the next worker too.
+    // The GPU is skipped for a while, so that it does not end the next worker too.
     let started = stage.hardware.status().started;
     let error = stage.hardware.read(A).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
@@ -265,7 +266,7 @@ async fn read_survives_worker_death() {
     stage.hardware.read(B).await.unwrap();
     let second = stage.pid().await;
     assert_ne!(first, second);
-    // Busy: the call has begun when it waits at the gate.
+    // The worker is busy: the call waits at the gate.
     let _gate = stage.gate();
     let reading = tokio::spawn({
         let hardware = stage.hardware.clone();
@@ -286,7 +287,7 @@ async fn missing_driver_is_reported_and_retried_on_request() {
     let error = stage.hardware.driver().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::DriverNotLoaded);
     assert!(error.hint().unwrap().contains("modprobe nvidia"));
-    // Right after it, the same answer without another start; and no start without a call.
+    // Calls right after the failure get the same error without another start. Without a call there is no start.
     assert_eq!(stage.hardware.read(A).await.unwrap_err().kind, ErrorKind::DriverNotLoaded);
     assert_eq!(stage.hardware.status().started, 1);
     assert_eq!(stage.hardware.status().failure.unwrap().kind, ErrorKind::DriverNotLoaded);

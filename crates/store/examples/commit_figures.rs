@@ -1,5 +1,5 @@
-//! Duration of a durable change through the store, compared with a plain SQLite commit of the same bytes on the
-//! same disk, interleaved in one run; and the number of changes per sync.
+//! Measures the duration of a durable change through the store, and the number of changes per sync. Compares it with a
+//! plain SQLite commit of the same bytes on the same disk, alternately in one run.
 //!
 //! ```text
 //! cargo run --release -p gpush-store --example commit_figures [DIRECTORY]

@@ -1,5 +1,5 @@
-//! Answers stored under the caller's idempotency key. A repeated request gets the same answer and is not
-//! executed again, also after a restart.
+//! Answers stored under the caller's idempotency key. A repeated request gets the same answer and is not executed
+//! again, even after a restart.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -15,19 +15,19 @@ use crate::{
 /// An answer to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewAnswer<'a> {
-    /// Owner of the key: equal keys of different users are independent.
+    /// Owner of the key. Equal keys of different users are independent.
     pub uid: u32,
     /// The key.
     pub key: String,
-    /// The request (method, path, body), to detect that a key is used for another one.
+    /// The request (method, path, body). It shows whether a key is used again for a different request.
     pub request: &'a [u8],
-    /// Operation that the request began.
+    /// Operation that the request began, if any.
     pub operation: Option<OperationId>,
     /// HTTP status.
     pub status: u16,
     /// Body.
     pub body: Value,
-    /// Time until which it is stored.
+    /// When the answer may be deleted.
     pub expires_at: Timestamp,
 }
 
@@ -38,17 +38,17 @@ pub struct StoredAnswer {
     pub uid: u32,
     /// The key.
     pub key: String,
-    /// Operation that the request began.
+    /// Operation that the request began, if any.
     pub operation: Option<OperationId>,
     /// HTTP status.
     pub status: u16,
     /// Body.
     pub body: Value,
-    /// When it was given.
+    /// When the answer was given.
     pub created_at: Timestamp,
-    /// Time until which it is stored.
+    /// When the answer may be deleted.
     pub expires_at: Timestamp,
-    /// Sequence number of its storing.
+    /// Sequence number of the answer.
     pub sequence: u64,
     request: String,
 }
@@ -56,11 +56,11 @@ pub struct StoredAnswer {
 /// The result of looking up a key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// Unknown: execute the request.
+    /// The key is unknown: execute the request.
     None,
-    /// Answered already: give the same answer.
+    /// The request was already answered: give the same answer.
     Known(Box<StoredAnswer>),
-    /// The key was used for another request: refuse.
+    /// The key was used for a different request: refuse.
     OtherRequest,
 }
 
@@ -98,8 +98,8 @@ impl Record for StoredAnswer {
 }
 
 fn fingerprint(request: &[u8]) -> String {
-    // The length supplements the digest: 64 bits protect against accidents, not against attackers, and callers
-    // can only confuse their own keys.
+    // The length supplements the digest. 64 bits protect against accidents, not against attackers, but callers can only
+    // confuse their own keys.
     format!("{:016x}-{}", digest(request), request.len())
 }
 
@@ -107,7 +107,7 @@ impl View<'_> {
     /// Looks up a user's key for this request.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn answer(&self, uid: u32, key: &str, request: &[u8]) -> Result<Answer, StoreError> {
         let rest = "WHERE uid = ?1 AND name = ?2";
         let found = record::select::<StoredAnswer>(self.connection, rest, (uid, key), self.sealed)?.pop();
@@ -118,14 +118,24 @@ impl View<'_> {
             Some(kept) => Answer::Known(Box::new(kept)),
         })
     }
-}
 
-impl Tx<'_> {
-    /// Looks up a user's key for this request within the transaction that will answer it, so that of two
-    /// concurrent requests the second sees the first.
+    /// Returns whether an answer of a user names the object with this number.
     ///
     /// # Errors
     /// When the store can't be read.
+    pub fn has_answer_with(&self, uid: u32, number: u64) -> Result<bool, StoreError> {
+        let rest = "WHERE uid = ?1 AND body = ?2";
+        let found = record::select::<StoredAnswer>(self.connection, rest, (uid, number.to_string()), self.sealed)?;
+        Ok(found.iter().any(|kept| kept.expires_at > self.now))
+    }
+}
+
+impl Tx<'_> {
+    /// Looks up a user's key for this request within the transaction that will answer it. So if two requests are
+    /// concurrent, the second one sees the first.
+    ///
+    /// # Errors
+    /// The store cannot be read.
     pub fn answer(&self, uid: u32, key: &str, request: &[u8]) -> Result<Answer, StoreError> {
         self.view().answer(uid, key, request)
     }
@@ -133,7 +143,7 @@ impl Tx<'_> {
     /// Stores an answer.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn keep_answer(&mut self, new: NewAnswer<'_>) -> Result<(), StoreError> {
         let kept = StoredAnswer {
             uid: new.uid,
@@ -149,11 +159,11 @@ impl Tx<'_> {
         record::put(self.connection, &kept)
     }
 
-    /// Deletes answers that have expired, and the oldest beyond the budgets.
+    /// Deletes expired answers, and the oldest ones beyond the limits.
     ///
-    /// Each user has a budget. If the answers of all users are too many, users with the most answers lose
-    /// theirs first: requests of one user never displace the answers of a user who has fewer. Answers to root
-    /// and to the agent's own user count towards neither limit.
+    /// Each user has a limit. If all users together have too many answers, the users with the most answers lose theirs
+    /// first. So requests of one user never displace answers to a user who has fewer. Answers to root and to gpushd's
+    /// own user do not count towards either limit.
     pub(crate) fn prune_answers(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let expired =
             record::delete::<StoredAnswer>(self.connection, "WHERE expires_at <= ?1", [self.now.as_millisecond()])?;

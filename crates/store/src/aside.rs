@@ -1,4 +1,4 @@
-//! Setting a damaged database aside: it is not read again, and not deleted either.
+//! Sets a damaged database aside: it is renamed, and neither read again nor deleted.
 
 use std::{
     fs, io,
@@ -7,29 +7,30 @@ use std::{
 
 use jiff::Timestamp;
 
-/// Number of databases set aside that are kept. Older ones are deleted, so that a faulty disk does not also
-/// fill up.
+/// Maximum number of databases that are kept after being set aside. Older ones are deleted, so that a faulty disk does
+/// not also become full.
 const KEPT: usize = 5;
 
-/// Suffixes of the files that belong to a database.
+/// Suffixes of the other files of a database.
 pub(crate) const COMPANIONS: [&str; 3] = ["-wal", "-shm", "-journal"];
 
-/// Renames the database and its companion files, and returns the new path. Returns `None` if there is no
-/// database; its companions are moved even so.
+/// Renames the database and its other files, and returns the new path. If there is no database, renames the other files
+/// and returns `None`.
 pub(crate) fn set_aside(database: &Path, now: Timestamp) -> io::Result<Option<PathBuf>> {
     let directory = database.parent().unwrap_or(Path::new("."));
     let name = database.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let stem = format!("{name}.damaged-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let free = |candidate: &String| !directory.join(candidate).exists();
     let mut target = stem.clone();
-    // At most one in a second, unless the clock was set back.
+    // There is at most one per second, unless the clock was set back.
     let mut number = 1;
     while !free(&target) {
         number += 1;
         target = format!("{stem}.{number}");
     }
     let mut kept = None;
-    // The log first: if a database is found without it, the watermark shows that it is behind.
+    // Rename the log first. If gpushd is killed now, the next one finds the database without its log, and the watermark
+    // shows that it is behind.
     for companion in COMPANIONS {
         rename(&directory.join(format!("{name}{companion}")), &directory.join(format!("{target}{companion}")))?;
     }

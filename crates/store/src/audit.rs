@@ -1,9 +1,9 @@
-//! The audit trail: one record for each mutation, in the transaction of the mutation itself. Records never
-//! change; the oldest are deleted by number and age.
+//! The audit trail. Each mutation has one record, in the same transaction. Records never change; the oldest are deleted
+//! by number and age.
 //!
-//! Every user may request and release leases, and be refused as an administrator, as often as they like. So records of
-//! both have a budget per user: they replace older ones of the same user and subject, and never a record of what an
-//! administrator did.
+//! Every user may request and release leases as often as they like, and so may a user who tries to administer and is
+//! refused. So records of both kinds have a limit for each user. They replace older ones of the same user and kind, and
+//! never a record of an administrator's action.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -16,39 +16,39 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// Actions of records about leases, as a pattern: users make them who may do nothing else.
+/// Pattern for the actions of records about leases. Users without other permissions can cause such records.
 pub(crate) const LEASES: &str = "lease.*";
 
-/// Action of records of users who tried to administer and were refused.
+/// Action of records about refused attempts to administer.
 pub const DENIED: &str = "access.denied";
 
-/// Patterns of the actions whose records have a budget per user.
+/// Patterns of the actions whose records have a limit for each user.
 const BY_USERS: [&str; 2] = [LEASES, DENIED];
 
 /// A record to add.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewAudit {
-    /// The user; `None` for the agent itself.
+    /// The user; `None` for gpushd itself.
     pub by: Option<Actor>,
-    /// The action: `mig.apply`, `gpu.cordon`, `override.expire`.
+    /// The action, such as `mig.apply`, `gpu.cordon`, `override.expire`.
     pub action: String,
-    /// The object: a GPU's UUID, an operation, `config`.
+    /// The object, such as a GPU's UUID, an operation, or `config`.
     pub object: String,
-    /// The outcome: `accepted`, `done`, `refused`.
+    /// The outcome, such as `accepted`, `done`, `refused`.
     pub result: String,
-    /// Other data. A list `gpus`, whose objects each have a `gpu_uuid`, names the GPUs of an operation: a search for
-    /// one of them finds all records of the operation.
+    /// Other data. A list `gpus` names the GPUs of an operation: each of its objects has a `gpu_uuid`. A search for one
+    /// of these GPUs finds all records of the operation.
     pub detail: Value,
 }
 
-/// A record of the trail.
+/// A record of the audit trail.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRecord {
-    /// Its place in the order of the trail.
+    /// Position in the trail.
     pub sequence: u64,
-    /// Wall clock at the time.
+    /// System time when it was recorded.
     pub at: Timestamp,
-    /// The user; `None` for the agent itself.
+    /// The user; `None` for gpushd itself.
     pub by: Option<Actor>,
     /// The action.
     pub action: String,
@@ -63,14 +63,15 @@ pub struct AuditRecord {
 /// A selection of records.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditQuery {
-    /// Only those after this sequence number.
+    /// Only records after this sequence number.
     pub after: u64,
-    /// Maximum number, 0 for all: the first after `after`, or the last if `latest` is set.
+    /// Maximum number of records, 0 for all. They are the first ones after `after`, or the last ones if `latest` is
+    /// set.
     pub limit: usize,
-    /// Select the last records, not the first.
+    /// Whether to select the last records instead of the first.
     pub latest: bool,
-    /// Only records about one of these objects: their object, a GPU of an operation or lease,
-    /// or the user who acted. All records when empty.
+    /// Only records about one of these: the object, a GPU of an operation or lease, or the user who acted. If empty,
+    /// all records.
     pub objects: Vec<String>,
     /// Only records from this time or later, by the system clock.
     pub since: Option<Timestamp>,
@@ -107,10 +108,10 @@ impl View<'_> {
     /// Returns the selected records, oldest first.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, StoreError> {
         let order = if query.latest { "DESC" } else { "ASC" };
-        // Damaged JSON must not abort the search: every returned record is checked by its seal.
+        // Damaged JSON must not abort the search. The seal of every returned record is checked.
         let wanted = "(SELECT value FROM json_each(?2))";
         let concerned = format!(
             "SELECT told.object FROM audit AS told, \
@@ -140,7 +141,7 @@ impl Tx<'_> {
     /// Adds a record and returns its sequence number.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn audit(&mut self, new: NewAudit) -> Result<u64, StoreError> {
         let sequence = self.next_sequence();
         record::put(
@@ -158,9 +159,9 @@ impl Tx<'_> {
         Ok(sequence)
     }
 
-    /// Deletes the oldest records beyond the bounds, and those older than their maximum age. At least
-    /// `audit_least` records stay: a wrong clock must not empty the trail. Records that every user can create
-    /// are counted separately, by action and by user.
+    /// Deletes the oldest records beyond the limits, and records that are too old. At least `audit_least` records stay,
+    /// so that a wrong clock does not empty the trail. Records that every user can cause are counted separately, by
+    /// kind and by user.
     pub(crate) fn prune_audit(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let mut pruned = 0;
         for action in BY_USERS {
@@ -172,11 +173,11 @@ impl Tx<'_> {
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
-    /// Deletes the oldest records of an action beyond each user's budget; then, where those of all users are too
-    /// many, first those of the users with most of them. The user is the one who asked, or whose lease it was.
+    /// Deletes the oldest records of an action beyond each user's limit. If all users together have too many, the users
+    /// with the most records lose theirs first. The user is the caller, or the holder of the lease.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        // Damaged JSON must not abort it: every record is checked by its seal when it is read.
+        // Damaged JSON must not abort this. The seal of every record is checked when it is read.
         let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
         let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
         let ranked = format!(
@@ -198,7 +199,7 @@ impl Tx<'_> {
         Ok(per_user + in_all)
     }
 
-    /// Deletes records whose action satisfies the condition `of` on `?1`, which is `actions`.
+    /// Deletes records whose action satisfies the SQL condition `of`, in which `?1` is `actions`.
     fn prune_audit_of(&mut self, of: &str, actions: &str, most: usize, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let beyond = format!("(SELECT sequence FROM audit WHERE {of} ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");

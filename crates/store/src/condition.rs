@@ -1,5 +1,5 @@
-//! Conditions of GPUs that survive restarts: cordoned, in maintenance, degraded, held. Each has its cause, so
-//! that gpushd does not clear a condition that an administrator set, or the reverse.
+//! Conditions of GPUs that survive restarts: cordoned, in maintenance, degraded, held. Each condition has a cause. So
+//! gpushd does not clear a condition that an administrator set, and an administrator does not clear gpushd's.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -28,16 +28,16 @@ impl Scope {
     }
 }
 
-/// Kind of condition.
+/// The kind of a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConditionKind {
-    /// No new work.
+    /// The GPU takes no new work.
     Cordon,
-    /// gpushd does not touch it, and keeps no handle open.
+    /// gpushd does not use the GPU, and has no handle open.
     Maintenance,
-    /// A change failed and its rollback too.
+    /// A change and its rollback failed.
     Degraded,
-    /// Promises about it were lost.
+    /// The database was lost, and with it the record of grants and operations on the GPU.
     Held,
 }
 
@@ -64,9 +64,9 @@ pub struct NewCondition {
     pub scope: Scope,
     /// Kind.
     pub kind: ConditionKind,
-    /// Cause, for programs: `admin`, `xid-79`, `row-remap`, `op-12`.
+    /// Cause for programs, such as `admin`, `xid-79`, `row-remap`, `op-12`.
     pub cause: String,
-    /// Reason, for people.
+    /// Reason for users.
     pub reason: String,
     /// The user who set it, if any.
     pub by: Option<Actor>,
@@ -79,17 +79,17 @@ pub struct Condition {
     pub scope: Scope,
     /// Kind.
     pub kind: ConditionKind,
-    /// Cause, for programs.
+    /// Cause for programs.
     pub cause: String,
-    /// Reason, for people.
+    /// Reason for users.
     pub reason: String,
     /// The user who set it, if any.
     pub by: Option<Actor>,
-    /// Time since when it is active.
+    /// Since when it is active.
     pub since: Timestamp,
     /// Boot on which it was set.
     pub boot_id: String,
-    /// Sequence number of its setting.
+    /// Sequence number of the condition.
     pub sequence: u64,
 }
 
@@ -132,17 +132,17 @@ impl View<'_> {
     /// Returns the conditions in the order in which they were set.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn conditions(&self) -> Result<Vec<Condition>, StoreError> {
         record::select(self.connection, "ORDER BY sequence", [], self.sealed)
     }
 }
 
 impl Tx<'_> {
-    /// Sets a condition; replaces the one with the same object, kind and cause.
+    /// Sets a condition. Replaces a condition with the same object, kind and cause.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn set_condition(&mut self, new: NewCondition) -> Result<Condition, StoreError> {
         let set = Condition {
             scope: new.scope,
@@ -158,10 +158,10 @@ impl Tx<'_> {
         Ok(set)
     }
 
-    /// Clears an object's conditions of a kind, all or only those with one cause, and returns them.
+    /// Clears and returns an object's conditions of one kind: all of them, or only those with one cause.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn clear_conditions(
         &mut self,
         scope: &Scope,
@@ -178,12 +178,11 @@ impl Tx<'_> {
         Ok(cleared)
     }
 
-    /// Clears conditions of other boots that a reboot ends: degraded GPUs, and GPUs held after a loss.
-    /// Instances and promises about them do not outlive a boot. Conditions set by an administrator stay.
-    /// stays.
+    /// Clears the conditions of other boots that end with a reboot: degraded GPUs, and GPUs held after a loss.
+    /// Instances and grants do not outlive a boot. Cordons and maintenance stay.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn forget_conditions_of_other_boots(&mut self, boot_id: &str) -> Result<(), StoreError> {
         for one in self.view().conditions()? {
             let mended = match one.kind {

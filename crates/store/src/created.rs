@@ -1,5 +1,5 @@
-//! GPU instances that gpushd created on this boot, by their placements. On a GPU whose layout is `dynamic`, a lease
-//! destroys no others.
+//! GPU instances that gpushd created on this boot, by their placements. On a GPU with the layout `dynamic`, leases
+//! destroy no other instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub type CreatedInstances = BTreeMap<String, BTreeSet<Placement>>;
 
 const CREATED: &str = "created_instances";
 
-/// The fact: instances do not outlive a boot.
+/// The stored value. Instances do not outlive a boot.
 #[derive(Debug, Serialize, Deserialize)]
 struct Created {
     boot_id: String,
@@ -36,7 +36,7 @@ impl View<'_> {
     /// Returns the instances that gpushd created on a boot.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn created_instances(&self, boot_id: &str) -> Result<CreatedInstances, StoreError> {
         let created = self.created()?.filter(|created| created.boot_id == boot_id);
         Ok(created.map(|created| created.gpus).unwrap_or_default())
@@ -44,10 +44,10 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Records the instances that gpushd created on a GPU on this boot; replaces those recorded before.
+    /// Records the instances that gpushd created on a GPU on this boot. Replaces the previous record.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn set_created_instances(&mut self, gpu: &str, placements: BTreeSet<Placement>) -> Result<(), StoreError> {
         let mut gpus = self.view().created_instances(self.boot_id)?;
         if placements.is_empty() {

@@ -5,15 +5,16 @@
 //!          ▼                                                                   │
 //!  take all queued   ─► reads ─► BEGIN ─► each write in a savepoint ─► COMMIT = write log, sync
 //!                                                                │             │
-//!          quiet: sync watermark, checkpoint, prune              │         watermark, are the files
-//!                                                                │         still there? ─► replies
+//!          quiet: sync watermark, checkpoint, prune              │         watermark, do the files
+//!                                                                │         still exist? ─► replies
 //!                                                                ▼
 //!                      full: rolled back; endings once more with the reserve released
 //!                      any other failure: rolled back, `Broken` until reopened
 //! ```
 //!
-//! States: fine ─► broken or gone; or read-only from the start. The last three are final while the agent runs. A
-//! failed sync is not tried again: the kernel may have dropped the pages and would then report success.
+//! The store is fine, broken, gone, or read-only. Only a fine store can change its state; the others stay as they are
+//! while gpushd runs. A failed sync is not repeated: the kernel may have dropped the pages, and would then report
+//! success.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -42,42 +43,42 @@ use crate::{
 
 /// Maximum number of jobs in one commit.
 const LARGEST_BATCH: usize = 128;
-/// Time without a job after which housekeeping runs.
+/// Time without a job after which the thread does housekeeping.
 const QUIET: Duration = Duration::from_millis(200);
-/// Commits after which the log is checkpointed even without a quiet moment.
+/// Number of commits after which the thread checkpoints the log even without a quiet moment.
 const COMMITS_A_CHECKPOINT: u64 = 256;
-/// The same on a full disk.
+/// Number of commits after which the thread checkpoints the log if the disk is full.
 const COMMITS_A_CHECKPOINT_WHEN_FULL: u64 = 8;
-/// Minimum time between two prunings of old records, unless there were many commits.
+/// Minimum time between two deletions of old records, unless there were many commits.
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
-/// Commits after which old records are deleted at the next quiet moment.
+/// Number of commits after which old records are deleted at the next quiet moment.
 const COMMITS_A_PRUNE: u64 = 256;
-/// Commits after which old records are deleted even without a quiet moment.
+/// Number of commits after which old records are deleted even without a quiet moment.
 const MOST_COMMITS_A_PRUNE: u64 = 1024;
 
-/// Time between two checks for space on a full disk, so that the store's health recovers without a write.
+/// Time between two checks for space on a full disk. With these checks, the store's health recovers without a write.
 const LOOK_FOR_SPACE: Duration = Duration::from_secs(1);
 
-/// The kind of a write, which matters on a full disk.
+/// The kind of a write. It matters on a full disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Begins something.
+    /// The beginning of something, or any other change.
     Ordinary,
-    /// Ends something: may use the reserve.
+    /// The end of something. It may use the reserve.
     Ending,
 }
 
 /// A write and its reply.
 pub(crate) trait Write: Send {
-    /// Returns its class.
+    /// Returns the class of the write.
     fn class(&self) -> Class;
-    /// Executes it. It is called again if the transaction was rolled back because of another write.
+    /// Executes the write. This is called again if the transaction was rolled back because of another write.
     fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError>;
-    /// Reports the outcome to its caller.
+    /// Reports the outcome to the caller.
     fn reply(self: Box<Self>, outcome: Result<(), StoreError>);
 }
 
-/// A read, reply included.
+/// A read, which also replies to its caller.
 pub(crate) type Read = Box<dyn FnOnce(&View<'_>) + Send>;
 
 /// Work for the thread.
@@ -93,17 +94,17 @@ pub(crate) enum Job {
 pub(crate) struct Counters {
     /// Jobs in the queue.
     pub(crate) waiting: AtomicUsize,
-    /// Commits, one sync each.
+    /// Commits. Each has one sync.
     pub(crate) commits: AtomicU64,
     /// Writes in those commits.
     pub(crate) writes: AtomicU64,
-    /// The reason why writes are refused now, if they are.
+    /// Why writes are refused now, if they are.
     pub(crate) trouble: Mutex<Option<StoreError>>,
 }
 
 impl Counters {
-    /// Sets the reason why writes are refused now. A disk that becomes full, or has space again, is logged
-    /// once.
+    /// Sets the reason why writes are refused now. Logs once when the disk becomes full, and once when it has space
+    /// again.
     pub(crate) fn trouble(&self, trouble: Option<StoreError>) {
         let is_full = |trouble: &Option<StoreError>| matches!(trouble, Some(StoreError::Full { .. }));
         let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,12 +122,12 @@ impl Counters {
     }
 }
 
-/// What the store can still do.
+/// Which jobs the store accepts.
 #[derive(Debug, Clone)]
-pub(crate) enum Condition {
-    /// Everything.
+pub(crate) enum EngineCondition {
+    /// Reads and writes.
     Fine,
-    /// Reads only; writes fail with this error.
+    /// Only reads. Writes fail with this error.
     Refusing(StoreError),
 }
 
@@ -135,7 +136,7 @@ pub(crate) struct Engine {
     pub(crate) connection: Connection,
     pub(crate) files: Files,
     pub(crate) head: Head,
-    pub(crate) condition: Condition,
+    pub(crate) condition: EngineCondition,
     pub(crate) sealed: bool,
     pub(crate) watermarks: Watermarks,
     pub(crate) reserve: Reserve,
@@ -147,7 +148,7 @@ pub(crate) struct Engine {
     pub(crate) commits_since_checkpoint: u64,
     pub(crate) commits_since_prune: u64,
     pub(crate) pruned: Option<Instant>,
-    /// Dropped last: the process that has the lock may open the database.
+    /// Dropped last: another process that gets the lock may open the database.
     pub(crate) _lock: Lock,
 }
 
@@ -157,14 +158,14 @@ struct Entry {
     outcome: Result<(), StoreError>,
 }
 
-/// The reason why a batch failed.
+/// Why a batch failed.
 enum Failure {
     Full,
     Broken(StoreError),
 }
 
 impl Engine {
-    /// Serves jobs until all senders are gone.
+    /// Serves jobs until all senders are dropped.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         let mut looked = Instant::now();
         loop {
@@ -202,7 +203,7 @@ impl Engine {
             self.counters.waiting.fetch_sub(batch.len(), Ordering::Relaxed);
             self.serve(batch);
             if self.commits_since_prune >= MOST_COMMITS_A_PRUNE {
-                // Otherwise a user who keeps the store busy could prevent the deletion of old records.
+                // Without this limit, a user who keeps the store busy could prevent the deletion of old records.
                 self.tidy();
             } else if self.commits_since_checkpoint >= self.commits_a_checkpoint() {
                 self.checkpoint();
@@ -220,7 +221,7 @@ impl Engine {
             match job {
                 Job::Read(read) => {
                     let view = View { connection: &self.connection, head: &self.head, now, sealed: self.sealed };
-                    // The caller of a read that panicked notices the loss of its sender.
+                    // If a read panics, its caller notices that the sender was dropped.
                     let _ = catch_unwind(AssertUnwindSafe(|| read(&view)));
                 }
                 Job::Write(job) => writes.push(Entry { job, outcome: Ok(()) }),
@@ -238,11 +239,11 @@ impl Engine {
     /// Executes a batch of writes and stores each outcome in its entry.
     fn write(&mut self, entries: &mut [Entry], now: Timestamp) {
         let full = StoreError::Full { path: self.files.directory.clone() };
-        if let Condition::Refusing(error) = &self.condition {
+        if let EngineCondition::Refusing(error) = &self.condition {
             return refuse(entries, |_| true, error);
         }
         if !self.reserve.restore() {
-            // The rest of the disk space is reserved for endings.
+            // The remaining disk space is reserved for endings.
             self.counters.trouble(Some(full.clone()));
             refuse(entries, |entry| entry.job.class() == Class::Ordinary, &full);
         }
@@ -260,9 +261,9 @@ impl Engine {
         if !entries.iter().any(|entry| entry.job.class() == Class::Ending) {
             return;
         }
-        tracing::debug!("the reserve of disk space is used to record what ends");
+        tracing::debug!("using the reserve of disk space to record the end of operations and leases");
         self.reserve.release();
-        // Now there is space to checkpoint the log; then SQLite reuses it from its beginning.
+        // Now there is enough space to checkpoint the log. After that, SQLite reuses the log from its beginning.
         self.checkpoint();
         let ending = |entry: &Entry| entry.job.class() == Class::Ending;
         match self.attempt(entries, ending, now) {
@@ -272,7 +273,7 @@ impl Engine {
         }
     }
 
-    /// Executes the selected entries in one transaction. A failure leaves no changes.
+    /// Executes the selected entries in one transaction. If that fails, nothing has changed.
     fn attempt(
         &mut self,
         entries: &mut [Entry],
@@ -284,7 +285,7 @@ impl Engine {
         if done.is_err() {
             self.head = before;
             if !self.connection.is_autocommit() {
-                // If even the rollback fails, the transaction ends with the connection.
+                // If the rollback also fails, the transaction ends with the connection.
                 let _ = self.connection.execute_batch("ROLLBACK");
             }
         }
@@ -337,7 +338,7 @@ impl Engine {
             self.sql("RELEASE job")?;
         }
         if self.head.sequence == before {
-            // Every change takes a sequence number, so there was no change.
+            // Every change takes a sequence number, so nothing has changed.
             return self.sql("ROLLBACK");
         }
         self.head.at = now;
@@ -362,22 +363,22 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the number of commits after which the log is checkpointed. On a full disk it must not grow, so
-    /// that the reserve suffices for many endings.
+    /// Returns the number of commits after which the log is checkpointed. On a full disk it must stay small, so that
+    /// the reserve suffices for many endings.
     fn commits_a_checkpoint(&self) -> u64 {
         if self.counters.is_full() { COMMITS_A_CHECKPOINT_WHEN_FULL } else { COMMITS_A_CHECKPOINT }
     }
 
     /// Checks whether a disk that was full has space again.
     fn look_for_space(&mut self) {
-        if matches!(self.condition, Condition::Fine) && self.reserve.restore() && self.reserve.has_room_beside() {
+        if matches!(self.condition, EngineCondition::Fine) && self.reserve.restore() && self.reserve.has_room_beside() {
             self.counters.trouble(None);
         }
     }
 
     fn refuse_from_now_on(&mut self, error: StoreError) {
         self.counters.trouble(Some(error.clone()));
-        self.condition = Condition::Refusing(error);
+        self.condition = EngineCondition::Refusing(error);
     }
 
     fn sql(&self, sql: &str) -> Result<(), Failure> {
@@ -385,11 +386,11 @@ impl Engine {
         statement.execute([]).map(|_| ()).map_err(|error| failure(from_sqlite(&error)))
     }
 
-    /// Does the work that waits for a quiet moment.
+    /// Does the housekeeping for a quiet moment.
     fn tidy(&mut self) {
         let due =
             self.commits_since_prune >= COMMITS_A_PRUNE || self.pruned.is_none_or(|last| last.elapsed() >= PRUNE_EVERY);
-        if due && matches!(self.condition, Condition::Fine) && self.reserve.restore() {
+        if due && matches!(self.condition, EngineCondition::Fine) && self.reserve.restore() {
             let mut entries = [Entry { job: Box::new(Prune { bounds: self.bounds }), outcome: Ok(()) }];
             let now = (self.clock)();
             self.write(&mut entries, now);
@@ -400,19 +401,19 @@ impl Engine {
         self.checkpoint();
     }
 
-    /// Checkpoints the log. On a full disk the log continues to grow.
+    /// Checkpoints the log. If the disk is too full for that, the log continues to grow.
     fn checkpoint(&mut self) {
         self.commits_since_checkpoint = 0;
-        if matches!(self.condition, Condition::Refusing(_)) {
+        if matches!(self.condition, EngineCondition::Refusing(_)) {
             return;
         }
         let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         if let Err(error) = done {
             if error.sqlite_error_code() == Some(ErrorCode::DiskFull) {
-                tracing::debug!("no space to bring the log into the database");
+                tracing::debug!("no space to write the log into the database");
             } else {
-                tracing::warn!(%error, "cannot bring the log into the database");
-                // A second attempt might report success for pages that the kernel dropped.
+                tracing::warn!(%error, "cannot write the log into the database");
+                // A second attempt might report success for pages that the kernel has dropped.
                 let file = self.files.database.clone();
                 self.refuse_from_now_on(StoreError::Broken { file, cause: error.to_string() });
             }
@@ -433,7 +434,7 @@ fn refuse(entries: &mut [Entry], which: impl Fn(&Entry) -> bool, error: &StoreEr
     }
 }
 
-/// Housekeeping, executed as a write like any other.
+/// The deletion of old records, executed like any other write.
 struct Prune {
     bounds: Bounds,
 }
@@ -451,7 +452,7 @@ impl Write for Prune {
 }
 
 impl Tx<'_> {
-    /// Deletes records beyond the bounds and returns their number.
+    /// Deletes records beyond the limits and returns their number.
     pub(crate) fn prune(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let operations = self.prune_operations(bounds.operations)?;
         let leases = self.prune_leases(bounds)?;

@@ -1,5 +1,5 @@
-//! Reasons why the store cannot be opened, or a change not recorded. Each message names the file, the cause and
-//! a command that helps.
+//! Why the store cannot be opened, or why a change was not recorded. Each message names the file, the cause and a
+//! command that helps.
 
 use std::{
     fmt, io,
@@ -10,54 +10,54 @@ use gpush_api::{ApiError, Code, LeaseId, LeaseState, OperationState};
 
 use crate::operation::OperationId;
 
-/// A reason why the store cannot be opened.
+/// Why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The state directory cannot be created or written.
+    /// The state directory cannot be created, or gpushd cannot write to it.
     #[error("the state directory {} can't be used; give a writable one with --state-dir", path.display())]
     Unusable {
         /// The directory, or the file in it.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Another user owns the state directory or a file in it, or others may write it.
-    #[error("{} {why}, so what gpushd records there can't be relied on: {}; or give another directory with \
-             --state-dir", path.display(), why.way_out(path))]
+    /// Another user owns the state directory or a file in it, or users other than the owner may write to it.
+    #[error("{} {why}, so the records of gpushd there are not safe: {}; or give another directory with \
+        --state-dir", path.display(), why.way_out(path))]
     Untrusted {
         /// The directory, or the file in it.
         path: PathBuf,
         /// The reason.
         why: Untrusted,
     },
-    /// Another agent has locked it.
+    /// Another gpushd has locked it.
     #[error("another gpushd {}has the state directory {}; stop it (`systemctl stop gpushd`{}), or give another \
              directory with --state-dir", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
     Held {
         /// The directory.
         path: PathBuf,
-        /// The other agent's pid, if it could be read.
+        /// Pid of the other gpushd, if it could be read.
         holder: Option<u32>,
     },
     /// The directory is on a network file system.
-    #[error("the state directory {} is on {kind}, whose locks and syncs don't survive what gpushd must survive; \
-             give a local directory with --state-dir", path.display())]
+    #[error("the state directory {} is on {kind}, whose locks and syncs are not reliable enough; give a local \
+        directory with --state-dir", path.display())]
     NetworkFilesystem {
         /// The directory.
         path: PathBuf,
         /// Name of the file system.
         kind: &'static str,
     },
-    /// No space to create the database or to migrate it.
-    #[error("no space left on the disk of {}; free some (`df -h {}`), then start gpushd again",
+    /// There is no space to create or migrate the database.
+    #[error("no space left on the disk of {}; free some space (`df -h {}`), then start gpushd again",
             path.display(), path.display())]
     Full {
         /// The directory.
         path: PathBuf,
     },
-    /// The database can't be opened or read for a reason other than its content.
-    #[error("the database {} can't be opened: {cause}; look at the disk (`dmesg`) and at who may read the file \
-             (`ls -l {}`)", file.display(), file.display())]
+    /// The database cannot be opened or read. Its content is not the cause.
+    #[error("cannot open the database {}: {cause}; check the disk (`dmesg`) and the permissions of the file (`ls -l \
+        {}`)", file.display(), file.display())]
     Database {
         /// The file.
         file: PathBuf,
@@ -66,19 +66,19 @@ pub enum OpenError {
     },
 }
 
-/// A reason why a directory or a file is not trusted.
+/// Why a directory or a file is not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Untrusted {
     /// Another user owns it.
     Owner {
-        /// Its owner.
+        /// The owner.
         uid: u32,
         /// gpushd's own uid.
         own: u32,
     },
-    /// Others than its owner may write it.
+    /// Users other than its owner may write to it.
     Mode {
-        /// Its owner.
+        /// The owner.
         uid: u32,
         /// Its permissions.
         mode: u32,
@@ -100,7 +100,7 @@ impl fmt::Display for Untrusted {
                 )
             }
             Self::Mode { uid, mode } => {
-                write!(f, "may be written by others than its owner (uid {uid}, mode {mode:04o})")
+                write!(f, "can be written by users other than its owner (uid {uid}, mode {mode:04o})")
             }
             Self::Link => write!(f, "is a symbolic link"),
             Self::NoFile => write!(f, "is not a regular file"),
@@ -109,12 +109,12 @@ impl fmt::Display for Untrusted {
 }
 
 impl Untrusted {
-    /// Returns the command that fixes it.
+    /// Returns the command that solves it.
     fn way_out(self, path: &Path) -> String {
         let path = path.display();
         match self {
             Self::Owner { own, .. } => {
-                format!("see what is in it (`ls -la {path}`), then `chown {own} {path}` and `chmod go-w {path}`")
+                format!("check its content (`ls -la {path}`), then `chown {own} {path}` and `chmod go-w {path}`")
             }
             Self::Mode { .. } => format!("`chmod go-w {path}`"),
             Self::Link | Self::NoFile => format!("see who put it there (`ls -l {path}`), then `rm {path}`"),
@@ -126,38 +126,39 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
     pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
 }
 
-/// A reason why a transaction failed. None of it is recorded, except for [`StoreError::Uncertain`] and
-/// [`StoreError::Gone`], where only a restart can tell.
+/// Why a transaction failed. Then nothing of it is recorded. After [`StoreError::Uncertain`] and [`StoreError::Gone`],
+/// only a restart shows whether it was recorded.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StoreError {
     /// No space. Endings of operations can still be recorded.
-    #[error("no space left on the disk of {}: only the end of what was begun can be recorded; free some (`df -h {}`)",
+    #[error("no space left on the disk of {}: gpushd can record only the end of operations and leases, and refuses \
+        new ones; free some space (`df -h {}`)",
             path.display(), path.display())]
     Full {
         /// The state directory.
         path: PathBuf,
     },
     /// The database was written by a newer gpushd.
-    #[error("the database {} was written by a newer gpushd (schema {found}, this one knows {known}): it is only \
-             read; install that version again", file.display())]
+    #[error("the database {} was written by a newer gpushd (schema {found}, this one knows {known}): gpushd only \
+        reads it; install that version again", file.display())]
     ReadOnly {
         /// The file.
         file: PathBuf,
         /// Schema of the file.
         found: u32,
-        /// Newest that this build knows.
+        /// Newest schema that this build supports.
         known: u32,
     },
-    /// The database was deleted or replaced while gpushd ran.
-    #[error("{} was deleted or replaced while gpushd ran: what is recorded may be lost; restart gpushd \
-             (`systemctl restart gpushd`), it then says what is lost", file.display())]
+    /// The database was deleted or replaced while gpushd was running.
+    #[error("{} was deleted or replaced while gpushd ran: its records may be lost; restart gpushd (`systemctl \
+        restart gpushd`), which then reports the loss", file.display())]
     Gone {
         /// The missing file.
         file: PathBuf,
     },
-    /// The disk failed during this transaction: only a restart shows whether it was recorded.
-    #[error("whether this is recorded in {} is not known: {cause}; look at the disk (`dmesg`), then restart gpushd \
-             (`systemctl restart gpushd`)", file.display())]
+    /// The disk failed during this transaction. Only a restart shows whether it was recorded.
+    #[error("it is not known whether the change is recorded in {}: {cause}; check the disk (`dmesg`), then restart \
+        gpushd (`systemctl restart gpushd`)", file.display())]
     Uncertain {
         /// The file.
         file: PathBuf,
@@ -165,8 +166,8 @@ pub enum StoreError {
         cause: String,
     },
     /// The disk failed earlier.
-    #[error("the database {} failed: {cause}; look at the disk (`dmesg`), then restart gpushd \
-             (`systemctl restart gpushd`)", file.display())]
+    #[error("the database {} failed: {cause}; check the disk (`dmesg`), then restart gpushd (`systemctl restart \
+        gpushd`)", file.display())]
     Broken {
         /// The file.
         file: PathBuf,
@@ -194,7 +195,7 @@ pub enum StoreError {
         /// The stage that was requested.
         to: OperationState,
     },
-    /// No such operation, or its record was deleted.
+    /// There is no such operation, or its record was deleted.
     #[error("there is no operation {0}; `gpushctl operation list` shows those that are known")]
     NoSuchOperation(OperationId),
     /// The lease cannot change from one state to the other.
@@ -207,7 +208,7 @@ pub enum StoreError {
         /// The state that was requested.
         to: LeaseState,
     },
-    /// No such lease, or it was deleted from history.
+    /// There is no such lease, or its record was deleted.
     #[error("there is no lease {0}; list the leases with `gpushctl lease list`")]
     NoSuchLease(LeaseId),
     /// A record is too large to be stored.
@@ -215,12 +216,12 @@ pub enum StoreError {
     TooLarge {
         /// Table.
         table: &'static str,
-        /// Its size.
+        /// Size of the record.
         bytes: usize,
         /// Maximum size.
         most: usize,
     },
-    /// A record could be written but not read back: its JSON is nested too deeply.
+    /// The record could be written but not read back, because its JSON is nested too deeply.
     #[error("a record of {table} could not be read again: {cause}")]
     Unreadable {
         /// Table.
@@ -228,8 +229,8 @@ pub enum StoreError {
         /// The cause.
         cause: String,
     },
-    /// SQLite refuses because of a bug in gpush.
-    #[error("the database refused: {0}")]
+    /// SQLite refused a statement because of a bug in gpush.
+    #[error("the database returned an error: {0}")]
     Internal(String),
     /// The queue is full.
     #[error("{waiting} changes wait to be recorded; try again")]
@@ -237,8 +238,8 @@ pub enum StoreError {
         /// Number of queued jobs.
         waiting: usize,
     },
-    /// The store was closed, or its thread is gone.
-    #[error("gpushd is stopping: nothing more is recorded")]
+    /// The store was closed, or its thread has ended.
+    #[error("gpushd is stopping and records no more changes")]
     Closed,
     /// The caller's closure returned an error.
     #[error("{0}")]
@@ -266,7 +267,7 @@ impl From<StoreError> for ApiError {
                 (Code::Internal, false)
             }
         };
-        // A sentence ends with a semicolon and the hint, if there is one.
+        // Some messages end with a semicolon and the hint.
         let text = error.to_string();
         let mut api = match text.rsplit_once("; ") {
             Some((message, hint)) => ApiError::new(code, message).hint(hint),
@@ -277,7 +278,7 @@ impl From<StoreError> for ApiError {
     }
 }
 
-/// Converts an SQLite error from a statement (not from a commit) to a [`StoreError`].
+/// Converts SQLite's error for a statement, which is not a commit, to a [`StoreError`].
 pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
     match error.sqlite_error_code() {
@@ -285,7 +286,7 @@ pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             StoreError::Corrupt { table: "the database".to_owned(), what: error.to_string() }
         }
-        // Faults of the machine or of other programs, not of the file's content.
+        // The causes are the machine or other programs, not the content of the file.
         Some(
             ErrorCode::SystemIoFailure
             | ErrorCode::CannotOpen
@@ -305,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_the_api_keep_the_way_out_as_their_hint() {
+    fn api_errors_keep_the_remedy_as_their_hint() {
         let error = ApiError::from(StoreError::Full { path: PathBuf::from("/var/lib/gpush") });
         assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
         assert_eq!(error.hint.as_deref(), Some("free some (`df -h /var/lib/gpush`)"));

@@ -1,4 +1,4 @@
-//! Single facts about the store and the host: schema, last boot, losses.
+//! Single values about the store and the host: schema, last boot, losses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,10 +39,10 @@ impl Record for Fact {
     }
 }
 
-/// The store's progress: the one row of its table, written with every commit.
+/// The store's progress. Its table has one row, which is written with every commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
-    /// Last sequence number given to a change.
+    /// Sequence number of the last change.
     pub(crate) sequence: u64,
     /// Last operation number.
     pub(crate) operation: u64,
@@ -83,29 +83,29 @@ impl Record for Head {
 pub struct Lost {
     /// Time of detection.
     pub at: Timestamp,
-    /// Boot on which it was detected: promises about GPUs do not outlive a boot.
+    /// Boot on which it was detected. Grants and operations do not outlive a boot.
     pub boot_id: String,
-    /// Cause.
+    /// The cause.
     pub cause: String,
     /// Path of the damaged database that was set aside, if there was one.
     pub kept: Option<PathBuf>,
-    /// Whether promises of the boot may be lost too: then the managed GPUs are `held`. A loss found on a new
-    /// boot concerns only overrides, cordons and the audit trail.
+    /// Whether grants and operations of this boot may be lost too. Then the managed GPUs are `held`. A loss that is
+    /// detected on a new boot affects only overrides, cordons and the audit trail.
     #[serde(default = "held_by_default")]
     pub holds: bool,
 }
 
-/// Older databases recorded only losses that hold GPUs.
+/// Older databases recorded only losses for which GPUs are held.
 fn held_by_default() -> bool {
     true
 }
 
-/// The time since when all grants are on record, after a loss was accepted on this boot.
+/// The time from which on all grants are recorded, after a loss was accepted on this boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownSince {
     /// The kernel's id of the boot.
     pub boot_id: String,
-    /// Clock ticks since that boot, comparable with the start times of processes.
+    /// Clock ticks since boot, comparable with the start times of processes.
     pub ticks: u64,
 }
 
@@ -114,15 +114,15 @@ pub struct KnownSince {
 pub struct BootRecord {
     /// The kernel's id of the boot.
     pub boot_id: String,
-    /// UUIDs of the GPUs with nothing left to apply on this boot: they have their layout, it was refused
-    /// finally, or no rule claims them.
+    /// UUIDs of the GPUs that need no further change on this boot: they have their layout, it was finally refused, or
+    /// no rule claims them.
     pub settled: BTreeSet<String>,
     /// Whether every GPU is settled.
     pub complete: bool,
 }
 
 impl BootRecord {
-    /// Creates the record of a boot on which nothing is applied yet.
+    /// Creates the record of a boot on which no layout was applied yet.
     #[must_use]
     pub fn new(boot_id: String) -> Self {
         Self { boot_id, settled: BTreeSet::new(), complete: false }
@@ -153,7 +153,7 @@ impl View<'_> {
     /// Returns the boot that was last recorded with [`Tx::record_boot`].
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn last_boot(&self) -> Result<Option<BootRecord>, StoreError> {
         let Some(text) = self.fact(BOOT)? else { return Ok(None) };
         serde_json::from_str(&text).map(Some).map_err(|error| corrupt(BOOT, &error))
@@ -162,25 +162,25 @@ impl View<'_> {
     /// Returns the last recorded observation of each GPU, by UUID: see [`Tx::notice`].
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn noticed(&self) -> Result<BTreeMap<String, Value>, StoreError> {
         let Some(text) = self.fact(NOTICED)? else { return Ok(BTreeMap::new()) };
         serde_json::from_str(&text).map_err(|error| corrupt(NOTICED, &error))
     }
 
-    /// Returns since when all grants are on record; `None` if nothing was ever lost.
+    /// Returns since when all grants are recorded; `None` if nothing was ever lost.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn known_since(&self) -> Result<Option<KnownSince>, StoreError> {
         let Some(text) = self.fact(KNOWN_SINCE)? else { return Ok(None) };
         serde_json::from_str(&text).map(Some).map_err(|error| corrupt(KNOWN_SINCE, &error))
     }
 
-    /// Returns the loss that is not accepted yet.
+    /// Returns the loss that is not accepted yet, if there is one.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn lost(&self) -> Result<Option<Lost>, StoreError> {
         let Some(text) = self.fact(LOST)? else { return Ok(None) };
         serde_json::from_str(&text).map(Some).map_err(|error| corrupt(LOST, &error))
@@ -188,21 +188,21 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Records the layout progress of a boot; replaces the record of any boot.
+    /// Records the layout progress of a boot. Replaces the record of any previous boot.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn record_boot(&mut self, boot: &BootRecord) -> Result<(), StoreError> {
         self.next_sequence();
         let value = serde_json::to_string(boot).map_err(|error| StoreError::Internal(error.to_string()))?;
         record::put(self.connection, &Fact { name: BOOT.to_owned(), value })
     }
 
-    /// Records an observation about a GPU; replaces the previous one. So gpushd acts on a lasting fault once,
+    /// Records an observation about a GPU. Replaces the previous one. So gpushd acts only once on a fault that lasts,
     /// and not again after each restart.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn notice(&mut self, uuid: &str, what: Value) -> Result<(), StoreError> {
         let mut noticed = self.view().noticed()?;
         noticed.insert(uuid.to_owned(), what);
@@ -211,10 +211,10 @@ impl Tx<'_> {
         record::put(self.connection, &Fact { name: NOTICED.to_owned(), value })
     }
 
-    /// Records since when all grants are on record.
+    /// Records since when all grants are recorded.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn record_known_since(&mut self, since: &KnownSince) -> Result<(), StoreError> {
         self.next_sequence();
         let value = serde_json::to_string(since).map_err(|error| StoreError::Internal(error.to_string()))?;
@@ -224,7 +224,7 @@ impl Tx<'_> {
     /// Accepts a loss and returns it; `None` if nothing was lost.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn accept_loss(&mut self) -> Result<Option<Lost>, StoreError> {
         let lost = self.view().lost()?;
         if lost.is_some() {

@@ -1,4 +1,4 @@
-//! Whether the open files still exist under their names: writes to a deleted database succeed, but are lost.
+//! Checks whether the open files still exist under their names. Writes to a deleted database succeed, but are lost.
 
 use std::{
     fs,
@@ -40,7 +40,7 @@ impl Files {
     pub(crate) fn gone(&mut self) -> Option<&Path> {
         for file in &mut self.watched {
             let found = identity(&file.path);
-            // The log may be created by the first commit.
+            // The first commit may create the log.
             let first = file.identity.is_none().then(|| file.identity = found).is_some();
             if found.is_none() || (!first && found != file.identity) {
                 return Some(&file.path);
@@ -49,7 +49,7 @@ impl Files {
         None
     }
 
-    /// Adds the file's path to an error that a statement could not know.
+    /// Adds the path of the file to an error. The statement that caused the error does not know it.
     pub(crate) fn locate(&self, error: StoreError) -> StoreError {
         match error {
             StoreError::Full { path } if path.as_os_str().is_empty() => {

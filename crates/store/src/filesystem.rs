@@ -1,32 +1,32 @@
 //! File systems that can hold the store.
 //!
-//! On network file systems a lock can be lost silently, and a sync may only reach a server's memory. The
-//! numbers are those of `statfs(2)` and the kernel's `include/uapi/linux/magic.h`; those of parallel file
-//! systems come from their own headers.
+//! On network file systems, a lock can be lost without a message, and a sync may only reach a server's memory. The
+//! numbers are from `statfs(2)` and the kernel's `include/uapi/linux/magic.h`. For parallel file systems they are from
+//! these systems' headers.
 
 use std::{io, path::Path};
 
-/// The suitability of a file system.
+/// Whether a file system is suitable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Suitable.
     Local,
-    /// In memory: a reboot deletes it.
+    /// In memory. A reboot deletes the content.
     Volatile(&'static str),
-    /// Through FUSE (virtiofs included): its backing storage is unknown.
+    /// FUSE, including virtiofs. The storage behind it is unknown.
     Opaque(&'static str),
-    /// On a network: refused.
+    /// On a network. Refused.
     Network(&'static str),
 }
 
-/// Returns the `f_type` of the file system of a directory.
+/// Returns the type number (`f_type`) of a directory's file system.
 pub(crate) fn magic(directory: &Path) -> io::Result<i64> {
     let type_ = nix::sys::statfs::statfs(directory)?.filesystem_type();
     #[allow(clippy::unnecessary_cast, reason = "the type differs between architectures and C libraries")]
     Ok(type_.0 as i64)
 }
 
-/// Judges a file system by its `f_type`.
+/// Judges a file system by its type number.
 pub(crate) fn judge(magic: i64) -> Verdict {
     // Some kernels sign-extend the 32-bit value.
     match magic & 0xffff_ffff {
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_file_systems_are_told_from_local_ones() {
+    fn network_and_local_file_systems_are_distinguished() {
         for (magic, name) in [(0x6969, "NFS"), (0xff53_4d42, "CIFS"), (-11_317_950, "CIFS"), (0x0bd0_0bd0, "Lustre")] {
             assert_eq!(judge(magic), Verdict::Network(name), "{magic:#x}");
         }
@@ -67,7 +67,7 @@ mod tests {
         }
         assert_eq!(judge(0x0102_1994), Verdict::Volatile("tmpfs"));
         assert_eq!(judge(0x6573_5546), Verdict::Opaque("FUSE"));
-        // The number is read from the right field.
+        // `/proc` shows that the number is read from the right field.
         assert_eq!(magic(Path::new("/proc")).unwrap(), 0x9fa0);
     }
 }

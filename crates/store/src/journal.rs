@@ -1,5 +1,5 @@
-//! Changes of operation records: begun with their intent, moved from stage to stage, ended, pruned.
-//! [`crate::operation`] draws the stages.
+//! Changes of operation records: create with the intent, move from state to state, end, delete. [`crate::operation`]
+//! shows the states.
 
 use gpush_api::{ApiError, OperationState, StepState};
 
@@ -16,15 +16,15 @@ impl View<'_> {
     /// Returns the operations, oldest first.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn operations(&self) -> Result<Vec<OperationRecord>, StoreError> {
         record::select(self.connection, "ORDER BY number", [], self.sealed)
     }
 
-    /// Returns the last `limit` operations before number `before` (or of all operations), newest first.
+    /// Returns the last `limit` operations before number `before`, or of all operations, newest first.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn latest_operations(
         &self,
         before: Option<OperationId>,
@@ -45,7 +45,7 @@ impl View<'_> {
     /// Returns one operation.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>, StoreError> {
         Ok(record::select(self.connection, "WHERE number = ?1", [id.0.cast_signed()], self.sealed)?.pop())
     }
@@ -53,28 +53,28 @@ impl View<'_> {
     /// Returns the intent of an operation.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn intent(&self, id: OperationId) -> Result<Option<Intent>, StoreError> {
         let rows =
             record::select::<IntentRow>(self.connection, "WHERE operation = ?1", [id.0.cast_signed()], self.sealed)?;
         Ok(rows.into_iter().next().map(|row| row.intent))
     }
 
-    /// Returns the undo entries of an operation, in order: its actions other than driver calls.
+    /// Returns the undo entries of an operation, in order. Its actions other than driver calls have such entries.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn undo(&self, id: OperationId) -> Result<Vec<Undo>, StoreError> {
         let rest = "WHERE operation = ?1 ORDER BY position";
         let rows = record::select::<UndoRow>(self.connection, rest, [id.0.cast_signed()], self.sealed)?;
         Ok(rows.into_iter().map(|row| row.undo).collect())
     }
 
-    /// Returns the operations that have not ended, and those with undo entries left. They are sorted oldest
-    /// first and contain everything that recovery needs.
+    /// Returns the operations that have not ended or have undo entries left, oldest first. The result contains
+    /// everything that recovery needs.
     ///
     /// # Errors
-    /// When the store can't be read, or an intent is missing.
+    /// The store cannot be read, or an intent is missing.
     pub fn unfinished(&self) -> Result<Vec<UnfinishedOperation>, StoreError> {
         let pending = record::select::<UndoRow>(self.connection, "WHERE undone = 0", [], self.sealed)?;
         let mut unfinished = Vec::new();
@@ -97,15 +97,15 @@ impl Tx<'_> {
     /// Records an operation as queued.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn enqueue(&mut self, new: NewOperation) -> Result<OperationRecord, StoreError> {
         self.insert(new, OperationState::Queued)
     }
 
-    /// Records an operation as running. The first driver call may follow once this is recorded.
+    /// Records an operation as running. The first driver call is allowed when this is recorded.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn begin(&mut self, new: NewOperation) -> Result<OperationRecord, StoreError> {
         self.insert(new, OperationState::Running)
     }
@@ -137,11 +137,11 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Starts a queued or waiting operation, with its current intent and steps. The first driver call may
-    /// follow once this is recorded.
+    /// Starts a queued or waiting operation, with its current intent and steps. The first driver call is allowed when
+    /// this is recorded.
     ///
     /// # Errors
-    /// When it is not at such a stage, or can't be written.
+    /// The operation is not queued or waiting, or the record cannot be written.
     pub fn start(
         &mut self,
         id: OperationId,
@@ -151,7 +151,7 @@ impl Tx<'_> {
         let record = self.known(id)?;
         match record.stage {
             OperationState::Queued | OperationState::Waiting => {}
-            // A later reading must not replace the recorded state from before.
+            // A later reading must not replace the previous state that the intent contains.
             OperationState::Running
             | OperationState::Cancelling
             | OperationState::Interrupted
@@ -167,11 +167,11 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Moves an operation to a stage that is not final. After an interruption it may be `Running` again; for
-    /// the first start, use [`Tx::start`].
+    /// Moves an operation to a state that is not final. After an interruption it may be `Running` again. For the first
+    /// start, use [`Tx::start`].
     ///
     /// # Errors
-    /// When it can't go there ([`may_become`]), or can't be written.
+    /// The operation may not change to this state ([`may_become`]), or the record cannot be written.
     pub fn advance(&mut self, id: OperationId, to: OperationState) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         let begins =
@@ -182,21 +182,21 @@ impl Tx<'_> {
         self.update(record, to, |_| {})
     }
 
-    /// Moves an operation to `Cancelling` with the reason for the rollback, which an agent that recovers it
-    /// will report. It may be cancelled already.
+    /// Moves an operation to `Cancelling` with the reason for the rollback. If gpushd ends before the rollback is
+    /// complete, the next gpushd reports that reason. Also works if the operation is already cancelling.
     ///
     /// # Errors
-    /// When it has ended, or it can't be written.
+    /// The operation has ended, or the record cannot be written.
     pub fn turn_back(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         self.update(record, OperationState::Cancelling, |record| record.error = Some(why))
     }
 
-    /// Records a cancellation. An operation that has not begun ends as rolled back because of `why`; one that
-    /// has begun is being rolled back from now on.
+    /// Records a cancellation. An operation that has not begun ends as rolled back because of `why`. The rollback of
+    /// one that has begun starts now.
     ///
     /// # Errors
-    /// When it has ended, or it can't be written.
+    /// The operation has ended, or the record cannot be written.
     pub fn cancel(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
         match self.known(id)?.stage {
             OperationState::Queued | OperationState::Waiting => self.end(id, OperationState::RolledBack, Some(why)),
@@ -209,10 +209,10 @@ impl Tx<'_> {
         }
     }
 
-    /// Replaces the notes of an operation, which are for people.
+    /// Replaces the notes of an operation. They are for users.
     ///
     /// # Errors
-    /// When it has ended, or it can't be written.
+    /// The operation has ended, or the record cannot be written.
     pub fn notes(&mut self, id: OperationId, notes: Vec<String>) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         let stage = record.stage;
@@ -222,18 +222,17 @@ impl Tx<'_> {
     /// Records the progress of an operation.
     ///
     /// # Errors
-    /// When it has ended, or it can't be written.
+    /// The operation has ended, or the record cannot be written.
     pub fn progress(&mut self, id: OperationId, progress: Vec<StepState>) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         let stage = record.stage;
         self.update(record, stage, |record| record.progress = progress)
     }
 
-    /// Ends an operation. Send it through [`crate::Store::write_ending`], so that it can be recorded on a full
-    /// disk.
+    /// Ends an operation. Send this through [`crate::Store::write_ending`], so that it can be recorded on a full disk.
     ///
     /// # Errors
-    /// When it can't end like this, or it can't be written.
+    /// The operation may not change to this state, or the record cannot be written.
     pub fn end(
         &mut self,
         id: OperationId,
@@ -254,11 +253,11 @@ impl Tx<'_> {
         })
     }
 
-    /// Raises the revision of an operation to `revision`, whatever its stage. Clients see more revisions of a
-    /// running operation than are recorded, and the revision must not fall when it ends.
+    /// Raises the revision of an operation to `revision`, in any state. Clients see more revisions of a running
+    /// operation than are recorded, and the revision must not decrease when it ends.
     ///
     /// # Errors
-    /// When there is no such operation, or it can't be written.
+    /// There is no such operation, or the record cannot be written.
     pub fn raise_revision(&mut self, id: OperationId, revision: u64) -> Result<OperationRecord, StoreError> {
         let mut record = self.known(id)?;
         if record.revision < revision {
@@ -269,10 +268,10 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Records an undo entry before the action itself, and returns its position.
+    /// Records an undo entry, before the action that it undoes, and returns its position.
     ///
     /// # Errors
-    /// When the operation has ended, or it can't be written.
+    /// The operation has ended, or the record cannot be written.
     pub fn note_undo(&mut self, id: OperationId, what: serde_json::Value) -> Result<u64, StoreError> {
         let record = self.known(id)?;
         let stage = record.stage;
@@ -282,11 +281,11 @@ impl Tx<'_> {
         Ok(position)
     }
 
-    /// Records that an undo entry was executed, also after the operation has ended. Returns `false` if there is
+    /// Records that an undo entry was executed. Also works after the operation has ended. Returns `false` if there is
     /// no such entry.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn undone(&mut self, id: OperationId, position: u64) -> Result<bool, StoreError> {
         let Some(undo) = self.view().undo(id)?.into_iter().find(|undo| undo.position == position) else {
             return Ok(false);
@@ -320,8 +319,8 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Deletes the records of operations that ended longest ago (by sequence), so that at most `keep` ended
-    /// ones remain. Operations with undo entries left are kept.
+    /// Deletes the records of the operations that ended first (by sequence), so that at most `keep` ended ones remain.
+    /// Operations with undo entries left are kept.
     pub(crate) fn prune_operations(&mut self, keep: usize) -> Result<usize, StoreError> {
         let mut ended: Vec<_> = self.view().operations()?;
         ended.retain(|record| record.stage.is_final());

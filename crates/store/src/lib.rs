@@ -1,9 +1,9 @@
-//! Persistent state of `gpushd`: the journal of operations, overrides, conditions of GPUs, answers by idempotency
-//! key, the audit trail, the last boot, MPS targets, leases.
+//! Persistent state of `gpushd`: the journal of operations, overrides, conditions of GPUs, answers by idempotency key,
+//! the audit trail, the last boot, MPS targets, leases.
 //!
-//! It is one SQLite file in the state directory, owned by one thread. Its promise: **what is reported as recorded
-//! survives a power cut**. Transactions of many callers share one sync ([`engine`]), and none is reported before
-//! that sync has returned.
+//! The state is one SQLite file in the state directory, owned by one thread. **Everything that the store reports as
+//! recorded survives a power cut.** Transactions of many callers share one sync ([`engine`]), and the store reports
+//! none before that sync has returned.
 //!
 //! ```text
 //! callers ──write(|tx| …)──► queue ──► one thread: BEGIN, each job in its savepoint, COMMIT (sync)
@@ -11,24 +11,24 @@
 //!    └────────────── reply ◄── same file?      ◄── watermark
 //! ```
 //!
-//! Failures and their handling:
+//! Problems and their handling:
 //!
-//! | trouble | what happens |
+//! | problem | handling |
 //! |---|---|
-//! | a second agent | [`OpenError::Held`] with the holder's pid, for as long as the first lives |
+//! | a second gpushd | [`OpenError::Held`] with the holder's pid, while the first one runs |
 //! | a network file system | [`OpenError::NetworkFilesystem`]: its locks and syncs are not reliable |
-//! | owned or writable by another user | [`OpenError::Untrusted`] with a command that fixes it |
-//! | tmpfs | allowed; [`Note::Volatile`] says that a reboot deletes it |
+//! | owned or writable by another user | [`OpenError::Untrusted`] with a command that solves it |
+//! | tmpfs | allowed; [`Note::Volatile`] says that a reboot deletes the content |
 //! | disk full | ordinary writes are refused; endings ([`Store::write_ending`]) use the [`reserve`] |
-//! | a sync or write fails | the store is [`StoreError::Broken`] until it is reopened: the content of the disk is unknown until then |
+//! | a sync or write fails | the store is [`StoreError::Broken`] until it is reopened: the content of the disk is unknown |
 //! | deleted or replaced while open | [`StoreError::Gone`], before any success is reported |
-//! | damaged, deleted, or older than it was | set aside under a dated name, [`Note::Lost`] until [`Tx::accept_loss`] |
-//! | of another machine (cloned disk) | set aside under a dated name, [`Note::OtherHost`] |
+//! | damaged, deleted, or older than it was | set aside under a name with a date, [`Note::Lost`] until [`Tx::accept_loss`] |
+//! | of another machine (cloned disk) | set aside under a name with a date, [`Note::OtherHost`] |
 //! | written by a newer gpushd | opened read-only, [`Note::NewerSchema`] |
-//! | clock set back | order is by sequence number; [`Note::ClockBack`] says so |
+//! | clock set back | [`Note::ClockBack`]; records are ordered by sequence number |
 //!
-//! Damage is detected by SQLite's integrity check, a seal over every row ([`record`]), a comparison of the whole
-//! schema, and the progress recorded in a [`watermark`] and a marker outside the file.
+//! The store detects damage by SQLite's integrity check, a seal over every row ([`record`]), and a comparison of the
+//! whole schema. A [`watermark`] and a marker outside the file record its progress, to detect missing commits.
 
 mod answer;
 mod aside;

@@ -1,10 +1,10 @@
-//! The lock of the state directory, held for the life of an agent.
+//! The lock of the state directory, held for the whole life of gpushd.
 //!
-//! Two agents would both change the same GPUs. The lock is an `flock`, so the kernel releases it when its
-//! process ends. The file contains the holder's pid, which the other agent reports.
+//! Without it, two gpushd would both change the same GPUs. The lock is an `flock`, so the kernel releases it when the
+//! process ends. The file contains the holder's pid, which a second gpushd reports.
 //!
-//! A child process inherits every descriptor from `fork` until `exec`. If an agent is killed between the two,
-//! its child holds the lock for a moment, so an agent keeps trying for [`PATIENCE`].
+//! Between `fork` and `exec`, a child process has all descriptors of its parent. If gpushd is killed in this interval,
+//! its child holds the lock for a moment. So gpushd retries for [`PATIENCE`].
 
 use std::{
     fs,
@@ -23,20 +23,20 @@ use nix::{
 
 use crate::{error::OpenError, own};
 
-/// How long an agent tries to get a lock that another process holds.
+/// How long gpushd tries to get a lock that another process holds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Time between two tries.
+/// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The lock of a state directory, held until it is dropped.
+/// The lock of a state directory; dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: Flock<fs::File>,
 }
 
 impl Lock {
-    /// Takes the lock of a directory that exists.
+    /// Takes the lock of an existing directory.
     pub(crate) fn take(directory: &Path) -> Result<Self, OpenError> {
         let until = Instant::now() + PATIENCE;
         Self::take_while(directory, || {
@@ -45,7 +45,7 @@ impl Lock {
         })
     }
 
-    /// Tries again while `again` returns true.
+    /// Takes the lock, and retries while `again` returns true.
     fn take_while(directory: &Path, mut again: impl FnMut() -> bool) -> Result<Self, OpenError> {
         let path = directory.join("lock");
         let unusable = |source: io::Error| OpenError::Unusable { path: path.clone(), source };
@@ -64,7 +64,7 @@ impl Lock {
         let note = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
         match note {
             Ok(()) => {}
-            // Only the pid for a message is missing: a full disk must not prevent a start.
+            // Only the pid for a message is missing. gpushd must also start if the disk is full.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
             Err(error) => return Err(unusable(error)),
         }
@@ -72,7 +72,7 @@ impl Lock {
     }
 }
 
-/// Returns the pid in the file, if that process exists: the agent that wrote it may have ended.
+/// Returns the pid in the file, if that process exists. The gpushd that wrote it may have ended.
 fn holder(mut file: fs::File) -> Option<u32> {
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;

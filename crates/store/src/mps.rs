@@ -1,5 +1,5 @@
-//! MPS targets: whether their daemons were stopped, and settings that override their rules. The compute mode that a GPU
-//! had before is with `shared_gpu`.
+//! MPS targets: whether their daemons were stopped, and settings that override their rules. `shared_gpu` records the
+//! previous compute mode of a GPU.
 
 use gpush_api::{Actor, MpsSettings};
 use jiff::Timestamp;
@@ -16,7 +16,7 @@ use crate::{
 pub struct MpsStopped {
     /// The user who stopped it.
     pub by: Actor,
-    /// When the remaining clients are ended; `None` without a deadline.
+    /// When gpushd ends the remaining clients; `None` without a deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_at: Option<Timestamp>,
 }
@@ -26,7 +26,7 @@ pub struct MpsStopped {
 pub struct MpsSet {
     /// The new settings.
     pub settings: MpsSettings,
-    /// The rule's settings at that time: if the rule changes, it is effective again.
+    /// The rule's settings when the override was set. If the rule changes, the override no longer applies.
     pub rule: MpsSettings,
 }
 
@@ -35,11 +35,11 @@ pub struct MpsSet {
 pub struct MpsTarget {
     /// GPU or MIG device by UUID.
     pub target: String,
-    /// Set while its daemon is stopped on request, until a user starts it.
+    /// Set if a user stopped the daemon, until a user starts it.
     pub stopped: Option<MpsStopped>,
     /// Settings that override the rule's.
     pub set: Option<MpsSet>,
-    /// Boot on which an operation started the daemon of a whole GPU. The store records the current boot.
+    /// Boot on which an operation started the daemon of a whole GPU. On a write, the store sets it to the current boot.
     pub in_force: Option<String>,
 }
 
@@ -60,20 +60,20 @@ impl Record for MpsTarget {
 }
 
 impl View<'_> {
-    /// Returns the records of targets, by UUID.
+    /// Returns the records of targets, sorted by UUID.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn mps_targets(&self) -> Result<Vec<MpsTarget>, StoreError> {
         record::select(self.connection, "ORDER BY target", [], self.sealed)
     }
 }
 
 impl Tx<'_> {
-    /// Deletes which daemons were started on other boots.
+    /// Deletes the records of daemons that were started on other boots.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn forget_mps_of_other_boots(&mut self) -> Result<(), StoreError> {
         for target in self.view().mps_targets()? {
             if target.in_force.as_deref().is_some_and(|boot_id| boot_id != self.boot_id) {
@@ -86,7 +86,7 @@ impl Tx<'_> {
     /// Changes the record of a target.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn change_mps_target(
         &mut self,
         target: &str,
@@ -97,10 +97,10 @@ impl Tx<'_> {
         self.set_mps_target(&change(known))
     }
 
-    /// Sets the record of a target, and deletes it if it is empty.
+    /// Sets the record of a target, or deletes it if it is empty.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn set_mps_target(&mut self, target: &MpsTarget) -> Result<(), StoreError> {
         self.next_sequence();
         let in_force = target.in_force.as_ref().map(|_| self.boot_id.to_owned());

@@ -6,31 +6,33 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{fact::Lost, store::Store};
 
-/// A source of the time.
+/// A function that returns the time.
 pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Limits on stored records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
-    /// Reserved disk space for endings, bytes.
+    /// Reserved disk space for endings, in bytes.
     pub reserve: u64,
-    /// Ended operations.
+    /// Maximum number of ended operations.
     pub operations: usize,
-    /// Ended leases of one user.
+    /// Maximum number of ended leases of one user.
     pub leases_per_uid: usize,
-    /// Ended leases of all users.
+    /// Maximum number of ended leases of all users.
     pub leases: usize,
-    /// Answers stored under idempotency keys, for one user.
+    /// Maximum number of answers under idempotency keys of one user.
     pub answers_per_uid: usize,
-    /// Answers stored for all users except root and the agent's own user.
+    /// Maximum number of answers of all users, except root and gpushd's own user.
     pub answers: usize,
-    /// Maximum number of audit records, without those that every user can create.
+    /// Maximum number of audit records, except those that every user can cause.
     pub audit_most: usize,
-    /// Maximum number of one user's audit records of shares, and of refused attempts to administer.
+    /// Maximum number of one user's audit records about shares, and the same number about refused attempts to
+    /// administer.
     pub audit_shares_per_uid: usize,
-    /// Maximum number of all users' audit records of shares, and of refused attempts to administer.
+    /// Maximum number of all users' audit records about shares, and the same number about refused attempts to
+    /// administer.
     pub audit_shares: usize,
-    /// Audit records that are kept at any age.
+    /// Minimum number of audit records that are kept at any age.
     pub audit_least: usize,
     /// Age beyond which audit records are deleted.
     pub audit_age: SignedDuration,
@@ -57,16 +59,16 @@ impl Default for Bounds {
 /// Options for opening.
 #[derive(Clone)]
 pub struct Options {
-    /// Boot on which the agent runs; recorded with operations, conditions and losses.
+    /// Boot on which gpushd runs. It is recorded with operations, conditions and losses.
     pub boot_id: String,
     /// Limits on stored records.
     pub bounds: Bounds,
-    /// File in a directory that a reboot clears. It distinguishes an emptied state directory from a first
-    /// start. Without it, only the state directory itself is checked.
+    /// File in a directory that a reboot clears. It distinguishes an emptied state directory from a first start.
+    /// Without it, only the state directory itself is checked.
     pub marker: Option<PathBuf>,
-    /// Id of the machine, if it has one: the database of a cloned file system is not used.
+    /// Id of the machine, if it has one. It detects the database of a cloned file system, which is not used.
     pub machine_id: Option<String>,
-    /// The source of the time.
+    /// A function that returns the time.
     pub clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,
 }
 
@@ -93,55 +95,55 @@ impl fmt::Debug for Options {
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// For the log and for health. The agent also acts on [`Note::Lost`] and [`Note::NewerSchema`].
+    /// Notes for the log and for health. gpushd also acts on [`Note::Lost`] and [`Note::NewerSchema`].
     pub notes: Vec<Note>,
 }
 
 /// An observation made while opening.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
-    /// A first start: there was no database.
+    /// There was no database: a first start.
     Created,
     /// The directory is in memory.
     Volatile {
         /// The directory.
         directory: PathBuf,
-        /// File system.
+        /// Name of the file system.
         kind: &'static str,
     },
-    /// The directory is on a file system whose backing storage is unknown.
+    /// The directory is on a file system whose storage is unknown.
     Opaque {
         /// The directory.
         directory: PathBuf,
-        /// File system.
+        /// Name of the file system.
         kind: &'static str,
     },
     /// The database was migrated.
     Migrated {
-        /// From this schema.
+        /// The old schema.
         from: u32,
-        /// To this one.
+        /// The new schema.
         to: u32,
     },
-    /// A newer gpushd wrote the database: it is read-only.
+    /// A newer gpushd wrote the database, so it is read-only.
     NewerSchema {
         /// The file.
         file: PathBuf,
-        /// Its schema.
+        /// Schema of the database.
         found: u32,
-        /// Newest that this build knows.
+        /// Newest schema that this build supports.
         known: u32,
     },
-    /// Recorded state was lost; managed GPUs are `held` if [`Lost::holds`].
+    /// Recorded state was lost. If [`Lost::holds`], the managed GPUs are `held`.
     Lost(Lost),
-    /// The database belonged to another machine: the file system was cloned or moved. It was set aside.
+    /// The database belonged to another machine, because the file system was cloned or moved. It was set aside.
     OtherHost {
         /// The original path.
         file: PathBuf,
-        /// The path now.
+        /// The new path.
         kept: Option<PathBuf>,
     },
-    /// There is no space for the reserve: until there is, only endings are recorded.
+    /// There is no space for the reserve. Until there is, only endings are recorded.
     NoReserve {
         /// The directory.
         directory: PathBuf,
@@ -158,20 +160,20 @@ pub enum Note {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Created => write!(f, "the state directory was empty; a database was made"),
+            Self::Created => write!(f, "the state directory was empty; created a database"),
             Self::Volatile { directory, kind } => {
-                write!(f, "the state directory {} is on {kind}: a reboot forgets it", directory.display())
+                write!(f, "the state directory {} is on {kind}: a reboot deletes its content", directory.display())
             }
             Self::Opaque { directory, kind } => write!(
                 f,
                 "the state directory {} is on {kind}: it may not survive a power failure",
                 directory.display()
             ),
-            Self::Migrated { from, to } => write!(f, "the database was brought from schema {from} to {to}"),
+            Self::Migrated { from, to } => write!(f, "the database was upgraded from schema {from} to {to}"),
             Self::NewerSchema { file, found, known } => write!(
                 f,
-                "the database {} was written by a newer gpushd (schema {found}, this one knows {known}): it is only \
-                 read, and changes are refused; install that version again",
+                "the database {} was written by a newer gpushd (schema {found}, this one knows {known}): gpushd \
+                only reads it and refuses changes; install that version again",
                 file.display()
             ),
             Self::Lost(lost) => {
@@ -180,8 +182,11 @@ impl fmt::Display for Note {
                     write!(f, "; it is kept as {}", kept.display())?;
                 }
                 match lost.holds {
-                    true => write!(f, "; managed GPUs are held until `gpushctl recover` or a reboot"),
-                    false => write!(f, "; overrides and cordons are lost; `gpushctl recover` acknowledges this"),
+                    true => write!(f, "; managed GPUs are held until `gpushctl recover` (administrator) or a reboot"),
+                    false => write!(
+                        f,
+                        "; overrides and cordons are lost; `gpushctl recover` (administrator) acknowledges this"
+                    ),
                 }
             }
             Self::OtherHost { file, kept } => {
@@ -193,13 +198,13 @@ impl fmt::Display for Note {
             }
             Self::NoReserve { directory } => write!(
                 f,
-                "no space left on the disk of {}: only the end of what was begun can be recorded; free some (`df -h \
-                 {}`)",
+                "no space left on the disk of {}: gpushd can record only the end of operations and leases, and \
+                refuses new ones; free some space (`df -h {}`)",
                 directory.display(),
                 directory.display()
             ),
             Self::ClockBack { last, now } => {
-                write!(f, "the clock was set back, from {last} to {now}: what expires does so later")
+                write!(f, "the clock was set back, from {last} to {now}: overrides expire later")
             }
         }
     }

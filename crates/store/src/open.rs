@@ -1,4 +1,4 @@
-//! Opening the store: finding the database, judging whether it can be trusted, reporting problems.
+//! Opens the store: finds the database, judges whether it can be trusted, and reports problems.
 //!
 //! ```text
 //! directory ─► private? ─► file system suitable? ─► lock ─► reserve, watermark, marker ─► database?
@@ -11,8 +11,8 @@
 //!   cannot be read for another reason ──────────────► OpenError: left unchanged
 //! ```
 //!
-//! A loss is recorded in the new database when that is created, so every start reports it again until it is
-//! accepted. [`provenance`](crate::provenance) judges the progress.
+//! A loss is recorded in the new database at its creation. So every start reports it again until it is accepted.
+//! [`provenance`](crate::provenance) judges the progress.
 
 use std::{
     fs, io,
@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use crate::{
     aside,
-    engine::{Condition, Counters, Engine},
+    engine::{Counters, Engine, EngineCondition},
     error::{OpenError, StoreError, from_sqlite},
     fact::{Fact, Head, LAST_LEASE, LOST, Lost, MACHINE, STORE},
     files::Files,
@@ -34,7 +34,7 @@ use crate::{
     lock::Lock,
     note::{Clock, Note, Opened, Options},
     own,
-    provenance::{Evidence, Identity, Verdict as Provenance},
+    provenance::{Evidence, Identity, Provenance},
     record,
     reserve::Reserve,
     schema,
@@ -47,35 +47,35 @@ use crate::{
 const DATABASE: &str = "gpush.db";
 
 impl Store {
-    /// Opens the store of a state directory. Creates the directory if necessary, and locks it for this process
-    /// until the store is closed.
+    /// Opens the store of a state directory. Creates the directory if necessary, and locks it for this process until
+    /// the store is closed.
     ///
     /// # Errors
-    /// When the directory can't be used, another agent has it, or the database can't be opened for
-    /// a reason other than its content.
+    /// The directory cannot be used, another gpushd holds its lock, or the database cannot be opened and its content is
+    /// not the cause.
     pub fn open(directory: &Path, options: Options) -> Result<Opened, OpenError> {
         open_on(directory, options, None)
     }
 }
 
-/// The result of looking for the database.
+/// The result of the search for the database.
 enum Found {
     Nothing,
-    /// Trusted. It has the schema of this build, after migration from the given one.
+    /// Trusted. It now has the schema of this build; the number is the schema before migration.
     Ours(Connection, Head, u32),
     Newer(Connection, Head, u32),
-    /// Not trusted, with the reason. `on_this_boot` tells whether promises of this boot may be lost; `sequence`
-    /// is the last sequence number, if it could be read.
+    /// Not trusted, with the reason. `on_this_boot`: whether grants and operations of this boot may be lost.
+    /// `sequence`: the last sequence number, if it could be read.
     Damaged {
         cause: String,
         on_this_boot: bool,
         sequence: Option<u64>,
     },
-    /// Sound, but of another machine.
+    /// Sound, but from another machine.
     OtherHost,
 }
 
-/// As [`Store::open`]; `magic` replaces the file system's own type number.
+/// Opens the store like [`Store::open`]. `magic` replaces the type number of the file system.
 pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) -> Result<Opened, OpenError> {
     let unusable = |path: &Path| {
         let path = path.to_owned();
@@ -101,7 +101,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     let mark = evidence.highest_sequence();
     let clock: Clock = {
         let clock = Arc::clone(&options.clock);
-        // Truncated to milliseconds, as the tables store it, so that a record reads back unchanged.
+        // The tables store milliseconds. Truncate, so that a record reads back unchanged.
         Arc::new(move || {
             let now = clock();
             Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
@@ -110,7 +110,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     let now = clock();
     let database = directory.join(DATABASE);
 
-    let mut condition = Condition::Fine;
+    let mut condition = EngineCondition::Fine;
     let mut sealed = true;
     let lost = |cause: String, kept, holds| Lost { at: now, boot_id: options.boot_id.clone(), cause, kept, holds };
     let set_aside = || aside::set_aside(&database, now).map_err(unusable(&database));
@@ -123,7 +123,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         }
         Found::Newer(connection, head, found) => {
             let known = schema::KNOWN;
-            condition = Condition::Refusing(StoreError::ReadOnly { file: database.clone(), found, known });
+            condition = EngineCondition::Refusing(StoreError::ReadOnly { file: database.clone(), found, known });
             sealed = false;
             notes.push(Note::NewerSchema { file: database.clone(), found, known });
             (connection, head)
@@ -162,7 +162,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     }
 
     let view = View { connection: &connection, head: &head, now, sealed };
-    // A newer gpushd may store this elsewhere.
+    // A newer gpushd may store this in another form.
     if let Some(loss) = if sealed { view.lost().map_err(|error| database_error(&database, &error))? } else { None } {
         notes.push(Note::Lost(loss));
     }
@@ -201,7 +201,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     Ok(Opened { store: Store::new(sender, thread, counters, directory.to_owned(), instance, epoch), notes })
 }
 
-/// Opens the marker. Without one, gpushd still starts, but can detect fewer losses at its next start.
+/// Opens the marker. If that fails, gpushd still starts, but can detect fewer losses at its next start.
 fn open_marker(path: Option<&Path>) -> (Option<ProgressFile>, Recorded) {
     let Some(path) = path else { return (None, Recorded::Missing) };
     match ProgressFile::open_marker(path) {
@@ -218,7 +218,7 @@ fn open_marker(path: Option<&Path>) -> (Option<ProgressFile>, Recorded) {
     }
 }
 
-/// Gives the database an id if it has none, and records the machine. Returns its origin.
+/// Gives the database an id if it has none, and records the machine. Returns the origin.
 fn identify(
     connection: &Connection,
     reserve: &mut Reserve,
@@ -266,7 +266,7 @@ fn database_error(file: &Path, error: &StoreError) -> OpenError {
 fn connect(file: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags).map_err(|error| from_sqlite(&error))?;
-    // Exclusive access: SQLite then needs no shared-memory file, which a full tmpfs could make fail.
+    // With exclusive access, SQLite needs no shared-memory file. Creating that file could fail on a full tmpfs.
     let settings = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;
         PRAGMA cell_size_check = ON; PRAGMA trusted_schema = OFF; PRAGMA wal_autocheckpoint = 0;";
     connection.execute_batch(settings).map_err(|error| from_sqlite(&error))?;
@@ -274,15 +274,15 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Sets whether closing keeps the write-ahead log. Reading a database must not change it before it is known to
-/// be sound: it may have to be set aside.
+/// Sets whether closing the database keeps the write-ahead log. Reading must not change a database before it is known
+/// to be sound, because it may have to be set aside.
 fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreError> {
     let set = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
     set.map(|_| ()).map_err(|error| from_sqlite(&error))
 }
 
 fn inspect(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, OpenError> {
-    // SQLite opens them by name.
+    // Check them too, because SQLite opens them by name.
     for companion in aside::COMPANIONS {
         own::look(Path::new(&format!("{}{companion}", file.display())))?;
     }
@@ -297,7 +297,7 @@ fn inspect(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Ope
     match examine(file, evidence, boot_id) {
         Ok(found) => Ok(found),
         Err(StoreError::Corrupt { table, what }) => Ok(damaged(format!("{table}: {what}"))),
-        // A valid statement that the file's content makes impossible.
+        // The statement is valid, so the content of the file caused the error.
         Err(StoreError::Internal(what)) => Ok(damaged(what)),
         Err(error) => Err(database_error(file, &error)),
     }
@@ -323,7 +323,7 @@ fn examine(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Sto
     schema::check_file(&connection, version)?;
     if version > schema::KNOWN {
         connection.execute_batch("PRAGMA query_only = ON").map_err(sqlite)?;
-        // Only its own gpushd can read its sequence number.
+        // Only a gpushd of that version can read the sequence number.
         let sequence = evidence.highest_sequence().unwrap_or(0);
         let head = Head { sequence, operation: 0, generation: 0, at: Timestamp::MIN };
         let head = head_of(&connection, false).unwrap_or(head);
@@ -364,8 +364,8 @@ fn head_of(connection: &Connection, sealed: bool) -> Result<Head, StoreError> {
     }
 }
 
-/// Creates a database where none exists, or only an empty one. Numbers continue after `mark`, so that no
-/// operation number is used twice.
+/// Creates a database where there is none, or only an empty one. Numbers continue after `mark`, so that no operation
+/// number is used twice.
 fn make(
     file: &Path,
     reserve: &mut Reserve,
@@ -376,7 +376,7 @@ fn make(
     if !reserve.standing() {
         return Err(OpenError::Full { path: file.parent().unwrap_or(file).to_owned() });
     }
-    // SQLite would make it readable to all, and its log with the same mode.
+    // SQLite would create the file, and its log, readable for all users.
     own::file(file, true)?;
     let first = mark.map_or(0, |mark| mark + 1);
     let head = Head { sequence: first, operation: first, generation: first, at: now };
@@ -385,7 +385,7 @@ fn make(
         connection.execute_batch("PRAGMA journal_mode = WAL").map_err(|error| from_sqlite(&error))?;
         schema::migrate(&connection, schema::MIGRATIONS, 0, |transaction| {
             record::put(transaction, &head)?;
-            // Each lease took a sequence number, so none of the lost ones has a higher number.
+            // Each lost lease took a sequence number, so none has a higher number than `first`.
             record::put(transaction, &Fact { name: LAST_LEASE.to_owned(), value: first.to_string() })?;
             if let Some(lost) = lost {
                 let value = serde_json::to_string(lost).map_err(|error| StoreError::Internal(error.to_string()))?;

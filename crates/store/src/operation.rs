@@ -8,16 +8,16 @@
 //!     └──────────┴───────┴──► cancelling ─────────┤
 //!                                                 └──► failed        neither: degraded or unknown
 //!
-//!  the agent ended in any of these four ──► interrupted ──► running, cancelling, or an end
+//!  gpushd ended in any of these four ──► interrupted ──► running, cancelling, or an end
 //! ```
 //!
-//! `queued` and `waiting` cannot become `done`. An operation that was queued or waiting when its agent ended
-//! may stay so, because none of it had begun.
+//! `queued` and `waiting` cannot become `done`. If gpushd ends while an operation is queued or waiting, the operation
+//! may keep its state, because nothing of it has begun.
 //!
-//! An operation runs only after its intent is on disk: the whole plan and the previous instances, in one
-//! transaction before the first driver call. Recovery reads intent and hardware, never marks of single steps;
-//! [`crate::Tx::progress`] is for people. An operation is changed only by the agent that executes it, and after
-//! a restart by the one that recovers it.
+//! An operation starts only when its intent is on disk. The intent contains the whole plan and the previous instances,
+//! and is written in one transaction before the first driver call. Recovery reads only the intent and the hardware, not
+//! the progress of single steps: [`crate::Tx::progress`] is for users. Only the gpushd that executes an operation
+//! changes it, and after a restart the gpushd that recovers it.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ use crate::{
     record::{Columns, Record},
 };
 
-/// Number of an operation, unique within a state directory. Shown as `op-<number>`.
+/// Number of an operation, unique within a state directory. Its text form is `op-<number>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct OperationId(pub u64);
 
@@ -40,19 +40,19 @@ impl fmt::Display for OperationId {
     }
 }
 
-/// Returns whether an operation may change from one state to another, as drawn in the module documentation.
+/// Returns whether an operation may change from one state to another, as the figure in the module documentation shows.
 #[must_use]
 pub fn may_become(from: OperationState, to: OperationState) -> bool {
     use OperationState::{Cancelling, Done, Failed, Interrupted, Queued, RolledBack, Running, Waiting};
     match (from, to) {
-        // Final states never change, and no state follows itself.
+        // Final states never change.
         (Done | RolledBack | Failed, _) => false,
         (_, Queued) => false,
-        // After it has run, the recorded previous state must stay: no waiting and no new plan.
+        // After an operation has run, the recorded previous state must stay. So it cannot wait or get a new plan.
         (_, Waiting) => from == Queued,
         (_, Running) => matches!(from, Queued | Waiting | Interrupted),
         (_, Cancelling | Interrupted) => from != to,
-        // Before it runs nothing is changed, so it can be neither done nor failed.
+        // Before an operation runs, it has changed nothing. So it cannot be done.
         (_, Done) => matches!(from, Running | Cancelling | Interrupted),
         (_, RolledBack | Failed) => true,
     }
@@ -61,23 +61,23 @@ pub fn may_become(from: OperationState, to: OperationState) -> bool {
 /// The plan for one GPU, and its previous state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuIntent {
-    /// MIG mode and instances before, as read; profiles and processes may be missing. `None` on a part without
-    /// MIG, for which MIG steps are never planned.
+    /// MIG mode and instances before the operation, as read; profiles and processes may be missing. `None` on a GPU
+    /// without MIG, for which gpushd never plans MIG steps.
     pub before: Option<Mig>,
     /// The plan: UUID of the GPU, target layout, change of MIG mode, steps, kept instances.
     pub plan: GpuPlan,
 }
 
-/// Everything that recovery needs besides the hardware.
+/// Everything that recovery needs, except the state of the hardware.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Intent {
-    /// One a GPU.
+    /// One entry for each GPU.
     pub gpus: Vec<GpuIntent>,
     /// Other data for this kind of operation: services to stop, hooks, the request.
     #[serde(default)]
     pub more: serde_json::Value,
-    /// Sequence number at which it was recorded as running; `None` while queued. The store sets it. Of two
-    /// operations on one GPU, the later one began only after the earlier one had ended.
+    /// Sequence number at which it was recorded as running; `None` while queued. The store sets it. If two operations
+    /// have the same GPU, the later one began only after the earlier one had ended.
     #[serde(default)]
     pub begun: Option<u64>,
 }
@@ -85,15 +85,15 @@ pub struct Intent {
 /// An operation to record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewOperation {
-    /// Its kind: `mig.apply`.
+    /// Kind of the operation, such as `mig.apply`.
     pub kind: String,
     /// The caller.
     pub by: Actor,
     /// The caller's reason.
     pub reason: Option<String>,
-    /// The plan as known now. A waiting operation gets a new plan when it starts.
+    /// The current plan. A waiting operation gets a new plan when it starts.
     pub intent: Intent,
-    /// Progress of each GPU: no steps done, with the number of its steps.
+    /// Progress of each GPU: the number of its steps, with none done.
     pub progress: Vec<StepState>,
 }
 
@@ -102,41 +102,41 @@ pub struct NewOperation {
 pub struct OperationRecord {
     /// Id.
     pub id: OperationId,
-    /// Sequence number of its last change.
+    /// Sequence number of the last change.
     pub sequence: u64,
-    /// Its kind.
+    /// Kind of the operation.
     pub kind: String,
-    /// Its stage.
+    /// State of the operation.
     pub stage: OperationState,
     /// The caller.
     pub by: Actor,
-    /// Boot of its last change.
+    /// Boot of the last change.
     pub boot_id: String,
-    /// Agent instance ([`crate::Store::instance`]) that last changed it.
+    /// The gpushd instance ([`crate::Store::instance`]) that made the last change.
     pub instance: String,
-    /// Counts its changes, from 1.
+    /// Number of changes, starting at 1.
     pub revision: u64,
-    /// When it was accepted.
+    /// When the operation was accepted.
     pub created_at: Timestamp,
-    /// When it ended.
+    /// When the operation ended.
     pub ended_at: Option<Timestamp>,
     /// The caller's reason.
     pub reason: Option<String>,
-    /// For people: progress of each GPU.
+    /// Progress of each GPU, for users.
     pub progress: Vec<StepState>,
-    /// For people: other things that happened to it, oldest first.
+    /// Other events of the operation, oldest first, for users.
     pub notes: Vec<String>,
-    /// The error, if it failed.
+    /// The error, if the operation failed.
     pub error: Option<ApiError>,
 }
 
-/// An action other than a driver call that must be undone, whatever the outcome: a stopped service, a started
-/// unit. Recorded before the action.
+/// An action other than a driver call, such as a stopped service or a started unit. It is recorded before it is
+/// executed. At the end of the operation it must be undone, after success and after failure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Undo {
-    /// Order of the actions; they are undone in reverse order.
+    /// Position in the order of the actions. They are undone in reverse order.
     pub position: u64,
-    /// The action to undo it.
+    /// The action that undoes it.
     pub what: serde_json::Value,
     /// Whether it was undone.
     pub undone: bool,
@@ -145,9 +145,9 @@ pub struct Undo {
 /// An operation that has not ended, or has undo entries left, with everything that recovery needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UnfinishedOperation {
-    /// The operation, at the stage in which the previous agent left it.
+    /// The operation, in the state in which the previous gpushd left it.
     pub record: OperationRecord,
-    /// The previous state and the plan.
+    /// The intent: previous state and plan.
     pub intent: Intent,
     /// The remaining undo entries, in the order of the actions.
     pub undo: Vec<Undo>,
@@ -213,7 +213,7 @@ impl Record for OperationRecord {
     }
 }
 
-/// An intent by its operation.
+/// The intent of an operation.
 pub(crate) struct IntentRow {
     pub(crate) operation: u64,
     pub(crate) intent: Intent,
@@ -233,7 +233,7 @@ impl Record for IntentRow {
     }
 }
 
-/// An undo by its operation.
+/// An undo entry of an operation.
 pub(crate) struct UndoRow {
     pub(crate) operation: u64,
     pub(crate) undo: Undo,

@@ -12,9 +12,9 @@ use crate::{
 /// An override to record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewOverride {
-    /// GPU by UUID.
+    /// UUID of the GPU.
     pub gpu: String,
-    /// Config rule that claimed the GPU at that time, if any.
+    /// Config rule that claims the GPU now, if any.
     pub rule: Option<String>,
     /// Layout in canonical text.
     pub layout: Vec<String>,
@@ -22,16 +22,16 @@ pub struct NewOverride {
     pub author: Actor,
     /// The author's reason.
     pub reason: String,
-    /// When it expires.
+    /// When the override expires; `None` if never.
     pub expires_at: Option<Timestamp>,
 }
 
 /// An active override. Each GPU has at most one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
-    /// GPU by UUID.
+    /// UUID of the GPU.
     pub gpu: String,
-    /// Config rule that claimed the GPU when the override was set.
+    /// Config rule that claimed the GPU when the override was set, if any.
     pub rule: Option<String>,
     /// Layout in canonical text.
     pub layout: Vec<String>,
@@ -39,13 +39,13 @@ pub struct Override {
     pub author: Actor,
     /// The author's reason.
     pub reason: String,
-    /// When it was set.
+    /// When the override was set.
     pub created_at: Timestamp,
-    /// When it expires, by the system clock.
+    /// When the override expires, by the system clock; `None` if never.
     pub expires_at: Option<Timestamp>,
-    /// The generation in which it was set.
+    /// The generation that the override began.
     pub generation: u64,
-    /// Sequence number of its setting.
+    /// Sequence number of the override.
     pub sequence: u64,
 }
 
@@ -82,19 +82,18 @@ impl Record for Override {
 }
 
 impl View<'_> {
-    /// Returns the overrides in the order in which they were set. Those past their expiry are included until
-    /// they are cleared.
+    /// Returns the overrides in the order in which they were set. Includes expired ones until they are cleared.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn overrides(&self) -> Result<Vec<Override>, StoreError> {
         record::select(self.connection, "ORDER BY sequence", [], self.sealed)
     }
 
-    /// Returns the overrides past their expiry.
+    /// Returns the overrides that have expired.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn expired_overrides(&self) -> Result<Vec<Override>, StoreError> {
         let mut expired = self.overrides()?;
         expired.retain(|one| one.expires_at.is_some_and(|at| at <= self.now));
@@ -103,10 +102,10 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Sets an override, which replaces the GPU's previous one and increments the generation.
+    /// Sets an override. Replaces the GPU's previous override and increments the generation.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn set_override(&mut self, new: NewOverride) -> Result<Override, StoreError> {
         let generation = self.next_generation();
         let made = Override {
@@ -124,11 +123,11 @@ impl Tx<'_> {
         Ok(made)
     }
 
-    /// Clears the override of a GPU, and increments the generation if there was one. Expiry is an ending: send
-    /// it through [`crate::Store::write_ending`].
+    /// Clears the override of a GPU. Increments the generation if there was one. Expiry is an ending: send it through
+    /// [`crate::Store::write_ending`].
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn clear_override(&mut self, gpu: &str) -> Result<Option<Override>, StoreError> {
         let old = record::select::<Override>(self.connection, "WHERE gpu = ?1", [gpu], true)?.pop();
         if old.is_some() {

@@ -1,8 +1,8 @@
 //! Ownership and permissions of the state directory and its files.
 //!
-//! gpushd trusts these files: which GPUs are held, which operations are unfinished and what the previous
-//! layouts were. So root or gpushd's own user must own them, and other users must not be able to write them.
-//! Symbolic links to files are not followed; the path of the directory may contain links.
+//! gpushd relies on the content of these files: which GPUs are held, which operations are unfinished, and what the
+//! previous layouts were. So root or gpushd's own user must own them, and other users must not be able to write to
+//! them. gpushd does not follow symbolic links to files; the path of the directory may contain links.
 
 use std::{
     fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions},
@@ -15,14 +15,14 @@ use nix::{errno::Errno, fcntl::OFlag, unistd::Uid};
 
 use crate::error::{OpenError, Untrusted};
 
-/// Mode of a new directory or file: other users cannot read it.
+/// Modes of new directories and files. Other users cannot read them.
 const DIRECTORY: u32 = 0o700;
 const FILE: u32 = 0o600;
 
 /// Write permission of the group and of others.
 const WRITE_OF_OTHERS: u32 = 0o022;
 
-/// Creates the state directory if it is missing, and missing parents with default modes.
+/// Creates the state directory if it is missing. Creates missing parents with default modes.
 pub(crate) fn directory(path: &Path) -> Result<(), OpenError> {
     let unusable = |source| OpenError::Unusable { path: path.to_owned(), source };
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -39,11 +39,10 @@ pub(crate) fn directory(path: &Path) -> Result<(), OpenError> {
     trusted(path, &found)
 }
 
-/// Opens a file for reading and writing, after checking its owner and mode. Without `create` the file must
-/// exist.
+/// Opens a file for reading and writing, and checks its owner and mode. Without `create` the file must exist.
 pub(crate) fn file(path: &Path, create: bool) -> Result<File, OpenError> {
     let unusable = |source| OpenError::Unusable { path: path.to_owned(), source };
-    // A pipe or a device in its place must not block the call.
+    // With these flags, a pipe or a device in place of the file does not block the call.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(create).truncate(false).mode(FILE).custom_flags(flags.bits());
@@ -58,7 +57,7 @@ pub(crate) fn file(path: &Path, create: bool) -> Result<File, OpenError> {
         return Err(OpenError::Untrusted { path: path.to_owned(), why: Untrusted::NoFile });
     }
     trusted(path, &found)?;
-    // A file of an earlier version may be readable to all.
+    // A file of an earlier version may be readable for all users.
     if found.mode() & 0o7777 != FILE && found.uid() == Uid::effective().as_raw() {
         file.set_permissions(Permissions::from_mode(FILE)).map_err(unusable)?;
     }

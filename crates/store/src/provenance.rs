@@ -1,4 +1,4 @@
-//! Whether a sound database is the latest state of this host.
+//! Whether a sound database contains the latest state of this host.
 //!
 //! ```text
 //! sound database ─► named by this boot's marker? ── another is named ───────► lost on this boot
@@ -9,8 +9,8 @@
 //!                     └─ otherwise ─────────────────────────────────────────► current
 //! ```
 //!
-//! A loss on this boot concerns promises that are still in effect: GPUs are held. A loss that is found
-//! on a new boot concerns settings only, because shares and operations end with their boot.
+//! After a loss on this boot, grants and operations that are still in effect may be lost, so GPUs are held. A loss that
+//! is found on a new boot affects only settings, because shares and operations end with their boot.
 
 use uuid::Uuid;
 
@@ -19,22 +19,22 @@ use crate::watermark::{Progress, Recorded};
 /// Progress recorded outside the database, and the boot and machine on which gpushd runs.
 #[derive(Debug, Clone)]
 pub(crate) struct Evidence {
-    /// The file in the state directory.
+    /// The content of the watermark in the state directory.
     pub(crate) watermark: Recorded,
-    /// The file in the runtime directory. One of an earlier boot counts as missing.
+    /// The content of the marker in the runtime directory. A marker of an earlier boot counts as missing.
     pub(crate) marker: Recorded,
     /// Digest of this boot's id.
     pub(crate) boot: u64,
-    /// Id of this machine, where it has one.
+    /// Id of this machine, if it has one.
     pub(crate) machine: Option<String>,
 }
 
-/// What a sound database records about itself.
+/// Properties that a sound database records about itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
-    /// Sequence number of its last commit.
+    /// Sequence number of the last commit.
     pub(crate) sequence: u64,
-    /// Its id; `None` if an older gpushd created it.
+    /// Id of the database; `None` if an older gpushd created it.
     pub(crate) store: Option<Uuid>,
     /// Machine on which it was last open.
     pub(crate) machine: Option<String>,
@@ -42,27 +42,28 @@ pub(crate) struct Identity {
     pub(crate) of_this_boot: bool,
 }
 
-/// The conclusion about a sound database.
+/// The result of judging a sound database.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It is the latest state.
+pub(crate) enum Provenance {
+    /// It contains the latest state.
     Current,
-    /// State was lost, with the reason. `on_this_boot` tells whether promises of this boot may be lost too.
+    /// State was lost, with the reason. `on_this_boot`: whether grants and operations of this boot may be lost too.
     Lost { cause: String, on_this_boot: bool },
-    /// It belongs to another host: the file system was cloned or moved.
+    /// It belongs to another host, because the file system was cloned or moved.
     OtherHost,
 }
 
 impl Evidence {
-    /// Ignores a marker of an earlier boot: some hosts do not clear the runtime directory at a reboot.
+    /// Collects the evidence. Ignores a marker of an earlier boot, because some hosts do not clear the runtime
+    /// directory at a reboot.
     pub(crate) fn new(watermark: Recorded, marker: Recorded, boot: u64, machine: Option<String>) -> Self {
         let is_old = |progress: &Progress| progress.origin.is_none_or(|origin| origin.boot != boot);
         let marker = if marker.progress().is_some_and(is_old) { Recorded::Missing } else { marker };
         Self { watermark, marker, boot, machine }
     }
 
-    /// Returns whether a database was used before, as far as files outside it show. A database without records
-    /// does not count.
+    /// Returns whether files outside the database show that there was one before. A database without records does not
+    /// count.
     pub(crate) fn of_an_earlier_database(&self) -> bool {
         [&self.watermark, &self.marker].into_iter().any(|recorded| match recorded {
             Recorded::Missing => false,
@@ -71,8 +72,8 @@ impl Evidence {
         })
     }
 
-    /// Returns whether gpushd used a database on this boot. A watermark of format 1 does not record that; it
-    /// counts as used, so that nothing is changed on a guess.
+    /// Returns whether gpushd used a database on this boot. A watermark of format 1 does not record that. To be safe,
+    /// it counts as used.
     pub(crate) fn used_on_this_boot(&self) -> bool {
         self.marker != Recorded::Missing
             || self
@@ -81,16 +82,16 @@ impl Evidence {
                 .is_some_and(|progress| progress.origin.is_none_or(|origin| origin.boot == self.boot))
     }
 
-    /// Returns the highest recorded sequence number, of any database.
+    /// Returns the highest sequence number that was recorded for any database.
     pub(crate) fn highest_sequence(&self) -> Option<u64> {
         [&self.watermark, &self.marker].into_iter().filter_map(|one| Some(one.progress()?.sequence)).max()
     }
 
     /// Judges a database that is sound in itself.
-    pub(crate) fn judge(&self, database: &Identity) -> Verdict {
+    pub(crate) fn judge(&self, database: &Identity) -> Provenance {
         let names = |progress: &Progress| progress.origin.map(|origin| Some(origin.store) == database.store);
         let lost =
-            |cause: String| Verdict::Lost { cause, on_this_boot: self.used_on_this_boot() || database.of_this_boot };
+            |cause: String| Provenance::Lost { cause, on_this_boot: self.used_on_this_boot() || database.of_this_boot };
         let behind = |recorded: &Progress| {
             lost(format!(
                 "it ends at change {}, but change {} was recorded: part of it is damaged, or an old copy was put back",
@@ -105,20 +106,20 @@ impl Evidence {
                 return behind(marker);
             }
             // The marker is stronger evidence than the watermark.
-            return Verdict::Current;
+            return Provenance::Current;
         }
         let other_machine = self.machine.as_ref().zip(database.machine.as_ref()).is_some_and(|(ours, its)| ours != its);
         if other_machine && !self.used_on_this_boot() {
-            return Verdict::OtherHost;
+            return Provenance::OtherHost;
         }
         match &self.watermark {
             Recorded::Progress(watermark) if names(watermark) == Some(false) => {
                 lost("it is not the database that its watermark was written for".to_owned())
             }
             Recorded::Progress(watermark) if database.sequence < watermark.sequence => behind(watermark),
-            Recorded::Progress(_) => Verdict::Current,
+            Recorded::Progress(_) => Provenance::Current,
             // gpushd was killed during its first start.
-            Recorded::Missing | Recorded::Damaged if database.sequence == 0 => Verdict::Current,
+            Recorded::Missing | Recorded::Damaged if database.sequence == 0 => Provenance::Current,
             Recorded::Missing => lost("its watermark is missing, so whether it is complete is not known".to_owned()),
             Recorded::Damaged => lost("its watermark is damaged, so whether it is complete is not known".to_owned()),
         }
@@ -148,12 +149,12 @@ mod tests {
         Identity { sequence, store, machine, of_this_boot: false }
     }
 
-    /// Returns `None` for a current database, else whether the loss is of this boot.
+    /// Returns `None` for a current database. For a loss, returns whether it is on this boot.
     fn lost(evidence: &Evidence, database: &Identity) -> Option<bool> {
         match evidence.judge(database) {
-            Verdict::Current => None,
-            Verdict::Lost { on_this_boot, .. } => Some(on_this_boot),
-            Verdict::OtherHost => panic!("another host"),
+            Provenance::Current => None,
+            Provenance::Lost { on_this_boot, .. } => Some(on_this_boot),
+            Provenance::OtherHost => panic!("another host"),
         }
     }
 
@@ -198,12 +199,12 @@ mod tests {
     }
 
     #[test]
-    fn database_of_another_machine_is_told_from_a_new_machine_id() {
+    fn new_machine_id_and_other_machine_are_distinguished() {
         let cloned = Identity { machine: Some("machine b".to_owned()), ..database(10) };
         for watermark in [recorded(10, OURS, "earlier"), recorded(99, OTHER, "earlier"), Recorded::Missing] {
-            assert_eq!(evidence(watermark, Recorded::Missing).judge(&cloned), Verdict::OtherHost, "{watermark:?}");
+            assert_eq!(evidence(watermark, Recorded::Missing).judge(&cloned), Provenance::OtherHost, "{watermark:?}");
         }
-        // The id changed while gpushd used the database: in a container, or by `systemd-machine-id-setup`.
+        // The machine id changed while gpushd used the database: in a container, or by `systemd-machine-id-setup`.
         assert_eq!(lost(&evidence(recorded(10, OURS, NOW), Recorded::Missing), &cloned), None);
         assert_eq!(lost(&evidence(Recorded::Missing, recorded(10, OURS, NOW)), &cloned), None);
         let unknown = Evidence { machine: None, ..evidence(recorded(10, OURS, "earlier"), Recorded::Missing) };

@@ -1,7 +1,7 @@
-//! Rows with a seal, a checksum over the table's name and all columns.
+//! Rows with a seal: a checksum over the table's name and all columns.
 //!
-//! SQLite detects damage to the structure of its file, not to the values in it. A row is read only if its seal
-//! is correct, so a flipped bit in an expiry or a layout becomes an error and never a wrong answer. Records are
+//! SQLite detects damage to the structure of its file, but not to the values in it. The store accepts a row only if its
+//! seal is correct. So a flipped bit in an expiry or a layout becomes an error, and never a wrong value. Records are
 //! read and written as a whole.
 
 use std::fmt::Write as _;
@@ -12,10 +12,11 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::error::{StoreError, from_sqlite};
 
-/// Maximum bytes of one record, far above real ones: a host of 16 GPUs with full plans needs about 200 kB.
+/// Maximum size of one record in bytes. Real records are much smaller: a host of 16 GPUs with full plans needs about
+/// 200 kB.
 pub(crate) const LARGEST: usize = 1 << 20;
 
-/// Computes the 64-bit FNV-1a digest. Each step is a bijection, so damage to a single byte always shows.
+/// Computes the 64-bit FNV-1a digest. Each step is a bijection, so damage to a single byte always changes the result.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     absorb(0xcbf2_9ce4_8422_2325, bytes)
 }
@@ -95,7 +96,7 @@ impl Columns {
     /// Adds a value as JSON.
     pub(crate) fn put_json<T: Serialize>(&mut self, value: &T) -> Result<(), StoreError> {
         let text = serde_json::to_string(value)
-            .map_err(|error| StoreError::Internal(format!("a record of {} can't be written: {error}", self.table)))?;
+            .map_err(|error| StoreError::Internal(format!("cannot write a record of {}: {error}", self.table)))?;
         self.values.push(Value::Text(text));
         Ok(())
     }
@@ -110,7 +111,10 @@ impl Columns {
     pub(crate) fn number(&mut self) -> Result<u64, StoreError> {
         match self.take()? {
             Value::Integer(number) => u64::try_from(number).map_err(|_| self.corrupt("a number is negative")),
-            Value::Null | Value::Real(_) | Value::Text(_) | Value::Blob(_) => Err(self.corrupt("a number is none")),
+            Value::Null | Value::Real(_) | Value::Text(_) | Value::Blob(_) => Err(self.corrupt(
+                "a number is not \
+                valid",
+            )),
         }
     }
 
@@ -118,7 +122,10 @@ impl Columns {
     pub(crate) fn text(&mut self) -> Result<String, StoreError> {
         match self.take()? {
             Value::Text(text) => Ok(text),
-            Value::Null | Value::Real(_) | Value::Integer(_) | Value::Blob(_) => Err(self.corrupt("a text is none")),
+            Value::Null | Value::Real(_) | Value::Integer(_) | Value::Blob(_) => Err(self.corrupt(
+                "a text is not \
+                valid",
+            )),
         }
     }
 
@@ -134,7 +141,7 @@ impl Columns {
             Value::Integer(ms) => {
                 Timestamp::from_millisecond(ms).map(Some).map_err(|_| self.corrupt("a time is out of range"))
             }
-            Value::Real(_) | Value::Text(_) | Value::Blob(_) => Err(self.corrupt("a time is none")),
+            Value::Real(_) | Value::Text(_) | Value::Blob(_) => Err(self.corrupt("a time is not valid")),
         }
     }
 
@@ -144,21 +151,21 @@ impl Columns {
         serde_json::from_str(&text).map_err(|error| self.corrupt(&error.to_string()))
     }
 
-    /// Returns the error that this record is damaged.
+    /// Returns the error about damage to this record.
     pub(crate) fn corrupt(&self, what: &str) -> StoreError {
         StoreError::Corrupt { table: self.table.to_owned(), what: what.to_owned() }
     }
 }
 
-/// Milliseconds can exceed the last whole second that a [`Timestamp`] can hold, and such a value would not read
-/// back.
+/// Converts a time to milliseconds. The milliseconds of the last second can be beyond the range of a [`Timestamp`], and
+/// would not read back. So they are cut off.
 fn milliseconds(time: Timestamp) -> Value {
     let (first, last) = (Timestamp::MIN.as_second() * 1000, Timestamp::MAX.as_second() * 1000);
     Value::Integer(time.as_millisecond().clamp(first, last))
 }
 
-/// Reads the records that `rest` (`WHERE … ORDER BY …`) selects. Seals are not checked in the database of a
-/// newer gpushd, whose rows may have unknown columns.
+/// Reads the records that `rest` (`WHERE … ORDER BY …`) selects. Without `sealed`, does not check seals: the database
+/// is of a newer gpushd, whose rows may have unknown columns.
 pub(crate) fn select<R: Record>(
     connection: &Connection,
     rest: &str,
@@ -175,14 +182,14 @@ pub(crate) fn select<R: Record>(
         let corrupt = |what: String| StoreError::Corrupt { table: R::TABLE.to_owned(), what };
         let values = values.map_err(|error| corrupt(error.to_string()))?;
         if sealed && seal_read != Ok(seal(R::TABLE, &values)) {
-            return Err(corrupt("its seal does not fit".to_owned()));
+            return Err(corrupt("its checksum does not match".to_owned()));
         }
         records.push(R::read(&mut Columns { table: R::TABLE, values, next: 0 })?);
     }
     Ok(records)
 }
 
-/// Writes a record; replaces the one with the same key.
+/// Writes a record. Replaces the record with the same key.
 pub(crate) fn put<R: Record>(connection: &Connection, record: &R) -> Result<(), StoreError> {
     let mut columns = Columns { table: R::TABLE, values: Vec::with_capacity(R::COLUMNS.len() + 1), next: 0 };
     record.write(&mut columns)?;
@@ -190,8 +197,8 @@ pub(crate) fn put<R: Record>(connection: &Connection, record: &R) -> Result<(), 
     if values.len() != R::COLUMNS.len() {
         return Err(StoreError::Internal(format!("{} columns for {}", values.len(), R::TABLE)));
     }
-    // A record that cannot be read back would count as damage at the next start. For example, JSON from outside
-    // can be nested deeper than the parser accepts.
+    // A record that cannot be read back would count as damage at the next start. For example, JSON from a caller can be
+    // nested deeper than the parser accepts.
     let columns = &mut Columns { table: R::TABLE, values: values.clone(), next: 0 };
     if let Err(error) = R::read(columns) {
         return Err(StoreError::Unreadable { table: R::TABLE, cause: error.to_string() });

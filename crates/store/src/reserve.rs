@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! standing ──an ending meets a full disk──► released ──space again──► standing
-//!     └ ordinary writes are taken               └ ordinary writes are refused
+//!     └ ordinary writes are accepted            └ ordinary writes are refused
 //! ```
 //!
-//! The file is allocated, not sparse, and is emptied when an ending needs its blocks. Another program could
-//! take them before the ending is written, and on a copy-on-write file system (btrfs, ZFS) allocation promises
-//! less. Both cases are rare; then the ending fails as any write would.
+//! The reserve is a file whose blocks are allocated. It is emptied when an ending needs them. Then another program
+//! could take them before the ending is written. On a copy-on-write file system (btrfs, ZFS), allocated blocks do not
+//! guarantee space. Both cases are rare; the ending then fails like any other write.
 
 use std::{fs::File, path::Path};
 
@@ -15,10 +15,10 @@ use nix::fcntl::posix_fallocate;
 
 use crate::{error::OpenError, own};
 
-/// Free bytes, besides the reserve, that ordinary writes require.
+/// Free space in bytes, in addition to the reserve, that ordinary writes require.
 const ROOM: i64 = 256 << 10;
 
-/// The reserved file.
+/// The file with the reserved space.
 #[derive(Debug)]
 pub(crate) struct Reserve {
     file: File,
@@ -27,7 +27,7 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    /// Opens it, and allocates missing blocks if there is space.
+    /// Opens the file, and allocates missing blocks if there is space.
     pub(crate) fn open(directory: &Path, bytes: u64) -> Result<Self, OpenError> {
         let file = own::file(&directory.join("reserve"), true)?;
         let mut reserve = Self { file, bytes, standing: false };
@@ -48,7 +48,7 @@ impl Reserve {
         }
     }
 
-    /// Returns whether the disk has free space for ordinary writes, besides the reserve.
+    /// Returns whether the disk has free space for ordinary writes, in addition to the reserve.
     pub(crate) fn has_room_beside(&mut self) -> bool {
         let (start, length) = (i64::try_from(self.bytes).unwrap_or(i64::MAX), ROOM);
         let found = posix_fallocate(&self.file, start, length).is_ok();
@@ -58,13 +58,13 @@ impl Reserve {
         found
     }
 
-    /// Reserves the space again if possible. Returns whether it is reserved now.
+    /// Reserves the space again, if possible. Returns whether it is reserved now.
     pub(crate) fn restore(&mut self) -> bool {
         if !self.standing {
             let length = i64::try_from(self.bytes).unwrap_or(i64::MAX);
             self.standing = posix_fallocate(&self.file, 0, length).is_ok();
             if !self.standing {
-                // A partial reserve would take the remaining space from endings.
+                // A partial reserve would take space from endings.
                 self.release();
             }
         }

@@ -1,7 +1,7 @@
 //! The tables, the migration of older files, and the identification of a file.
 //!
-//! Migrations go forward only. Two things never change, so that any gpushd can identify a file: `user_version`
-//! in SQLite's header, and the fact `schema` in the table `facts`. If they differ, the file is damaged.
+//! Migrations only go forward. Two things never change, so that any gpushd can identify a file: `user_version` in
+//! SQLite's header, and the fact `schema` in the table `facts`. If they differ, the file is damaged.
 
 use rusqlite::Connection;
 
@@ -11,10 +11,10 @@ use crate::{
     record,
 };
 
-/// `gpsh`, in SQLite's header.
+/// The application id in SQLite's header: `gpsh`.
 pub(crate) const APPLICATION_ID: i32 = 0x6770_7368;
 
-/// Each migrates a file from the previous schema to its own; the first creates an empty file.
+/// The migrations. Each one migrates a file from the previous schema; the first one creates the tables.
 pub(crate) const MIGRATIONS: &[&str] = &[
     "
     CREATE TABLE facts (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
@@ -64,16 +64,16 @@ pub(crate) const MIGRATIONS: &[&str] = &[
 ",
 ];
 
-/// Newest schema that this build knows.
+/// Newest schema that this build supports.
 pub const KNOWN: u32 = MIGRATIONS.len() as u32;
 
-/// Returns the schema in the file's header; 0 for an empty file.
+/// Returns the schema number in the file's header; 0 for an empty file.
 pub(crate) fn version(connection: &Connection) -> Result<u32, StoreError> {
     let number: i64 = pragma(connection, "user_version")?;
     u32::try_from(number).map_err(|_| damaged(format!("its schema number is {number}")))
 }
 
-/// Migrates a file from schema `from` to the last of `migrations`, in one transaction that includes `also`.
+/// Migrates a file from schema `from` to the last of `migrations`. `also` runs in the same transaction.
 pub(crate) fn migrate(
     connection: &Connection,
     migrations: &[&str],
@@ -110,7 +110,7 @@ pub(crate) fn check_file(connection: &Connection, version: u32) -> Result<(), St
     }
 }
 
-/// Checks that the tables are exactly those of the migrations up to `version`.
+/// Checks that the tables are exactly those that the migrations up to `version` create.
 pub(crate) fn check_tables(connection: &Connection, version: u32) -> Result<(), StoreError> {
     let fresh = Connection::open_in_memory().map_err(|error| from_sqlite(&error))?;
     for migration in MIGRATIONS.iter().take(version as usize) {
@@ -119,7 +119,7 @@ pub(crate) fn check_tables(connection: &Connection, version: u32) -> Result<(), 
     if tables(connection)? == tables(&fresh)? {
         Ok(())
     } else {
-        Err(damaged("its tables are not those that were made".to_owned()))
+        Err(damaged("its tables are not those of its schema".to_owned()))
     }
 }
 
@@ -129,7 +129,7 @@ fn tables(connection: &Connection) -> Result<Vec<[Option<String>; 4]>, StoreErro
     let rows = statement
         .query_map([], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]))
         .map_err(|error| from_sqlite(&error))?;
-    // Invalid text is damage, whichever error rusqlite returns.
+    // rusqlite returns various errors for invalid text. All of them mean damage.
     rows.collect::<Result<_, _>>().map_err(|error| damaged(error.to_string()))
 }
 

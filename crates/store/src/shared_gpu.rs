@@ -1,7 +1,7 @@
-//! Settings that gpushd makes on whole GPUs while they are shared, and restores afterwards. They are recorded
-//! before the driver call, so that the next gpushd knows which settings are gpush's own.
+//! Settings that gpushd makes on whole GPUs while they are shared, and restores afterwards. They are recorded before
+//! the driver call, so that the next gpushd knows which settings gpushd made.
 //!
-//! The driver resets compute mode and time-slice level at a reboot, so these records also end with the boot.
+//! The driver resets the compute mode and the time-slice level at a reboot, so these records also end with the boot.
 
 use gpush_api::{ComputeMode, Mode, TimesliceLevel};
 use serde::{Deserialize, Serialize};
@@ -12,31 +12,31 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// The settings made on a GPU.
+/// The settings that gpushd made on a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SharedGpu {
-    /// GPU by UUID.
+    /// UUID of the GPU.
     pub gpu: String,
-    /// Its compute mode.
+    /// The compute mode, if gpushd set it.
     pub compute_mode: Option<ComputeModeSet>,
-    /// Its time-slice level; the one to go back to is always the driver's own.
+    /// The time-slice level, if gpushd set it. It is always restored to the driver's default.
     pub level: Option<LevelSet>,
-    /// Boot on which they were made.
+    /// Boot on which the settings were made.
     pub boot_id: String,
 }
 
-/// A compute mode that replaced another.
+/// A compute mode that gpushd set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeModeSet {
-    /// The mode before.
+    /// The mode before the GPU was shared.
     pub before: ComputeMode,
-    /// The mode set.
+    /// The mode that was set.
     pub set: ComputeMode,
-    /// The mode that gpushd had set before; kept until the change is read back, because the GPU may have
-    /// either.
+    /// The mode that gpushd set before this one. It is kept until the change is read back, because until then the GPU
+    /// may have either.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<ComputeMode>,
-    /// The GPU mode that needed this setting, and that restores it.
+    /// The GPU mode that needs this setting. The same mode restores it.
     pub by: Mode,
 }
 
@@ -48,14 +48,14 @@ impl ComputeModeSet {
     }
 }
 
-/// A time-slice level that was set.
+/// A time-slice level that gpushd set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Written", into = "Written")]
 pub struct LevelSet {
-    /// The level set.
+    /// The level that was set.
     pub set: TimesliceLevel,
-    /// The level that gpushd had set before; kept until the change is read back, because the GPU may have
-    /// either.
+    /// The level that gpushd set before this one. It is kept until the change is read back, because until then the GPU
+    /// may have either.
     pub last: Option<TimesliceLevel>,
 }
 
@@ -67,7 +67,7 @@ impl LevelSet {
     }
 }
 
-/// The form in the database: a level that was read back is a single word.
+/// The form in the database. A level that was read back is a single word.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -116,21 +116,21 @@ impl Record for SharedGpu {
 }
 
 impl View<'_> {
-    /// Returns the settings made on GPUs, by UUID.
+    /// Returns the settings that gpushd made on GPUs, sorted by UUID.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn shared_gpus(&self) -> Result<Vec<SharedGpu>, StoreError> {
         record::select(self.connection, "ORDER BY gpu", [], self.sealed)
     }
 }
 
 impl Tx<'_> {
-    /// Records the settings made on a GPU on this boot; replaces the previous record, or deletes it if there is
-    /// no setting.
+    /// Records the settings made on a GPU on this boot. Replaces the previous record, or deletes it if there are no
+    /// settings.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn set_shared_gpu(&mut self, shared: SharedGpu) -> Result<SharedGpu, StoreError> {
         self.next_sequence();
         let shared = SharedGpu { boot_id: self.boot_id.to_owned(), ..shared };
@@ -145,7 +145,7 @@ impl Tx<'_> {
     /// Deletes the records of other boots.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn forget_shared_gpus_of_other_boots(&mut self) -> Result<(), StoreError> {
         for shared in self.view().shared_gpus()? {
             if shared.boot_id != self.boot_id {

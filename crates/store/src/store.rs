@@ -1,4 +1,4 @@
-//! The handle: cheap to clone, never blocks the caller unless asked to.
+//! The handle of the store. Cloning it is cheap, and it does not block the caller, except in [`Pending::wait`].
 
 use std::{
     fmt,
@@ -36,27 +36,27 @@ struct Inner {
     epoch: String,
 }
 
-/// The future result of a transaction; use [`Pending::wait`] outside an async runtime. The transaction is
-/// executed even if the result is dropped.
+/// The future result of a transaction. Outside an async runtime, use [`Pending::wait`]. The transaction is executed
+/// even if this is dropped.
 #[must_use = "whether it is recorded is known only from its outcome"]
 #[derive(Debug)]
 pub struct Pending<T> {
     outcome: oneshot::Receiver<Result<T, StoreError>>,
 }
 
-/// Counts since the store was opened.
+/// Counters since the store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics {
     /// Jobs in the queue.
     pub waiting: usize,
-    /// Commits, one sync each.
+    /// Commits. Each has one sync.
     pub commits: u64,
     /// Writes in those commits.
     pub writes: u64,
 }
 
 impl<T> Pending<T> {
-    /// Blocks the thread until the result arrives. Do not call it from async code.
+    /// Blocks the thread until the result arrives. Do not call this from async code.
     ///
     /// # Errors
     /// Errors of the transaction.
@@ -97,7 +97,7 @@ where
 
     fn reply(self: Box<Self>, outcome: Result<(), StoreError>) {
         let Self { made, reply, .. } = *self;
-        // The caller may be gone.
+        // The caller may have stopped waiting.
         let _ = reply.send(outcome.and_then(|()| made.ok_or(StoreError::Closed)));
     }
 }
@@ -115,9 +115,9 @@ impl Store {
         Self { inner: Arc::new(Inner { jobs, thread, counters, directory, instance, epoch }) }
     }
 
-    /// Records the changes of `change`, all or nothing, and returns its value once that is durable. A closure
-    /// that returns an error leaves no changes. It runs on the store's thread and must not block or use the
-    /// store. It may be called more than once; an earlier call then left no changes.
+    /// Records the changes of `change`, all or nothing, and returns its value when they are durable. If the closure
+    /// returns an error, nothing changes. It runs on the store's thread, and must not block or use the store. It may be
+    /// called more than once; then the earlier calls have changed nothing.
     pub fn write<T, F>(&self, change: F) -> Pending<T>
     where
         T: Send + 'static,
@@ -126,8 +126,8 @@ impl Store {
         self.submit(Class::Ordinary, change)
     }
 
-    /// As [`Store::write`], for endings (finish, rollback, release, expiry): on a full disk it may use the
-    /// reserve.
+    /// Records endings: finish, rollback, release, expiry. Works like [`Store::write`], but on a full disk it may use
+    /// the reserve.
     pub fn write_ending<T, F>(&self, change: F) -> Pending<T>
     where
         T: Send + 'static,
@@ -136,7 +136,7 @@ impl Store {
         self.submit(Class::Ending, change)
     }
 
-    /// Reads. The read sees every change that was reported as recorded, and no other.
+    /// Reads from the store. The read sees exactly the changes that were reported as recorded.
     pub fn read<T, F>(&self, look: F) -> Pending<T>
     where
         T: Send + 'static,
@@ -146,12 +146,12 @@ impl Store {
         let job = Job::Read(Box::new(move |view| {
             let _ = reply.send(look(view));
         }));
-        // Reads have no queue limit, because they do not wait for the disk.
+        // The queue has no limit for reads, because they do not wait for the disk.
         self.send(job);
         Pending { outcome }
     }
 
-    /// Answers when the thread processes it: for a watchdog.
+    /// Resolves when the thread processes it. A watchdog uses this.
     pub fn ping(&self) -> Pending<()> {
         self.read(|_| Ok(()))
     }
@@ -174,7 +174,7 @@ impl Store {
     fn send(&self, job: Job) {
         if let Some(jobs) = &self.inner.jobs {
             self.inner.counters.waiting.fetch_add(1, Ordering::Relaxed);
-            // If the thread is gone, the reply's sender is gone too, and the caller receives `Closed`.
+            // If the thread has ended, the reply's sender is dropped too, and the caller receives `Closed`.
             let _ = jobs.send(job);
         }
     }
@@ -185,27 +185,27 @@ impl Store {
         &self.inner.directory
     }
 
-    /// Returns the id of this run of the agent, recorded with each operation that it changes.
+    /// Returns the id of this run of gpushd. It is recorded with each operation that this run changes.
     #[must_use]
     pub fn instance(&self) -> &str {
         &self.inner.instance
     }
 
-    /// Returns the epoch of this database: 8 hexadecimal digits. A database that replaces a lost one has
-    /// another epoch, so a name outside the database that contains it, such as that of a scope, is never used
-    /// for two leases.
+    /// Returns the epoch of this database: 8 hexadecimal digits. A database that replaces a lost one has another epoch.
+    /// Names outside the database, such as those of scopes, contain it, so no name is ever used for two leases.
     #[must_use]
     pub fn epoch(&self) -> &str {
         &self.inner.epoch
     }
 
-    /// Returns why changes are refused now, if they are: the disk is full, or the database has failed.
+    /// Returns why changes are refused now: the disk is full, or the database has failed. Returns `None` if they are
+    /// not refused.
     #[must_use]
     pub fn trouble(&self) -> Option<StoreError> {
         self.inner.counters.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the counts since it was opened.
+    /// Returns the counters since the store was opened.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let counters = &self.inner.counters;
@@ -227,7 +227,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take()
-            // The last handle may have been in a closure that the thread itself ran.
+            // If the last handle was in a closure, the thread itself drops it and must not wait for its own end.
             && thread.thread().id() != std::thread::current().id()
         {
             let _ = thread.join();

@@ -1,4 +1,4 @@
-//! The types that a caller's closure receives: [`View`] to read, [`Tx`] to read and change.
+//! The types that a caller's closure receives: [`View`] for reading, [`Tx`] for reading and changing.
 
 use jiff::Timestamp;
 use rusqlite::Connection;
@@ -16,16 +16,16 @@ use crate::{
     shared_gpu::SharedGpu,
 };
 
-/// The store as of the last commit; within a transaction, with its changes so far.
+/// The state of the store at the last commit. Within a transaction, it includes the transaction's changes so far.
 pub struct View<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) head: &'a Head,
     pub(crate) now: Timestamp,
-    /// Whether rows are sealed in the way that this build knows.
+    /// Whether the seals of rows can be checked. A newer schema may compute them differently.
     pub(crate) sealed: bool,
 }
 
-/// A transaction: all of it is recorded or nothing.
+/// A transaction. Either all of its changes are recorded or none.
 pub struct Tx<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) head: &'a mut Head,
@@ -35,26 +35,25 @@ pub struct Tx<'a> {
 }
 
 impl View<'_> {
-    /// Returns the system time to the millisecond, constant during a transaction.
+    /// Returns the system time, truncated to milliseconds and constant during a transaction.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.now
     }
 
-    /// Returns the last sequence number given to a change: it orders records, whatever the clock does.
+    /// Returns the sequence number of the last change. Sequence numbers order records even if the clock is set back.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.head.sequence
     }
 
-    /// Returns the generation of the desired state outside the config: it grows with each change of an
-    /// override.
+    /// Returns the generation of the desired state outside the config. Each change of an override increments it.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.head.generation
     }
 
-    /// Reads every record; damage becomes an error.
+    /// Reads every record. Damage is an error.
     pub(crate) fn check_records(&self) -> Result<(), StoreError> {
         record::select::<Fact>(self.connection, "", [], self.sealed)?;
         let operations = record::select::<OperationRecord>(self.connection, "", [], self.sealed)?;
@@ -78,21 +77,21 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Increments the sequence number: each change of a record takes the next one.
+    /// Increments and returns the sequence number. Each change of a record takes the next one.
     pub(crate) fn next_sequence(&mut self) -> u64 {
         self.head.sequence += 1;
         self.head.sequence
     }
 
-    /// Increments the generation of the desired state, for example after a config reload. Changes of overrides
-    /// do so themselves.
+    /// Increments the generation of the desired state, for example after a config reload. Changes of overrides do that
+    /// themselves.
     pub fn next_generation(&mut self) -> u64 {
         self.next_sequence();
         self.head.generation += 1;
         self.head.generation
     }
 
-    /// Returns the system time to the millisecond, constant during a transaction.
+    /// Returns the system time, truncated to milliseconds and constant during a transaction.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.now
@@ -109,7 +108,7 @@ impl Tx<'_> {
         View { connection: self.connection, head: self.head, now: self.now, sealed: true }
     }
 
-    /// Runs `read` on the present state of the transaction.
+    /// Runs `read` on the current state of the transaction.
     pub fn read<T>(&self, read: impl FnOnce(&View<'_>) -> T) -> T {
         read(&self.view())
     }

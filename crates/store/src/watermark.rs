@@ -1,18 +1,18 @@
 //! Progress of the database, recorded outside of it.
 //!
-//! SQLite takes a damaged tail of its log for a write that a crash interrupted, and continues without it. That
-//! is right for a commit that was never reported, and a silent loss for any other. So the sequence number of
-//! each commit is written to two files, after its sync and before its reply:
+//! If the end of SQLite's log is damaged, SQLite assumes that a crash interrupted a write, and continues without it.
+//! This is correct for a commit that was never reported. For any other commit it is a silent loss. So after each sync
+//! and before the reply, the store writes the commit's sequence number to two files:
 //!
 //! - the **watermark** in the state directory, which survives a reboot;
-//! - the **marker** in the runtime directory (`/run/gpush`), which a reboot removes. It still exists
-//!   when the whole state directory was emptied, and it proves that gpushd ran on this boot.
+//! - the **marker** in the runtime directory (`/run/gpush`), which a reboot removes. It survives if the whole state
+//!   directory is emptied, and it proves that gpushd ran on this boot.
 //!
-//! Both name the database and the boot. Neither is synced at each commit: they can be older than the
-//! database, never newer. A database that is behind one of them has lost commits.
+//! Both contain the ids of the database and of the boot. Not every commit syncs them, so they can be older than the
+//! database, but never newer. A database that is behind one of them has lost commits.
 //!
-//! After a power failure the watermark may be as old as the last quiet moment, when it is synced. Then
-//! damage to the last commits' log alone can still be taken for a torn write.
+//! The watermark is synced at quiet moments. After a power failure it may be as old as the last one. If only the log of
+//! the last commits is damaged too, the store can still mistake this for an interrupted write.
 
 use std::{
     fs::{DirBuilder, File},
@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use crate::{error::OpenError, own, record::digest};
 
-/// Format 1: magic, sequence, checksum. It contained neither database nor boot.
+/// Format 1: magic, sequence, checksum. It contains neither database nor boot.
 const MAGIC_1: &[u8; 8] = b"gpushwm1";
 const LENGTH_1: usize = 24;
 /// Format 2: magic, sequence, database, boot, checksum.
@@ -50,7 +50,7 @@ pub(crate) struct Progress {
     pub(crate) origin: Option<Origin>,
 }
 
-/// Content of a watermark or marker.
+/// Content of a watermark or a marker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recorded {
     /// There is no file, or it is empty.
@@ -76,7 +76,7 @@ pub(crate) fn boot_digest(boot_id: &str) -> u64 {
     digest(boot_id.as_bytes())
 }
 
-/// One of the two files.
+/// A watermark or a marker.
 #[derive(Debug)]
 pub(crate) struct ProgressFile {
     file: File,
@@ -86,7 +86,7 @@ impl ProgressFile {
     /// Opens the file, creates it if there is none, and reads it.
     ///
     /// # Errors
-    /// When it cannot be opened or read, or belongs to another user.
+    /// The file cannot be opened or read, or belongs to another user.
     pub(crate) fn open(path: &Path) -> Result<(Self, Recorded), OpenError> {
         let file = own::file(path, true)?;
         let mut bytes = [0; LENGTH];
@@ -102,7 +102,7 @@ impl ProgressFile {
         Ok((Self { file }, decode(&bytes[..length])))
     }
 
-    /// Opens the marker, in a directory that is created if need be.
+    /// Opens the marker. Creates its directory if necessary.
     ///
     /// # Errors
     /// As [`ProgressFile::open`].
@@ -125,7 +125,7 @@ impl ProgressFile {
     }
 }
 
-/// The watermark, and the marker where there is one, of an open database.
+/// The watermark of an open database, and the marker if there is one.
 #[derive(Debug)]
 pub(crate) struct Watermarks {
     pub(crate) watermark: ProgressFile,
@@ -134,8 +134,8 @@ pub(crate) struct Watermarks {
 }
 
 impl Watermarks {
-    /// Records progress in both files. A failure is only logged: an outdated file detects fewer losses, but
-    /// reports no false one.
+    /// Records progress in both files. A failure is only logged: an outdated file detects fewer losses, but never
+    /// reports a false one.
     pub(crate) fn set(&self, sequence: u64) {
         for (name, file) in [("watermark", Some(&self.watermark)), ("marker", self.marker.as_ref())] {
             if let Some(Err(error)) = file.map(|file| file.set(sequence, self.origin)) {
@@ -144,10 +144,10 @@ impl Watermarks {
         }
     }
 
-    /// Makes the watermark durable. The marker need not be: a power failure ends its boot.
+    /// Makes the watermark durable. For the marker this is not necessary, because it does not outlive the boot.
     pub(crate) fn sync(&self) {
         if let Err(error) = self.watermark.sync() {
-            tracing::warn!(%error, "cannot sync the watermark of the database");
+            tracing::warn!(%error, "cannot sync the watermark of the database to disk");
         }
     }
 }
@@ -212,7 +212,7 @@ mod tests {
         old[16..].copy_from_slice(&sum.to_le_bytes());
         let expected = Recorded::Progress(Progress { sequence: 5, origin: None });
         assert_eq!(decode(&old), expected);
-        // An older gpushd overwrote a file of format 2.
+        // An older gpushd has overwritten a file of format 2.
         assert_eq!(decode(&[&old[..], &[9; 24]].concat()), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! Budgets per user: requests of one user never displace answers to other users or records of their actions.
+//! Limits for each user: requests of one user never displace answers to other users, or records of their actions.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -10,7 +10,7 @@ use gpush_store::{Answer, AuditQuery, Bounds, NewAnswer, NewAudit, Options, Stor
 use jiff::Timestamp;
 use scene::{actor, options};
 
-/// A user who floods the store, one with few requests, and root.
+/// A user who sends very many requests, a user who sends few, and root.
 const FLOOD: u32 = 1001;
 const LITTLE: u32 = 1002;
 const ROOT: u32 = 0;
@@ -47,9 +47,9 @@ fn flood_of_answers_evicts_the_users_own_only() {
     answer(&store, ROOT, "apply".to_owned());
     (0..5).for_each(|n| answer(&store, LITTLE, n.to_string()));
     (0..100).for_each(|n| answer(&store, FLOOD, n.to_string()));
-    // Many uids, as in a user's subordinate range, with one answer each.
+    // Many uids with one answer each, as with a user's subordinate uids.
     (0..30).for_each(|n| answer(&store, 100_000 + n, "key".to_owned()));
-    // Closing prunes.
+    // Closing the store deletes old records.
     drop(store);
     let store = open(scratch.path(), bounds);
     assert!(knows(&store, ROOT, "apply"));
@@ -111,7 +111,7 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
     };
     (0..4).for_each(|_| record(Some(LITTLE), serde_json::Value::Null));
     (0..50).for_each(|_| record(Some(FLOOD), serde_json::Value::Null));
-    // Shares that gpushd ended count with the user who held them.
+    // Shares that gpushd ended count for the user who held them.
     (0..50).for_each(|_| record(None, serde_json::json!({ "uid": FLOOD })));
     drop(store);
     let store = open(scratch.path(), bounds);

@@ -1,5 +1,5 @@
-//! Kills and failing disks, in a separate process that commits continuously (`scene/writer.rs`). `strace` makes
-//! system calls fail or kills the process at them; without it, those tests report that they were skipped.
+//! Kills and disk failures, in a separate process that commits continuously (`scene/writer.rs`). `strace` makes system
+//! calls fail, or kills the process at them. Without `strace`, those tests report that they were skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -119,8 +119,8 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             let key = |outcome: &str| format!("{call} {error}: {outcome}");
             let opened = Store::open(&directory, roomy()).unwrap();
             assert_eq!(lost(&opened.notes), None, "{what}");
-            // A refused change leaves a gap in the numbers, which `reached` does not accept, so the test reads
-            // the trail itself.
+            // A refused change leaves a gap in the numbers. `reached` does not accept gaps, so the test reads the trail
+            // itself.
             let trail = opened.store.read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
             let there = |number: &str| trail.iter().filter(|one| one.object == number).count();
             for number in text.lines().filter_map(|line| line.strip_prefix("recorded 0 ")) {
@@ -133,7 +133,7 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             let outcome = if text.contains("refused") {
                 "not opened"
             } else if let Some(first) = errors.first() {
-                // After a disk failure, no change is reported as recorded; on a full disk, endings are.
+                // After a disk failure, no change is reported as recorded. On a full disk, endings are.
                 let after_first = text.split_once(first).unwrap().1;
                 if error == "ENOSPC" {
                     assert!(first.contains("Full") && ended, "{what}");
@@ -145,14 +145,14 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             } else if ended {
                 if text.lines().filter(|line| line.starts_with("recorded")).count() == 3 { "survived" } else { "?" }
             } else {
-                // The last transaction was the one that failed.
+                // The failure was in the last transaction.
                 assert!(text.contains("ending Err"), "{what}");
                 "told"
             };
             assert_ne!(outcome, "?", "{what}");
             *counts.entry(key(outcome)).or_default() += 1;
-            // Some failing calls may go unnoticed (those of the watermark), but not several in a row: then the
-            // process makes no more such calls.
+            // The process may survive some failing calls, such as those of the watermark, but not several in a row. If
+            // it does, it makes no more such calls.
             in_a_row = if outcome == "survived" { in_a_row + 1 } else { 0 };
             if in_a_row == 3 {
                 break;

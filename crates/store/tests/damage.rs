@@ -1,4 +1,4 @@
-//! Damaged databases: for any damage to the files, the store either reports a loss or contains exactly what was
+//! Damaged databases. For any damage to the files, the store either reports a loss, or contains exactly what was
 //! recorded. It never returns anything else.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
@@ -17,7 +17,7 @@ use gpush_store::{LeaseSource, NewAnswer, OpenError, Store};
 use jiff::Timestamp;
 use scene::{audit, condition, everything, intent, lost, open, operation, options, override_of};
 
-/// Small, repeatable random numbers (xorshift): a failure names its seed by its position.
+/// A small, repeatable random number generator (xorshift).
 struct Dice(u64);
 
 impl Dice {
@@ -29,7 +29,7 @@ impl Dice {
     }
 }
 
-/// In memory if possible: the tests create and sync thousands of databases.
+/// Creates a directory, in memory if possible: the tests create and sync thousands of databases.
 fn scratch() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -78,7 +78,7 @@ fn fill(store: &Store) {
 
 type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-/// Returns the present files of the store. For an open store, these are the files that a kill would leave.
+/// Returns the current files of the store. If the store is open, a kill would leave these files.
 fn files(directory: &Path) -> Files {
     let names = ["gpush.db", "gpush.db-wal", "watermark"];
     names.iter().filter_map(|name| Some((PathBuf::from(name), fs::read(directory.join(name)).ok()?))).collect()
@@ -202,7 +202,7 @@ fn damaged_log_is_reported_or_unchanged() {
     let store = open(&directory).store;
     fill(&store);
     let recorded = store.read(everything).wait().unwrap();
-    // The files that a kill -9 would leave now. After housekeeping, the log is still needed.
+    // These are the files that a kill -9 would leave now. The log is still needed after housekeeping.
     let whole = files(&directory);
     let log = Path::new("gpush.db-wal");
     let size = whole[log].len();
@@ -255,7 +255,7 @@ fn old_or_deleted_database_is_a_loss_until_accepted() {
     assert!(loss.cause.contains("an old copy was put back"), "{}", loss.cause);
     assert_eq!((loss.boot_id.as_str(), fs::read(loss.kept.as_ref().unwrap()).unwrap()), ("boot-1", old));
     drop(opened);
-    // Reported at each start until it is accepted.
+    // The loss is reported at each start until it is accepted.
     let opened = open(&directory);
     assert_eq!(lost(&opened.notes), Some(&loss));
     let accepted = opened.store.write(|tx| tx.accept_loss()).wait().unwrap();
@@ -274,7 +274,7 @@ fn old_or_deleted_database_is_a_loss_until_accepted() {
     assert!(lost(&open(&directory).notes).unwrap().cause.contains("it is empty"));
     fs::write(directory.join("gpush.db"), "this is no database at all").unwrap();
     assert!(lost(&open(&directory).notes).is_some());
-    // Only a limited number is kept.
+    // Only a limited number of damaged files is kept.
     for round in 0..8 {
         fs::write(directory.join("gpush.db"), format!("damage number {round}")).unwrap();
         assert!(lost(&open(&directory).notes).is_some());

@@ -57,7 +57,7 @@ fn free_share_is_granted_by_one_commit_and_survives_a_restart() {
 }
 
 #[test]
-fn dynamic_grant_is_recorded_with_the_begin_and_the_end_of_its_operation() {
+fn dynamic_grant_is_recorded_when_its_operation_begins_and_ends() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let queued = write(&store, |tx| tx.queue_lease(new_lease(1000))).unwrap();
@@ -69,7 +69,7 @@ fn dynamic_grant_is_recorded_with_the_begin_and_the_end_of_its_operation() {
     .unwrap();
     assert_eq!((lease.state, lease.operation, lease.id), (LeaseState::Granting, Some(operation), queued.id));
     drop(store);
-    // A restart finds both records; after the second commit, no unfinished state.
+    // A restart finds both records. After the second commit, no operation is unfinished.
     let store = open(scratch.path()).store;
     assert_eq!(store.read(|view| view.unfinished()).wait().unwrap().len(), 1);
     let active = write(&store, move |tx| {
@@ -82,7 +82,7 @@ fn dynamic_grant_is_recorded_with_the_begin_and_the_end_of_its_operation() {
 }
 
 #[test]
-fn change_that_does_not_fit_the_state_is_refused_and_leaves_nothing() {
+fn change_that_does_not_fit_the_state_changes_nothing() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let id = grant(&store, 1000).id;
@@ -124,7 +124,7 @@ fn change_that_does_not_fit_the_state_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn reboot_ends_the_leases_of_the_boot_before() {
+fn reboot_ends_the_leases_of_the_previous_boot() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let first = grant(&store, 1000).id;
@@ -208,11 +208,11 @@ fn flood_of_leases_evicts_the_users_own_history_only() {
     for _ in 0..100 {
         end(&store, grant(&store, 1001).id);
     }
-    // Many uids, as of one user's subordinate range.
+    // Many uids, as with a user's subordinate uids.
     for uid in 0..30 {
         end(&store, grant(&store, 100_000 + uid).id);
     }
-    // Closing prunes.
+    // Closing the store deletes old records.
     drop(store);
     let store = open();
     let of = |uid| ended(&store, Some(uid), None, 1000).len();
@@ -250,8 +250,7 @@ fn action() -> impl Strategy<Value = Action> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-    /// Applies random changes to the store and to a model in memory, with the store closed and opened again at
-    /// random.
+    /// Applies random changes to the store and to a model in memory. Closes and reopens the store at random.
     #[test]
     fn store_holds_the_leases_of_the_model(actions in proptest::collection::vec(action(), 1..50)) {
         let scratch = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Loss of state: if part of the state directory is missing, old, or of another host, opening reports it. GPUs
-//! are held exactly if promises of this boot may be lost.
+//! Loss of state. If part of the state directory is missing, old, or from another host, opening the store reports that.
+//! GPUs are held if and only if grants or operations of this boot may be lost.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -79,7 +79,7 @@ impl Scene {
         assert_eq!(loss.holds, holds, "{loss:?}");
         assert_eq!(overrides(&opened), Vec::<String>::new());
         drop(opened);
-        // It is reported until it is accepted, and only once each time.
+        // The loss is reported until it is accepted, and only once at each start.
         assert_eq!(lost(&self.open().notes), Some(&loss));
         loss
     }
@@ -195,7 +195,7 @@ fn missing_watermark_with_marker_loses_nothing() {
     let mut scene = Scene::used();
     remove(&scene.file("watermark"));
     scene.expect_whole();
-    // It was written again: the next boot needs it.
+    // The watermark was written again, because the next boot needs it.
     scene.reboot();
     scene.expect_whole();
 }

@@ -1,5 +1,5 @@
-//! Random changes, compared with a model in memory, with the store closed and opened again at random: the
-//! contents and their order are always equal.
+//! Random changes, compared with a model in memory. The store is closed and reopened at random. The contents and their
+//! order are always equal.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -28,7 +28,7 @@ enum Action {
     Uncordon(u8, Option<u8>),
     Audit(u8),
     Generation,
-    /// A transaction that the closure aborts.
+    /// A transaction that its closure aborts.
     GivenUp(u8),
     Reopen,
 }
@@ -54,7 +54,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// An operation: stage, mark of its intent, revision, undo list.
+/// An operation: state, mark of its intent, revision, undo list.
 type Kept = (OperationState, u64, u64, Vec<bool>);
 
 #[derive(Debug, Default, PartialEq)]
@@ -93,7 +93,7 @@ fn look(store: &Store) -> Model {
     read.wait().unwrap()
 }
 
-/// Applies an action to both. Returns whether the store's result is the model's.
+/// Applies an action to store and model. Returns whether the results are equal.
 fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
     let gpu = |gpu: u8| format!("GPU-{gpu}");
     match *action {
@@ -130,7 +130,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             };
             match model.operations.get_mut(&id) {
                 None => assert_eq!(outcome, Err(StoreError::NoSuchOperation(id_))),
-                // A stage may be set again, a final one not.
+                // A state may be set again, but not a final one.
                 Some(kept)
                     if to == OperationState::Running
                         && matches!(kept.0, OperationState::Queued | OperationState::Waiting) =>
@@ -212,7 +212,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             });
             assert_eq!(outcome.wait(), Err(StoreError::Closed));
         }
-        // The caller, which owns the handle, does this.
+        // The caller owns the handle and does this.
         Action::Reopen => {}
     }
 }

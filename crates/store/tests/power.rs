@@ -1,5 +1,5 @@
-//! Power cuts. `strace` records every write and sync of a committing process, and the test builds the disk
-//! contents that a cut at any moment could leave, with any part of the unsynced data. It also checks that there
+//! Power cuts. `strace` records every write and sync of a process that commits. From this, the test builds the disk
+//! contents that a power cut at any moment could leave, with any part of the unsynced data. It also checks that there
 //! is a sync between two replies, and no unsynced data at a reply.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
@@ -20,7 +20,7 @@ fn the_process_that_is_killed() {
     scene::writer::role();
 }
 
-/// A relevant call, as strace printed it.
+/// A call in strace's output.
 #[derive(Debug)]
 enum Event {
     Write { file: String, offset: usize, bytes: Vec<u8> },
@@ -33,8 +33,8 @@ fn unhex(text: &str) -> Vec<u8> {
     text.split("\\x").skip(1).map(|pair| u8::from_str_radix(&pair[..2], 16).unwrap()).collect()
 }
 
-/// Parses a trace made with `-y -xx`. An interrupted call counts when it returns: by then it has certainly
-/// taken effect.
+/// Parses a trace made with `-y -xx`. An interrupted call counts when it returns, because then it has certainly taken
+/// effect.
 fn events(trace: &str) -> Vec<Event> {
     let mut unfinished: BTreeMap<&str, String> = BTreeMap::new();
     let mut events = Vec::new();
@@ -50,7 +50,7 @@ fn events(trace: &str) -> Vec<Event> {
             call = unfinished.remove(pid).unwrap() + &end;
         }
         let (name, arguments) = call.split_once('(').unwrap_or((&call, ""));
-        // The file name is in hex as well: `7<\x2f…>`.
+        // The file name is also in hex: `7<\x2f…>`.
         let file = arguments.split_once('<').and_then(|(_, rest)| rest.split_once('>')).map(|(path, _)| {
             let path = if path.contains("\\x") { String::from_utf8(unhex(path)).unwrap() } else { path.to_owned() };
             path.rsplit('/').next().unwrap_or_default().to_owned()
@@ -138,7 +138,7 @@ fn power_cut_keeps_reported_changes() {
     let trace = scratch.path().join("trace");
     let calls = "trace=pwrite64,ftruncate,fdatasync,fsync,write";
     let strace = ["-y", "-xx", "-s", "70000", "-e", calls, "-o", trace.to_str().unwrap()];
-    // Enough for a checkpoint among them.
+    // Enough commits to include a checkpoint.
     const COMMITS: u64 = 260;
     let output = child(&strace, &format!("few {COMMITS}"), &directory).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("ending Ok"));

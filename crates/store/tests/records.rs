@@ -27,7 +27,7 @@ fn operation_follows_its_states_and_survives_reopening() {
     let id = first.id;
     let started = store.write(move |tx| tx.start(id, intent(3), Vec::new())).wait().unwrap();
     assert_eq!((started.stage, started.revision), (OperationState::Running, 2));
-    // The previous reading must not be overwritten once a driver call may have happened.
+    // The previous reading must not be overwritten after a driver call may have happened.
     let again = store.write(move |tx| tx.start(id, intent(4), Vec::new())).wait().unwrap_err();
     assert!(matches!(again, StoreError::Transition { from: OperationState::Running, .. }), "{again}");
 
@@ -43,7 +43,7 @@ fn operation_follows_its_states_and_survives_reopening() {
     assert!(!store.write(move |tx| tx.undone(id, 2)).wait().unwrap());
     drop(store);
 
-    // The next agent finds both, with everything it needs.
+    // The next gpushd finds both, with everything that it needs.
     let store = open(scratch.path()).store;
     let found = store.read(|view| view.unfinished()).wait().unwrap();
     assert_eq!(found.iter().map(|one| one.record.id).collect::<Vec<_>>(), [first.id, second.id]);
@@ -65,7 +65,7 @@ fn operation_follows_its_states_and_survives_reopening() {
         let raised = store.write_ending(move |tx| tx.raise_revision(id, revision)).wait().unwrap();
         assert_eq!((raised.revision, raised.stage), (now, OperationState::RolledBack));
     }
-    // It has ended, but a service must still be started again.
+    // The operation has ended, but a service must still be started again.
     let found = store.read(|view| view.unfinished()).wait().unwrap();
     assert_eq!(
         found.iter().map(|one| one.record.stage).collect::<Vec<_>>(),
@@ -93,7 +93,7 @@ fn failed_transaction_leaves_others_of_its_batch() {
     let before = store.read(everything).wait().unwrap();
     let refused = ApiError::new(Code::Conflict, "GPU 0 is being changed by op-7");
     let own = refused.clone();
-    // All in one call, so that they share a batch.
+    // All writes are in one call, so that they share a batch.
     let fails = store.write(move |tx| {
         tx.begin(operation("mig.apply", 1))?;
         tx.clear_override("GPU-0")?;
@@ -117,7 +117,7 @@ fn failed_transaction_leaves_others_of_its_batch() {
     });
     assert!(matches!(large.wait(), Err(StoreError::TooLarge { table: "overrides", .. })));
     assert_eq!(store.read(everything).wait().unwrap(), before);
-    // A record that could not be read at the next start is refused.
+    // A record is refused if it could not be read at the next start.
     let deep = (0..200).fold(serde_json::Value::Null, |inner, _| serde_json::json!([inner]));
     let deep = store.write(move |tx| tx.audit(gpush_store::NewAudit { detail: deep.clone(), ..audit("x", "y") }));
     assert!(matches!(deep.wait(), Err(StoreError::Unreadable { table: "audit", .. })));
@@ -131,7 +131,7 @@ fn failed_transaction_leaves_others_of_its_batch() {
 async fn concurrent_callers_share_a_sync() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
-    // The thread is kept busy until all are queued.
+    // Keeps the thread busy until all writes are queued.
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let block = store.read(move |_| {
         let _ = wait.recv();
@@ -150,7 +150,7 @@ async fn concurrent_callers_share_a_sync() {
     println!("{} writes in {} commits", statistics.writes, statistics.commits);
     assert_eq!(statistics.writes, MANY as u64);
     assert!(statistics.commits <= 2, "{statistics:?}");
-    // A transaction without a change costs no commit.
+    // A transaction without a change causes no commit.
     store.write(|tx| tx.answer(1, "k", b"r")).await.unwrap();
     assert_eq!(store.statistics().commits, statistics.commits);
     store.ping().await.unwrap();
@@ -283,7 +283,7 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
             .wait()
             .unwrap();
     }
-    // Closing prunes.
+    // Closing the store deletes old records.
     drop(store);
     let look = |store: &Store| {
         store
@@ -297,10 +297,11 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
             .unwrap()
     };
     let store = open(start).store;
-    // The first has an undo entry left.
+    // The first operation has an undo entry left.
     assert_eq!(look(&store), (vec![1, 6, 7, 8], 50, Some("69".to_owned()), 2));
     drop(store);
-    // The clock is far ahead: ten records stay. Then it is set back: a note reports it, and the order holds.
+    // The clock is far ahead: ten records stay. Then it is set back: a note reports that, and the order does not
+    // change.
     let store = open(start + SignedDuration::from_hours(24 * 365 * 50)).store;
     store.write(|tx| tx.audit(audit("x", "ahead"))).wait().unwrap();
     drop(store);
@@ -333,7 +334,7 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
     assert_eq!((about(&["op-1"]), about(&["GPU-c"])), (vec!["x".to_owned(), "y".to_owned()], vec![]));
     let after = AuditQuery { after: last[0].sequence, limit: 1, ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&after)).wait().unwrap(), last[1..]);
-    // Selected by the system clock, which was set back: earlier records have a later time.
+    // `since` selects by the system clock, which was set back. So earlier records have a later time.
     let back = last[1].at;
     let since = AuditQuery { since: Some(back), ..AuditQuery::default() };
     let since = store.read(move |view| view.audit(&since)).wait().unwrap();
@@ -358,7 +359,7 @@ fn last_notice_of_each_gpu_survives_restart() {
 }
 
 #[test]
-fn record_of_an_mps_target_lasts_until_it_says_nothing() {
+fn mps_target_record_is_deleted_when_it_is_empty() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let target = MpsTarget {

@@ -1,4 +1,4 @@
-//! Pruning of the audit trail: records that every user can create never displace other users' records.
+//! Deletion of old audit records: records that every user can cause never displace other users' records.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -8,12 +8,12 @@ use gpush_store::{AuditQuery, Bounds, Options, Store};
 use scene::{audit, options};
 
 #[test]
-fn share_records_displace_no_administrator_records() {
+fn share_records_evict_no_administrator_records() {
     let scratch = tempfile::tempdir().unwrap();
     let bounds = Bounds { audit_most: 40, audit_shares: 25, audit_least: 5, reserve: 1 << 16, ..Bounds::default() };
     let open = || Store::open(scratch.path(), Options { bounds, ..options() }).unwrap().store;
     let store = open();
-    // Two in three are of shares, and a flood of them comes at the end.
+    // Two in three records are about shares, and many more of them follow at the end.
     let action = |n: u64| if n < 45 && n.is_multiple_of(3) { "gpu.cordon" } else { "lease.grant" };
     for n in 0..200 {
         store.write(move |tx| tx.audit(audit(action(n), &n.to_string()))).wait().unwrap();
@@ -27,8 +27,8 @@ fn share_records_displace_no_administrator_records() {
     assert_eq!(of("gpu.cordon"), (0..45).filter(|n| n % 3 == 0).collect::<Vec<u64>>());
     assert_eq!(of("lease.grant"), (175..200).collect::<Vec<u64>>());
     assert!(all.is_sorted_by_key(|one| one.sequence), "the order is that of what was done");
-    // Reading pages from the oldest returns the same records, although many numbers in between are gone; so
-    // does reading the last ones.
+    // Reading pages from the oldest record returns the same records, although many numbers in between are missing. So
+    // does reading the last records.
     let mut paged = Vec::new();
     loop {
         let after = paged.last().map_or(0, |one: &gpush_store::AuditRecord| one.sequence);
@@ -42,7 +42,7 @@ fn share_records_displace_no_administrator_records() {
     assert_eq!(paged, all);
     let last = AuditQuery { latest: true, limit: 30, ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&last)).wait().unwrap(), all[10..]);
-    // Records of administrators have a limit of their own.
+    // Records of administrators have a separate limit.
     for n in 0..60u64 {
         store.write(move |tx| tx.audit(audit("gpu.cordon", &n.to_string()))).wait().unwrap();
     }

@@ -1,5 +1,5 @@
-//! Problems around the store: a full disk, a second agent, deleted files, the database of a newer gpushd, an
-//! unusable directory.
+//! Problems outside the store: a full disk, a second gpushd, deleted files, the database of a newer gpushd, an unusable
+//! directory.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -70,7 +70,7 @@ fn only_state_directory_itself_is_private() {
     }
     assert!(files >= 5, "{files}");
     drop(store);
-    // A database of an earlier version was readable to all.
+    // A database of an earlier version may be readable for all users.
     set_mode(&directory.join("gpush.db"), 0o644);
     open(&directory);
     assert_eq!(mode(&directory.join("gpush.db")), 0o600);
@@ -102,7 +102,7 @@ fn files_writable_by_others_are_refused_unchanged() {
     let writable = format!("`chmod go-w {}", directory.display());
     for mode in [0o777, 0o770, 0o1777] {
         set_mode(&directory, mode);
-        refused(&directory, &[&writable, "may be written by others", &format!("mode {mode:04o}")]);
+        refused(&directory, &[&writable, "can be written by users other than its owner", &format!("mode {mode:04o}")]);
     }
     set_mode(&directory, 0o700);
     let victim = scratch.path().join("victim");
@@ -158,11 +158,11 @@ fn deleted_or_replaced_file_fails_the_next_write() {
         let error = store.write(|tx| tx.audit(audit("x", "after"))).wait().unwrap_err();
         assert!(matches!(error, StoreError::Gone { .. }), "{what}: {error}");
         assert!(error.to_string().contains("systemctl restart gpushd"), "{what}: {error}");
-        // Permanently, and also for endings.
+        // The store stays unusable, even for endings.
         let again = store.write_ending(|tx| tx.audit(audit("x", "after"))).wait().unwrap_err();
         assert!(matches!(again, StoreError::Gone { .. }), "{what}: {again}");
         drop(store);
-        // The next agent has everything that was reported as recorded, or reports a loss.
+        // The next gpushd has everything that was reported as recorded, or reports a loss.
         if !what.starts_with("directory") {
             let opened = open(&directory);
             let trail = opened.store.read(|view| view.audit(&gpush_store::AuditQuery::default())).wait().unwrap();
@@ -180,7 +180,7 @@ fn newer_database_is_read_only() {
     let store = open(scratch.path()).store;
     store.write(|tx| tx.set_override(override_of("GPU-0", "kept"))).wait().unwrap();
     drop(store);
-    // A change that a later schema might make: another column, included in the seal.
+    // A later schema might do this: add a column, and include it in the seal.
     let file = scratch.path().join("gpush.db");
     let newer = rusqlite::Connection::open(&file).unwrap();
     newer
@@ -190,7 +190,7 @@ fn newer_database_is_read_only() {
         )
         .unwrap();
     newer.close().unwrap();
-    // The header alone is not sufficient: a flipped bit there must not look like a newer schema.
+    // The header alone is not sufficient, because a flipped bit in it must not look like a newer schema.
     let before = fs::read(&file).unwrap();
     let opened = open(scratch.path());
     assert!(lost(&opened.notes).unwrap().cause.contains("differ in the schema"), "{:?}", opened.notes);
@@ -227,7 +227,7 @@ fn older_database_is_migrated_with_all_records() {
     let store = open(scratch.path()).store;
     store.write(|tx| tx.set_override(override_of("GPU-0", "kept"))).wait().unwrap();
     drop(store);
-    // As an older gpushd leaves it.
+    // The database as an older gpushd leaves it.
     let older = rusqlite::Connection::open(scratch.path().join("gpush.db")).unwrap();
     older
         .execute_batch(
@@ -245,8 +245,8 @@ fn older_database_is_migrated_with_all_records() {
     opened.store.write(|tx| tx.queue_lease(scene::new_lease(1000))).wait().unwrap();
 }
 
-/// Computes the seal over a fact from its definition: FNV-1a over the table's name, then for each text its kind
-/// 3, its length in 8 bytes, and its bytes.
+/// Computes the seal of a fact from its definition: FNV-1a over the table's name, then for each text over its kind 3,
+/// its length in 8 bytes, and its bytes.
 fn seal_of_schema_fact(value: &str) -> i64 {
     let mut bytes = b"facts".to_vec();
     for text in ["schema", value] {
@@ -258,7 +258,7 @@ fn seal_of_schema_fact(value: &str) -> i64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step).cast_signed()
 }
 
-/// A small file system for the test. Prints a message and returns `None` where it cannot be mounted.
+/// A small file system for the test. If it cannot be mounted, the test prints a message and is skipped.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -304,7 +304,7 @@ fn full_disk_loses_nothing_and_records_endings() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(disk) = Disk::mount(&scratch.path().join("disk"), "5m") else { return };
     let mut refused = 0;
-    // Numbers of free pages: with each, the disk is full at another write.
+    // Numbers of free pages. With each number, the disk becomes full at another write.
     const LEFT: usize = 60;
     for left in 0..LEFT {
         let directory = disk.0.join(format!("state-{left}"));
@@ -312,7 +312,7 @@ fn full_disk_loses_nothing_and_records_endings() {
         let id = store.write(|tx| Ok(tx.begin(operation("mig.apply", 7))?.id)).wait().unwrap();
         disk.fill(left * 4096);
         let mut recorded = store.read(everything).wait().unwrap();
-        // Ordinary changes succeed until one is refused, which leaves no changes.
+        // Ordinary changes succeed until one is refused. The refused one changes nothing.
         let error = loop {
             let change = store.write(|tx| {
                 let n = tx.read(|view| view.sequence());
@@ -328,7 +328,7 @@ fn full_disk_loses_nothing_and_records_endings() {
         assert!(error.to_string().contains("`df -h"), "{error}");
         refused += 1;
         assert_eq!(store.read(everything).wait().unwrap(), recorded, "{left} pages left");
-        // An ending and a beginning in one batch: the ending is recorded, the beginning is not.
+        // An ending and a beginning in one batch: only the ending is recorded.
         let large = NewOperation { kind: "x".repeat(100_000), ..operation("mig.apply", 8) };
         let begin = store.write(move |tx| tx.begin(large.clone()));
         let end = store.write_ending(move |tx| {
@@ -342,12 +342,12 @@ fn full_disk_loses_nothing_and_records_endings() {
         }
         let recorded = store.read(everything).wait().unwrap();
         drop(store);
-        // A restart on the full disk has the same content.
+        // After a restart on the full disk, the content is the same.
         let opened = small(&directory).unwrap();
         assert_eq!(opened.store.read(everything).wait().unwrap(), recorded, "{left} pages left");
         assert!(opened.store.read(|view| view.unfinished()).wait().unwrap().is_empty());
         disk.free();
-        // With free space, it works again without a restart.
+        // With free space, the store works again without a restart.
         opened.store.write(|tx| tx.begin(operation("mig.apply", 9))).wait().unwrap();
         drop(opened);
         fs::remove_dir_all(&directory).unwrap();

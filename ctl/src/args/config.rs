@@ -18,7 +18,7 @@ Examples:
         /// File, or - for stdin [env: GPUSH_CONFIG] [default: /etc/gpush/config.toml]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
-        /// Also match rules and plan layouts on a preset or a file of `gpu list --json`
+        /// Also check the rules and layouts on a preset, or on a file of `gpu list --json`
         #[arg(long, value_name = "PRESET|FILE")]
         offline: Option<String>,
     },

@@ -13,21 +13,21 @@ use super::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Operation {
-    /// List the last operations
+    /// List the last operations, oldest first
     #[command(alias = "ls")]
     List {
-        /// How many
+        /// Number of operations
         #[arg(long, short, value_name = "NUMBER", default_value = "50", value_parser = some_number, allow_negative_numbers = true)]
         number: usize,
-        /// Only operations before this one: the previous page
+        /// Only operations before this one, for the previous page
         #[arg(long, value_name = "ID", value_parser = operation)]
         before: Option<String>,
         #[command(flatten)]
         which: GpuOption,
     },
-    /// Show one operation; the last one without ID
+    /// Show one operation
     Show {
-        /// Operation, such as op-17 or 17
+        /// Operation, such as op-17 or 17 [default: the last one]
         #[arg(value_name = "ID", value_parser = operation)]
         id: Option<String>,
     },
@@ -69,7 +69,7 @@ pub(crate) struct EventsArgs {
     /// Only these kinds: operation, gpu, config, driver, xid, mps, lease, stray, change, resync
     #[arg(long = "kind", short, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub(crate) kinds: Vec<EventKind>,
-    /// Only events since then: a duration such as 30m, or a time such as 2026-01-31T08:00Z
+    /// Only events after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 30m
     #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true, conflicts_with = "follow")]
     pub(crate) since: Option<Timestamp>,
     /// Only the last NUMBER events
@@ -84,10 +84,10 @@ pub(crate) struct EventsArgs {
 pub(crate) struct AuditArgs {
     #[command(flatten)]
     pub(crate) which: GpuOption,
-    /// Only records since then: a duration such as 30m, or a time such as 2026-01-31T08:00Z
+    /// Only records after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 30m
     #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
     pub(crate) since: Option<Timestamp>,
-    /// Only records about an operation, GPU, MPS target or user, about `config` or `host`
+    /// Only records about OBJECT: an operation, lease, GPU, MPS target or user, `config` or `host`
     #[arg(long, value_name = "OBJECT")]
     pub(crate) object: Option<String>,
     /// Only the last NUMBER records, up to 1000 [default: 50, or all with --since]

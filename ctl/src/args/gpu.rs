@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
-use super::{Gpus, SomeGpus, Why, values::duration_or_zero};
+use super::{Gpus, Queueing, SomeGpus, Why, values::duration_or_zero};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Gpu {
@@ -17,7 +17,7 @@ A saved list is a host for offline plans:
   gpushctl mig plan 3g.40gb,2g.20gb --offline host.json"
     )]
     List(Gpus),
-    /// Show everything about GPUs; all without GPU
+    /// Show all details of GPUs
     #[command(after_help = "\
 Examples:
   gpushctl gpu show 0
@@ -50,7 +50,7 @@ Examples:
         /// Stop waiting after DURATION [default: no limit]
         #[arg(long, value_name = "DURATION", value_parser = duration_or_zero, allow_negative_numbers = true)]
         timeout: Option<Duration>,
-        /// Do not show what is waited for
+        /// Do not show what the command waits for
         #[arg(long, short)]
         quiet: bool,
     },
@@ -65,15 +65,19 @@ Examples:
     /// Reset GPUs; fails while a GPU is in use
     #[command(after_help = "\
 Enters maintenance, runs `nvidia-smi --gpu-reset`, and leaves maintenance.
-MIG instances of the GPUs are lost; `gpushctl apply` creates them again.
+MIG instances of the GPUs are lost; `gpushctl apply` creates them again. With
+--wait the GPUs are cordoned until they are idle and the reset is done.
 
 Examples:
+  gpushctl gpu reset 3 --wait
   gpushctl gpu drain 3 && gpushctl gpu reset 3 && gpushctl gpu uncordon 3")]
     Reset {
         #[command(flatten)]
         which: SomeGpus,
         #[command(flatten)]
         why: Why,
+        #[command(flatten)]
+        queueing: Queueing,
     },
 }
 
@@ -90,17 +94,23 @@ pub(crate) enum Timeslice {
 pub(crate) enum Maintenance {
     /// Close all driver handles of gpushd until `maintenance leave`
     #[command(after_help = "\
-Fails while an operation changes a GPU. Maintenance lasts over restarts of
-gpushd and of the host. Meanwhile gpushd shows its last readings and changes
-nothing. For one GPU, `gpushctl gpu reset GPU` does all of it.
+Fails while an operation changes a GPU, or a lease is in use. With --wait it
+waits for them; meanwhile the GPUs are cordoned. Maintenance lasts over
+restarts of gpushd and of the host. Meanwhile gpushd shows its last readings
+and changes nothing. For one GPU, `gpushctl gpu reset GPU` does all of it.
 
 Examples:
   gpushctl maintenance enter --reason 'driver 570'
   apt-get install --yes nvidia-driver-570
   gpushctl maintenance leave")]
-    Enter(Why),
+    Enter {
+        #[command(flatten)]
+        why: Why,
+        #[command(flatten)]
+        queueing: Queueing,
+    },
     /// End maintenance: gpushd opens the GPUs again
     Leave(Why),
-    /// Show whether the host is in maintenance, since when and why
+    /// Show whether the host is in maintenance, and its start and reason
     Status,
 }

@@ -1,11 +1,11 @@
-//! How a command names GPUs: as arguments, or with `-g`.
+//! How a command names GPUs: as arguments or with `-g`.
 
 use clap::Args;
 
 /// GPUs as arguments, with `-g` as the alternative; all GPUs when none is named.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Gpus {
-    /// GPUs: index, range 0-3, UUID or its beginning, PCI address, or model such as '*A100*'
+    /// GPUs: index, range 0-3, UUID or its beginning, PCI address, or model such as '*A100*' [default: all]
     #[arg(value_name = "GPU", value_delimiter = ',')]
     arguments: Vec<String>,
     /// The same as the argument; repeatable
@@ -14,7 +14,7 @@ pub(crate) struct Gpus {
 }
 
 impl Gpus {
-    /// The selectors; empty for all GPUs.
+    /// Returns the selectors. An empty list means all GPUs.
     pub(crate) fn selectors(&self) -> Vec<String> {
         [self.arguments.as_slice(), &self.options].concat()
     }
@@ -32,7 +32,7 @@ pub(crate) struct SomeGpus {
 }
 
 impl SomeGpus {
-    /// The selectors.
+    /// Returns the selectors.
     pub(crate) fn selectors(&self) -> Vec<String> {
         [self.arguments.as_slice(), &self.options].concat()
     }

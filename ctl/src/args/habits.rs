@@ -1,14 +1,13 @@
-//! Command lines that users of nvidia-smi, mig-parted or other tools type, answered with the form that
-//! gpushctl has.
+//! Answers command lines in the form of nvidia-smi, mig-parted or other tools with the form that gpushctl accepts.
 //!
-//! Layouts are never numeric: `mig apply 0` could mean GPU 0 or profile 0.
+//! Layouts never consist of numbers: `mig apply 0` could mean GPU 0 or profile 0.
 
 use std::ffi::OsString;
 
 use gpush_api::{ApiError, Code};
 use gpush_core::duration::is_duration;
 
-/// The error for a command line with a known wrong form; `None` for all others.
+/// Returns the error for a command line with a known wrong form, `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
     value_after_optional(&words).or_else(|| nvidia_smi(&words)).or_else(|| file_as_f(&words))
@@ -17,7 +16,7 @@ pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
 /// Options whose value must follow an equals sign.
 const OPTIONAL: [&str; 2] = ["--wait", "--watch"];
 
-/// `--wait 30`: without this error, `30` would be a layout or a GPU.
+/// Refuses `--wait 30`. Without this error, gpushctl would read `30` as a layout or a GPU.
 fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     let [option, value] = *words.windows(2).find(|two| OPTIONAL.contains(&two[0]) && is_duration(two[1]))? else {
         return None;
@@ -26,7 +25,7 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(format!("write `{option}={value}`")))
 }
 
-/// Options of `nvidia-smi mig` with the command that does the same.
+/// Options of `nvidia-smi mig`, with their meaning and the gpushctl command that does the same.
 const NVIDIA_SMI: [(&str, &str, &str); 11] = [
     ("-lgip", "list GPU instance profiles", "gpushctl mig profiles"),
     ("-lgipp", "list possible placements", "gpushctl mig profiles"),
@@ -47,7 +46,7 @@ fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(format!("use '{command}'")))
 }
 
-/// `mig apply -f FILE`: `-f` is short for `--follow`.
+/// Refuses `mig apply -f FILE`. In gpushctl, `-f` is short for `--follow`.
 fn file_as_f(words: &[&str]) -> Option<ApiError> {
     let is_mig = words.windows(2).any(|two| two[0] == "mig" && ["plan", "apply", "assert"].contains(&two[1]));
     let file = words.iter().position(|word| *word == "-f").filter(|_| is_mig)?;
@@ -56,7 +55,7 @@ fn file_as_f(words: &[&str]) -> Option<ApiError> {
     Some(error.hint(format!("write `--file {path}`")))
 }
 
-/// The error for a layout that has a form of another tool; `None` for those that may be right.
+/// Returns the error for a layout in the form of another tool, `None` for layouts that may be correct.
 pub(crate) fn layout(text: &str) -> Option<ApiError> {
     let entries: Vec<&str> = text.split(',').map(str::trim).collect();
     let bad = |message: String, hint: String| Some(ApiError::new(Code::BadRequest, message).hint(hint));
@@ -74,7 +73,7 @@ pub(crate) fn layout(text: &str) -> Option<ApiError> {
         return Some(error);
     }
     for entry in entries {
-        // `7x1g.10gb`, as in prose.
+        // `7x1g.10gb`: a common notation in prose.
         if let Some((count, profile)) = entry.split_once(['x', 'X'])
             && count.parse::<u8>().is_ok()
             && profile.starts_with(|c: char| c.is_ascii_digit())
@@ -85,7 +84,7 @@ pub(crate) fn layout(text: &str) -> Option<ApiError> {
     None
 }
 
-/// The error for a name that the config does not have, where it is a label of mig-parted's default config.
+/// Returns the error for an unknown layout name that is a label of the default config of mig-parted.
 pub(crate) fn parted_label(name: &str) -> Option<ApiError> {
     let profile = name.strip_prefix("all-")?;
     let error = ApiError::new(Code::NotFound, format!("the config has no layout `{name}`"));
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_after_bare_options_are_refused_with_the_equals_form() {
+    fn duration_without_equals_sign_is_refused_with_a_hint() {
         assert_eq!(hint("gpushctl mig apply --wait 30 -g 0").as_deref(), Some("write `--wait=30`"));
         assert_eq!(hint("gpushctl mig apply --wait 1h30m").as_deref(), Some("write `--wait=1h30m`"));
         assert_eq!(hint("gpushctl status --watch 2").as_deref(), Some("write `--watch=2`"));
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_nvidia_smi_name_the_command_of_gpushctl() {
+    fn option_of_nvidia_smi_is_refused_with_the_gpushctl_command() {
         assert_eq!(hint("gpushctl mig -lgip").as_deref(), Some("use 'gpushctl mig profiles'"));
         assert_eq!(hint("gpushctl mig -cgi 19,19 -C").as_deref(), Some("use 'gpushctl mig add 1g.10gb -g 0'"));
         assert_eq!(hint("gpushctl mig apply -f x.yaml").as_deref(), Some("write `--file x.yaml`"));
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_of_other_tools_are_refused_with_the_right_form() {
+    fn layout_of_another_tool_is_refused_with_a_hint() {
         let hint = |text: &str| layout(text).map(|error| error.hint.unwrap_or_default());
         assert_eq!(hint("7x1g.10gb").as_deref(), Some("write '1g.10gb*7'"));
         assert!(hint("19,19").unwrap().contains("'1g.10gb*2'"));

@@ -1,14 +1,14 @@
-//! Every command that a message tells the user to type, parsed with the definitions of the command line.
+//! Parses every command that a message names with the definitions of the command line.
 //!
-//! The corpus is the source of all crates that ship: a message cannot name a command that does not exist.
+//! The tests read the source of all crates that ship. A message cannot name a command that does not exist.
 
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
 
-use super::Cli;
+use super::{ApplyArgs, Cli, Command, Config, Gpu, Lease, Maintenance, Mig, Mps, Operation, Overrides, Slurm};
 
-/// Folders with messages, from the root of the workspace.
+/// Folders with messages, relative to the root of the workspace.
 const SOURCES: [&str; 8] = [
     "agent/src",
     "ctl/src",
@@ -27,7 +27,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
             continue;
         }
         if entry.is_dir() {
-            if entry.file_name().is_some_and(|name| name != "tests") {
+            if entry.file_name().is_some_and(|name| name != "tests" && name != "pictures") {
                 sources(&entry, found);
             }
         } else if entry.extension().is_some_and(|extension| extension == "rs") {
@@ -36,7 +36,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text of a file without comments and unit tests, lines of one string literal joined.
+/// Returns the text of a file without comments and unit tests. Joins the lines of one string literal.
 fn messages(file: &Path) -> String {
     let text = std::fs::read_to_string(file).unwrap();
     let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
@@ -44,7 +44,7 @@ fn messages(file: &Path) -> String {
     lines.map(|line| line.strip_suffix('\\').map_or_else(|| format!("{line}\n"), str::to_owned)).collect()
 }
 
-/// The commands between quotes that begin with `gpushctl `.
+/// Returns the commands between quotes that begin with `gpushctl `.
 fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for quote in ['`', '\''] {
@@ -55,6 +55,25 @@ fn commands(text: &str) -> Vec<String> {
             let Some(end) = rest.find([quote, '\n', '"']) else { break };
             found.push(rest[..end].to_owned());
         }
+    }
+    found
+}
+
+/// The string literals of a text, without their quotes.
+fn literals(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some(start) = rest.find('"') {
+        let inner = &rest[start + 1..];
+        let mut escaped = false;
+        let end = inner.find(|c| {
+            let ends = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            ends
+        });
+        let Some(end) = end else { break };
+        found.push(&inner[..end]);
+        rest = &inner[end + 1..];
     }
     found
 }
@@ -75,41 +94,52 @@ fn words(command: &str) -> Vec<String> {
             _ => {}
         }
     }
-    // What a shell does with the output is not part of it.
+    // The rest is for the shell: redirections and other commands.
     let plain = plain.split([';', '>', '|', '&']).next().unwrap_or_default();
     plain.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
 }
 
-#[test]
-fn every_command_in_a_message_parses() {
+/// Parses the command of a message; `{…}` is a value. An error is its first line.
+fn parsed(command: &str) -> Result<Option<Command>, String> {
+    let mut words = words(command);
+    // `{verb}` is a word of the grammar, not a value.
+    if let [_, noun, verb, ..] = words.as_mut_slice()
+        && verb == "0"
+        && noun == "mps"
+    {
+        *verb = "stop".to_owned();
+    }
+    // `{id}` and `LEASE` are `L17`.
+    if words.iter().any(|word| word == "lease" || word == "--lease") {
+        words.iter_mut().filter(|word| *word == "0" || *word == "LEASE").for_each(|word| *word = "L17".to_owned());
+    }
+    match Cli::try_parse_from(&words) {
+        Ok(cli) => Ok(Some(cli.command)),
+        Err(error)
+            if !error.use_stderr()
+                || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error.to_string().lines().next().unwrap_or_default().to_owned()),
+    }
+}
+
+fn all_sources() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
     SOURCES.iter().for_each(|folder| sources(&root.join(folder), &mut files));
+    files
+}
+
+#[test]
+fn every_command_in_a_message_parses() {
     let (mut seen, mut wrong) = (0, Vec::new());
-    for file in files {
+    for file in all_sources() {
         for command in commands(&messages(&file)) {
             seen += 1;
-            let mut words = words(&command);
-            // `{verb}` is a word of the grammar, not a value.
-            if let [_, noun, verb, ..] = words.as_mut_slice()
-                && verb == "0"
-                && noun == "mps"
-            {
-                *verb = "stop".to_owned();
-            }
-            // `{id}` and `LEASE` are `L17`.
-            if words.iter().any(|word| word == "lease" || word == "--lease") {
-                words
-                    .iter_mut()
-                    .filter(|word| *word == "0" || *word == "LEASE")
-                    .for_each(|word| *word = "L17".to_owned());
-            }
-            if let Err(error) = Cli::try_parse_from(&words)
-                && error.use_stderr()
-                && error.kind() != clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-            {
-                let first = error.to_string().lines().next().unwrap_or_default().to_owned();
-                wrong.push(format!("{}: `{command}`: {first}", file.display()));
+            if let Err(error) = parsed(&command) {
+                wrong.push(format!("{}: `{command}`: {error}", file.display()));
             }
         }
     }
@@ -117,11 +147,122 @@ fn every_command_in_a_message_parses() {
     assert!(wrong.is_empty(), "{} of {seen}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// Whether only administrators may run a command.
+fn is_for_administrators(command: &Command) -> bool {
+    match command {
+        Command::Audit(_) | Command::Recover(_) => true,
+        // Slurm starts the hooks as root.
+        Command::Slurm(slurm) => match slurm {
+            Slurm::Prolog { .. } | Slurm::Epilog { .. } | Slurm::Reconcile { .. } => true,
+            Slurm::TaskProlog { .. } | Slurm::GresConf { .. } | Slurm::CheckSpec { .. } => false,
+        },
+        Command::Status(_)
+        | Command::Run(_)
+        | Command::Timeslice(_)
+        | Command::Process(_)
+        | Command::Events(_)
+        | Command::Doctor { .. }
+        | Command::Explain { .. }
+        | Command::Version
+        | Command::Completions { .. }
+        | Command::Man { .. } => false,
+        Command::Apply(ApplyArgs { execution, .. }) => !execution.dry_run,
+        Command::Lease(lease) => match lease {
+            Lease::Revoke { .. } => true,
+            Lease::Request { .. }
+            | Lease::List { .. }
+            | Lease::Show { .. }
+            | Lease::Renew { .. }
+            | Lease::Release { .. }
+            | Lease::Env { .. } => false,
+        },
+        Command::Gpu(gpu) => match gpu {
+            Gpu::Cordon { .. } | Gpu::Drain { .. } | Gpu::Uncordon { .. } | Gpu::Reset { .. } => true,
+            Gpu::List(_) | Gpu::Show(_) => false,
+        },
+        Command::Mig(mig) => match mig {
+            Mig::Apply { change, .. }
+            | Mig::Add { change, .. }
+            | Mig::Remove { change, .. }
+            | Mig::On { change, .. }
+            | Mig::Off { change, .. } => !change.execution.dry_run,
+            Mig::List { .. }
+            | Mig::Profiles { .. }
+            | Mig::Plan { .. }
+            | Mig::Export { .. }
+            | Mig::Import { .. }
+            | Mig::Assert { .. } => false,
+        },
+        Command::Mps(mps) => match mps {
+            Mps::Set { .. }
+            | Mps::Start { .. }
+            | Mps::Stop { .. }
+            | Mps::Restart { .. }
+            | Mps::Drain { .. }
+            | Mps::Logs { .. } => true,
+            Mps::List { .. } | Mps::Show { .. } | Mps::Clients { .. } => false,
+        },
+        Command::Operation(operation) => match operation {
+            Operation::Cancel { .. } => true,
+            Operation::List { .. } | Operation::Show { .. } | Operation::Wait { .. } => false,
+        },
+        Command::Config(config) => match config {
+            // `config diff` shows a file that is not in effect yet.
+            Config::Reload { .. } | Config::Diff => true,
+            Config::Overrides { command } => matches!(command, Some(Overrides::Clear { .. })),
+            Config::Check { .. } | Config::Show { .. } => false,
+        },
+        Command::Maintenance(maintenance) => match maintenance {
+            Maintenance::Enter { .. } | Maintenance::Leave(_) => true,
+            Maintenance::Status => false,
+        },
+    }
+}
+
+/// Texts with commands for administrators that need no mark, and why only administrators read them.
+const FOR_ADMINISTRATORS: [(&str, &str); 9] = [
+    ("ctl/src/args/", "help and usage errors of the command itself"),
+    ("ctl/src/commands/apply.rs", "output of `apply`"),
+    ("ctl/src/commands/reset.rs", "output of `gpu reset`"),
+    ("ctl/src/render/mps/change.rs", "output of `mps stop`"),
+    ("agent/src/maintenance.rs", "errors of `maintenance enter`"),
+    ("agent/src/mps/act.rs", "errors of `mps stop`, `restart`, `drain`"),
+    ("agent/src/reload.rs", "errors of `config reload`"),
+    ("agent/src/apply/interrupted.rs", "a list of commands that is marked at its end"),
+    ("crates/core/src/lease/usage.rs", "a command that is marked in the texts that contain it"),
+];
+
+/// Fault: users were told to run commands that are refused to them.
+#[test]
+fn commands_for_administrators_are_marked() {
+    let (mut seen, mut wrong, mut used) = (0, Vec::new(), [false; FOR_ADMINISTRATORS.len()]);
+    for file in all_sources() {
+        let text = messages(&file);
+        for literal in literals(&text) {
+            let is_admin =
+                |command: &String| parsed(command).ok().flatten().is_some_and(|one| is_for_administrators(&one));
+            let Some(command) = commands(literal).into_iter().find(is_admin) else { continue };
+            seen += 1;
+            if literal.contains("administrator") {
+                continue;
+            }
+            let path = file.display().to_string();
+            match FOR_ADMINISTRATORS.iter().position(|(known, _)| path.contains(known)) {
+                Some(at) => used[at] = true,
+                None => wrong.push(format!("{path}: `{command}`: {literal}")),
+            }
+        }
+    }
+    assert!(seen > 30, "only {seen} commands were found");
+    assert!(wrong.is_empty(), "{} of {seen}:\n{}", wrong.len(), wrong.join("\n"));
+    let unused: Vec<_> =
+        FOR_ADMINISTRATORS.iter().zip(used).filter(|(_, used)| !used).map(|((path, _), _)| path).collect();
+    assert!(unused.is_empty(), "needless exceptions: {unused:?}");
+}
+
 #[test]
 fn no_message_tells_a_user_to_run_sudo() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut files = Vec::new();
-    SOURCES.iter().for_each(|folder| sources(&root.join(folder), &mut files));
-    let told: Vec<_> = files.iter().filter(|file| messages(file).contains("sudo ")).collect();
-    assert!(told.is_empty(), "{told:?}");
+    let files = all_sources();
+    let wrong: Vec<_> = files.iter().filter(|file| messages(file).contains("sudo ")).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
 }

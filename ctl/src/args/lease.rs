@@ -15,10 +15,10 @@ use super::{
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) request: RequestFlags,
-    /// Run in this lease of yours instead of requesting one
+    /// Use LEASE, which must be yours, instead of requesting one
     #[arg(long, value_name = "LEASE", value_parser = lease)]
     pub(crate) lease: Option<LeaseId>,
-    /// Do not show the place in the queue, nor what was granted
+    /// Do not show the place in the queue and the granted share
     #[arg(long, short)]
     pub(crate) quiet: bool,
     /// Command and its arguments
@@ -63,7 +63,7 @@ Examples:
         /// Only your leases
         #[arg(long)]
         mine: bool,
-        /// Also the last NUMBER ended leases [default without =NUMBER: 20]
+        /// Also list the last NUMBER ended leases [default without =NUMBER: 20]
         #[arg(
             long,
             value_name = "NUMBER",
@@ -80,7 +80,7 @@ Examples:
         #[arg(value_name = "LEASE", value_parser = lease)]
         leases: Vec<LeaseId>,
     },
-    /// Set a new end of a lease
+    /// Set a new end for a lease
     #[command(after_help = "\
 Examples:
   gpushctl lease renew L17 --for 2h   ends in 2 h from now")]
@@ -88,11 +88,11 @@ Examples:
         /// Lease, such as L17
         #[arg(value_name = "LEASE", value_parser = lease)]
         lease: LeaseId,
-        /// Time from now to the new end
+        /// Time from now to the new end, such as 2h
         #[arg(long = "for", value_name = "DURATION", value_parser = whole_seconds, allow_negative_numbers = true)]
         duration: u64,
     },
-    /// End leases of yours, or cancel waiting ones
+    /// End your leases, or cancel waiting ones
     #[command(after_help = "\
 A lease admits no new process then. Its capacity is free when its processes
 have ended: `lease show` names what it waits for.")]
@@ -118,14 +118,14 @@ Examples:
         /// End the processes of the lease: SIGTERM, then SIGKILL
         #[arg(long)]
         end: bool,
-        /// Time until SIGTERM
+        /// Time until SIGTERM [default: 1m]
         #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
         notice: Option<u64>,
-        /// Time from SIGTERM to SIGKILL
+        /// Time from SIGTERM to SIGKILL [default: `processes.grace_s` of the config]
         #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
         grace: Option<u64>,
     },
-    /// Print the environment of a lease, for programs that use it
+    /// Print the environment for programs that use a lease
     #[command(after_help = "\
 Output (-o): sh (default), fish, csh, json, or docker: arguments of
 `docker run`, one on each line. A failure prints `false`, so that `eval` fails
@@ -138,7 +138,7 @@ Examples:
   eval \"$(gpushctl lease env --mps 25 --mem 8G)\"   until you log out
   docker run --rm $(gpushctl lease env L17 -o docker) IMAGE")]
     Env {
-        /// Lease, such as L17
+        /// Lease, such as L17 [default: a new one]
         #[arg(value_name = "LEASE", value_parser = lease)]
         lease: Option<LeaseId>,
         #[command(flatten)]
@@ -151,13 +151,13 @@ Examples:
     },
 }
 
-/// Who holds a lease, and which process it ends with.
+/// The holder of a lease, and the process that it is bound to.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Held {
-    /// End the lease with this process, which must be yours
+    /// End the lease when process PID exits; it must belong to the holder
     #[arg(long, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
     pub(crate) with: Option<u32>,
-    /// Request the lease for this user; for administrators
+    /// Request the lease for USER; for administrators
     #[arg(long, value_name = "USER")]
     pub(crate) user: Option<String>,
 }

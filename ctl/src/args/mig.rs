@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::{GpuOption, Gpus, Lasting, Queueing, SomeGpus, Waiting, Why};
 
-/// The layout notation, before the examples of a command.
+/// Puts the layout notation before the examples of a command.
 macro_rules! with_layouts {
     ($examples:literal) => {
         concat!(
@@ -69,7 +69,7 @@ Examples:
     Profiles {
         #[command(flatten)]
         which: Gpus,
-        /// Read a preset, a file of `gpu list --json`, or - for stdin, in place of gpushd
+        /// Use a preset, a file of `gpu list --json`, or - for stdin, instead of gpushd
         #[arg(long, value_name = "PRESET|FILE")]
         offline: Option<String>,
     },
@@ -171,7 +171,7 @@ Examples:
         /// Label in the file
         #[arg(long, value_name = "LABEL", default_value = "current")]
         label: String,
-        /// Write to FILE in place of stdout
+        /// Write to FILE instead of stdout
         #[arg(long, value_name = "FILE")]
         file: Option<PathBuf>,
     },
@@ -184,7 +184,7 @@ Examples:
         /// mig-parted file, or - for stdin
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Label to print as rules, which can be appended to any config
+        /// Label to print as rules, which you can append to any config
         #[arg(long, short = 'c', value_name = "LABEL")]
         label: Option<String>,
     },
@@ -202,7 +202,7 @@ Examples:
     },
 }
 
-/// Which layout, on which GPUs.
+/// A layout, and the GPUs that it is for.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Wanted {
     /// Layout: a name of the config, or entries separated by commas
@@ -221,7 +221,7 @@ pub(crate) struct Wanted {
     pub(crate) which: GpuOption,
 }
 
-/// How a plan is executed: whether at all, after which question, and what is waited for.
+/// Whether a plan is executed, whether the command asks first, and how it waits.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Execution {
     /// Only show the plan
@@ -259,7 +259,7 @@ pub(crate) struct ApplyArgs {
 /// Planning without gpushd.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Offline {
-    /// Plan for a preset, a file of `gpu list --json`, or - for stdin, in place of gpushd
+    /// Plan for a preset, a file of `gpu list --json`, or - for stdin, instead of gpushd
     #[arg(long, value_name = "PRESET|FILE")]
     pub(crate) offline: Option<String>,
     /// Config for an offline plan by rule or by layout name [env: GPUSH_CONFIG]

@@ -2,12 +2,16 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `gpu`, `mig`, `mps`, `lease`, `process`, `config` | the commands of these names; `lease` also has `run` |
+//! | `mps`, `process`, `config` | the commands of these names |
+//! | `gpu` | `gpu`, `timeslice` and `maintenance` |
+//! | `mig` | `mig` and `apply` |
+//! | `lease` | `lease` and `run` |
 //! | `request` | the flags of a lease request |
+//! | `slurm` | Slurm's hooks |
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
-//! | `waiting` | how a command waits, and why a change is made |
-//! | `habits` | command lines of nvidia-smi and other tools, with the right form |
+//! | `waiting` | how a command waits, and the reason and end of a change |
+//! | `habits` | command lines in the form of nvidia-smi and other tools |
 //! | `values` | durations, times, numbers |
 
 mod config;
@@ -24,6 +28,7 @@ mod mps;
 mod pages;
 mod process;
 mod request;
+mod slurm;
 mod values;
 mod waiting;
 
@@ -42,11 +47,12 @@ pub(crate) use self::{
     mps::{Ceilings, Followed, Mps},
     process::Process,
     request::RequestFlags,
+    slurm::{HookFiles, HookLimits, Slurm},
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
 };
 
-/// What is the same for all commands.
+/// Help text at the end of `gpushctl --help`: what is the same for all commands.
 const EXIT_CODES: &str = "\
 GPUs are named by index, range 0-3, UUID or its beginning, PCI address, or
 model. Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
@@ -91,18 +97,18 @@ pub(crate) struct Global {
     /// Print lists without headings
     #[arg(long, global = true)]
     pub(crate) no_headers: bool,
-    /// When to use colours; auto is on a terminal, unless NO_COLOR is set
+    /// When to use colours; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = Color::Auto)]
     pub(crate) color: Color,
-    /// Draw with ASCII only; the default where the locale is not UTF-8
+    /// Draw with ASCII only; the default if the locale is not UTF-8
     #[arg(long, global = true)]
     pub(crate) ascii: bool,
-    /// Wait at most DURATION for each answer of the agent
+    /// Maximum time to wait for each answer of the agent
     #[arg(long, global = true, value_name = "DURATION", default_value = "10s", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) request_timeout: Duration,
 }
 
-/// `--output`. (Docs on the values would make --help spell out every option over many lines.)
+/// `--output`. The values have no doc comments, because clap would then print each on a separate line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     Table,
@@ -111,22 +117,22 @@ pub(crate) enum Format {
     Name,
     Uuid,
     Csv,
-    // For `lease env` alone.
+    // Only for `lease env`.
     #[value(hide = true, alias = "bash", alias = "zsh", alias = "dash", alias = "ksh")]
     Sh,
-    // For `lease env` alone.
+    // Only for `lease env`.
     #[value(hide = true)]
     Fish,
-    // For `lease env` alone.
+    // Only for `lease env`.
     #[value(hide = true, alias = "tcsh")]
     Csh,
-    // For `lease env` alone.
+    // Only for `lease env`.
     #[value(hide = true)]
     Docker,
 }
 
 impl Format {
-    /// As it is typed.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Table => "table",
@@ -153,9 +159,9 @@ pub(crate) enum Color {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show every GPU with its slices: what is free, what is used, by whom
+    /// Show every GPU with its slices: which are free, and who uses the others
     #[command(after_help = "\
-Marks: ● in use   ○ idle   ! without a compute instance
+Marks: ● in use   ◐ granted by a lease   ○ idle   ! no compute instance
 Memory: in use/total, of the whole GPU in its heading and of each instance.
 What the driver reserves for itself counts as in use, so an idle GPU shows
 some. The numbers below a drawing are placements, as in the layout entry
@@ -218,7 +224,7 @@ Examples:
     /// List, show, wait for and cancel operations
     #[command(subcommand, visible_alias = "op", alias = "operations", alias = "ops")]
     Operation(Operation),
-    /// Show what happened, or what happens
+    /// Show recent events, or follow new ones
     #[command(
         alias = "event",
         after_help = "\
@@ -247,7 +253,7 @@ While GPUs are held, gpushd changes nothing on them and grants nothing: it does
 not know which leases were granted. First check with `gpushctl status` that the
 present use is right. Afterwards a difference from the config shows as drift.")]
     Recover(Why),
-    /// Examine this host for what keeps gpush from working
+    /// Examine this host for problems that affect gpush
     #[command(after_help = "\
 Examines files, processes and the agent, and changes nothing. Works without the
 agent. As root it sees more. Exit status 3 if there is a problem.
@@ -256,7 +262,7 @@ Examples:
   gpushctl doctor
   gpushctl doctor --only driver,config")]
     Doctor {
-        /// Only these areas: floor, driver, devices, mps, managers, agent, config, disk, security
+        /// Examine only these areas: floor, driver, devices, mps, managers, agent, config, disk, security
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
     },
@@ -269,6 +275,9 @@ Topics:
         /// Topic
         topic: Topic,
     },
+    /// Run Slurm's hooks: prolog, epilog, task-prolog
+    #[command(subcommand)]
+    Slurm(Slurm),
     /// Show the versions of gpushctl, the agent, its API and the driver
     Version,
     /// Print the completion script of a shell
@@ -298,10 +307,10 @@ pub(crate) enum Topic {
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) which: Gpus,
-    /// Only drawings, without a line for each instance
+    /// Show only drawings, without a line for each instance
     #[arg(long, short, conflicts_with = "summary")]
     pub(crate) brief: bool,
-    /// Only totals, per model and profile
+    /// Show only totals for each model and profile
     #[arg(long, short)]
     pub(crate) summary: bool,
     /// Redraw every DURATION until Ctrl-C [default without =DURATION: 2s]
@@ -322,11 +331,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrapped_by_hand_fits_a_narrow_terminal_and_a_page() {
+    fn examples_fit_a_narrow_terminal_and_a_man_page() {
         fn look(command: &clap::Command) {
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             for line in after.lines() {
-                // A man page indents what stands as it is by seven columns, in place of these two.
+                // In the help, an example starts with two spaces. A man page indents it by seven columns instead.
                 let most = if line.starts_with(' ') { 74 } else { 79 };
                 assert!(line.chars().count() <= most, "{}: {line}", command.get_name());
             }
@@ -376,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_exit_codes_has_every_command() {
+    fn exit_code_page_lists_every_command() {
         fn leaves(command: &clap::Command, path: &str, found: &mut Vec<String>) {
             let path = format!("{path} {}", command.get_name());
             if command.has_subcommands() {
@@ -412,7 +421,7 @@ mod tests {
         };
         let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());
         assert_eq!(wait(&[]), Ok((None, None)));
-        // What follows is the layout's name, as without it.
+        // The next word is the layout, as without `--wait`.
         assert_eq!(wait(&["--wait", "mixed"]), Ok((Some(2_592_000), Some("mixed".to_owned()))));
         assert_eq!(wait(&["--wait=1m", "mixed"]), Ok((Some(60), Some("mixed".to_owned()))));
         assert!(wait(&["--wait=2592001"]).is_err() && wait(&["--wait=soon"]).is_err());

@@ -6,7 +6,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use gpush_api::{MemoryLimit, Percentage, Priority};
 
 use super::{
-    GpuOption,
+    GpuOption, Queueing,
     values::{duration, some_lines, whole_seconds},
 };
 
@@ -25,13 +25,13 @@ pub(crate) enum Mps {
     },
     /// List MPS clients
     Clients {
-        /// GPU or MIG device, as for `mps show`; all without TARGET
+        /// GPU or MIG device, as for `mps show` [default: all]
         #[arg(value_name = "TARGET")]
         target: Option<String>,
         #[command(flatten)]
         which: GpuOption,
     },
-    /// Set limits of each client, in place of the rule's
+    /// Set limits for each client, instead of the rule's
     #[command(group = at_least_one(), override_usage = "gpushctl mps set [OPTIONS] TARGET", after_help = "\
 The limits last until `--reset`, or until the rule changes. The answer says
 which clients they reach: a running server keeps some of its settings.
@@ -55,16 +55,25 @@ Examples:
         #[command(flatten)]
         followed: Followed,
     },
-    /// Stop a daemon until `mps start`; fails while clients are connected
+    /// Stop a daemon until `mps start`; fails while it is in use
+    #[command(after_help = "\
+Clients and leases count as use. With --wait gpushd grants no new leases, and
+stops the daemon once the present ones and the clients have ended. If that
+takes too long, the daemon serves again.
+
+Examples:
+  gpushctl mps stop 0 --wait=30m")]
     Stop {
         #[command(flatten)]
         of: Target,
         #[command(flatten)]
         force: Force,
         #[command(flatten)]
+        queueing: Queueing,
+        #[command(flatten)]
         followed: Followed,
     },
-    /// Restart a daemon; fails while clients are connected
+    /// Restart a daemon; fails while it has clients or leases
     Restart {
         #[command(flatten)]
         of: Target,
@@ -73,7 +82,7 @@ Examples:
         #[command(flatten)]
         followed: Followed,
     },
-    /// Close admission, wait until the clients finish, and stop the daemon
+    /// Admit no new clients, wait until the present ones finish, and stop the daemon
     #[command(after_help = "\
 Clients may run as long as they like, unless --end-after sets a deadline. The
 drain continues in gpushd when the command ends.
@@ -93,7 +102,7 @@ Examples:
         /// Do not wait for the end
         #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
         detach: bool,
-        /// Do not show what is waited for
+        /// Do not show what the command waits for
         #[arg(long, short)]
         quiet: bool,
     },
@@ -102,10 +111,10 @@ Examples:
     Logs {
         #[command(flatten)]
         of: Target,
-        /// How many lines of each log
+        /// Number of lines of each log, up to 1000
         #[arg(long, short, alias = "lines", value_name = "NUMBER", default_value = "40", allow_negative_numbers = true, value_parser = some_lines)]
         number: usize,
-        /// Also print the lines that gpushd's own polling causes
+        /// Also print the lines that probes of gpushd cause
         #[arg(long)]
         all: bool,
         /// Print new lines until Ctrl-C; with --json one document per line
@@ -114,7 +123,7 @@ Examples:
     },
 }
 
-/// Requires a limit to set.
+/// Requires at least one limit, or `--reset`.
 fn at_least_one() -> ArgGroup {
     ArgGroup::new("change").args(["percentage", "memory", "priority", "reset"]).required(true).multiple(true)
 }
@@ -131,7 +140,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// The target as typed.
+    /// Returns the target as the user typed it.
     pub(crate) fn text(&self) -> &str {
         self.target.as_deref().or(self.gpu.as_deref()).unwrap_or_default()
     }
@@ -143,10 +152,10 @@ pub(crate) struct Ceilings {
     /// Active thread percentage: above 0, up to 100, with at most one decimal
     #[arg(long, short, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) percentage: Option<Percentage>,
-    /// Device memory of each client process: 8G, 1536M
+    /// Maximum device memory of each client process, such as 8G or 1536M
     #[arg(long, short, value_name = "MEMORY", allow_negative_numbers = true)]
     pub(crate) memory: Option<MemoryLimit>,
-    /// Priority of kernels: normal, below-normal
+    /// Priority of kernels: normal or below-normal
     #[arg(long, value_name = "PRIORITY")]
     pub(crate) priority: Option<Priority>,
 }
@@ -154,7 +163,7 @@ pub(crate) struct Ceilings {
 /// `--force`.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Force {
-    /// End connected clients
+    /// Proceed although there are clients or leases; the clients end
     #[arg(long)]
     pub(crate) force: bool,
 }

@@ -1,4 +1,4 @@
-//! Documents made from the argument definitions: every help page, and `docs/cli.md`.
+//! Tests of two documents that are made from the argument definitions: the help of all commands, and `docs/cli.md`.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory};
 
 use super::Cli;
 
-/// The variable with which the test writes `docs/cli.md` instead of comparing it.
+/// If this environment variable is set, the test writes `docs/cli.md` instead of comparing it.
 const WRITE: &str = "GPUSH_WRITE_CLI";
 
 fn command() -> Command {
@@ -15,7 +15,7 @@ fn command() -> Command {
     command
 }
 
-/// Every command that is shown, with its path, parents first.
+/// Collects every visible command with its path. Parents come before their subcommands.
 fn commands(command: &Command, path: &str, found: &mut Vec<(String, Command)>) {
     let path = if path.is_empty() { command.get_name().to_owned() } else { format!("{path} {}", command.get_name()) };
     found.push((path.clone(), command.clone()));
@@ -34,12 +34,12 @@ fn is_own(arg: &&Arg) -> bool {
     !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help" && arg.get_id() != "version"
 }
 
-/// The name of a value; a `|` would end the cell of a table.
+/// Returns the name of a value. Escapes `|`, which would end the cell of a table.
 fn value(arg: &Arg) -> String {
     arg.get_value_names().and_then(|names| names.first()).map_or_else(String::new, |name| name.replace('|', "\\|"))
 }
 
-/// `[GPU]...`, `FILE`.
+/// Formats a positional argument: `[GPU]...`, `FILE`.
 fn positional(arg: &Arg) -> String {
     let many = matches!(arg.get_action(), ArgAction::Append) || arg.get_num_args().is_some_and(|n| n.max_values() > 1);
     let name = value(arg);
@@ -49,7 +49,7 @@ fn positional(arg: &Arg) -> String {
     if arg.is_required_set() { name } else { format!("[{name}]") }
 }
 
-/// `-n, --number NUMBER`.
+/// Formats an option: `-n, --number NUMBER`.
 fn option(arg: &Arg) -> String {
     let mut names = Vec::new();
     names.extend(arg.get_short().map(|short| format!("-{short}")));
@@ -123,7 +123,7 @@ fn help_of_every_command_fits_80_columns() {
     for (path, mut command) in all() {
         let is_root = path == "gpushctl";
         let help = command.render_help().to_string();
-        // The options of every command are the same text: the first page has them.
+        // The global options are the same in every help page. Only the first page shows them.
         let own = match help.split_once("Global options:\n") {
             Some((before, after)) if !is_root => {
                 format!("{before}{}", after.split_once("\n\n").map_or("", |(_, rest)| rest))
@@ -149,7 +149,7 @@ fn one_flag_has_one_meaning() {
                 let known = meanings.entry(format!("-{short}")).or_insert((long.clone(), path.clone()));
                 assert_eq!(known.0, long, "-{short} of {path} and of {}", known.1);
             }
-            // A value of one option has one name everywhere.
+            // The value of an option has the same name in every command.
             if let Some(long) = arg.get_long() {
                 let known = meanings.entry(format!("--{long}")).or_insert((value(arg), path.clone()));
                 assert!(known.0 == value(arg) || long == "gpu", "--{long} of {path} and of {}", known.1);

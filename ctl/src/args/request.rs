@@ -1,4 +1,4 @@
-//! The flags of a lease request. Their values are read by the grammar of `gpush_core`, which Slurm requests use too.
+//! The flags of a lease request. The grammar in `gpush_core` reads their values; Slurm requests use the same grammar.
 
 use clap::Args;
 use gpush_api::LeaseRequest;
@@ -10,10 +10,10 @@ pub(crate) struct RequestFlags {
     /// A MIG device of this profile
     #[arg(long, value_name = "PROFILE")]
     mig: Option<String>,
-    /// MIG: a device with at least this memory. With --mps: at most this memory in each process
+    /// MIG: minimum memory of the device. With --mps: maximum memory of each process
     #[arg(long, value_name = "MEMORY", allow_negative_numbers = true)]
     mem: Option<String>,
-    /// MIG: a device with at least this many compute slices
+    /// MIG: minimum number of compute slices of the device
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     slices: Option<String>,
     /// A part of a GPU or MIG device through MPS: active thread percentage [default: the rule's]
@@ -37,10 +37,10 @@ pub(crate) struct RequestFlags {
     /// This MPS target or MIG device, as in `mps list` and `mig list -o name`
     #[arg(long, value_name = "TARGET", conflicts_with_all = ["gpus", "count"])]
     target: Option<String>,
-    /// That many MIG devices or GPUs: all of them, or none
+    /// Number of MIG devices or GPUs; all of them are granted, or none [default: 1]
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     count: Option<String>,
-    /// End of the lease after DURATION
+    /// End the lease DURATION after the grant
     #[arg(long = "for", value_name = "DURATION", allow_negative_numbers = true)]
     duration: Option<String>,
     /// Wait for free capacity, at most DURATION [default without =DURATION: no limit]
@@ -49,7 +49,7 @@ pub(crate) struct RequestFlags {
 }
 
 impl RequestFlags {
-    /// Whether any flag is given.
+    /// Returns whether any of the flags is given.
     pub(crate) fn is_given(&self) -> bool {
         !self.terms().is_empty() || self.request.is_some() || self.target.is_some()
     }
@@ -57,7 +57,7 @@ impl RequestFlags {
     /// Returns the request.
     ///
     /// # Errors
-    /// The first flag that is wrong, or flags that contradict each other.
+    /// If a flag is wrong, or if flags contradict each other.
     pub(crate) fn request(&self) -> Result<LeaseRequest, RequestError> {
         let mut built = request::build(&self.terms(), Spelling::Flags)?;
         if let Some(spec) = &self.request {

@@ -1,4 +1,4 @@
-//! Values of options: durations, times, numbers, ids.
+//! Parsers of option values: durations, times, numbers and ids.
 
 use std::{str::FromStr, time::Duration};
 
@@ -6,55 +6,55 @@ use gpush_api::{EventKind, LeaseId};
 use gpush_core::duration::{self as core, DurationError};
 use jiff::Timestamp;
 
-/// Records that `audit` shows without `--since` and `-n`.
+/// Number of records that `audit` shows without `--since` and `-n`.
 pub(crate) const AUDIT_USUALLY: usize = 50;
 
-/// The value of a bare `--wait`: the most that gpushd accepts.
+/// Value of `--wait` without a duration: the maximum that gpushd accepts.
 pub(super) const LONGEST_WAIT: &str = "30d";
 
-/// The most ended leases that can be requested.
+/// Maximum number of ended leases in one request.
 const MOST_ENDED: usize = 1000;
 
-/// The most lines of a log that can be requested.
+/// Maximum number of log lines in one request.
 pub(crate) const MOST_LINES: usize = 1000;
 
 fn text(error: &DurationError) -> String {
     error.to_string()
 }
 
-/// A duration longer than zero.
+/// Parses a duration longer than zero.
 pub(super) fn duration(text_: &str) -> Result<Duration, String> {
     core::parse_positive(text_).map_err(|error| text(&error))
 }
 
-/// A duration, which may be zero.
+/// Parses a duration; zero is allowed.
 pub(super) fn duration_or_zero(text_: &str) -> Result<Duration, String> {
     core::parse(text_).map_err(|error| text(&error))
 }
 
-/// A duration in whole seconds, at least one.
+/// Parses a duration of at least one second. Returns whole seconds.
 pub(super) fn whole_seconds(text_: &str) -> Result<u64, String> {
     let duration = duration(text_)?;
     if duration.as_secs() == 0 { Err("the duration must be 1s or longer".to_owned()) } else { Ok(duration.as_secs()) }
 }
 
-/// A duration in whole seconds, which may be zero.
+/// Parses a duration; zero is allowed. Returns whole seconds.
 pub(super) fn whole_seconds_or_zero(text_: &str) -> Result<u64, String> {
     duration_or_zero(text_).map(|duration| duration.as_secs())
 }
 
-/// How long an operation may be queued, in seconds; zero is allowed.
+/// Parses the maximum time that an operation may be queued. Returns seconds; zero is allowed.
 pub(super) fn wait(text_: &str) -> Result<u64, String> {
     let seconds = core::parse(text_).map_err(|error| text(&error))?.as_secs();
     if seconds > 30 * 86_400 { Err("the duration must be 30d or less".to_owned()) } else { Ok(seconds) }
 }
 
-/// The end of an override.
+/// Parses the end of an override.
 pub(super) fn expiry(text_: &str) -> Result<Timestamp, String> {
     core::parse_end(text_, Timestamp::now()).map_err(|error| or_a_time(error, "2026-12-01T08:00Z"))
 }
 
-/// The begin of a list.
+/// Parses the start of a list.
 pub(super) fn since(text_: &str) -> Result<Timestamp, String> {
     core::parse_start(text_, Timestamp::now()).map_err(|error| or_a_time(error, "2026-01-31T08:00Z"))
 }
@@ -79,7 +79,7 @@ pub(super) fn some_records(text: &str) -> Result<usize, String> {
     number_from_1(text, 1000).ok_or_else(error)
 }
 
-/// A number of ended leases.
+/// Parses a number of ended leases.
 pub(super) fn some_ended(text: &str) -> Result<usize, String> {
     number_from_1(text, MOST_ENDED).ok_or_else(|| format!("write a number from 1 to {MOST_ENDED}"))
 }
@@ -88,7 +88,7 @@ pub(super) fn some_lines(text: &str) -> Result<usize, String> {
     number_from_1(text, MOST_LINES).ok_or_else(|| format!("write a number from 1 to {MOST_LINES}"))
 }
 
-/// A process id.
+/// Parses a process id.
 pub(super) fn pid(text: &str) -> Result<u32, String> {
     match u32::from_str(text) {
         Ok(pid) if pid > 1 && i32::try_from(pid).is_ok() => Ok(pid),
@@ -96,12 +96,12 @@ pub(super) fn pid(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A lease id: `L17`.
+/// Parses a lease id, such as `L17`.
 pub(super) fn lease(text: &str) -> Result<LeaseId, String> {
     text.parse().map_err(|error: gpush_api::NotALeaseId| error.to_string())
 }
 
-/// An operation id: `op-17`, or `17` for short.
+/// Parses an operation id: `op-17`, or `17` for short.
 #[expect(clippy::unnecessary_wraps, reason = "the signature of a clap parser")]
 pub(super) fn operation(text: &str) -> Result<String, String> {
     let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_seconds_take_every_duration_of_a_second_or_more() {
+    fn duration_under_one_second_is_refused() {
         assert_eq!((whole_seconds("90s"), whole_seconds("1h30m"), whole_seconds("90")), (Ok(90), Ok(5400), Ok(90)));
         for wrong in ["", "0s", "0.5", "-1m", "53w", "soon"] {
             assert!(whole_seconds(wrong).is_err(), "{wrong}");

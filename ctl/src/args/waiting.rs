@@ -1,4 +1,4 @@
-//! How a command waits, and why and for how long a change is made.
+//! How a command waits, and the reason and end of a change.
 
 use std::time::Duration;
 
@@ -34,6 +34,13 @@ pub(crate) struct Queueing {
         value_parser = wait
     )]
     pub(crate) seconds: Option<u64>,
+}
+
+impl Queueing {
+    /// How long to wait; `None` for not at all.
+    pub(crate) fn limit(self) -> Option<Duration> {
+        self.seconds.map(Duration::from_secs)
+    }
 }
 
 /// Why a change is made and for how long.

@@ -1,4 +1,4 @@
-//! `gpushctl apply`, and what every command that changes layouts does: show the plan, ask, apply, wait.
+//! `gpushctl apply`, and the code that all commands for layouts share: show the plan, ask, apply, wait.
 
 use std::io::Write;
 
@@ -15,7 +15,7 @@ use crate::{
     render::{plan, status::gpu_numbers, trouble},
 };
 
-/// `gpushctl apply`: each GPU to its desired state, whatever its mode.
+/// Runs `gpushctl apply`: brings each GPU to its desired state, in every mode.
 pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output) -> Outcome {
     let all = client.gpus(false).await?;
     let selectors = args.which.selectors();
@@ -40,7 +40,7 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
 }
 
-/// The GPUs with a rule that differ from their desired state. Cordoned ones must be named.
+/// Returns the GPUs with a rule that differ from their desired state. Leaves out cordoned GPUs, which must be named.
 fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
     if all.is_empty() {
         return Err(super::no_gpu());
@@ -56,12 +56,15 @@ fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
         let arguments = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let are = if indexes.len() == 1 { "is" } else { "are" };
         let which = gpu_numbers(&indexes);
-        out.remark(&format!("{which} {are} cordoned and left out; `gpushctl apply {arguments}` includes it\n"));
+        out.remark(&format!(
+            "{which} {are} cordoned and left out; `gpushctl apply {arguments}` \
+            includes it\n"
+        ));
     }
     Ok(gpus)
 }
 
-/// A request without GPUs and layout.
+/// Creates a request without GPUs and layout.
 pub(super) fn request(change: &LayoutChange) -> ApplyRequest {
     ApplyRequest {
         gpus: Vec::new(),
@@ -93,7 +96,8 @@ async fn dry_run(client: &mut Client, request: &PlanRequest, out: &Output) -> Ou
     show_plan(&plans, &gpus, out)
 }
 
-/// Applies and waits. On a terminal a plan that destroys instances must be confirmed, unless `confirmed`.
+/// Applies a change and waits for its end. On a terminal, the user must confirm a plan that destroys instances, unless
+/// `confirmed`.
 pub(super) async fn run(
     client: &mut Client,
     request: ApplyRequest,
@@ -101,7 +105,7 @@ pub(super) async fn run(
     waiting: &Waiting,
     out: &Output,
 ) -> Outcome {
-    // The GPUs before the change, so that the result can tell new instances from kept ones.
+    // The GPUs before the change, so that the result can distinguish new instances from kept ones.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     if !confirmed && out.can_ask() && !confirm(client, &request, &before, out).await? {
         out.remark("Nothing was changed.\n");
@@ -119,8 +123,8 @@ pub(super) async fn run(
     super::operation::watch(client, one, &before, true, waiting, out).await
 }
 
-/// Prints what a queued change waits for. The notes of an operation are the same for every user; a plan names
-/// the processes that this user may see.
+/// Prints what a queued change waits for. The plan is used because it names the processes that this user may see. The
+/// notes of an operation are the same for every user.
 async fn tell_blockers(client: &mut Client, request: &ApplyRequest, out: &Output) {
     let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
     let Ok(plans) = client.plan(&request).await else { return };
@@ -130,7 +134,7 @@ async fn tell_blockers(client: &mut Client, request: &ApplyRequest, out: &Output
     }
 }
 
-/// Shows a plan that destroys instances, and asks. A refused plan is left to the apply to report.
+/// Shows a plan that destroys instances and asks the user. If a plan is refused, the apply reports that later.
 async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out: &Output) -> Result<bool, Failure> {
     let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
     let plans = client.plan(&request).await?;
@@ -148,7 +152,7 @@ async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out:
     Ok(read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Draws plans. The status is that of an apply, which is refused for all GPUs at once.
+/// Shows plans. The exit status is that of an apply, which is refused for all GPUs if any plan is refused.
 pub(super) fn show_plan(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| plan::plans(plans, gpus, look))?;
     let lasting = |(_, plan): &(Code, &GpuPlan)| !plan.error.as_ref().is_some_and(|error| error.retryable);
@@ -156,7 +160,7 @@ pub(super) fn show_plan(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     Ok(code.map_or(0, |(code, _)| code.exit_status()))
 }
 
-/// Each refused plan with its code.
+/// Returns the refused plans with their codes.
 pub(super) fn refusals(plans: &Plans) -> impl Iterator<Item = (Code, &GpuPlan)> {
     plans.plans.iter().filter(|p| p.refusal.is_some() || p.error.is_some()).map(|plan| {
         let code = plan.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code);

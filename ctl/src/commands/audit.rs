@@ -12,14 +12,14 @@ use crate::{
     render::audit,
 };
 
-/// Records in one request.
+/// Number of records in one request.
 const PAGE: usize = 1000;
 
-/// The time between two requests of `--follow`.
+/// Pause between two requests of `--follow`.
 const POLL: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(client: &mut Client, args: &args::AuditArgs, out: &Output) -> Outcome {
-    // Names of GPUs, for the drawing. A host without a driver has an audit trail too.
+    // To show indexes of GPUs. A host without a driver has an audit trail too.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let mut objects: Vec<String> = args.object.clone().into_iter().collect();
     objects.extend(args.which.gpus.iter().cloned());
@@ -36,13 +36,13 @@ pub(super) async fn run(client: &mut Client, args: &args::AuditArgs, out: &Outpu
         return follow(client, query, records, &gpus, out).await;
     }
     if records.is_empty() && out.is_drawn() {
-        out.remark("No such record.\n");
+        out.remark("No audit record matches.\n");
     }
     out.list(&records, |look| audit::records(&records, &gpus, look))?;
     Ok(0)
 }
 
-/// All records after `query.after`, page by page.
+/// Returns all records after `query.after`, page by page.
 async fn since(client: &mut Client, query: &mut AuditQuery) -> Result<Vec<AuditRecord>, Failure> {
     let mut records = Vec::new();
     query.limit = PAGE;
@@ -57,7 +57,7 @@ async fn since(client: &mut Client, query: &mut AuditQuery) -> Result<Vec<AuditR
     }
 }
 
-/// Prints records as they are made, until Ctrl-C. An agent that restarts is waited for.
+/// Prints new records until Ctrl-C. If gpushd restarts, waits for it.
 async fn follow(
     client: &mut Client,
     mut query: AuditQuery,
@@ -65,7 +65,7 @@ async fn follow(
     gpus: &[Gpu],
     out: &Output,
 ) -> Outcome {
-    // Without a record so far, those made from now on are all.
+    // If there is no record yet, all records from now on are new.
     query.after = Some(records.last().map_or(0, |last| last.sequence));
     query.since = if records.is_empty() { Some(out.look.now) } else { None };
     loop {

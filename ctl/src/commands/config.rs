@@ -18,19 +18,19 @@ use crate::{
     render,
 };
 
-/// `gpushctl config check --json`, for a file without errors.
+/// Output of `gpushctl config check --json` for a valid file.
 #[derive(Serialize)]
 struct Checked {
-    /// The config as the agent would show it.
+    /// The config as gpushd would show it.
     config: ConfigView,
-    /// What is worth knowing though it is no error.
+    /// Remarks that are not errors.
     findings: Vec<String>,
-    /// Plans for the offline host, when one was named and rules claim some of it.
+    /// Plans for the offline host, if one is named and rules claim some of its GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     plans: Option<Plans>,
 }
 
-/// `gpushctl config check --json`, for a file with errors.
+/// Output of `gpushctl config check --json` for an invalid file.
 #[derive(Serialize)]
 struct Wrong {
     error: ApiError,
@@ -73,7 +73,8 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
                 let gpus = client.gpus(false).await;
                 let mut ended = Vec::new();
                 for selector in which.selectors() {
-                    // One GPU may be gone from the driver and have an override: gpushd resolves its UUID.
+                    // The driver may no longer list the GPU, but the GPU may still have an override. gpushd finds it by
+                    // its UUID.
                     let named = match &gpus {
                         Ok(gpus) => super::select(gpus.clone(), std::slice::from_ref(&selector)).unwrap_or_default(),
                         Err(_) => Vec::new(),
@@ -118,7 +119,7 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
     let plans = match &gpus {
         None => None,
-        // A host of which no rule claims a GPU for MIG has nothing to plan; the findings say so.
+        // If no rule claims a GPU for MIG, there is nothing to plan. A finding says so.
         Some(_) if !view.rules.iter().any(|r| r.mode == gpush_api::Mode::Mig && !r.claims.is_empty()) => {
             findings.push("no rule claims a GPU for MIG".to_owned());
             None
@@ -139,20 +140,28 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
 }
 
-/// Groups of the config that this host does not have. It may be meant for another host: no error.
+/// Returns a finding for each group in the config that this host does not have. That is not an error, because the
+/// config may be meant for another host.
 fn groups(config: &Config) -> Vec<String> {
-    let socket = config.api.socket_group.iter().map(|group| ("socket_group", group, "gpushd can't make its socket"));
+    let socket = config.api.socket_group.iter().map(|group| {
+        (
+            "socket_group",
+            group,
+            "gpushd cannot create its \
+        socket",
+        )
+    });
     let admins = config.access.admin_groups.iter().map(|group| ("admin_groups", group, "it has no members"));
     socket
         .chain(admins)
         .filter(|(_, group, _)| matches!(Group::from_name(group), Ok(None)))
         .map(|(key, group, so)| {
-            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` makes it")
+            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` creates it")
         })
         .collect()
 }
 
-/// Hooks of the config that this host does not have, or that are no programs.
+/// Returns a finding for each hook in the config that cannot be run on this host.
 fn programs(config: &Config) -> Vec<String> {
     use std::os::unix::fs::PermissionsExt;
     let change = &config.mode_change;
@@ -172,8 +181,7 @@ fn programs(config: &Config) -> Vec<String> {
     named.filter_map(wrong).collect()
 }
 
-/// Whether a plan is refused for a reason that lies in the config and the part, not in what runs on it
-/// just now.
+/// Returns whether a plan is refused because of the config or the GPU model, and not because of its current use.
 pub(crate) fn never(plan: &GpuPlan) -> bool {
     match &plan.refusal {
         Some(Refusal::Blocked { .. } | Refusal::Held { .. } | Refusal::MigOff { .. } | Refusal::MigOn { .. }) => false,
@@ -199,7 +207,7 @@ fn wrong(errors: &ConfigErrors, out: &Output) -> Outcome {
         out.document(&Wrong { error, problems: errors.located() })?;
         return Ok(status);
     }
-    // Each problem with its line and a caret says more than the list that the API's error has.
+    // The text shows each problem with its line and a caret. That is more than the list in the API's error.
     let mut text = errors.to_string();
     if !text.ends_with('\n') {
         text.push('\n');

@@ -12,7 +12,7 @@ use crate::{
     render,
 };
 
-/// `gpushctl doctor --json`.
+/// Output of `gpushctl doctor --json`.
 #[derive(Serialize)]
 struct Examination<'f> {
     findings: &'f [Finding],
@@ -26,7 +26,7 @@ pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {
     Ok(if findings.iter().any(|finding| finding.severity == Severity::Problem) { DIFFERS } else { 0 })
 }
 
-/// Asks the agent for its version and health. An agent that cannot be reached is a result, not an error.
+/// Asks gpushd for its version and health. A gpushd that cannot be reached is a result, not an error.
 fn ask(global: &Global) -> Result<Agent, Failure> {
     let answer = with_agent(global, async |client| {
         let version = client.version().await?;
@@ -40,7 +40,7 @@ fn ask(global: &Global) -> Result<Agent, Failure> {
     }
 }
 
-/// The agent's answer where its area is left out; nothing shows it.
+/// Returns a placeholder for the answer of gpushd when its area is not selected. It is never shown.
 fn unasked() -> ApiError {
     ApiError::new(gpush_api::Code::Unavailable, "the agent was not asked")
 }

@@ -1,8 +1,8 @@
 //! `gpushctl gpu cordon|drain|uncordon`.
 //!
-//! A drain cordons the GPUs, and waits until the agent's readings show no process and no lease: the holder of a lease
-//! could start programs at any time. Waiting changes nothing, so it is not an operation of the agent. It can be
-//! interrupted and started again.
+//! A drain cordons the GPUs and waits until gpushd's readings show no process and no lease. Leases count because their
+//! holders may start programs at any time. Waiting changes nothing, so it is not an operation of gpushd. The user can
+//! interrupt it and start it again.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use crate::{
     render::{cordon, status::gpu_numbers},
 };
 
-/// Pause between two polls of GPUs that are in use: as long as a reading is fresh.
+/// Pause between two polls of GPUs in use. A reading stays fresh for the same time.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The reason to wait for a GPU without a reading.
+/// Reason to wait for a GPU that has no reading since the cordon.
 const UNREAD: &str = "it has not been read since";
 
-/// Returns the UUIDs of the named GPUs: an index may belong to another GPU at the next request.
+/// Returns the UUIDs of the named GPUs. An index may belong to another GPU at the next request.
 async fn named(client: &mut Client, which: &SomeGpus) -> Result<Vec<String>, Failure> {
     let gpus = client.gpus(false).await?;
     let gpus = super::select_of(client, gpus, &which.selectors()).await?;
@@ -65,6 +65,51 @@ pub(super) async fn drain(
     out: &Output,
 ) -> Outcome {
     let mut gpus = cordoned(client, which, why).await?;
+    let (waited, left) = until_idle(client, &mut gpus, timeout, quiet, out).await?;
+    let numbers = gpu_numbers(&left);
+    let stay = if left.len() == 1 { "it stays cordoned" } else { "they stay cordoned" };
+    match waited {
+        Waited::Idle => out.show(&gpus, |look| cordon::drained(&gpus, look))?,
+        Waited::TooLong if out.json => out.document(&gpus)?,
+        Waited::TooLong => {
+            let within = duration::format(timeout.unwrap_or_default());
+            out.remark(&format!("{numbers} {} not idle within {within}; {stay}.\n", was(&left)));
+        }
+        Waited::Interrupted => out.remark(&format!("{numbers}: no longer waited for; {stay}.\n")),
+    }
+    Ok(waited.exit_status())
+}
+
+fn was(gpus: &[u32]) -> &'static str {
+    if gpus.len() == 1 { "was" } else { "were" }
+}
+
+/// How a wait for idle GPUs ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waited {
+    Idle,
+    TooLong,
+    Interrupted,
+}
+
+impl Waited {
+    pub(super) fn exit_status(self) -> u8 {
+        match self {
+            Self::Idle => 0,
+            Self::TooLong => Code::TimedOut.exit_status(),
+            Self::Interrupted => INTERRUPTED,
+        }
+    }
+}
+
+/// Waits until cordoned GPUs are idle. Returns how that ended, and the indexes of those that are not idle.
+async fn until_idle(
+    client: &mut Client,
+    gpus: &mut [Gpu],
+    timeout: Option<Duration>,
+    quiet: bool,
+    out: &Output,
+) -> Result<(Waited, Vec<u32>), Failure> {
     // A process that started before the cordon may be missing in a reading from before it.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
@@ -75,40 +120,83 @@ pub(super) async fn drain(
         let daemons = client.mps().await?;
         let leases = client.leases(0).await?;
         let mut left = Vec::new();
-        for gpu in &gpus {
+        for gpu in gpus.iter() {
             left.extend(waited_for(gpu, &daemons, &leases, since)?.map(|why| (gpu.index, why)));
         }
         if left.is_empty() {
-            out.show(&gpus, |look| cordon::drained(&gpus, look))?;
-            return Ok(0);
+            return Ok((Waited::Idle, Vec::new()));
         }
         if said != left && !quiet {
-            // A pending reading is over before a user could read about it.
+            // A missing reading arrives faster than a user could read about it.
             let told = left.iter().filter(|one| !said.contains(one) && one.1 != UNREAD);
             out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
             said.clone_from(&left);
         }
-        let numbers = gpu_numbers(&left.iter().map(|(index, _)| *index).collect::<Vec<_>>());
-        let stay = if left.len() == 1 { "it stays cordoned" } else { "they stay cordoned" };
+        let indexes = left.iter().map(|(index, _)| *index).collect();
         tokio::select! {
-            () = &mut limit => {
-                if out.json {
-                    out.document(&gpus)?;
-                } else {
-                    let was = if left.len() == 1 { "was" } else { "were" };
-                    let within = duration::format(timeout.unwrap_or_default());
-                    out.remark(&format!("{numbers} {was} not idle within {within}; {stay}.\n"));
-                }
-                return Ok(Code::TimedOut.exit_status());
-            }
-            _ = &mut interrupt => {
-                out.remark(&format!("{numbers}: no longer waited for; {stay}.\n"));
-                return Ok(INTERRUPTED);
-            }
+            () = &mut limit => return Ok((Waited::TooLong, indexes)),
+            _ = &mut interrupt => return Ok((Waited::Interrupted, indexes)),
             () = tokio::time::sleep(LOOK) => {}
         }
-        for gpu in &mut gpus {
+        for gpu in gpus.iter_mut() {
             *gpu = client.gpu(&gpu.uuid).await?;
+        }
+    }
+}
+
+/// Cordons that a command has set for as long as it runs, so that nothing new gets on its GPUs meanwhile. A GPU that was
+/// cordoned before stays so.
+#[derive(Debug, Default)]
+pub(super) struct Kept(Vec<String>);
+
+impl Kept {
+    /// Cordons these GPUs.
+    pub(super) async fn of(client: &mut Client, gpus: &mut [Gpu], reason: &str) -> Result<Self, Failure> {
+        let mut kept = Self::default();
+        for gpu in gpus.iter_mut().filter(|gpu| gpu.cordons.is_empty()) {
+            match client.cordon(&gpu.uuid, &WhyRequest { reason: Some(reason.to_owned()) }).await {
+                Ok(cordoned) => *gpu = cordoned,
+                Err(error) => {
+                    kept.give_back(client).await;
+                    return Err(error.into());
+                }
+            }
+            kept.0.push(gpu.uuid.clone());
+        }
+        Ok(kept)
+    }
+
+    /// Cordons these GPUs and waits until they are idle. After another end the cordons are cleared.
+    pub(super) async fn idle(
+        client: &mut Client,
+        gpus: &mut [Gpu],
+        reason: &str,
+        limit: Duration,
+        out: &Output,
+    ) -> Result<(Waited, Self), Failure> {
+        let kept = Self::of(client, gpus, reason).await?;
+        let waited = until_idle(client, gpus, Some(limit), false, out).await;
+        if !matches!(waited, Ok((Waited::Idle, _))) {
+            kept.give_back(client).await;
+        }
+        let (waited, left) = waited?;
+        match waited {
+            Waited::Idle => {}
+            Waited::TooLong => {
+                let (numbers, within) = (gpu_numbers(&left), duration::format(limit));
+                out.remark(&format!("{numbers} {} not idle within {within}; nothing was changed.\n", was(&left)));
+            }
+            Waited::Interrupted => out.remark("interrupted; nothing was changed.\n"),
+        }
+        Ok((waited, kept))
+    }
+
+    /// Clears the cordons. A GPU that has another one meanwhile keeps both.
+    pub(super) async fn give_back(&self, client: &mut Client) {
+        for uuid in &self.0 {
+            if client.gpu(uuid).await.is_ok_and(|gpu| gpu.cordons.len() == 1) {
+                let _it_is_shown_as_cordoned = client.uncordon(uuid, &WhyRequest { reason: None }).await;
+            }
         }
     }
 }
@@ -145,7 +233,7 @@ fn waited_for(
     Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
 }
 
-/// Returns the processes that use it, without MPS servers: they run only for their clients, which are listed too.
+/// Returns the processes that use a GPU, without MPS servers. A server runs only for its clients, which are listed too.
 fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
     let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).filter_map(|server| server.pid).collect();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);

@@ -1,4 +1,4 @@
-//! `gpushctl events`: the events that gpushd keeps, or new ones until Ctrl-C.
+//! `gpushctl events`: the events that gpushd stores, or new ones until Ctrl-C.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::{
     render::events,
 };
 
-/// Between two tries to reach an agent that went away.
+/// Pause between two attempts to reach gpushd after the connection was lost.
 const RETRY: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Output) -> Outcome {
     let query = EventQuery { kinds: args.kinds.clone(), gpus: args.which.selectors(), after: None };
-    // Names of GPUs, for the drawing. A host without a driver has events too.
+    // To show indexes of GPUs. A host without a driver has events too.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     if args.follow {
         return follow(client, query, args.steps, &gpus, out).await;
@@ -31,24 +31,25 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
         drop(kept.drain(..kept.len().saturating_sub(number)));
     }
     if kept.is_empty() && out.is_drawn() {
-        out.remark("gpushd keeps no such event since its start.\n");
+        out.remark("No event since the start of gpushd matches.\n");
     }
     out.list(&kept, |look| events::list(&kept, &gpus, look))?;
     Ok(0)
 }
 
-/// Whether an event is shown: the steps of an operation are many, and its begin and end tell the rest.
+/// Returns whether an event is shown. The many steps of an operation are hidden by default, because its begin and end
+/// are enough.
 fn shown(told: &Told, steps: bool) -> bool {
     steps || !events::is_step(told)
 }
 
-/// Prints events until Ctrl-C. An agent that goes away is waited for.
+/// Prints events until Ctrl-C. If the connection is lost, waits for gpushd.
 async fn follow(client: &mut Client, mut query: EventQuery, steps: bool, gpus: &[Gpu], out: &Output) -> Outcome {
     let mut stream = client.events(&query).await?;
     loop {
         tell(&mut stream, steps || out.json, gpus, out).await?;
         query.after = stream.place().map(str::to_owned);
-        out.remark("gpushd closed the stream; waiting for it\n");
+        out.remark("gpushd closed the stream; waiting until it is back\n");
         stream = again(client, &query).await?;
         out.remark("gpushd is back\n");
     }
@@ -68,7 +69,7 @@ fn print(told: &Told, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
     if out.json { out.json_line(told) } else { out.text(&events::line(told, gpus, &out.look)) }
 }
 
-/// The stream from where it broke off, once there is an agent again.
+/// Waits for gpushd and continues the stream after the last received event.
 async fn again(client: &mut Client, query: &EventQuery) -> Result<EventStream, Error> {
     loop {
         match client.events(query).await {
@@ -78,7 +79,7 @@ async fn again(client: &mut Client, query: &EventQuery) -> Result<EventStream, E
     }
 }
 
-/// Whether an agent that starts, stops or is overrun may be what is behind an error.
+/// Returns whether an error may be temporary, because gpushd is starting, stopping or overloaded.
 pub(super) fn may_pass(error: &Error) -> bool {
     match error.kind {
         Kind::Connect | Kind::Lost | Kind::TimedOut => true,

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{args::Topic, exit::Outcome, output::Output, render::isolation};
 
-/// `gpushctl explain isolation --json`.
+/// Output of `gpushctl explain isolation --json`.
 #[derive(Serialize)]
 struct Isolation {
     aspects: [Aspect; 5],

@@ -13,7 +13,7 @@ use crate::{
 pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Outcome {
     match command {
         Gpu::List(which) => {
-            // The JSON is a state that can be planned on offline, so it has the profiles.
+            // The JSON can be saved as a host for offline plans, so it includes the profiles.
             let gpus = client.gpus(out.json).await?;
             let gpus = super::select_of(client, gpus, &which.selectors()).await?;
             if gpus.is_empty() && out.is_drawn() {
@@ -27,7 +27,7 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             if gpus.is_empty() {
                 return Err(super::no_gpu().into());
             }
-            // Only for the picture: the JSON is the GPUs alone.
+            // Only for the text output: the JSON has the GPUs alone.
             let mps = if out.json { Vec::new() } else { super::mps::of(client, &gpus, out).await };
             let text = |look: &_| gpus.iter().map(|gpu| show::gpu(gpu, &mps, look)).collect::<Vec<_>>().join("\n");
             out.show(&gpus, text)?;
@@ -37,7 +37,9 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             return drain::drain(client, which, why, *timeout, *quiet, out).await;
         }
         Gpu::Uncordon { which, why } => return drain::uncordon(client, which, why, out).await,
-        Gpu::Reset { which, why } => return reset::run(client, which, why, out).await,
+        Gpu::Reset { which, why, queueing } => {
+            return reset::run(client, which, why, queueing.limit(), out).await;
+        }
     }
     Ok(0)
 }

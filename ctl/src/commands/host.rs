@@ -1,28 +1,94 @@
 //! `gpushctl maintenance enter|leave` and `gpushctl recover`.
 
-use gpush_api::{MaintenanceState, WhyRequest};
-use gpush_client::Client;
+use std::time::Duration;
 
+use gpush_api::{ApiError, Code, MaintenanceState, WhyRequest};
+use gpush_client::Client;
+use gpush_core::duration;
+
+use super::drain::Kept;
 use crate::{
     args::{Maintenance, Why},
-    exit::Outcome,
+    exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
     render::host,
 };
 
+/// Pause between two attempts to enter maintenance.
+const PAUSE: Duration = Duration::from_secs(1);
+
 pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: &Output) -> Outcome {
     let state = match command {
         Maintenance::Status => MaintenanceState { maintenance: client.health().await?.maintenance },
-        Maintenance::Enter(Why { reason }) => client.enter_maintenance(&WhyRequest { reason }).await?,
+        Maintenance::Enter { why, queueing } => match queueing.limit() {
+            None => client.enter_maintenance(&WhyRequest { reason: why.reason }).await?,
+            Some(limit) => match enter_when_free(client, why, limit, out).await? {
+                Entered::Yes(state) => state,
+                Entered::Not(status) => return Ok(status),
+            },
+        },
         Maintenance::Leave(Why { reason }) => client.leave_maintenance(&WhyRequest { reason }).await?,
     };
     out.show(&state, |look| host::maintenance(state.maintenance.as_ref(), look))?;
     Ok(0)
 }
 
+/// How a wait for maintenance ended.
+enum Entered {
+    Yes(MaintenanceState),
+    /// With this exit status.
+    Not(u8),
+}
+
+/// Cordons all GPUs, and enters maintenance once no lease is in use and no operation changes a GPU. Meanwhile nothing
+/// new begins. The cordons end with the wait: in maintenance nothing is granted.
+async fn enter_when_free(client: &mut Client, why: Why, limit: Duration, out: &Output) -> Result<Entered, Failure> {
+    let reason = why.reason.clone().unwrap_or_else(|| "maintenance is to be entered".to_owned());
+    let mut gpus = client.gpus(false).await?;
+    let kept = Kept::of(client, &mut gpus, &reason).await?;
+    let entered = poll(client, &WhyRequest { reason: why.reason }, limit, out).await;
+    kept.give_back(client).await;
+    entered
+}
+
+async fn poll(client: &mut Client, why: &WhyRequest, limit: Duration, out: &Output) -> Result<Entered, Failure> {
+    let until = tokio::time::sleep(limit);
+    let interrupt = tokio::signal::ctrl_c();
+    tokio::pin!(until, interrupt);
+    let mut said: Vec<String> = Vec::new();
+    loop {
+        let error = match client.enter_maintenance(why).await {
+            Ok(state) => return Ok(Entered::Yes(state)),
+            Err(error) if error.error.retryable && matches!(error.code(), Code::Blocked | Code::Conflict) => error,
+            Err(error) => return Err(error.into()),
+        };
+        let left: Vec<String> = error.error.sentences().into_iter().map(str::to_owned).collect();
+        if left != said {
+            for sentence in &left {
+                out.remark(&(out.look.wrap("waiting: ", &out.look.clean(sentence)).join("\n") + "\n"));
+            }
+            said = left;
+        }
+        tokio::select! {
+            () = &mut until => {
+                let within = duration::format(limit);
+                let message = format!("maintenance could not be entered within {within}");
+                let mut timed_out = ApiError::new(Code::TimedOut, message);
+                timed_out.causes = said;
+                return Err(timed_out.hint("wait longer with `--wait`, or revoke the leases").into());
+            }
+            _ = &mut interrupt => {
+                out.remark("interrupted; nothing was changed.\n");
+                return Ok(Entered::Not(INTERRUPTED));
+            }
+            () = tokio::time::sleep(PAUSE) => {}
+        }
+    }
+}
+
 pub(super) async fn recover(client: &mut Client, Why { reason }: Why, out: &Output) -> Outcome {
     let recovered = client.recover(&WhyRequest { reason }).await?;
-    // Only for their numbers: what was done is in the answer.
+    // Only for the indexes of GPUs. The response has everything else.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     out.show(&recovered, |look| host::recovered(&recovered, &gpus, look))?;
     Ok(0)

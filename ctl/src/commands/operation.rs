@@ -21,36 +21,77 @@ use crate::{
     },
 };
 
-/// How long one long poll waits at the agent.
+/// Maximum time that gpushd holds one long poll.
 const POLL: Duration = Duration::from_secs(20);
 
-/// The first id.
+/// Id of the first operation.
 const FIRST: &str = "op-1";
 
-/// Pause between two attempts to reach an agent that went away.
+/// Pause between two attempts to reach gpushd after the connection was lost.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long to wait for an agent that went away.
+/// How long to wait for gpushd after the connection was lost.
 const AWAY: Duration = Duration::from_secs(5);
+
+/// Operations that are read at once where only those of some GPUs are listed.
+const PAGE: usize = 100;
+
+/// Reads the last `number` operations that concern one of these GPUs; also returns whether there are earlier operations.
+async fn of_gpus(
+    client: &mut Client,
+    number: usize,
+    mut before: Option<String>,
+    gpus: &[Gpu],
+) -> Result<(Vec<OperationSummary>, bool), Failure> {
+    let concerns = |one: &OperationSummary| one.gpus.iter().any(|index| gpus.iter().any(|gpu| gpu.index == *index));
+    let mut found = Vec::new();
+    loop {
+        let page = client.last_operations(PAGE, before.as_deref()).await?;
+        let has_earlier = page.len() == PAGE;
+        before = page.first().map(|first| first.id.clone());
+        let mut earlier: Vec<OperationSummary> = page.into_iter().filter(concerns).collect();
+        earlier.append(&mut found);
+        found = earlier;
+        if found.len() >= number || !has_earlier {
+            let surplus = found.len().saturating_sub(number);
+            return Ok((found.split_off(surplus), has_earlier || surplus > 0));
+        }
+    }
+}
 
 pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Output) -> Outcome {
     match command {
         args::Operation::List { number, before, which } => {
-            let mut page = client.last_operations(*number, before.as_deref()).await?;
-            let is_full = page.len() == *number;
-            let first = page.first().cloned();
-            if !which.gpus.is_empty() {
-                let gpus = client.gpus(false).await?;
-                let gpus = super::select_of(client, gpus, &which.gpus).await?;
-                page.retain(|one| one.gpus.iter().any(|index| gpus.iter().any(|gpu| gpu.index == *index)));
-            }
-            let empty = if before.is_some() { "No operation before that." } else { "No operation on record." };
+            let gpus = match which.gpus.as_slice() {
+                [] => None,
+                named => {
+                    let gpus = client.gpus(false).await?;
+                    Some(super::select_of(client, gpus, named).await?)
+                }
+            };
+            let (page, has_earlier) = match &gpus {
+                None => {
+                    let page = client.last_operations(*number, before.as_deref()).await?;
+                    let is_full = page.len() == *number;
+                    (page, is_full)
+                }
+                Some(gpus) => of_gpus(client, *number, before.clone(), gpus).await?,
+            };
+            let empty = match (before, &gpus) {
+                (Some(_), _) => "No operation before that.",
+                (None, None) => "No operation on record.",
+                (None, Some(_)) => "No operation of these GPUs on record.",
+            };
             out.list(&page, |look| table::operations(&page, look).or_empty(empty))?;
-            if is_full
-                && let Some(first) = first.filter(|first| first.id != FIRST)
+            if has_earlier
+                && let Some(first) = page.first().filter(|first| first.id != FIRST)
                 && out.is_drawn()
             {
-                out.remark(&format!("earlier operations: `gpushctl operation list --before {}`\n", first.id));
+                let id = &first.id;
+                out.remark(&match which.gpus.join(",") {
+                    of if of.is_empty() => format!("earlier operations: `gpushctl operation list --before {id}`\n"),
+                    of => format!("earlier operations: `gpushctl operation list -g {of} --before {id}`\n"),
+                });
             }
             Ok(0)
         }
@@ -79,7 +120,7 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
     }
 }
 
-/// The exit status of a cancelled operation.
+/// Returns the exit status for a cancelled operation.
 fn taken_back(one: &Operation) -> u8 {
     match one.state {
         OperationState::RolledBack => 0,
@@ -93,7 +134,7 @@ fn taken_back(one: &Operation) -> u8 {
     }
 }
 
-/// The exit status of an operation that was to succeed.
+/// Returns the exit status for an operation that should succeed.
 fn result(one: &Operation) -> u8 {
     operation::error(one).filter(|_| !succeeded(one)).map_or(0, |error| error.code.exit_status())
 }
@@ -107,14 +148,14 @@ fn last(all: Vec<OperationSummary>) -> Result<String, Failure> {
 /// How watching ended.
 enum Watched {
     Ended,
-    /// `--timeout` is over, or `--detach` was given.
+    /// `--timeout` was reached, or `--detach` was given.
     TooLong,
     /// Ctrl-C.
     Interrupted,
 }
 
-/// Shows an operation until it ends, then its result; the exit status is the operation's. `just` says
-/// that it is being carried out, or was just now: the GPUs are then as it left them.
+/// Shows an operation until it ends, and then its result. Returns the exit status of the operation. `just` says that
+/// the operation is running or has just ended, so the GPUs are as it left them.
 pub(super) async fn watch(
     client: &mut Client,
     one: Operation,
@@ -126,7 +167,7 @@ pub(super) async fn watch(
     watch_until(client, one, before, just, waiting, out, result).await
 }
 
-/// The same; `status` is the exit status of how it ended.
+/// Does the same as [`watch`]. `status` computes the exit status.
 async fn watch_until(
     client: &mut Client,
     mut one: Operation,
@@ -199,12 +240,12 @@ async fn follow(
     limit: Option<Duration>,
     out: &Output,
 ) -> Result<Watched, Failure> {
-    // Without a limit this sleeps for longer than any operation lasts.
+    // Without a limit, this sleeps longer than any operation takes.
     let unwatched = limit == Some(Duration::ZERO);
     let limit = tokio::time::sleep(limit.unwrap_or(Duration::from_secs(60 * 86_400)));
-    // Listens before the first output: a user who reads a line may press Ctrl-C.
+    // Before the first output, because a user may press Ctrl-C as soon as a line appears.
     let mut interrupt = signal(SignalKind::interrupt())
-        .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
+        .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
     let (mut away, mut told_away): (Option<Instant>, bool) = (None, false);
     loop {
@@ -233,10 +274,10 @@ async fn follow(
             }
         };
         match asked {
-            // Another state directory has given the id to something else.
+            // gpushd has another state directory, where the id belongs to another operation.
             Ok(other) if !same(one, &other) => {
                 let cause = format!(
-                    "gpushd was started on another state directory, and its {} is another operation ({})",
+                    "gpushd now uses another state directory, where {} is another operation ({})",
                     other.id, other.kind
                 );
                 return Err(lost_sight(one, cause).into());
@@ -246,14 +287,14 @@ async fn follow(
                 *one = newer;
             }
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
-                // An agent that restarts is back soon; the wait for one that is gone must end.
+                // A restart of gpushd is short. If gpushd does not return, the wait must end.
                 let since = *away.get_or_insert_with(Instant::now);
                 if since.elapsed() > AWAY {
                     return Err(lost_sight(one, error.error.message).into());
                 }
                 if since.elapsed() > super::SILENCE && !told_away {
                     told_away = true;
-                    progress.say(&format!("gpushd does not answer; trying for {} s", AWAY.as_secs()));
+                    progress.say(&format!("gpushd does not answer; trying again for up to {} s", AWAY.as_secs()));
                 }
                 tokio::time::sleep(RETRY).await;
             }
@@ -265,22 +306,22 @@ async fn follow(
     }
 }
 
-/// Whether two answers are about one operation: the id alone is unique only within one state directory.
+/// Returns whether two responses are about the same operation. An id is unique only within one state directory.
 fn same(one: &Operation, other: &Operation) -> bool {
     let created = |one: &Operation| one.created_at.as_millisecond();
-    // The record has millisecond precision.
+    // Recorded times have millisecond precision.
     one.id == other.id && one.kind == other.kind && created(one) == created(other)
 }
 
-/// The agent went away while the operation ran, or came back without it.
+/// Returns the error if gpushd stopped during the operation, or returned without it.
 fn lost_sight(one: &Operation, cause: String) -> ApiError {
     let changed = one.plans.iter().filter(|p| !plan::as_wanted(p)).map(|p| p.gpu).collect::<Vec<_>>();
     let which = crate::render::status::gpu_numbers(&changed);
     ApiError::new(Code::Unreachable, format!("lost sight of {} on {which}: the agent went away while it ran", one.id))
         .cause(cause)
         .hint(format!(
-            "what had not ended is finished or taken back by the next gpushd on that state directory: start it, then \
-             `gpushctl operation wait {}` tells the end",
+            "the next gpushd on that state directory finishes the operation or rolls it back: start gpushd, then \
+            run `gpushctl operation wait {}`",
             one.id
         ))
 }

@@ -8,19 +8,19 @@ use serde::Serialize;
 
 use crate::{args::Global, exit::Outcome, offline, output::Output};
 
-/// What `--json` prints of both.
+/// Output of `mig export --json` and `mig import --json`.
 #[derive(Serialize)]
 struct Written<'a> {
-    /// YAML or TOML.
+    /// The YAML or TOML text.
     text: &'a str,
-    /// What the text does not say.
+    /// Information that the text does not contain.
     remarks: &'a [String],
-    /// Why some of it is left out.
+    /// Why a part is left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a ApiError>,
 }
 
-/// A label of a mig-parted file, or of stdin for `-`. Wrong labels cost those that are named nothing.
+/// Reads a label of a mig-parted file, or of stdin for `-`. Errors in other labels do not matter.
 pub(super) fn read(path: &Path, label: Option<&str>) -> Result<(File, Label), ApiError> {
     let (file, wrong) = File::salvage(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
     let concerned = |wrong: &Wrong| label.is_none_or(|name| wrong.labels.iter().any(|label| label == name));
@@ -32,7 +32,7 @@ pub(super) fn read(path: &Path, label: Option<&str>) -> Result<(File, Label), Ap
 }
 
 fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
-    // Not what never ends, such as a device; `<(command)` is a pipe.
+    // Refuses input that never ends, such as a device. `<(command)` is a pipe, which is permitted.
     if path != Path::new("-")
         && let Ok(of) = std::fs::metadata(path)
         && !(of.is_file() || of.is_dir() || of.file_type().is_fifo())
@@ -40,7 +40,7 @@ fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
         let error = ApiError::new(Code::BadRequest, format!("{} is not a file", offline::name(path)));
         return Err(error.hint("give the path of a mig-parted file, or - for stdin"));
     }
-    // One byte more than is taken: more is then seen as too much, not cut.
+    // One byte more than permitted, so that a larger file is reported and not cut.
     offline::read_up_to(path, parted::MOST_BYTES as u64 + 1)
 }
 
@@ -71,7 +71,7 @@ pub(super) fn export(
     })
 }
 
-/// A label that is wrong costs the others nothing.
+/// Converts a mig-parted file. Errors in one label do not affect the others.
 pub(super) fn import(path: &Path, label: Option<&str>, out: &Output) -> Outcome {
     let Some(name) = label else {
         let (file, wrong) =
@@ -84,7 +84,7 @@ pub(super) fn import(path: &Path, label: Option<&str>, out: &Output) -> Outcome 
     tell(out, &imported.text, &imported.remarks, None)
 }
 
-/// The text on stdout; what it does not say, and why, on stderr, where a redirection does not hide it.
+/// Prints the text on stdout. Remarks and the error go to stderr, where a redirection of stdout does not hide them.
 fn tell(out: &Output, text: &str, remarks: &[String], error: Option<&ApiError>) -> Outcome {
     let status = error.map_or(0, |error| error.code.exit_status());
     if out.json {

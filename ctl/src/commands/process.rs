@@ -24,18 +24,18 @@ pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) ->
     Ok(match all.unseen.first() {
         _ if !stray => 0,
         _ if !all.processes.is_empty() => DIFFERS,
-        // Of what nobody sees nobody knows that it has no strays.
+        // If processes cannot be listed, it is not known whether there are strays.
         Some(error) => error.code.exit_status(),
         None => 0,
     })
 }
 
-/// Leaves those of the GPUs that are named.
+/// Keeps only the processes of the selected GPUs.
 async fn only(client: &mut Client, all: &mut GpuProcesses, selectors: &[String]) -> Result<(), Failure> {
     let host = client.gpus(false).await?;
     let chosen = super::select_of(client, host.clone(), selectors).await?;
     all.processes.retain(|one| chosen.iter().any(|gpu| gpu.uuid == one.gpu_uuid));
-    // An error that names none of the other GPUs is about all.
+    // An error that names no other GPU may concern all GPUs.
     let others = |message: &str| {
         let named = |gpu: &&gpush_api::Gpu| message.contains(&gpu.uuid);
         host.iter().any(|gpu| named(&gpu)) && !chosen.iter().any(|gpu| named(&gpu))

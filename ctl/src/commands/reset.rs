@@ -1,13 +1,17 @@
-//! `gpushctl gpu reset`: maintenance, `nvidia-smi --gpu-reset`, and the end of maintenance.
+//! `gpushctl gpu reset`: enters maintenance, runs `nvidia-smi --gpu-reset`, and leaves maintenance.
 //!
-//! gpushd keeps driver handles open, and nvidia-smi resets only GPUs that no process has open.
+//! nvidia-smi resets only GPUs that no process has open, and gpushd has driver handles open outside of maintenance.
 
-use std::process::{Command, Stdio};
+use std::{
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use gpush_api::{ApiError, Code, Gpu, Process, WhyRequest};
 use gpush_client::Client;
 use gpush_core::refusal;
 
+use super::drain::{Kept, Waited};
 use crate::{
     args::{SomeGpus, Why},
     exit::Outcome,
@@ -15,16 +19,35 @@ use crate::{
     render::status::gpu_numbers,
 };
 
-pub(super) async fn run(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
+/// Resets GPUs. With `wait` they are cordoned meanwhile, and the reset waits until they are idle.
+pub(super) async fn run(
+    client: &mut Client,
+    which: &SomeGpus,
+    why: &Why,
+    wait: Option<Duration>,
+    out: &Output,
+) -> Outcome {
     let all = client.gpus(false).await?;
-    let gpus = super::select_of(client, all, &which.selectors()).await?;
+    let mut gpus = super::select_of(client, all, &which.selectors()).await?;
+    let indexes: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
+    let reason = why.reason.clone().unwrap_or_else(|| format!("reset of {}", gpu_numbers(&indexes)));
+    let Some(limit) = wait else { return idle(client, &gpus, &indexes, reason, out).await };
+    let (waited, kept) = Kept::idle(client, &mut gpus, &reason, limit, out).await?;
+    if waited != Waited::Idle {
+        return Ok(waited.exit_status());
+    }
+    let outcome = idle(client, &gpus, &indexes, reason, out).await;
+    kept.give_back(client).await;
+    outcome
+}
+
+/// Resets GPUs that are idle.
+async fn idle(client: &mut Client, gpus: &[Gpu], indexes: &[u32], reason: String, out: &Output) -> Outcome {
     let leases = client.leases(0).await?;
-    for gpu in &gpus {
+    for gpu in gpus {
         refuse_in_use(gpu, super::lease::holders(gpu, &leases))?;
     }
-    let indexes: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
-    let numbers = gpu_numbers(&indexes);
-    let reason = why.reason.clone().unwrap_or_else(|| format!("reset of {numbers}"));
+    let numbers = gpu_numbers(indexes);
     client.enter_maintenance(&WhyRequest { reason: Some(reason) }).await?;
     out.remark(&format!("{numbers}: resetting; gpushd is in maintenance meanwhile\n"));
     let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
@@ -44,7 +67,7 @@ pub(super) async fn run(client: &mut Client, which: &SomeGpus, why: &Why, out: &
     Ok(0)
 }
 
-/// Refuses a GPU that processes use or that leases have.
+/// Refuses a GPU that processes use or that leases occupy.
 fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
@@ -56,7 +79,7 @@ fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     let mut error = ApiError::new(Code::Blocked, message).retryable();
     error.causes.extend(users.into_iter().map(refusal::holder));
     error.causes.extend(holders);
-    Err(error.hint(format!("wait until it is idle with 'gpushctl gpu drain {}'", gpu.index)))
+    Err(error.hint(format!("wait until it is idle with `gpushctl gpu reset {} --wait`", gpu.index)))
 }
 
 fn reset(uuids: &str) -> Result<(), ApiError> {

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Clears the terminal from the cursor's home position.
+/// Escape sequence that moves the cursor home and clears the terminal.
 const HOME: &str = "\x1b[H\x1b[J";
 
 pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) -> Outcome {
@@ -36,7 +36,7 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
                 let text = draw(&shown, args, true, &look);
                 out.text(&if redraws { format!("{HOME}{text}") } else { format!("{text}\n") })?;
             }
-            // The next reading may succeed: the agent may restart.
+            // The next reading may succeed, for example after a restart of gpushd.
             Err(Failure::Error(error)) if redraws => out.error(&error),
             Err(failure) => return Err(failure),
         }
@@ -57,17 +57,17 @@ fn draw(shown: &Status, args: &StatusArgs, with_sensors: bool, look: &Look) -> S
     }
 }
 
-/// The status, and the exit code that it has.
+/// Returns the status and the exit status.
 async fn read(client: &mut Client, args: &StatusArgs, out: &Output) -> Result<(Status, u8), Failure> {
     let version = client.version().await?;
     let health = client.health().await?;
     let gpus = match client.gpus(args.summary).await {
         Ok(gpus) => super::select_of(client, gpus, &args.which.selectors()).await?,
-        // An agent without a driver, or in maintenance, explains that in its health: the status has no GPUs.
+        // Without a driver or in maintenance, health explains the error. The status then has no GPUs.
         Err(error)
             if health.status == HealthStatus::Degraded && health.errors.iter().any(|c| c.code == error.code()) =>
         {
-            // An administrator wants maintenance: that is not a failure.
+            // Maintenance was requested by an administrator, so it is not a failure.
             let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };
             return Ok((Status { version, health, gpus: Vec::new(), mps: Vec::new(), leases: Vec::new() }, code));
         }

@@ -6,17 +6,17 @@ use serde::Serialize;
 
 use crate::{exit::Outcome, output::Output};
 
-/// `gpushctl version --json`.
+/// Output of `gpushctl version --json`.
 #[derive(Serialize)]
 struct Versions<'a> {
     /// Version of gpushctl.
     ctl: &'static str,
-    /// API that it speaks.
+    /// Version of the API that gpushctl uses.
     api: &'static str,
-    /// What the agent says of itself.
+    /// Version information of gpushd.
     #[serde(skip_serializing_if = "Option::is_none")]
     agent: Option<&'a Version>,
-    /// Why it could not be asked.
+    /// Why the version of gpushd is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ApiError>,
 }
@@ -32,7 +32,7 @@ pub(super) async fn run(client: &mut Client, out: &Output) -> Outcome {
         return Ok(status);
     }
     let mut text = format!("gpushctl  {ctl}\nAPI       {api}\n");
-    // Its own version is known whatever the agent says: printed first, then the error.
+    // Printed first, so that gpushctl's own version appears even if gpushd cannot be reached.
     let agent = match agent {
         Ok(agent) => agent,
         Err(error) => {

@@ -9,7 +9,7 @@ use super::{
     table::{Align, Narrow},
 };
 
-/// `gpushctl audit`.
+/// Lists the records of `gpushctl audit`.
 pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Look) -> Listing {
     let columns = [
         ("TIME", Align::Left),
@@ -38,13 +38,13 @@ fn row(record: &AuditRecord, gpus: &[Gpu], look: &Look) -> Vec<String> {
     ]
 }
 
-/// A record as a line, for `--follow`.
+/// Draws a record as one line, for `--follow`.
 pub(crate) fn line(record: &AuditRecord, gpus: &[Gpu], look: &Look) -> String {
     row(record, gpus, look).join("  ").trim_end().to_owned() + "\n"
 }
 
-/// An object in words: a GPU by its index, or by the beginning of its UUID where the driver does not show
-/// it. `--json` has the UUID.
+/// Names an object. A GPU has its index, or the beginning of its UUID if the driver does not list it. `--json` has the
+/// complete UUID.
 pub(crate) fn object(object: &str, gpus: &[Gpu], look: &Look) -> String {
     if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == object) {
         return format!("GPU {}", gpu.index);
@@ -57,7 +57,7 @@ fn short(uuid: &str) -> String {
     uuid.chars().take("GPU-00000000".len()).collect()
 }
 
-/// The other fields of a record, as words: names with their values, nested ones too.
+/// Describes the other fields of a record: names with their values, including nested ones.
 fn detail(detail: &Value, gpus: &[Gpu], look: &Look) -> String {
     let Value::Object(fields) = detail else {
         return if detail.is_null() { String::new() } else { look.clean(&detail.to_string()) };
@@ -80,7 +80,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A value without JSON's punctuation.
+/// Returns a value without the punctuation of JSON.
 fn words(value: &Value, gpus: &[Gpu]) -> String {
     let all = |parts: Vec<String>| parts.join(", ");
     match value {
@@ -98,7 +98,7 @@ fn words(value: &Value, gpus: &[Gpu]) -> String {
     }
 }
 
-/// A GPU and its layout, as an apply records them.
+/// Describes a GPU and its layout, as an apply records them.
 fn one_gpu(one: &Value, gpus: &[Gpu]) -> String {
     match (one["gpu_uuid"].as_str(), one["desired"].as_str()) {
         (Some(uuid), Some(wanted)) => {

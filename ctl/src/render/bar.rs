@@ -1,6 +1,7 @@
-//! A part of a whole as a line that fills from the left: memory with its figures, shares of a GPU. What
-//! the driver reserves of memory for itself is in it (`Memory::used_mib`); the line shows use from one
-//! percent on, so that an idle GPU looks idle.
+//! Bars that show a part of a whole: used memory with its numbers, or shares of a GPU.
+//!
+//! `Memory::used_mib` includes what the driver reserves for itself. So the bar shows use only from one percent, and an
+//! idle GPU looks idle.
 
 use gpush_api::Memory;
 
@@ -9,12 +10,12 @@ use super::{
     look::{QUIET, USED, gib, paint},
 };
 
-/// Memory as a line of `columns`: the heavy part is in use.
+/// Draws memory as a bar of `columns`. The heavy part is in use.
 pub(crate) fn line(memory: Memory, columns: usize, look: &Look) -> String {
     part(memory.used_mib, memory.total_mib, columns, look)
 }
 
-/// A line of `columns`, of which as much is heavy as `used` is of `total`. In UTF-8 it has half columns.
+/// Draws a bar of `columns`, in which the heavy part is `used` of `total`. In UTF-8 it has half columns.
 pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Look) -> String {
     let (full, half, empty) = match look.charset {
         Charset::Utf8 => ("━", "╸", "·"),
@@ -23,8 +24,8 @@ pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Look) -> String
     let steps = if half.is_empty() { 1 } else { 2 };
     let all = (columns * steps) as u64;
     let used = used.min(total);
-    // Rounded to the nearest step, yet a little use shows, and not quite full is not full. What the
-    // driver reserves for itself (some MiB on every idle instance) is no use.
+    // Rounded to the nearest step. But a use from one percent is always visible, and a bar that is not quite full is
+    // not drawn full. The driver reserves some MiB even on an idle instance, which is not use.
     let filled = match (used * all + total / 2).checked_div(total) {
         None => 0,
         Some(n) if used == total => n,
@@ -35,7 +36,7 @@ pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Look) -> String
     format!("{}{}", paint(USED, &heavy), paint(QUIET, &empty.repeat(rest)))
 }
 
-/// `12.1/39.5 GiB`, both figures in the width of `139.5`, so that columns of them align.
+/// Returns `12.1/39.5 GiB`, with both numbers padded to the width of `139.5` so that they align.
 pub(crate) fn figures(memory: Memory) -> String {
     format!("{:>5}/{:>5} GiB", gib(memory.used_mib), gib(memory.total_mib))
 }
@@ -50,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_to_scale_and_never_hide_the_ends() {
+    fn bar_is_to_scale_and_shows_almost_empty_and_almost_full() {
         let bars: Vec<_> =
             [0, 9, 10, 500, 560, 999, 1000, 2000].iter().map(|u| drawn(*u, 1000, Charset::Utf8)).collect();
         assert_eq!(

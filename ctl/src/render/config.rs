@@ -1,4 +1,4 @@
-//! The config in force, as tables.
+//! The active config, as tables.
 
 use gpush_api::{ApiError, ConfigView, Gpu, GpuPlan, PendingRestart, Plans, RuleView};
 use gpush_core::isolation;
@@ -12,7 +12,7 @@ use super::{
     trouble,
 };
 
-/// `gpushctl config show`.
+/// Draws `gpushctl config show`.
 pub(crate) fn config(view: &ConfigView, look: &Look) -> String {
     let mut out = match &view.path {
         Some(path) => format!("{}\n", paint(STRONG, &look.clean(path))),
@@ -37,12 +37,12 @@ pub(crate) fn config(view: &ConfigView, look: &Look) -> String {
     out
 }
 
-/// Why the file, as it is now, is not in force.
+/// Draws why the current file is not active.
 pub(crate) fn reload_failed(trouble: &ApiError, look: &Look) -> String {
     trouble::lines("reload failed", trouble, 0, look).join("\n") + "\n"
 }
 
-/// What the file says and is not in force yet.
+/// Draws the settings in the file that wait for a restart.
 fn pending(settings: &[PendingRestart], look: &Look) -> String {
     let heading =
         format!("{} for a restart of gpushd:", if settings.len() == 1 { "One setting waits" } else { "Settings wait" });
@@ -52,7 +52,7 @@ fn pending(settings: &[PendingRestart], look: &Look) -> String {
     format!("{}\n{}", paint(NOTE, &heading), table(&columns, rows, 0, look))
 }
 
-/// Rules in order, with the GPUs that each claims.
+/// Draws the rules in order, with the GPUs that each one claims.
 pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
     let columns = [
         ("RULE", Align::Left),
@@ -81,12 +81,12 @@ pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
     }
 }
 
-/// Whether a plan is about a layout: a GPU that is shared whole has none that could fit.
+/// Returns whether a plan is about a MIG layout. A GPU that is shared as a whole has none.
 fn is_cut(plan: &GpuPlan) -> bool {
     plan.layout.iter().any(|entry| entry != "none")
 }
 
-/// What the mechanism of each rule keeps apart, a line each.
+/// Describes what the mechanism of each rule isolates, one line each.
 fn isolation(view: &ConfigView, look: &Look) -> String {
     let lines = view.rules.iter().flat_map(|rule| {
         let first = format!("{}: ", look.clean(&rule.name));
@@ -96,8 +96,7 @@ fn isolation(view: &ConfigView, look: &Look) -> String {
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
-/// `gpushctl config check` of a file without errors; `gpus` are those of the offline host, if one was
-/// named.
+/// Draws `gpushctl config check` of a valid file. `gpus` are those of the offline host, if one is named.
 pub(crate) fn checked(
     view: &ConfigView,
     findings: &[String],
@@ -123,7 +122,7 @@ pub(crate) fn checked(
     let free: Vec<u32> =
         gpus.iter().map(|g| g.index).filter(|index| !view.rules.iter().any(|r| r.claims.contains(index))).collect();
     if !free.is_empty() {
-        out += &format!("{}\n", paint(QUIET, &format!("unmanaged, no rule claims: {}", gpu_numbers(&free))));
+        out += &format!("{}\n", paint(QUIET, &format!("without a rule: {}", gpu_numbers(&free))));
     }
     out += &remarks();
     if let Some(plans) = plans {

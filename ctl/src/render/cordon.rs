@@ -1,10 +1,10 @@
-//! What `gpu cordon`, `drain` and `uncordon` came to, a line a GPU.
+//! Results of `gpu cordon`, `drain` and `uncordon`, one line per GPU.
 
 use gpush_api::Gpu;
 
 use super::{Look, gpu};
 
-/// `gpu cordon`.
+/// Draws the result of `gpu cordon`.
 pub(crate) fn cordoned(gpus: &[Gpu], look: &Look) -> String {
     lines(gpus, look, |gpu| match gpu.cordons.iter().map(|cordon| cordon.reason.as_str()).find(|why| !why.is_empty()) {
         Some(reason) => format!("cordoned: {reason}"),
@@ -12,17 +12,17 @@ pub(crate) fn cordoned(gpus: &[Gpu], look: &Look) -> String {
     })
 }
 
-/// `gpu drain`, once nobody is left.
+/// Draws the result of `gpu drain`, when the GPUs are idle.
 pub(crate) fn drained(gpus: &[Gpu], look: &Look) -> String {
     lines(gpus, look, |_| "cordoned, and nothing uses it".to_owned())
 }
 
-/// `gpu uncordon`.
+/// Draws the result of `gpu uncordon`.
 pub(crate) fn uncordoned(gpus: &[Gpu], look: &Look) -> String {
     lines(gpus, look, |one| format!("not cordoned; it is {}", gpu::state(one.state).0))
 }
 
-/// A GPU that is waited for, and why.
+/// Draws why a drain still waits for a GPU.
 pub(crate) fn waits(index: u32, why: &str, look: &Look) -> String {
     look.wrap(&format!("GPU {index}  "), &format!("waiting: {}", look.clean(why))).join("\n") + "\n"
 }

@@ -10,7 +10,7 @@ use super::{
     table::{Align, Narrow},
 };
 
-/// `gpushctl mig list`; `gpus` are those that were asked for.
+/// Lists the devices of `gpushctl mig list`. `gpus` are the selected GPUs.
 pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Look) -> Listing {
     use Align::{Left, Right};
     let columns = [
@@ -36,7 +36,7 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Look) -> Listing 
             look.clean(&detail(one, look)),
         ]
     };
-    // A UUID is there to be copied, so it is never cut: the line is wider than a narrow terminal instead.
+    // Users copy UUIDs, so a UUID is never cut. The line may be wider than a narrow terminal.
     let wide = Look { width: look.width.max(110), ..*look };
     Listing::new(&columns, devices.iter().map(row).collect(), Narrow { spare: &[], prose: true }, &wide)
         .names(devices.iter().map(|one| format!("{}:{}", one.gpu, one.instance)))
@@ -44,7 +44,7 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Look) -> Listing 
         .or_empty(&none(gpus))
 }
 
-/// `1c.3g.40gb in 3g.40gb@4`, or the instance alone where the compute instance takes all of it.
+/// Names a device: `1c.3g.40gb in 3g.40gb@4`, or only the instance if the compute instance uses all of it.
 fn name(one: &MigDevice) -> String {
     let whole = one.instance.split('@').next() == Some(&one.profile);
     if whole { one.instance.clone() } else { format!("{} in {}", one.profile, one.instance) }
@@ -60,7 +60,7 @@ fn usage(of: DeviceUse) -> String {
     paint(style, of.name())
 }
 
-/// Who has it: processes, holders of leases with their end, or why it is reserved.
+/// Describes the use of a device: processes, lease holders with the end of the lease, or why it is reserved.
 fn detail(one: &MigDevice, look: &Look) -> String {
     match one.usage {
         DeviceUse::Free => String::new(),
@@ -79,16 +79,17 @@ fn detail(one: &MigDevice, look: &Look) -> String {
     }
 }
 
-/// Why there is no device.
+/// Explains why there is no device.
 fn none(gpus: &[Gpu]) -> String {
     let which = gpu_numbers(&gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
     let have = if gpus.len() == 1 { "has" } else { "have" };
     let is_read = |gpu: &Gpu| !matches!(gpu.state, GpuState::Unknown | GpuState::Lost);
     if gpus.iter().all(|gpu| gpu.mig.is_none() && is_read(gpu)) {
-        return format!("{which} {have} no MIG.");
+        let support = if gpus.len() == 1 { "does" } else { "do" };
+        return format!("{which} {support} not support MIG.");
     }
     if gpus.iter().all(|gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled)) {
-        return format!("{which} {have} no MIG instance: MIG mode is not on.");
+        return format!("{which} {have} no MIG instance: MIG mode is off.");
     }
     format!("{which} {have} no MIG instance.")
 }

@@ -1,10 +1,10 @@
-//! Findings of `gpushctl doctor`, a line each with its causes and its hint below.
+//! Findings of `gpushctl doctor`: one line each, with the causes and the hint below.
 
 use gpush_doctor::{Finding, Severity};
 
 use super::look::{BAD, Look, NOTE, PLAIN, count, paint};
 
-/// Columns of the area and of the severity.
+/// Widths of the area and of the severity, in columns.
 const AREA: usize = 9;
 const SEVERITY: usize = 8;
 
@@ -49,7 +49,7 @@ mod tests {
     use crate::render::fixtures;
 
     #[test]
-    fn findings_are_aligned_with_causes_and_hints_below() {
+    fn findings_are_aligned_with_causes_and_hints() {
         let finding = |severity, message: &str, causes: &[&str], hint: Option<&str>| Finding {
             area: Area::Driver,
             severity,

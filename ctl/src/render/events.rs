@@ -1,4 +1,4 @@
-//! An event in a line: when, about what, what kind of news, and the rest.
+//! Events as lines: time, object, state, and text.
 
 use anstyle::Style;
 use gpush_api::{
@@ -20,10 +20,10 @@ use super::{
     timeslice,
 };
 
-/// Columns of what it is about, and of the kind of news.
+/// Widths of the object and of the state, in columns.
 const COLUMNS: (usize, usize) = (8, 11);
 
-/// When an event happened; `None` for one that this build does not know.
+/// Returns the time of an event. `None` for an event that this version does not know.
 pub(crate) fn time(told: &Told) -> Option<Timestamp> {
     match told {
         Told::Known(event) => Some(event.at),
@@ -31,7 +31,7 @@ pub(crate) fn time(told: &Told) -> Option<Timestamp> {
     }
 }
 
-/// Whether an event is a step of an operation, neither its begin nor its end nor a note.
+/// Returns whether an event is a step of an operation, and not its begin, its end or a note.
 pub(crate) fn is_step(told: &Told) -> bool {
     let Told::Known(event) = told else { return false };
     match &event.what {
@@ -39,7 +39,7 @@ pub(crate) fn is_step(told: &Told) -> bool {
             let is_going = matches!(change.operation.state, OperationState::Running | OperationState::Cancelling);
             change.note.is_none() && is_going && change.progress.iter().any(|gpu| gpu.done > 0 || gpu.doing.is_some())
         }
-        // While an operation changes a GPU, only its instances in between are different.
+        // While an operation changes a GPU, these are only intermediate instances.
         Happening::Gpu(change) => {
             let between = |aspect: &GpuAspect| matches!(aspect, GpuAspect::Instances | GpuAspect::Drift);
             change.state == GpuState::Changing && change.changed.iter().all(between)
@@ -55,7 +55,7 @@ pub(crate) fn is_step(told: &Told) -> bool {
     }
 }
 
-/// `gpushctl events`.
+/// Lists the events of `gpushctl events`.
 pub(crate) fn list(all: &[Told], gpus: &[Gpu], look: &Look) -> Listing {
     let rows = all.iter().map(|told| match told {
         Told::Known(event) => {
@@ -79,21 +79,21 @@ pub(crate) fn list(all: &[Told], gpus: &[Gpu], look: &Look) -> Listing {
         .drawn(all.iter().map(|told| line(told, gpus, look)).collect())
 }
 
-/// A time for programs: whole seconds, UTC.
+/// Formats a time for programs: UTC, in whole seconds.
 fn utc(at: Timestamp) -> String {
     at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// One line, with its end.
+/// Draws one event, with a line break at the end.
 pub(crate) fn line(told: &Told, gpus: &[Gpu], look: &Look) -> String {
     match told {
         Told::Known(event) => known(event, gpus, look),
-        // Younger than this build: as it came.
+        // A newer kind of event is printed as received.
         Told::Unknown(value) => format!("{}\n", look.clean(&value.to_string())),
     }
 }
 
-/// The object of an event, its state with a style, and the text.
+/// Returns the object of an event, its state with a style, and the text.
 fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, Style), String) {
     match &event.what {
         Happening::Operation(change) => {
@@ -146,7 +146,7 @@ fn known(event: &Event, gpus: &[Gpu], look: &Look) -> String {
     if !look.wraps || width(&text) <= room {
         return format!("{}\n", format!("{}  {text}", line(&word)).trim_end());
     }
-    // Behind the other columns as long as that is read with ease, else below them.
+    // The text starts next to the other columns if there is enough room. Otherwise it starts below them.
     let (hang, mut out) =
         if room >= PROSE { (before, format!("{}  ", line(&word))) } else { (BELOW, line(word.trim_end()) + "\n") };
     for (at, more) in broken(&text, look.width.saturating_sub(hang)).into_iter().enumerate() {
@@ -160,7 +160,7 @@ fn name(actor: &Actor) -> String {
     actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
 }
 
-/// What is being done, else what is noted, else what went wrong, else whose it is.
+/// Describes an operation by its current step, else its note, else its kind, user, GPUs and error.
 fn of_operation(change: &OperationChange) -> String {
     if let Some(note) = &change.note {
         return note.clone();
@@ -181,19 +181,19 @@ fn of_operation(change: &OperationChange) -> String {
     }
 }
 
-/// The state of a lease with its style.
+/// Returns the state of a lease with its style.
 fn lease_state(change: &LeaseChange) -> (&'static str, Style) {
     (change.state.name(), if change.state == LeaseState::Active { PLAIN } else { NOTE })
 }
 
-/// What a lease is now: kind, holder, reason of its end.
+/// Describes a lease: kind, holder, and the reason of its end.
 fn of_lease(change: &LeaseChange) -> String {
     let holder = change.holder.user.clone().unwrap_or_else(|| format!("uid {}", change.holder.uid));
     let reason = change.reason.map_or_else(String::new, |reason| format!(": {}", reason.name().replace('_', " ")));
     format!("lease of kind {} for {holder}{reason}", change.share)
 }
 
-/// `alice 4711 python train.py was asked to end: it computes past MPS`.
+/// Describes a stray: `alice 4711 python train.py was asked to end: it computes past MPS`.
 fn of_stray(change: &StrayChange) -> String {
     let user = change.user.clone().or_else(|| change.uid.map(|uid| format!("uid {uid}")));
     let words = [user, change.pid.map(|pid| pid.to_string()), change.command.clone()];
@@ -353,7 +353,7 @@ mod tests {
             }),
             Happening::Config(ConfigChange {
                 taken: false,
-                error: Some(error("the config x is wrong")),
+                error: Some(error("the config x has errors")),
                 pending_restart: Vec::new(),
             }),
             Happening::Driver(DriverChange { driver: Some(driver("550.1")), before: None, error: None }),

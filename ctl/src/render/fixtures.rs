@@ -1,4 +1,4 @@
-//! Hosts and operations made from the API's types, for snapshots.
+//! Hosts and operations for snapshot tests, made from the API's types.
 
 use gpush_api::{
     Actor, Architecture, ComputeInstance, Driver, Gpu, GpuInstance, GpuPlan, GpuState, Health, HealthStatus,
@@ -12,14 +12,14 @@ use super::{Charset, Look, status::Status};
 pub(crate) mod lease;
 pub(crate) mod mps;
 
-/// All fixtures were read at this time.
+/// Time of the readings in all fixtures.
 pub(crate) const READ_AT: i64 = 1_790_000_000;
 
 pub(crate) fn look(width: usize, charset: Charset) -> Look {
     Look { width, wraps: true, headings: true, charset, now: Timestamp::from_second(READ_AT + 3).unwrap() }
 }
 
-/// A snapshot's text: no colours.
+/// Returns the text of a snapshot, without colors.
 pub(crate) fn plain(text: &str) -> String {
     anstream::adapter::strip_str(text).to_string()
 }
@@ -35,12 +35,12 @@ pub(crate) fn process(pid: u32, user: &str, command: &str, memory_mib: u64) -> P
     }
 }
 
-/// A process of which the asker may know nothing.
+/// A process whose details the viewer may not see.
 pub(crate) fn hidden() -> Process {
     Process { pid: None, uid: None, user: None, command: None, kind: ProcessKind::Compute, memory_mib: None }
 }
 
-/// An instance with one compute instance that takes all of it.
+/// An instance with one compute instance that uses all of it.
 pub(crate) fn instance(
     id: u32,
     profile: &str,
@@ -115,7 +115,7 @@ pub(crate) fn mig(slices: u8, instances: Vec<GpuInstance>) -> Mig {
     }
 }
 
-/// Every state that `status` knows, on one host.
+/// A host that has every state that `status` shows.
 pub(crate) fn mixed() -> Vec<Gpu> {
     let a100 = "NVIDIA A100-SXM4-80GB";
     let train = process(4123, "alice", "python train.py --epochs 90 --data /srv/imagenet", 12_400);
@@ -196,7 +196,7 @@ pub(crate) fn mixed() -> Vec<Gpu> {
     vec![busy, drifting, changing, empty, pending, unmanaged, degraded, lost]
 }
 
-/// Eight GPUs cut into seven each: the longest ordinary output.
+/// Eight GPUs with seven instances each: the longest usual output.
 pub(crate) fn full() -> Vec<Gpu> {
     (0..8)
         .map(|index| {
@@ -242,7 +242,7 @@ fn span(start: u8, size: u8) -> Placement {
     Placement { start, size }
 }
 
-/// A plan for the first GPU of [`mixed`]: keeps the busy ones, makes two small ones of a 2g.
+/// A plan for the first GPU of [`mixed`]. It keeps the busy instances, and replaces a 2g instance by two small ones.
 pub(crate) fn plan() -> GpuPlan {
     let gpu = &mixed()[0];
     let create = |start| {
@@ -277,13 +277,13 @@ pub(crate) fn plan() -> GpuPlan {
     }
 }
 
-/// A plan of the GPU `index` of [`mixed`] for which there is nothing to do.
+/// A plan without steps for the GPU `index` of [`mixed`].
 pub(crate) fn as_wanted(index: u32) -> GpuPlan {
     let gpu = &mixed()[index as usize];
     GpuPlan { gpu: index, uuid: gpu.uuid.clone(), name: gpu.name.clone(), steps: Vec::new(), ..plan() }
 }
 
-/// The plan of GPU 0 being carried out, GPU 2 being as wanted.
+/// An operation with the plan for GPU 0. GPU 2 needs no change.
 pub(crate) fn operation(state: OperationState) -> Operation {
     let plans = vec![plan(), as_wanted(2)];
     let progress = plans.iter().map(|p| StepState {
@@ -312,7 +312,7 @@ pub(crate) fn operation(state: OperationState) -> Operation {
     }
 }
 
-/// [`mixed`] as it is once [`plan`] is carried out.
+/// The GPUs of [`mixed`] after [`plan`] was executed.
 pub(crate) fn after() -> Vec<Gpu> {
     let mut gpus = mixed();
     if let Some(mig) = &mut gpus[0].mig {

@@ -1,4 +1,4 @@
-//! One GPU in `gpushctl status`: heading, slices, a line for each thing that can be used, notes.
+//! One GPU in `gpushctl status`: heading, slices, one line per instance, and notes.
 //!
 //! ```text
 //! GPU 0  A100-SXM4-80GB  07:00.0  mig (training)                     12.3/80.0 GiB
@@ -8,7 +8,7 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Lease, Memory, Mig, Mode, MpsDaemon, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mig, Mode, MpsDaemon, Process};
 
 use super::{
     Look, bar,
@@ -21,19 +21,19 @@ use super::{
     timeslice, who,
 };
 
-/// Blanks before everything below a heading.
+/// Number of blanks before everything below a heading.
 pub(crate) const INDENT: usize = 2;
 
-/// Longest profile-and-placement text in a table; longer ones push their own line only.
+/// Maximum width of the profile column. A longer text moves only the rest of its own line.
 const LONGEST_WHAT: usize = 20;
 
-/// The mark of an override that has an effect.
+/// Mark of an override that has an effect.
 const OVERRIDE: &str = "*";
 
-/// Age in seconds from which a reading is called old.
+/// Age from which a reading counts as old, in seconds.
 const OLD: i64 = 3;
 
-/// A line of what can be used: an instance, a compute instance in it, or the whole GPU.
+/// A line for an instance, a compute instance in it, or the whole GPU.
 pub(crate) struct Row {
     mark: &'static str,
     style: Style,
@@ -42,11 +42,11 @@ pub(crate) struct Row {
     uuid: String,
     memory: Option<Memory>,
     processes: Vec<Process>,
-    /// Text in place of processes.
+    /// Text that is shown instead of processes.
     remark: &'static str,
 }
 
-/// Column widths, the same for all GPUs of one output.
+/// Column widths, which are the same for all GPUs of one output.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Columns {
     what: usize,
@@ -64,7 +64,7 @@ impl Columns {
     }
 }
 
-/// How a GPU is shared, for its heading: `mig (training)`.
+/// Describes how a GPU is shared, for its heading: `mig (training)`.
 fn sharing(gpu: &Gpu, look: &Look) -> String {
     match &gpu.rule {
         Some(rule) => format!("{} ({})", gpu.mode.name(), look.clean(rule)),
@@ -72,7 +72,7 @@ fn sharing(gpu: &Gpu, look: &Look) -> String {
     }
 }
 
-/// The mode of a GPU. `unmanaged` is what a rule says; a GPU that no rule claims has no mode.
+/// Returns the mode of a GPU as text. `unmanaged` is the mode of a rule; without a rule, a GPU has no mode.
 pub(crate) fn mode(gpu: &Gpu) -> &'static str {
     match (gpu.mode, &gpu.rule) {
         (Mode::Unmanaged, None) => "no rule",
@@ -80,7 +80,7 @@ pub(crate) fn mode(gpu: &Gpu) -> &'static str {
     }
 }
 
-/// A state as text, with its style.
+/// Returns a state as text, with its style.
 pub(crate) fn state(state: GpuState) -> (&'static str, Style) {
     match state {
         GpuState::Ready => ("ready", PLAIN),
@@ -94,13 +94,13 @@ pub(crate) fn state(state: GpuState) -> (&'static str, Style) {
     }
 }
 
-/// The heading: what it is on the left, memory on the right. `others` are GPUs that are drawn with this one.
+/// Draws the heading: the GPU on the left, memory on the right. `others` are GPUs that share this drawing.
 pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Look) -> String {
     let number = gpu_numbers(&[&[gpu.index], others].concat());
     let (state_word, state_style) = state(gpu.state);
     let state_word = if gpu.state == GpuState::Ready { "" } else { state_word };
     let right = if gpu.memory.total_mib == 0 || !others.is_empty() {
-        // A lost GPU reports no memory, and several GPUs have no common figure.
+        // A lost GPU reports no memory, and several GPUs have no common value.
         String::new()
     } else {
         format!("{}/{} GiB", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
@@ -113,7 +113,7 @@ pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Look) -> String {
         let gap = |text: &str| if text.is_empty() { 0 } else { width(text) + 2 };
         width(&number) + gap(name) + gap(address) + gap(&sharing) + gap(state_word) + 2 + width(&right)
     };
-    // When the heading is too wide, the end of the product name is cut first, then the address, which `gpu show` has.
+    // If the heading is too wide, the product name is shortened first. Then the address is left out; `gpu show` has it.
     let over = columns(&name, &address).saturating_sub(look.width);
     if over > 0 {
         name = look.fit(&name, width(&name).saturating_sub(over).max(16));
@@ -140,12 +140,12 @@ pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Look) -> String {
     out + &" ".repeat(fill) + &paint(if quiet { QUIET } else { PLAIN }, &right)
 }
 
-/// Lines of a GPU, in the order of their slices.
+/// Returns the lines of a GPU, in the order of their slices.
 pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
     let mut rows = Vec::new();
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if mig.is_none() || !gpu.processes.is_empty() {
-        let usage = if gpu.processes.is_empty() { Use::Idle } else { Use::Busy };
+        let usage = Use::of_target(&gpu.processes, Some(&gpu.uuid), &gpu.leases);
         rows.push(Row {
             mark: usage.mark(look),
             style: usage.style(),
@@ -158,13 +158,13 @@ pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
         });
     }
     for instance in mig.map_or(&[][..], |mig| &mig.instances) {
-        rows.extend(instance_rows(instance, look));
+        rows.extend(instance_rows(instance, &gpu.leases, look));
     }
     rows
 }
 
-fn instance_rows(instance: &GpuInstance, look: &Look) -> Vec<Row> {
-    let usage = Use::of(instance);
+fn instance_rows(instance: &GpuInstance, leases: &[LeaseUse], look: &Look) -> Vec<Row> {
+    let usage = Use::of(instance, leases);
     let mut row = Row {
         mark: usage.mark(look),
         style: usage.style(),
@@ -185,7 +185,7 @@ fn instance_rows(instance: &GpuInstance, look: &Look) -> Vec<Row> {
     }
     let mut rows = vec![row];
     for (at, compute) in instance.compute.iter().enumerate() {
-        let usage = if compute.processes.is_empty() { Use::Idle } else { Use::Busy };
+        let usage = Use::of_target(&compute.processes, compute.uuid.as_deref(), leases);
         let last = at + 1 == instance.compute.len();
         let branch = if last { look.pick("└ ", "`- ") } else { look.pick("├ ", "|- ") };
         rows.push(Row {
@@ -202,7 +202,7 @@ fn instance_rows(instance: &GpuInstance, look: &Look) -> Vec<Row> {
     rows
 }
 
-/// Columns of a memory line.
+/// Returns the width of a memory bar.
 fn bar_columns(look: &Look) -> usize {
     match look.width {
         0..100 => 8,
@@ -211,12 +211,12 @@ fn bar_columns(look: &Look) -> usize {
     }
 }
 
-/// `MIG-` and the first group: enough to tell devices apart on a wide terminal.
+/// Returns `MIG-` and the first group of a UUID, which is enough to distinguish devices on a wide terminal.
 fn short_uuid(uuid: &str) -> &str {
     uuid.char_indices().nth("MIG-00000000".len()).map_or(uuid, |(at, _)| &uuid[..at])
 }
 
-/// One line, aligned to `columns`; a second for its processes where there is no room for their pids.
+/// Draws one line, aligned to `columns`. If there is no room for the pids, the processes are on a second line.
 fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
     let mut out = " ".repeat(INDENT);
     let mut taken = INDENT;
@@ -233,7 +233,7 @@ fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
     if look.width >= 100 && columns.ids > 0 {
         push(short_uuid(&row.uuid), QUIET, 14, &mut out, &mut taken);
     }
-    // A remark says why there is no memory to show, and takes its room.
+    // A remark explains why there is no memory to show, and uses the room of the bar.
     if columns.memory && row.remark.is_empty() {
         match row.memory {
             Some(memory) => {
@@ -260,11 +260,11 @@ fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
     std::iter::once(out).chain(below).collect()
 }
 
-/// Notes on a GPU: state, drift, a pending reset, an old reading.
+/// Returns the notes on a GPU: state, drift, a pending reset, an old reading.
 pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |style: Style, label: &str, text: &str| {
-        // An administrator wants the override: it is not a fault.
+        // An override is not a fault, because an administrator requested it.
         let first = if label == OVERRIDE { format!("  {OVERRIDE} ") } else { format!("  ! {label}") };
         let lines = look.wrap(&first, &look.clean(text));
         notes.extend(lines.iter().map(|line| paint(style, line)));
@@ -277,7 +277,7 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         let said = reason.starts_with(word);
         note(style, "", &if said { reason.clone() } else { format!("{word}: {reason}") });
     }
-    // In another state than `cordoned`, its reasons do not include the cordons.
+    // In other states than `cordoned`, the reasons do not include the cordons.
     for cordon in gpu.cordons.iter().filter(|_| gpu.state != GpuState::Cordoned) {
         let by = cordon
             .by
@@ -298,25 +298,25 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         note(style, if style == NOTE { OVERRIDE } else { "" }, &text);
     }
     for drift in &gpu.drift {
-        // Missing and extra instances are shown one below the other.
+        // Aligned, so that missing and extra instances appear below each other.
         let (label, text) = ["missing", "extra"]
             .iter()
             .find_map(|word| Some((format!("drift: {word:<7} "), drift.strip_prefix(word)?.strip_prefix(' ')?)))
             .unwrap_or_else(|| ("drift: ".to_owned(), drift.as_str()));
         note(NOTE, &label, text);
     }
-    // A reading is fresh for a second, and a slow driver may take a while for the next one: only older readings are
-    // mentioned.
+    // A reading is fresh for one second, and a slow driver may take some time for the next one. So only older readings
+    // get a note.
     let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
     let read = look.ago(gpu.observed_at);
     if gpu.stale {
         match gpu.state {
-            // However young the reading is, it is from before the loss.
+            // Even a recent reading is from before the loss.
             GpuState::Lost => {
-                note(BAD, "", &format!("drawn as it was last read, {read}; what is left of it is not known"));
+                note(BAD, "", &format!("as last read, {read}; its present instances are not known"));
             }
             GpuState::Changing => {
-                note(NOTE, "", &format!("drawn as it was last read, {read}, in the course of the change"));
+                note(NOTE, "", &format!("as last read, {read}, during the change"));
             }
             GpuState::Maintenance if age >= OLD => {
                 note(NOTE, "", &format!("old reading, {read}"));
@@ -341,36 +341,36 @@ fn unexplained(state: GpuState) -> &'static str {
     match state {
         GpuState::Ready => "",
         GpuState::Cordoned => "it takes no new work (gpushctl gpu uncordon)",
-        GpuState::Held => "what was promised about it was lost (gpushctl recover)",
+        GpuState::Held => "the records of who uses it were lost (gpushctl recover)",
         GpuState::Maintenance => "gpushd has no handle of it open (gpushctl maintenance leave)",
-        GpuState::Changing => "an operation is at work on it (gpushctl operation list)",
+        GpuState::Changing => "an operation is changing it (gpushctl operation list)",
         GpuState::Degraded => "a change and its rollback failed",
         GpuState::Unknown => "the driver has not answered about it",
         GpuState::Lost => "it fell off the bus (gpushctl gpu reset, or reboot)",
     }
 }
 
-/// Replaces the heading of a block by one for several GPUs that are drawn alike.
+/// Replaces the heading of a block with one for several GPUs that share the drawing.
 pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[u32], look: &Look) {
     if let Some(first) = block.first_mut().filter(|_| !others.is_empty()) {
         *first = heading(gpu, others, look);
     }
 }
 
-/// Whether two GPUs have the same heading but for their number, address and memory.
+/// Returns whether the headings of two GPUs differ only in index, address and memory.
 pub(crate) fn is_alike(one: &Gpu, other: &Gpu) -> bool {
     (&one.name, one.mode, &one.rule, one.state) == (&other.name, other.mode, &other.rule, other.state)
 }
 
-/// Who uses a GPU, apart from its processes.
+/// Users of a GPU, apart from its processes.
 pub(crate) struct Users<'a> {
-    /// Its MPS daemons.
+    /// MPS daemons of the GPU.
     pub(crate) daemons: Vec<&'a MpsDaemon>,
-    /// The open leases of the host.
+    /// Open leases of the host.
     pub(crate) leases: &'a [Lease],
 }
 
-/// The whole GPU with its MPS daemons and leases; `lines` says whether the things to use are listed below the drawing.
+/// Draws a GPU with its MPS daemons and leases. `lines` says whether instances are listed below the drawing.
 pub(crate) fn block(
     gpu: &Gpu,
     rows: &[Row],
@@ -382,7 +382,7 @@ pub(crate) fn block(
     let mut out = vec![heading(gpu, &[], look)];
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if let Some(mig) = mig {
-        out.extend(slices::of(mig, INDENT, look));
+        out.extend(slices::of(mig, &gpu.leases, INDENT, look));
     }
     if lines || (mig.is_none() && !gpu.processes.is_empty()) {
         out.extend(rows.iter().flat_map(|r| row(r, columns, look)));

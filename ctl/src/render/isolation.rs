@@ -1,4 +1,4 @@
-//! What each mechanism keeps apart.
+//! The isolation of each sharing mechanism.
 
 use anstyle::Style;
 use gpush_core::isolation::{MECHANISMS, SOURCES, TABLE};
@@ -8,13 +8,13 @@ use super::{
     look::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
 };
 
-/// Columns of a mechanism's name.
+/// Width of a mechanism's name, in columns.
 const NAMES: usize = 11;
 
-/// Columns of an answer.
+/// Width of an answer, in columns.
 const ANSWERS: usize = 7;
 
-/// `gpushctl explain isolation`.
+/// Draws `gpushctl explain isolation`.
 pub(crate) fn table(look: &Look) -> String {
     let mut out = String::new();
     for aspect in TABLE {
@@ -23,7 +23,7 @@ pub(crate) fn table(look: &Look) -> String {
             let first = format!("  {}{}", pad(mechanism.name(), NAMES), pad(cell.answer, ANSWERS));
             let sources: Vec<String> = cell.sources.iter().map(ToString::to_string).collect();
             let lines = look.wrap(&first, &format!("{} [{}]", cell.text, sources.join(",")));
-            // Only the answer has a colour.
+            // Only the answer is colored.
             let painted = first.replacen(cell.answer, &paint(style(cell.answer), cell.answer), 1);
             out += &(lines.join("\n").replacen(&first, &painted, 1) + "\n");
         }

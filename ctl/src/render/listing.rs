@@ -1,4 +1,4 @@
-//! A list in every output format: the drawn table, CSV, names, UUIDs.
+//! A list in every output format: the drawing, CSV, names, UUIDs.
 
 use anstream::adapter::strip_str;
 
@@ -7,7 +7,7 @@ use super::{
     table::{Align, Narrow, fitted},
 };
 
-/// A list of things, one row each.
+/// A list with one row per object.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Listing {
     headings: Vec<&'static str>,
@@ -18,13 +18,13 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// A list that is drawn as a table.
+    /// Creates a list that is drawn as a table.
     pub(crate) fn new(columns: &[(&'static str, Align)], rows: Vec<Vec<String>>, narrow: Narrow, look: &Look) -> Self {
         let drawn = if rows.is_empty() { String::new() } else { fitted(columns, rows.clone(), narrow, 0, look) };
         Self { drawn, ..Self::of(columns.iter().map(|(name, _)| *name).collect(), rows) }
     }
 
-    /// A list with its own drawing.
+    /// Creates a list with a separate drawing.
     pub(crate) fn of(headings: Vec<&'static str>, rows: Vec<Vec<String>>) -> Self {
         Self { headings, rows, ..Self::default() }
     }
@@ -35,7 +35,7 @@ impl Listing {
         self
     }
 
-    /// Sets what `-o name` prints: what a command takes as its argument.
+    /// Sets what `-o name` prints: values that commands accept as arguments.
     pub(crate) fn names(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.names = names.into_iter().collect();
         self
@@ -61,22 +61,22 @@ impl Listing {
         self
     }
 
-    /// The drawing.
+    /// Returns the drawing.
     pub(crate) fn text(&self) -> &str {
         &self.drawn
     }
 
-    /// One name per line.
+    /// Returns one name per line.
     pub(crate) fn name_lines(&self) -> String {
         lines(&self.names)
     }
 
-    /// One UUID per line; `None` where the things of the list have no UUID.
+    /// Returns one UUID per line; `None` if the objects have no UUID.
     pub(crate) fn uuid_lines(&self) -> Option<String> {
         self.uuids.as_ref().map(|uuids| lines(uuids))
     }
 
-    /// Comma-separated values (RFC 4180, with LF), without colours.
+    /// Returns comma-separated values (RFC 4180, with LF), without colors.
     pub(crate) fn csv(&self, headings: bool) -> String {
         let line = |cells: Vec<String>| cells.join(",") + "\n";
         let heading = |name: &&str| name.to_lowercase().replace(' ', "_");

@@ -1,32 +1,32 @@
-//! What the output may look like: width, characters, colours, and how text is fitted into it.
+//! The appearance of the output: width, characters, colors, and how text is fitted.
 
 use anstyle::{AnsiColor, Style};
 use gpush_api::text::{REPLACEMENT, plain_char};
 use jiff::Timestamp;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Characters that may be used.
+/// Characters that the output may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Charset {
     /// The locale is UTF-8.
     Utf8,
-    /// It is not, or `--ascii`.
+    /// The locale is not UTF-8, or `--ascii` was given.
     Ascii,
 }
 
-/// How to draw.
+/// How to draw the output.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Look {
-    /// Columns.
+    /// Width in columns.
     pub(crate) width: usize,
-    /// Whether tables may wrap, and text may be cut, to the width: the reader of a pipe wants complete lines, one for
+    /// Whether tables may wrap and text may be cut to the width. The reader of a pipe needs complete lines, one for
     /// each row.
     pub(crate) wraps: bool,
     /// Whether tables have headings.
     pub(crate) headings: bool,
-    /// Characters.
+    /// Permitted characters.
     pub(crate) charset: Charset,
-    /// The time from which ages are computed.
+    /// The current time, from which ages are computed.
     pub(crate) now: Timestamp,
 }
 
@@ -40,23 +40,23 @@ pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 pub(crate) const NEW: Style = AnsiColor::Green.on_default();
 pub(crate) const GONE: Style = AnsiColor::Red.on_default();
 
-/// Text in a style; plain text stays without escape codes.
+/// Returns text in a style. Plain text gets no escape codes.
 pub(crate) fn paint(style: Style, text: &str) -> String {
     if style.is_plain() || text.is_empty() { text.to_owned() } else { format!("{style}{text}{style:#}") }
 }
 
-/// Columns that plain text takes.
+/// Returns the number of columns of plain text.
 pub(crate) fn width(text: &str) -> usize {
     UnicodeWidthStr::width(text)
 }
 
-/// Text filled up with blanks on the right.
+/// Pads text with blanks on the right.
 pub(crate) fn pad(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
 impl Look {
-    /// The one of two texts that the character set allows.
+    /// Returns the text that the character set permits.
     pub(crate) fn pick(&self, utf8: &'static str, ascii: &'static str) -> &'static str {
         match self.charset {
             Charset::Utf8 => utf8,
@@ -64,8 +64,8 @@ impl Look {
         }
     }
 
-    /// Cleans text from outside (a command line, a user name) by the agent's rule, which an older agent may not apply.
-    /// Also replaces characters that the character set lacks.
+    /// Cleans text from other sources, such as a command line or a user name. gpushd applies the same rule, but an
+    /// older one may not. Also replaces characters that the character set lacks.
     pub(crate) fn clean(&self, text: &str) -> String {
         let shown = |c: char| match self.charset {
             Charset::Ascii if !c.is_ascii() => REPLACEMENT,
@@ -74,8 +74,8 @@ impl Look {
         text.chars().map(shown).collect()
     }
 
-    /// Text cut to a width, with an ellipsis if something is missing. In a pipe nothing is cut: the reader needs the
-    /// whole text.
+    /// Cuts text to a width, with an ellipsis if something is missing. In a pipe nothing is cut, because the reader
+    /// needs the whole text.
     pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
         if !self.wraps || width(text) <= columns {
             return text.to_owned();
@@ -95,21 +95,21 @@ impl Look {
         out + ellipsis
     }
 
-    /// Text broken at blanks into lines that fit, the first after `first`, the others after as many
-    /// blanks. A word longer than a line stays whole, and so does a command in backquotes that fits
-    /// into one: they are there to be copied.
+    /// Breaks text at blanks into lines that fit. The first line starts with `first`, the others with as many blanks. A
+    /// word longer than a line is not broken. A command in backquotes is not broken if it fits into one line, because
+    /// users copy it.
     pub(crate) fn wrap(&self, first: &str, text: &str) -> Vec<String> {
         let indent = width(first);
         let lines = broken(text, self.width.saturating_sub(indent).max(20)).into_iter().enumerate();
         lines.map(|(i, l)| if i == 0 { format!("{first}{l}") } else { format!("{}{l}", " ".repeat(indent)) }).collect()
     }
 
-    /// Date and time of day where the reader is, to the second.
+    /// Returns the local date and time, in whole seconds.
     pub(crate) fn clock(&self, then: Timestamp) -> String {
         then.to_zoned(jiff::tz::TimeZone::system()).strftime("%F %T").to_string()
     }
 
-    /// How long ago, coarsely: `40 s ago`.
+    /// Describes how long ago a time was, coarsely: `40 s ago`.
     pub(crate) fn ago(&self, then: Timestamp) -> String {
         let seconds = self.now.as_second().saturating_sub(then.as_second()).max(0);
         match seconds {
@@ -120,7 +120,7 @@ impl Look {
         }
     }
 
-    /// In how long, coarsely: `in 40 s`.
+    /// Describes how far ahead a time is, coarsely: `in 40 s`.
     pub(crate) fn ahead(&self, then: Timestamp) -> String {
         let seconds = then.as_second().saturating_sub(self.now.as_second()).max(0);
         match seconds {
@@ -133,7 +133,7 @@ impl Look {
     }
 }
 
-/// Text broken at blanks into lines of `room` columns; never none, and no word is broken.
+/// Breaks text at blanks into lines of `room` columns. Returns at least one line, and breaks no word.
 pub(crate) fn broken(text: &str, room: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in words(text, room) {
@@ -151,7 +151,7 @@ pub(crate) fn broken(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Words of a text; those between two backquotes are one, when it is not longer than `room`.
+/// Splits text into words. A command in backquotes counts as one word if it is not longer than `room`.
 fn words(text: &str, room: usize) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut quoted: Vec<&str> = Vec::new();
@@ -171,24 +171,24 @@ fn words(text: &str, room: usize) -> Vec<String> {
     words
 }
 
-/// MiB as GiB with one decimal: `39.5`.
+/// Formats MiB as GiB with one decimal: `39.5`.
 pub(crate) fn gib(mib: u64) -> String {
-    // Tenths of a GiB, rounded; integers so that no figure depends on float formatting.
+    // Rounded to tenths with integers, so that no value depends on the formatting of floats.
     let tenths = (mib * 10 + 512) / 1024;
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
-/// `1 GPU`, `2 GPUs`.
+/// Returns `1 GPU`, `2 GPUs`.
 pub(crate) fn count(n: usize, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-/// Product name without the maker's, which all share.
+/// Returns the product name without `NVIDIA`.
 pub(crate) fn product(name: &str) -> &str {
     name.strip_prefix("NVIDIA ").unwrap_or(name)
 }
 
-/// PCI address without the domain when it is the usual one.
+/// Returns the PCI address, without the domain if it is the usual one.
 pub(crate) fn pci(address: &str) -> &str {
     address.strip_prefix("0000:").unwrap_or(address)
 }
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line_cannot_drive_the_terminal() {
+    fn control_characters_in_text_are_replaced() {
         assert_eq!(look(Charset::Utf8).clean("a\x1b[2Jb\u{9b}c\nd\u{200b}e\u{202e}"), "a?[2Jb?c d?e?");
         assert_eq!(look(Charset::Utf8).clean("Jürgen"), "Jürgen");
         assert_eq!(look(Charset::Ascii).clean("Jürgen"), "J?rgen");
     }
 
     #[test]
-    fn figures_round() {
+    fn numbers_are_rounded() {
         assert_eq!(gib(0), "0.0");
         assert_eq!(gib(40_448), "39.5");
         assert_eq!(gib(81_920), "80.0");
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_coarse() {
+    fn age_has_one_unit() {
         let look = Look { now: Timestamp::from_second(200_000).unwrap(), ..look(Charset::Utf8) };
         let ago = |s: i64| look.ago(Timestamp::from_second(200_000 - s).unwrap());
         assert_eq!(

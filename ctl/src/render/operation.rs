@@ -1,4 +1,4 @@
-//! An operation: its result, and what has changed, as read from the hardware.
+//! An operation: its result, and what it changed, as read from the hardware.
 
 use anstyle::Style;
 use gpush_api::{
@@ -14,7 +14,7 @@ use super::{
     trouble,
 };
 
-/// A state as text, with its style.
+/// Returns a state as text, with its style.
 pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     match of {
         OperationState::Queued => ("queued", PLAIN),
@@ -28,12 +28,12 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     }
 }
 
-/// The state of an operation as text; an operation that ended before it started was not rolled back.
+/// Returns the state of an operation as text. An operation that ended before it started was not rolled back.
 fn outcome(operation: &Operation) -> (&'static str, Style) {
     summary_outcome(&OperationSummary::from(operation))
 }
 
-/// The same for an operation in a list.
+/// Does the same for an operation in a list.
 pub(crate) fn summary_outcome(operation: &OperationSummary) -> (&'static str, Style) {
     let is_cancelled = operation.error.as_ref().is_some_and(|error| error.code == Code::Cancelled);
     match operation.state {
@@ -43,13 +43,13 @@ pub(crate) fn summary_outcome(operation: &OperationSummary) -> (&'static str, St
     }
 }
 
-/// Whether a user cancelled it, and it has no effect left.
+/// Returns whether a user cancelled the operation and it has no effect.
 fn is_cancelled(operation: &Operation) -> bool {
     let error = operation.error.as_ref();
     operation.state == OperationState::RolledBack && error.is_some_and(|error| error.code == Code::Cancelled)
 }
 
-/// The error that explains an operation that did not succeed.
+/// Returns the error of an operation that did not succeed.
 pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     let first = || operation.progress.iter().find_map(|p| p.error.clone());
     let error = operation.error.clone().or_else(first);
@@ -66,8 +66,8 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     }
 }
 
-/// The result of an operation. `before` are the GPUs read before it, as far as they were. `now` are the current GPUs,
-/// whose ids are valid only if the operation has `just` ended.
+/// Draws the result of an operation. `before` are the GPUs before it, if they were read. `now` are the current GPUs;
+/// their ids are used only if the operation has `just` ended.
 pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Look) -> String {
     let (word, style) = outcome(operation);
     // An operation that has not begun has no plan yet.
@@ -85,7 +85,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     if let Some(reason) = &operation.reason {
         out.extend(look.wrap("", &format!("reason: {}", look.clean(reason))).iter().map(|line| paint(QUIET, line)));
     }
-    // The operation's error may repeat a GPU's error, and GPUs may repeat each other's: each is shown once.
+    // The error of the operation may repeat the error of a GPU, and GPUs may have the same error. Each error is shown
+    // once.
     let mut said: Vec<&ApiError> = Vec::new();
     for plan in &changed {
         let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.uuid).cloned();
@@ -131,7 +132,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         | OperationState::Interrupted => {}
         OperationState::Done if just => out.extend(overrides::came_of(operation, before, now, look)),
         OperationState::Done => {}
-        // The cancel did what the user asked for.
+        // The user requested the cancellation, so it is not an error.
         OperationState::RolledBack if is_cancelled(operation) => {}
         OperationState::RolledBack | OperationState::Failed => {
             for error in operation.error.iter().filter(|whole| !said.iter().any(|said| said.message == whole.message)) {
@@ -142,17 +143,17 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     out.join("\n") + "\n"
 }
 
-/// That a GPU is unchanged, and its desired layout, as typed on the command line.
+/// Says that a GPU is unchanged, and names its desired layout as on the command line.
 fn not_begun(plan: &GpuPlan, look: &Look) -> Vec<String> {
     look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.wanted())))
 }
 
-/// Whether a GPU's steps were rolled back, in an operation that failed on another GPU.
+/// Returns whether the steps of a GPU were rolled back because the operation failed on another GPU.
 fn was_taken_back(operation: &Operation, gpu: u32) -> bool {
     operation.progress.iter().any(|p| p.gpu == gpu && p.rolling_back && p.error.is_none())
 }
 
-/// That a GPU is unchanged, and why, unless its own error follows.
+/// Says that a GPU is unchanged, and why, unless its own error follows.
 fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
     let mut failed: Vec<u32> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
     if failed.is_empty() || failed.contains(&plan.gpu) {
@@ -162,18 +163,18 @@ fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> 
     look.wrap("  ", &format!("as it was before, because {} failed", gpu_numbers(&failed)))
 }
 
-/// The error of a GPU. The operation's error is used instead if it is about this GPU, because it has more facts.
+/// Returns the error of a GPU. If the operation's error is about this GPU, returns that one, because it has more facts.
 fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError> {
     let own = operation.progress.iter().find(|p| p.gpu == plan.gpu).and_then(|p| p.error.as_ref())?;
-    // The operation's error names a GPU in full only once.
+    // The operation's error has the UUID of a GPU only at the first mention.
     let bare = |sentence: &str| sentence.replace(&format!(" ({})", plan.uuid), "");
     let is_own = |sentence: &String| bare(sentence) == bare(&own.message);
     let tells = |whole: &&ApiError| std::iter::once(&whole.message).chain(&whole.causes).any(is_own);
     Some(operation.error.as_ref().filter(tells).unwrap_or(own))
 }
 
-/// What was destroyed, created and kept, from the operation's own plan: the GPU may have been changed since. Ids and
-/// UUIDs come from `gpu`, the reading right after the operation, and only where it shows the planned instance.
+/// Draws what was destroyed, created and kept. This comes from the plan, because the GPU may have changed since. Ids
+/// and UUIDs come from `gpu`, the reading right after the operation, if it shows the planned instance.
 fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     let mut altered = false;
@@ -195,7 +196,7 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
                 out.push(paint(GONE, &text));
             }
             InstanceStep::DestroyCompute { gi, ci, profile } => {
-                // One line is enough when its GPU instance was destroyed too.
+                // If its GPU instance was destroyed too, one line is enough.
                 let with_it = |s: &InstanceStep| matches!(s, InstanceStep::DestroyGpuInstance { gi: g, .. } if g == gi);
                 if !plan.instance_steps().any(with_it) {
                     altered = true;
@@ -211,7 +212,7 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
     let (what_width, ids_width) = (widest(|m| &m.what), widest(|m| &m.ids));
     for Made { what, ids, uuid, .. } in &made {
         let what = look.clean(what);
-        // Colour codes have no width, so the blanks are computed here.
+        // Computed here, because format widths would count color codes.
         let line = format!("  + {what:<what_width$}  {ids}");
         let fill = " ".repeat(ids_width.saturating_sub(width(ids)));
         let text = format!("{}{fill}  {}", paint(NEW, line.trim_end()), look.clean(uuid));
@@ -232,13 +233,13 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
 
 /// An instance that the operation created.
 struct Made {
-    /// `3g.40gb@4`, `1c.3g.40gb in 3g.40gb@4`.
+    /// Name, such as `3g.40gb@4` or `1c.3g.40gb in 3g.40gb@4`.
     what: String,
-    /// `GI 2 CI 0`, where known.
+    /// Ids, such as `GI 2 CI 0`, if known.
     ids: String,
-    /// MIG UUID, where known.
+    /// MIG UUID, if known.
     uuid: String,
-    /// A compute instance in a GPU instance that was there before.
+    /// Whether it is a compute instance in a GPU instance that existed before.
     in_kept: bool,
 }
 
@@ -296,8 +297,8 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
     all.into_iter().map(|(_, made)| made).collect()
 }
 
-/// Whether a compute instance existed before and was to be kept. Ids are reused, so only the reading before and the
-/// plan together show that.
+/// Returns whether a compute instance existed before and was to be kept. Ids are reused, so the reading before the
+/// operation and the plan are both needed.
 fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
     let instances = before.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let was = instances.iter().any(|i| i.id == gi && i.compute.iter().any(|c| c.id == ci));
@@ -306,7 +307,7 @@ fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
         .any(|s| matches!(s, InstanceStep::DestroyCompute { gi: g, ci: c, .. } if *g == gi && *c == ci))
 }
 
-/// The progress of a GPU.
+/// Describes the progress on a GPU.
 fn under_way(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
     let Some(progress) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { return Vec::new() };
     let way = match (progress.rolling_back, operation.state.is_final()) {

@@ -1,7 +1,8 @@
-//! Overrides, and what a reload changes or would change.
+//! Overrides, and the differences that a reload makes or would make.
 
 use gpush_api::{
-    ConfigDiff, Gpu, GpuDiff, Mode, Operation, Override, OverrideEnded, Overrides, Reloaded, SettingDiff, WantedView,
+    ConfigDiff, Gpu, GpuDiff, LeaseTerms, Mode, Operation, Override, OverrideEnded, Overrides, Reloaded, SettingDiff,
+    WantedView,
 };
 
 use super::{
@@ -14,25 +15,25 @@ use super::{
     trouble,
 };
 
-/// Author, time, reason and expiry: `by alice 2 h ago: big run, expires in 3 h`.
+/// Describes an override: `by alice 2 h ago: big run, expires in 3 h`.
 fn sentence(one: &Override, look: &Look) -> String {
     let expires = one.expires_at.map_or_else(String::new, |at| format!(", expires {}", look.ahead(at)));
     of(one, look) + &expires
 }
 
-/// The same for an override that may have ended.
+/// Describes an override without its expiry, because it may have ended.
 fn of(one: &Override, look: &Look) -> String {
     let by = one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user));
     let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&one.reason)) };
     format!("by {by} {}{reason}", look.ago(one.created_at))
 }
 
-/// The GPU: by its index while the driver shows it.
+/// Returns the index of the GPU, or its UUID if the driver does not list it.
 fn number(one: &Override, look: &Look) -> String {
     one.gpu.map_or_else(|| look.clean(&one.uuid), |index| index.to_string())
 }
 
-/// `gpushctl config overrides`.
+/// Lists the overrides of `gpushctl config overrides`.
 pub(crate) fn list(all: &Overrides, look: &Look) -> Listing {
     let columns = [
         ("GPU", Align::Left),
@@ -61,7 +62,7 @@ pub(crate) fn list(all: &Overrides, look: &Look) -> Listing {
         .or_empty("No override is active: the rules of the config decide every layout.")
 }
 
-/// `gpushctl config overrides clear`.
+/// Draws the result of `gpushctl config overrides clear`.
 pub(crate) fn ended(ended: &OverrideEnded, look: &Look) -> String {
     let one = &ended.ended;
     let which = one.gpu.map_or_else(|| look.clean(&one.uuid), |index| gpu_numbers(&[index]));
@@ -73,7 +74,7 @@ pub(crate) fn ended(ended: &OverrideEnded, look: &Look) -> String {
     out
 }
 
-/// `gpushctl config reload`.
+/// Draws the result of `gpushctl config reload`.
 pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
     let file = reloaded.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
     let mut out = format!("{file}: {}\n", paint(NEW, "loaded"));
@@ -98,7 +99,7 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
     }
     if !reloaded.gpus.is_empty() {
         let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode != Mode::Unmanaged);
-        // Named: GPUs that are to be whole are left out otherwise.
+        // Named, because without names `apply` would leave some of them out.
         let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
         let how = match those.as_slice() {
             [] => ".".to_owned(),
@@ -109,22 +110,22 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
     out
 }
 
-/// Whether there is a difference to show.
+/// Returns whether there is a difference to show.
 pub(crate) fn differs(diff: &ConfigDiff) -> bool {
     diff.trouble.is_some() || !diff.settings.is_empty() || diff.gpus.iter().any(is_other)
 }
 
-/// Whether the current layout of a GPU is not known.
+/// Returns whether the current layout of a GPU is unknown.
 fn is_unseen(diff: &ConfigDiff, one: &GpuDiff) -> bool {
     diff.unseen.iter().any(|error| error.message.contains(&one.gpu_uuid))
 }
 
-/// Whether the file, the effective config, an override and the current layout differ.
+/// Returns whether the file, the active config, an override or the current layout differ.
 fn is_other(one: &GpuDiff) -> bool {
     one.overridden.is_some() || !one.drift.is_empty() || one.in_file.as_ref().is_some_and(|file| *file != one.in_force)
 }
 
-/// `gpushctl config diff`.
+/// Draws `gpushctl config diff`.
 pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
     let file = diff.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
     if !differs(diff) && diff.unseen.is_empty() {
@@ -168,7 +169,7 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Look) ->
     let row = |one: &SettingDiff| {
         let when = match one.key.as_str() {
             _ if one.restart => "with the next start of gpushd",
-            // A running daemon keeps its program and its log.
+            // A running daemon keeps its program and its log directory.
             "mps.control" | "mps.server" | "mps.log_directory" => "with the next start of each daemon",
             _ => "at once",
         };
@@ -179,7 +180,7 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Look) ->
     format!("\n{}", table(&columns, settings.iter().map(row).collect(), 0, look))
 }
 
-/// One GPU with its desired layouts, their sources, and the current layout.
+/// Draws a GPU with its desired layouts, their sources, and the current layout.
 fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> String {
     let mut out = paint(STRONG, &format!("GPU {}", one.gpu)) + "\n";
     let mut line = |name: &str, text: &str| {
@@ -200,7 +201,7 @@ fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> 
     let stands = match &one.stands {
         Some(instances) if instances.is_empty() => "no instance".to_owned(),
         Some(instances) => look.clean(&instances.join(", ")),
-        None => "not cut by MIG".to_owned(),
+        None => "whole GPU, no MIG".to_owned(),
     };
     line("present", &stands);
     for drift in &one.drift {
@@ -217,10 +218,27 @@ fn wish(view: &WantedView, look: &Look) -> String {
         view.layout.as_ref().map_or_else(String::new, |layout| format!(": {}", look.clean(&layout.join(", "))));
     let shared = policy::words(view.mps.as_ref(), view.timeslice.as_ref());
     let shared = shared.map_or_else(String::new, |words| format!("; {words}"));
-    format!("{} ({rule}){layout}{shared}", view.mode.name())
+    let leases = view.lease.map_or_else(String::new, terms);
+    format!("{} ({rule}){layout}{shared}{leases}", view.mode.name())
 }
 
-/// What an operation that just ended did to overrides, from the GPUs before and after it.
+/// What a rule says about leases, where it is not the default.
+fn terms(terms: LeaseTerms) -> String {
+    let usual = LeaseTerms::default();
+    let mut words = Vec::new();
+    if let Some(requirement) = terms.requirement {
+        words.push(format!("lease {}", requirement.name()));
+    }
+    if terms.at_end != usual.at_end {
+        words.push(format!("at_end {}", terms.at_end.name()));
+    }
+    if terms.owner != usual.owner {
+        words.push(format!("owner {}", terms.owner.name()));
+    }
+    words.into_iter().map(|word| format!("; {word}")).collect()
+}
+
+/// Describes what an operation that has just ended did to overrides, from the GPUs before and after it.
 pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     let on = |gpus: &[Gpu], uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid)?.overridden.clone();
@@ -230,11 +248,11 @@ pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: 
             (_, Some(one)) if one.created_at >= operation.created_at => {
                 let until =
                     one.expires_at.map_or_else(String::new, |at| format!(" until it expires {}", look.ahead(at)));
-                let clear = format!("`gpushctl config overrides clear {}` removes it", plan.gpu);
+                let clear = format!("`gpushctl config overrides clear {}` (administrator) removes it", plan.gpu);
                 format!("{number}: override active{until}; {clear}")
             }
             (Some(one), None) => format!("{number}: cleared the override {}", self::of(&one, look)),
-            // Applied once.
+            // The layout was applied with `--once`.
             (None, None) if drifts(now, &plan.uuid) => format!(
                 "{number}: this differs from the config; with `auto_reconcile` gpushd applies the config again within \
                  about a minute"
@@ -246,12 +264,12 @@ pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: 
     out
 }
 
-/// Whether a GPU has another layout than its rule says.
+/// Returns whether the layout of a GPU differs from its rule.
 fn drifts(gpus: &[Gpu], uuid: &str) -> bool {
     gpus.iter().any(|gpu| gpu.uuid == uuid && gpu.mode == Mode::Mig && !gpu.drift.is_empty())
 }
 
-/// The note about an override below the drawing of its GPU, and its style.
+/// Returns the note about an override below the drawing of its GPU, with its style.
 pub(crate) fn note(one: &Gpu, look: &Look) -> Option<(anstyle::Style, String)> {
     let over = one.overridden.as_ref()?;
     let text = format!("override {}", sentence(over, look));

@@ -1,4 +1,4 @@
-//! Snapshots of every drawing: as people see them, at 80 and 120 columns, in UTF-8 and ASCII.
+//! Snapshots of every drawing, at 80 and 120 columns, in UTF-8 and ASCII.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ mod statuses;
 
 const UTF8: Charset = Charset::Utf8;
 
-/// What is drawn fits its terminal: checked on every picture but those that hold text to copy whole.
+/// Checks that a drawing fits its terminal, and returns it without colors. Drawings with text to copy are not checked.
 fn fits(text: &str, look: &Look) -> String {
     let plain = fixtures::plain(text);
     for line in plain.lines() {
@@ -38,7 +38,7 @@ fn drawn(status: &status::Status, brief: bool, look: &Look) -> String {
 }
 
 #[test]
-fn errors_for_people() {
+fn error_as_text() {
     let look = fixtures::look(60, UTF8);
     let error = ApiError::new(Code::Blocked, "GPU 0 (GPU-3a1f): 3g.40gb@0 is in use and in the way of 7g.80gb")
         .cause("GPU instance 2 is held by pid 4123 of alice (python train.py)")
@@ -66,7 +66,7 @@ fn every_state_has_its_word() {
         one.state = state;
         let heading = fixtures::plain(&gpu::heading(&one, &[], &look));
         assert_eq!(heading.contains(gpu::state(state).0), state != GpuState::Ready, "{heading}");
-        // A state that nobody explained still says what it means.
+        // A state without a reason still gets an explanation.
         assert_eq!(gpu::notes(&one, &look).is_empty(), state == GpuState::Ready);
     }
 }

@@ -6,8 +6,8 @@
 //!        ╭─ then ╮   + created     = kept, ~ kept with other compute instances; without MIG mode: MIG off
 //!   1  - GPU instance 1g.10gb@4 (GI 11)
 //! ```
-//! GPUs for which all of it reads the same are drawn once: a host of eight that are cut alike is
-//! one picture.
+//!
+//! GPUs with the same drawing are drawn once, so a host with eight equal GPUs has one drawing.
 
 use anstyle::Style;
 use gpush_api::{Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Reset, Step, TimesliceStep};
@@ -20,10 +20,10 @@ use super::{
     trouble,
 };
 
-/// Room for `now` and `then` left of the drawings.
+/// Width of the labels `now` and `then`, left of the drawings.
 const GUTTER: usize = 7;
 
-/// What a plan does to one GPU, counted.
+/// Counts of what a plan does to one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) destroys: usize,
@@ -45,12 +45,12 @@ impl Tally {
     }
 }
 
-/// Whether there is nothing to do.
+/// Returns whether a plan is possible and has no steps.
 pub(crate) fn as_wanted(plan: &GpuPlan) -> bool {
     plan.refusal.is_none() && plan.error.is_none() && plan.is_empty()
 }
 
-/// Describes the steps of a plan in order, each with its style. A plan numbers these lines, and progress counts them.
+/// Describes the steps of a plan in order, each with its style. The plan numbers these lines, and progress counts them.
 pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
     plan.steps.iter().map(step)
 }
@@ -72,7 +72,7 @@ fn step(step: &Step) -> (Style, String) {
     }
 }
 
-/// What a reset disturbs, to be put behind it.
+/// Describes what a reset disturbs, as a suffix.
 fn disturbed(reset: &Reset) -> String {
     let mut parts = Vec::new();
     if !reset.together.is_empty() {
@@ -111,7 +111,7 @@ fn instance_step(step: &InstanceStep) -> String {
     }
 }
 
-/// The GPU instance profile of a compute instance profile: `3g.40gb` of `1c.3g.40gb`.
+/// Returns the GPU instance profile of a compute instance profile: `3g.40gb` for `1c.3g.40gb`.
 fn within(profile: &str) -> &str {
     match profile.split_once('.') {
         Some((slices, rest)) if slices.ends_with('c') => rest,
@@ -119,12 +119,18 @@ fn within(profile: &str) -> &str {
     }
 }
 
-/// All plans; `gpus` are the GPUs as they are, as far as they are known.
+/// Draws all plans. `gpus` are the current GPUs, if they are known.
 pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
     if plans.plans.is_empty() {
-        return paint(NOTE, "No GPU is meant: the config claims none for MIG.") + "\n" + NOTHING_CLAIMED + "\n";
+        return paint(
+            NOTE,
+            "Nothing to plan: no rule of the config claims a GPU for \
+            MIG.",
+        ) + "\n"
+            + NOTHING_CLAIMED
+            + "\n";
     }
-    // (indexes, heading, body), equal ones together, in order of the first.
+    // (indexes, heading, body): equal plans are in one group, in the order of their first GPU.
     let mut groups: Vec<(Vec<u32>, Heading, Vec<String>)> = Vec::new();
     for plan in &plans.plans {
         let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
@@ -152,7 +158,7 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
     out.join("\n") + "\n"
 }
 
-/// What a plan aims at. Of a GPU that has it and is not cut, how it is shared says that.
+/// Describes the aim of a plan. For a GPU that needs no change and has no MIG layout, this is how it is shared.
 fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     let how = gpu.filter(|_| as_wanted(plan)).and_then(|gpu| match gpu.mode {
         Mode::Mps => Some("whole, shared through MPS"),
@@ -163,7 +169,7 @@ fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     how.map_or_else(|| plan.wanted(), str::to_owned)
 }
 
-const NOTHING_CLAIMED: &str = "Name one with --gpu and a layout, or write a rule: gpushctl config show";
+const NOTHING_CLAIMED: &str = "Name a GPU with --gpu and a layout, or add a rule: gpushctl config show";
 
 #[derive(PartialEq)]
 struct Heading {
@@ -171,7 +177,7 @@ struct Heading {
     wanted: String,
 }
 
-/// `GPUs 0-3  A100-SXM4-80GB  07:00.0`.
+/// Returns `GPUs 0-3  A100-SXM4-80GB  07:00.0`.
 pub(crate) fn headline(numbers: &str, name: &str, address: &str, look: &Look) -> String {
     let gap = if address.is_empty() { "" } else { "  " };
     let room = look.width.saturating_sub(width(numbers) + 2 + gap.len() + width(address));
@@ -183,7 +189,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
         return trouble::lines("refused", error, 2, look);
     }
     if let Some(refusal) = &plan.refusal {
-        // An agent gives both; a saved plan may have lost the words.
+        // gpushd sends both fields. A saved plan may lack the error.
         let reason = serde_json::to_string(refusal).unwrap_or_default();
         return look.wrap("  refused: ", &look.clean(&reason));
     }
@@ -191,11 +197,11 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
         return vec![paint(NEW, "  as desired: nothing to do")];
     }
     let mut out = Vec::new();
-    // Of a GPU that is whole before and after, a drawing says nothing.
+    // A drawing of a GPU without MIG before and after would show nothing.
     let cut = |mig: &&gpush_api::Mig| mig.enabled || plan.changes_mig();
     if let Some((gpu, mig)) = gpu.and_then(|gpu| Some((gpu, gpu.mig.as_ref().filter(cut)?))) {
         let (now, then) = cells(plan, mig);
-        // Without MIG mode there are no slices, free or taken.
+        // Without MIG mode there are no slices.
         let drawn = |on: bool, cells| if on { slices::draw(cells, mig.memory_slices, GUTTER, look) } else { off() };
         out.extend(labelled("now", drawn(mig.enabled, now)));
         out.extend(labelled("then", drawn(!plan.leaves_whole(gpu), then)));
@@ -217,7 +223,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
     out
 }
 
-/// The GPU before and after.
+/// Returns the cells of a GPU before and after the plan.
 fn cells(plan: &GpuPlan, mig: &gpush_api::Mig) -> (Vec<Cell>, Vec<Cell>) {
     let destroyed =
         |id: u32| plan.instance_steps().any(|s| matches!(s, InstanceStep::DestroyGpuInstance { gi, .. } if *gi == id));
@@ -267,7 +273,7 @@ fn cells(plan: &GpuPlan, mig: &gpush_api::Mig) -> (Vec<Cell>, Vec<Cell>) {
     (now, then)
 }
 
-/// `1c 2c` for a split instance, nothing for one that is used whole.
+/// Returns the parts of a split instance, such as `1c 2c`; `None` if one compute instance uses all of it.
 fn split(profile: &str, compute: &[&str]) -> Option<String> {
     if compute == [profile] {
         return None;
@@ -276,12 +282,12 @@ fn split(profile: &str, compute: &[&str]) -> Option<String> {
     Some(parts.join(" "))
 }
 
-/// In place of a drawing: the GPU is used whole.
+/// Returns the text for a GPU without MIG mode, in place of a drawing.
 fn off() -> Vec<String> {
     vec![format!("{}{}", " ".repeat(GUTTER), paint(QUIET, "MIG off"))]
 }
 
-/// A drawing with its name beside the middle line.
+/// Adds a label to a drawing, next to its middle line.
 fn labelled(label: &str, lines: Vec<String>) -> Vec<String> {
     let middle = lines.len() / 2;
     lines

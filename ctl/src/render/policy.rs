@@ -1,4 +1,4 @@
-//! How a rule has GPUs shared, in words: for the config and for what changes in it.
+//! The sharing policy of a rule as text.
 
 use gpush_api::{MpsComputeMode, MpsPolicy, MpsUsers, RuleView, TimeslicePolicy};
 
@@ -8,7 +8,7 @@ use super::{
     mps::memory,
 };
 
-/// What clients of MPS may have and how many there may be, or how long turns are; `None` where nothing is shared.
+/// Describes the limits of MPS clients, or the time-slicing settings. `None` if the rule shares nothing.
 pub(crate) fn words(mps: Option<&MpsPolicy>, timeslice: Option<&TimeslicePolicy>) -> Option<String> {
     match (mps, timeslice) {
         (Some(policy), _) => Some(through_mps(policy)),
@@ -26,7 +26,7 @@ fn through_mps(MpsPolicy { settings, max_clients, shares_percent, users, compute
     };
     let kept = match compute_mode {
         MpsComputeMode::ExclusiveProcess => "",
-        MpsComputeMode::Keep => ", compute mode left as it is",
+        MpsComputeMode::Keep => ", compute mode not changed",
     };
     format!(
         "{} % of the GPU{memory} for each client, priority {}; {} at most{users}; shares of {shares_percent} % \
@@ -42,7 +42,7 @@ fn by_turns(TimeslicePolicy { replicas, level, compute_mode }: &TimeslicePolicy)
     format!("{}, time-slice level {level}, compute mode {mode}", count(*replicas as usize, "replica"))
 }
 
-/// The rules that share something, a paragraph each.
+/// Describes the rules that share GPUs, one paragraph each.
 pub(crate) fn of_rules(rules: &[RuleView], look: &Look) -> String {
     let shared: Vec<(String, String)> = rules
         .iter()

@@ -1,4 +1,4 @@
-//! Processes on GPUs as a table, and which of them have no lease.
+//! The table of processes on GPUs, and which of them have no lease.
 
 use gpush_api::{GpuProcess, GpuProcesses, StrayPolicy};
 
@@ -10,15 +10,15 @@ use super::{
     trouble, who,
 };
 
-/// Columns of a command line on a terminal: beside it there may be why a process is a stray.
+/// Returns the width of a command line on a terminal. It is smaller if the table explains strays.
 fn command_columns(strays: bool, look: &Look) -> usize {
     (look.width / if strays { 4 } else { 3 }).clamp(16, 60)
 }
 
-/// A quiet mark for what is not there or not known.
+/// Text for a missing or unknown value.
 const NONE: &str = "-";
 
-/// `gpushctl process list`; `strays` says that only those are there.
+/// Lists the processes of `gpushctl process list`. `strays` says that only strays are requested.
 pub(crate) fn list(all: &GpuProcesses, strays: bool, look: &Look) -> Listing {
     let mut out = String::new();
     for error in &all.unseen {
@@ -42,22 +42,25 @@ fn processes(n: usize) -> String {
     if n == 1 { count(n, "process") } else { format!("{n} processes") }
 }
 
-/// Whether it is left although the config wants strays ended.
+/// Returns whether gpushd leaves a stray alone although the config says that strays are ended.
 fn is_left(one: &GpuProcess) -> bool {
     one.stray.is_some() && one.stray_action.as_ref().is_some_and(|done| done.starts_with("left"))
 }
 
-/// What the config has done about so many strays, of which some are left.
+/// Describes what the config does about the strays, of which `left` are left alone.
 fn what_is_done(policy: StrayPolicy, found: usize, left: usize) -> String {
     let them = if found == 1 { "it" } else { "them" };
     match policy {
-        StrayPolicy::Report => format!("the config wants {them} shown, and left alone"),
-        StrayPolicy::Warn => format!("the config wants {them} shown and warned of in the log, and left alone"),
-        StrayPolicy::End if left == found => format!("the config says that gpushd ends strays, but it leaves {them}"),
+        StrayPolicy::Report => format!("the config has stray = \"report\", so gpushd does not end {them}"),
+        StrayPolicy::Warn => format!(
+            "the config has stray = \"warn\", so gpushd warns in its log and does not end \
+            {them}"
+        ),
+        StrayPolicy::End if left == found => format!("the config has stray = \"end\", but gpushd may not end {them}"),
         StrayPolicy::End if left > 0 => {
-            format!("gpushd ends them: SIGTERM, a grace period, SIGKILL; it leaves {left} of them")
+            format!("gpushd ends them (SIGTERM, a grace period, SIGKILL), except {left} that it may not end")
         }
-        StrayPolicy::End => format!("the config wants {them} ended: SIGTERM, a while to obey, SIGKILL"),
+        StrayPolicy::End => format!("gpushd ends {them}: SIGTERM, a grace period, SIGKILL"),
     }
 }
 
@@ -115,7 +118,7 @@ fn row(one: &GpuProcess, room: usize, look: &Look) -> Vec<String> {
     ]
 }
 
-/// The nearest of what it belongs to: the target that it serves, a lease, a job, a unit.
+/// Describes what a process belongs to: the target that it serves, a lease, a job or a unit.
 fn belongs(one: &GpuProcess, look: &Look) -> String {
     if let Some(serves) = &one.serves {
         return look.clean(serves);
@@ -131,7 +134,8 @@ fn belongs(one: &GpuProcess, look: &Look) -> String {
     if parts.is_empty() { NONE.to_owned() } else { parts.join(", ") }
 }
 
-/// Why it is a stray, and what was done, each word in its colour: cells break at blanks.
+/// Explains why a process is a stray, and what gpushd did. Each word is colored separately, because cells break at
+/// blanks.
 fn stray(one: &GpuProcess, look: &Look) -> String {
     let Some(why) = &one.stray else { return String::new() };
     let painted =

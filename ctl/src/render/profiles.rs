@@ -1,4 +1,4 @@
-//! MIG profiles of GPUs: what can be made, and where.
+//! MIG profiles of GPUs: which instances are possible, and where.
 
 use gpush_api::{Engines, Gpu, GpuProfile, Placement};
 
@@ -11,7 +11,7 @@ use super::{
     table::{Align, Narrow, fitted, table},
 };
 
-/// Start slices and size as nvidia-smi writes them, without braces: `0-6:1`, `0,4:4`.
+/// Formats start slices and sizes as nvidia-smi does, without braces: `0-6:1`, `0,4:4`.
 pub(crate) fn placements(placements: &[Placement]) -> String {
     let mut sizes: Vec<u8> = placements.iter().map(|p| p.size).collect();
     sizes.dedup();
@@ -34,8 +34,8 @@ fn starts_of(starts: &[u8]) -> String {
     }
 }
 
-/// How many more the driver would make, over how many there may be: `3/7`. GPUs of one kind may
-/// differ in it: `0-7/7`.
+/// Returns how many more instances the driver could create, and the maximum: `3/7`. For GPUs with different numbers:
+/// `0-7/7`.
 fn free(of: &[&GpuProfile]) -> String {
     let remaining: Option<Vec<u8>> = of.iter().map(|p| p.remaining).collect();
     let most = of.first().map_or(0, |p| p.max);
@@ -46,18 +46,18 @@ fn free(of: &[&GpuProfile]) -> String {
     }
 }
 
-/// Reads the number of engines of one kind.
+/// A function that returns the number of engines of one kind.
 type CountOf = fn(&Engines) -> u8;
 
 /// Engine kinds with their headings.
 const ENGINES: [(&str, CountOf); 5] =
     [("COPY", |e| e.copy), ("DEC", |e| e.decoder), ("ENC", |e| e.encoder), ("JPEG", |e| e.jpeg), ("OFA", |e| e.ofa)];
 
-/// A table of GPU instance profiles; `same` holds the profiles of all GPUs of this kind, row by row.
+/// Draws a table of GPU instance profiles. `gpus` are of one kind, so their profiles are the same, row by row.
 fn of_group(gpus: &[&Gpu], indent: usize, look: &Look) -> String {
     let all: Vec<&[GpuProfile]> = gpus.iter().filter_map(|g| g.mig.as_ref()).map(|m| m.profiles.as_slice()).collect();
     let Some(first) = all.first() else { return String::new() };
-    // A column of zeros (no MIG part has encoders) only costs room.
+    // A column of zeros needs room for nothing. No MIG-capable GPU has encoders, for example.
     let engines: Vec<_> = ENGINES.iter().filter(|(_, of)| first.iter().any(|p| of(&p.engines) > 0)).collect();
     let mut columns = vec![
         ("PROFILE", Align::Left),
@@ -91,7 +91,7 @@ fn of_group(gpus: &[&Gpu], indent: usize, look: &Look) -> String {
     fitted(&columns, rows, Narrow { spare, prose: false }, indent, look)
 }
 
-/// Whether two GPUs offer the same, whatever is free on them now.
+/// Returns whether two GPUs have the same profiles, even if different placements are free.
 fn alike(a: &Gpu, b: &Gpu) -> bool {
     let profiles = |gpu: &Gpu| {
         let mut profiles = gpu.mig.as_ref().map(|m| m.profiles.to_vec()).unwrap_or_default();
@@ -102,7 +102,7 @@ fn alike(a: &Gpu, b: &Gpu) -> bool {
     a.name == b.name && on(a) == on(b) && profiles(a) == profiles(b)
 }
 
-/// `gpushctl mig profiles`, in every format.
+/// Lists the profiles of `gpushctl mig profiles`, in every format.
 pub(crate) fn profiles(gpus: &[Gpu], look: &Look) -> Listing {
     let all = || gpus.iter().flat_map(|gpu| gpu.mig.iter().flat_map(|mig| &*mig.profiles).map(move |one| (gpu, one)));
     let row = |(gpu, one): (&Gpu, &GpuProfile)| {
@@ -125,7 +125,7 @@ pub(crate) fn profiles(gpus: &[Gpu], look: &Look) -> Listing {
     Listing::of(headings, all().map(row).collect()).names(names).drawn(tables(gpus, look))
 }
 
-/// A table for each kind of GPU.
+/// Draws a table for each kind of GPU.
 pub(crate) fn tables(gpus: &[Gpu], look: &Look) -> String {
     let mut groups: Vec<Vec<&Gpu>> = Vec::new();
     for gpu in gpus {
@@ -143,12 +143,12 @@ pub(crate) fn tables(gpus: &[Gpu], look: &Look) -> String {
         out += &headline(&gpu_numbers(&indexes), &look.clean(product(&group[0].name)), "", look);
         out.push('\n');
         out += &match &group[0].mig {
-            None => "  no MIG on this part\n".to_owned(),
+            None => "  this GPU does not support MIG\n".to_owned(),
             Some(mig) => {
                 let off = if mig.enabled {
                     String::new()
                 } else {
-                    paint(NOTE, "  MIG mode is off: what is free shows once it is on") + "\n"
+                    paint(NOTE, "  MIG mode is off: enable it to see what is free") + "\n"
                 };
                 off + &of_group(&group, 2, look)
             }
@@ -157,7 +157,7 @@ pub(crate) fn tables(gpus: &[Gpu], look: &Look) -> String {
     out
 }
 
-/// Profiles of one GPU with the compute instance profiles in them, for `gpu show`.
+/// Draws the profiles of one GPU with their compute instance profiles, for `gpu show`.
 pub(crate) fn with_compute(gpu: &Gpu, indent: usize, look: &Look) -> String {
     let Some(mig) = &gpu.mig else { return String::new() };
     let mut out = of_group(&[gpu], indent, look);

@@ -1,7 +1,7 @@
-//! A running operation: progress bars on a terminal, otherwise one line when it begins and one for each unusual event,
-//! and nothing with `--quiet`.
+//! The progress of a running operation. On a terminal, it has a progress bar for each GPU. Otherwise it prints a line
+//! at the beginning and for each unusual event. With `--quiet`, it prints nothing.
 //!
-//! All output goes to stderr: stdout is for the result.
+//! All output goes to stderr, because stdout is for the result.
 
 use std::io::Write;
 
@@ -15,23 +15,23 @@ use super::{Charset, Look, look::count, plan, status::gpu_numbers};
 pub(crate) enum Style {
     /// One bar for each GPU, redrawn in place.
     Bars,
-    /// One line when it begins, for a slow step, and for a GPU that is rolled back. Other steps are not printed: the
-    /// result shows what they did.
+    /// A line at the beginning, for a slow step, and for a GPU that is rolled back. Other steps are not printed,
+    /// because the result shows what they did.
     Lines,
     /// Nothing.
     Quiet,
 }
 
-/// What was shown so far.
+/// The progress shown so far.
 pub(crate) struct Progress {
     shown: Shown,
-    /// Whether the line for its begin was printed.
+    /// Whether the first line was printed.
     begun: bool,
     /// For each GPU: whether its rollback was printed, and the last slow step that was printed.
     told: Vec<(bool, Option<String>)>,
-    /// Notes that were printed.
+    /// Notes that were already printed.
     noted: Vec<String>,
-    /// Number of steps shown for each GPU: an operation that waited is planned again when it begins.
+    /// Number of steps per GPU. It may change, because an operation that waited is planned again when it begins.
     steps: Vec<u32>,
 }
 
@@ -74,7 +74,7 @@ impl Progress {
         }
         let waits = (!operation.waits_for.is_empty()).then(|| format!("waits: {}", operation.waits_for.join("; ")));
         let notes: Vec<String> = operation.notes.iter().cloned().chain(waits).collect();
-        // A new reason to wait replaces the old one, and old notes may be dropped, so notes are compared by text.
+        // Compared by text: a new reason to wait replaces the old one, and old notes may be dropped.
         for note in notes.iter().filter(|note| !self.noted.contains(note)).cloned().collect::<Vec<_>>() {
             self.say(&look.clean(&note));
         }
@@ -84,7 +84,7 @@ impl Progress {
             && let Some(line) = beginning(operation)
         {
             self.begun = true;
-            // No program reads stderr any more; the operation continues anyway.
+            // stderr may be closed. The operation continues anyway.
             let _ = writeln!(out, "{line}");
         }
         let gpus = operation.plans.iter().zip(&mut self.told).enumerate();
@@ -108,7 +108,7 @@ impl Progress {
         }
     }
 
-    /// Prints which steps take long. Bars show that anyway.
+    /// Prints steps that take long. Bars show them anyway.
     pub(crate) fn waiting(&mut self, operation: &Operation, look: &Look) {
         let Shown::Lines(out) = &mut self.shown else { return };
         for (now, told) in operation.progress.iter().zip(&mut self.told) {
@@ -122,7 +122,7 @@ impl Progress {
         }
     }
 
-    /// Prints a text that is not about a step.
+    /// Prints text that is not about a step.
     pub(crate) fn say(&mut self, text: &str) {
         match &mut self.shown {
             Shown::Bars(all, _) => drop(all.println(text)),
@@ -131,11 +131,11 @@ impl Progress {
         }
     }
 
-    /// Removes the bars: the result has the same information.
+    /// Removes the bars, because the result has the same information.
     pub(crate) fn end(self) {
         if let Shown::Bars(all, bars) = self.shown {
             bars.iter().for_each(ProgressBar::finish_and_clear);
-            // A closed terminal needs no clearing.
+            // Fails only if the terminal is closed.
             let _ = all.clear();
         }
     }
@@ -155,7 +155,7 @@ fn doing(now: &StepState) -> String {
     }
 }
 
-/// `op-7: 24 steps on GPUs 0-3`, once there are any.
+/// Returns the first line, such as `op-7: 24 steps on GPUs 0-3`, when there are steps.
 fn beginning(operation: &Operation) -> Option<String> {
     let changed = operation.progress.iter().filter(|gpu| gpu.total > 0);
     let (gpus, steps): (Vec<u32>, Vec<u32>) = changed.map(|gpu| (gpu.gpu, gpu.total)).unzip();
@@ -165,7 +165,7 @@ fn beginning(operation: &Operation) -> Option<String> {
 
 fn taking_back(now: &StepState) -> String {
     let why = now.error.as_ref().map_or_else(String::new, |e| format!(": {}", e.message));
-    format!("GPU {}  taking back {}{why}", now.gpu, count(now.done as usize, "step"))
+    format!("GPU {}  rolling back {}{why}", now.gpu, count(now.done as usize, "step"))
 }
 
 fn bars(operation: &Operation, look: &Look) -> Shown {
@@ -174,7 +174,7 @@ fn bars(operation: &Operation, look: &Look) -> Shown {
         Charset::Utf8 => "━╸─",
         Charset::Ascii => "#>.",
     };
-    // A template that does not parse would be a fault of ours; the plain bar serves as well.
+    // The template is valid. Otherwise the default bar is good enough.
     let style = ProgressStyle::with_template("{prefix:>7}  {bar:20}  {pos:>2}/{len:<2}  {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars(characters);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn that_it_began_is_told_once_and_so_is_a_rollback_and_no_single_step() {
+    fn begin_and_rollback_are_printed_once_without_single_steps() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let mut operation = fixtures::operation(OperationState::Running);
@@ -232,16 +232,16 @@ mod tests {
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
         op-17: 6 steps on GPU 0
-        GPU 0  taking back 3 steps: the driver refused 1g.10gb@6
+        GPU 0  rolling back 3 steps: the driver refused 1g.10gb@6
         ");
     }
 
     #[test]
-    fn notes_are_told_once_and_a_plan_that_was_made_anew_is_told_as_it_is() {
+    fn notes_are_printed_once_and_a_new_plan_is_printed() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let begun = fixtures::operation(OperationState::Running);
-        // While it waits, it has no steps.
+        // A waiting operation has no steps.
         let mut waiting = Operation { state: OperationState::Waiting, ..begun.clone() };
         waiting.plans[0].steps.clear();
         waiting.progress[0].total = 0;
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_switch_of_mig_mode_is_a_step_of_plan_and_progress_alike() {
+    fn mig_mode_change_counts_as_a_step() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let mut operation = fixtures::operation(OperationState::Running);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_takes_its_time_is_named() {
+    fn slow_step_is_named() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let mut operation = fixtures::operation(OperationState::Running);
@@ -290,12 +290,12 @@ mod tests {
         progress.update(&operation, &look);
         progress.waiting(&operation, &look);
         progress.waiting(&operation, &look);
-        progress.say("gpushd does not answer; trying for 5 s");
+        progress.say("gpushd does not answer; trying again for up to 5 s");
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
         op-17: 6 steps on GPU 0
         GPU 0  1 of 6 done, still destroying GPU instance 3 (2g.20gb@4)
-        gpushd does not answer; trying for 5 s
+        gpushd does not answer; trying again for up to 5 s
         ");
     }
 }

@@ -2,19 +2,19 @@
 
 use gpush_api::Sensors;
 
-/// What is shown for a value that the driver does not report.
+/// Text for a value that the driver does not report.
 const ABSENT: &str = "-";
 
 fn value(value: Option<u32>) -> String {
     value.map_or_else(|| ABSENT.to_owned(), |value| value.to_string())
 }
 
-/// Milliwatts in whole watts.
+/// Formats milliwatts as whole watts.
 fn watts(milliwatts: Option<u32>) -> String {
     value(milliwatts.map(|milliwatts| (milliwatts + 500) / 1000))
 }
 
-/// ECC errors since the driver was loaded: corrected, then uncorrected.
+/// Formats the ECC errors since the driver was loaded: corrected, then uncorrected.
 fn ecc(sensors: &Sensors) -> String {
     match (sensors.ecc_corrected, sensors.ecc_uncorrected) {
         (None, None) => ABSENT.to_owned(),
@@ -25,7 +25,7 @@ fn ecc(sensors: &Sensors) -> String {
     }
 }
 
-/// The line below the heading of a GPU. The columns keep their places while values change.
+/// Draws the line below the heading of a GPU. The columns stay in place when values change.
 pub(crate) fn line(sensors: &Sensors) -> String {
     format!(
         "util {:>3}%  mem {:>3}%  {:>3} C  {:>4}/{} W  ECC {}",
@@ -38,7 +38,7 @@ pub(crate) fn line(sensors: &Sensors) -> String {
     )
 }
 
-/// Names and values for `gpu show`, those that the driver reports.
+/// Returns names and values for `gpu show`, for the values that the driver reports.
 pub(crate) fn facts(sensors: &Sensors) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     if let Some(percent) = sensors.utilization_percent {

@@ -1,4 +1,4 @@
-//! Everything about a GPU: `gpu show`.
+//! All details of a GPU: `gpu show`.
 
 use gpush_api::{Architecture, ComputeMode, Gpu, Mig, Mode, MpsDaemon, NvLink, Process};
 
@@ -11,7 +11,7 @@ use super::{
     timeslice, who,
 };
 
-/// `gpushctl gpu show`; `daemons` are those of the host.
+/// Draws `gpushctl gpu show`. `daemons` are all daemons of the host.
 pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     let mut out = Vec::new();
     out.push(format!("{}  {}", paint(STRONG, &format!("GPU {}", one.index)), look.clean(product(&one.name))));
@@ -30,14 +30,14 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     fact(
         "memory",
         format!(
-            "{} of {} GiB in use, what the driver reserves included",
+            "{} of {} GiB in use, with what the driver reserves",
             gib(one.memory.used_mib),
             gib(one.memory.total_mib)
         ),
     );
     fact("state", gpu::state(one.state).0.to_owned());
     let rule = one.rule.as_ref().map(|rule| {
-        // A rule without a name is called `rule 1` already.
+        // A rule without a name is already called `rule 1`.
         let word = if rule.starts_with("rule ") { "" } else { "rule " };
         format!(", by {word}{}", look.clean(rule))
     });
@@ -71,7 +71,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     if let Some(mig) = one.mig.as_ref().filter(|m| m.enabled) {
         text.push('\n');
         text += &section("MIG devices");
-        for line in slices::of(mig, gpu::INDENT, look) {
+        for line in slices::of(mig, &one.leases, gpu::INDENT, look) {
             text += &line;
             text.push('\n');
         }
@@ -122,7 +122,7 @@ fn nvlink(of: &NvLink, look: &Look) -> String {
     format!("{} to {}", count(of.links as usize, "link"), ends.join(", "))
 }
 
-/// Who may make a CUDA context.
+/// Describes who may create a CUDA context.
 fn contexts(mode: ComputeMode) -> &'static str {
     match mode {
         ComputeMode::Default => "programs share it",
@@ -145,7 +145,7 @@ fn architecture(of: Architecture) -> &'static str {
     }
 }
 
-/// One line per instance: placement, ids, the whole UUID, the number of processes.
+/// Draws a table with one line per device: placement, ids, number of processes, and the complete UUID.
 fn devices(gpu: &Gpu, look: &Look) -> String {
     use Align::{Left, Right};
     let columns = [("INSTANCE", Left), ("GI", Right), ("CI", Right), ("GIB", Right), ("USE", Left), ("MIG UUID", Left)];
@@ -171,27 +171,31 @@ fn devices(gpu: &Gpu, look: &Look) -> String {
     if rows.is_empty() {
         return none_yet(gpu, look);
     }
-    // A UUID is there to be copied, so it is never cut: the line is wider than a narrow terminal instead.
+    // Users copy UUIDs, so a UUID is never cut. The line may be wider than a narrow terminal.
     let wide = Look { width: look.width.max(110), ..*look };
     table(&columns, rows, gpu::INDENT, &wide)
 }
 
-/// Says that a GPU has no instance, and what to type so that it gets some.
+/// Says that a GPU has no instances, and names the command that creates some.
 fn none_yet(gpu: &Gpu, look: &Look) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
-        (Some(_), Mode::Mig) => format!("none yet: `gpushctl apply {index}` creates those of the config"),
-        (None, _) => format!("none yet: `gpushctl mig add {} -g {index}`", example(gpu).unwrap_or("ENTRIES")),
+        (Some(_), Mode::Mig) => {
+            format!("none yet: `gpushctl apply {index}` (administrator) creates those of the config")
+        }
+        (None, _) => {
+            format!("none yet: `gpushctl mig add {} -g {index}` (administrator)", example(gpu).unwrap_or("ENTRIES"))
+        }
         (Some(rule), mode) => {
-            // A rule without a name is called `rule 1` already.
+            // A rule without a name is already called `rule 1`.
             let word = if rule.starts_with("rule ") { "" } else { "rule " };
-            format!("none, and none to come: {word}{rule} of the config has mode `{}`", mode.name())
+            format!("none: {word}{rule} of the config has mode `{}`", mode.name())
         }
     };
     look.wrap("  ", &look.clean(&text)).join("\n") + "\n"
 }
 
-/// A profile that the GPU can hold more than once.
+/// Returns a profile for an example, preferably one that fits more than once.
 fn example(gpu: &Gpu) -> Option<&str> {
     let profiles = &gpu.mig.as_ref()?.profiles;
     let several = profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
@@ -202,7 +206,7 @@ fn processes_in_words(n: usize) -> String {
     if n == 1 { "1 process".to_owned() } else { format!("{n} processes") }
 }
 
-/// Every process of a GPU with where it runs.
+/// Draws every process of a GPU, with where it runs.
 fn processes(gpu: &Gpu, look: &Look) -> String {
     let mut lines = Vec::new();
     let mut push = |place: &str, process: &Process| {

@@ -5,41 +5,42 @@
 //! │● 3g.40gb                          │○ 2g.20gb        │○1g.10gb│free    ╎
 //! ╰0──────────────────────────────────┴4────────────────┴6───────┴7╌╌╌╌╌╌╌╯
 //! ```
-//! The numbers in the lower edge are placements, as they are written in a layout: `2g.20gb@4`.
+//!
+//! The numbers in the lower edge are placements, as in a layout: `2g.20gb@4`.
 
 use anstyle::Style;
-use gpush_api::{GpuInstance, Mig, Placement};
+use gpush_api::{GpuInstance, LeaseUse, Mig, Placement, Process};
 
 use super::{
     Charset, Look,
     look::{IDLE, NOTE, QUIET, USED, pad, paint, width},
 };
 
-/// Columns that divide evenly into the slices of every part known today (4, 8 and 12).
+/// A width that is divisible by the number of slices of every known GPU model (4, 8 and 12).
 const GRAIN: usize = 24;
 
-/// Widest drawing, in columns: on a very wide terminal the text beside it is what should grow.
+/// Maximum width of a drawing, in columns. On a wider terminal, the additional room is for the text.
 const WIDEST: usize = 96;
 
-/// The column that nothing beside a drawing needs to go beyond: on a wide terminal a figure at its very
-/// edge is far from what it is about.
+/// Returns the last column that text next to a drawing should use. On a wide terminal, a number at the right edge would
+/// be too far away from the drawing.
 pub(crate) fn edge(indent: usize, look: &Look) -> usize {
     look.width.min(indent + WIDEST + 1)
 }
 
-/// A stretch of slices.
+/// A range of slices.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
-    /// Slices that it covers.
+    /// The slices that it covers.
     pub(crate) placement: Placement,
-    /// Texts for it, longest first; the first that fits is drawn.
+    /// Possible labels, longest first. The first one that fits is drawn.
     pub(crate) labels: Vec<String>,
-    /// Style of the text.
+    /// Style of the label.
     pub(crate) style: Style,
 }
 
 impl Cell {
-    /// A cell of a GPU instance: mark, profile, and its compute instances where there is room.
+    /// Creates the cell of a GPU instance: mark, profile, and its compute instances if there is room.
     pub(crate) fn of(profile: &str, placement: Placement, mark: &str, inside: Option<&str>, style: Style) -> Self {
         let mut labels = Vec::new();
         if let Some(inside) = inside {
@@ -55,30 +56,48 @@ impl Cell {
     }
 }
 
-/// `1g.10gb+me` without its memory: `1g+me`.
+/// Returns a profile without its memory: `1g+me` for `1g.10gb+me`.
 fn short(profile: &str) -> String {
     let (slices, rest) = profile.split_once('.').unwrap_or((profile, ""));
     let attribute = rest.find('+').map_or("", |at| &rest[at..]);
     format!("{slices}{attribute}")
 }
 
-/// Whether programs run in the instance, and whether they could.
+/// The use of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// It has processes.
     Busy,
-    /// It has none.
+    /// It has no process, but leases have all of it.
+    Granted,
+    /// It has no process and no lease.
     Idle,
-    /// It has no compute instance: no program can use it.
+    /// It has no compute instance, so no program can use it.
     Bare,
 }
 
 impl Use {
-    pub(crate) fn of(instance: &GpuInstance) -> Self {
-        if !instance.processes.is_empty() || instance.compute.iter().any(|c| !c.processes.is_empty()) {
+    /// Returns the use of a GPU instance by its processes and by the leases of its GPU.
+    pub(crate) fn of(instance: &GpuInstance, leases: &[LeaseUse]) -> Self {
+        let uses = instance.compute.iter().map(|one| Self::of_target(&one.processes, one.uuid.as_deref(), leases));
+        let uses: Vec<Self> = uses.collect();
+        if !instance.processes.is_empty() || uses.contains(&Self::Busy) {
             Self::Busy
-        } else if instance.compute.is_empty() {
+        } else if uses.is_empty() {
             Self::Bare
+        } else if uses.iter().all(|one| *one == Self::Granted) {
+            Self::Granted
+        } else {
+            Self::Idle
+        }
+    }
+
+    /// Returns the use of a MIG device, or of a whole GPU, with this UUID.
+    pub(crate) fn of_target(processes: &[Process], uuid: Option<&str>, leases: &[LeaseUse]) -> Self {
+        if !processes.is_empty() {
+            Self::Busy
+        } else if leases.iter().any(|lease| uuid == Some(&lease.target)) {
+            Self::Granted
         } else {
             Self::Idle
         }
@@ -87,6 +106,7 @@ impl Use {
     pub(crate) fn mark(self, look: &Look) -> &'static str {
         match self {
             Self::Busy => look.pick("●", "*"),
+            Self::Granted => look.pick("◐", "%"),
             Self::Idle => look.pick("○", "o"),
             Self::Bare => "!",
         }
@@ -95,13 +115,14 @@ impl Use {
     pub(crate) fn style(self) -> Style {
         match self {
             Self::Busy => USED,
+            Self::Granted => QUIET,
             Self::Idle => IDLE,
             Self::Bare => NOTE,
         }
     }
 }
 
-/// What is inside an instance that is split: `1c 2c`; nothing when one compute instance takes all.
+/// Returns the parts of a split instance, such as `1c 2c`; `None` if one compute instance uses all of it.
 pub(crate) fn inside(instance: &GpuInstance) -> Option<String> {
     if let [one] = instance.compute.as_slice()
         && one.profile == instance.profile
@@ -112,16 +133,16 @@ pub(crate) fn inside(instance: &GpuInstance) -> Option<String> {
     Some(if parts.is_empty() { "no compute instance".to_owned() } else { parts.join(" ") })
 }
 
-/// The GPU as it is now.
-pub(crate) fn of(mig: &Mig, indent: usize, look: &Look) -> Vec<String> {
+/// Draws the current instances of a GPU.
+pub(crate) fn of(mig: &Mig, leases: &[LeaseUse], indent: usize, look: &Look) -> Vec<String> {
     let cells = mig.instances.iter().map(|instance| {
-        let usage = Use::of(instance);
+        let usage = Use::of(instance, leases);
         Cell::of(&instance.profile, instance.placement, usage.mark(look), inside(instance).as_deref(), usage.style())
     });
     draw(cells.collect(), mig.memory_slices, indent, look)
 }
 
-/// Draws cells and the free slices between them; three lines, none for a part without slices.
+/// Draws cells and the free slices between them, as three lines. Returns no line for a GPU without slices.
 pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Look) -> Vec<String> {
     if slices == 0 {
         return Vec::new();
@@ -166,15 +187,15 @@ pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Look)
 
 enum Slot {
     Taken(Cell),
-    /// One free slice; `first` of its run.
+    /// One free slice. `first` says whether it is the first of a free range.
     Free {
         placement: Placement,
         first: bool,
     },
 }
 
-/// Fills gaps with free slices. Cells that overlap or stand out, which no sound driver reports, are
-/// left out: the list below the drawing still has them.
+/// Fills gaps with free slices. Leaves out cells that overlap or exceed the slices. A working driver does not report
+/// such cells, and the list below the drawing still has them.
 fn with_free(cells: Vec<Cell>, slices: u8) -> Vec<Slot> {
     let mut out = Vec::new();
     let mut next = 0;
@@ -196,7 +217,7 @@ fn with_free(cells: Vec<Cell>, slices: u8) -> Vec<Slot> {
     out
 }
 
-/// Edges: left, between, right.
+/// Characters for edges: left, between, right.
 struct Glyphs {
     line: &'static str,
     dashes: &'static str,

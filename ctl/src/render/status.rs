@@ -1,4 +1,4 @@
-//! `gpushctl status`: who answers, every GPU, and what to do about what is wrong.
+//! `gpushctl status`: gpushd and the driver, every GPU, and hints for problems.
 
 use gpush_api::{Gpu, GpuState, Health, HealthStatus, Lease, Mode, MpsDaemon, Version};
 use serde::Serialize;
@@ -7,29 +7,31 @@ use super::{
     Look, gpu,
     look::{BAD, NOTE, QUIET, STRONG, count, paint, width},
     mps::list as mps,
-    sensors, slices,
+    sensors,
+    slices::{self, Use},
 };
 
-/// What `gpushctl status --json` prints: answers of the API in one document.
+/// Output of `gpushctl status --json`: several API responses in one document.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Status {
     pub(crate) version: Version,
     pub(crate) health: Health,
     pub(crate) gpus: Vec<Gpu>,
-    /// Of these GPUs and their MIG devices; not asked for where none is shared through MPS.
+    /// MPS daemons of these GPUs and their MIG devices. Not requested if no GPU uses MPS.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) mps: Vec<MpsDaemon>,
-    /// Leases that have not ended, in order of arrival; not requested where no GPU can be leased.
+    /// Leases that have not ended, in order of arrival. Not requested if no GPU can be leased.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) leases: Vec<Lease>,
 }
 
-/// The picture; `brief` leaves out the lines below each drawing, and groups GPUs that are drawn alike.
+/// Draws the status. `brief` leaves out the lines below each drawing, and groups GPUs with the same drawing.
 pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
     draw(status, brief, false, look)
 }
 
-/// The picture with the sensors of each GPU, for `--watch` and `-o wide`. GPUs are not grouped, as their sensors differ.
+/// Draws the status with the sensors of each GPU, for `--watch` and `-o wide`. GPUs are not grouped, because their
+/// sensors differ.
 pub(crate) fn status_with_sensors(status: &Status, brief: bool, look: &Look) -> String {
     draw(status, brief, true, look)
 }
@@ -46,7 +48,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Look) -> String
     let mut groups: Vec<(&Gpu, Vec<String>, Vec<u32>)> = Vec::new();
     for (gpu, block) in blocks {
         match groups.last_mut() {
-            // In short, GPUs that are drawn alike are drawn once.
+            // In the brief form, GPUs with the same drawing are drawn once.
             Some((first, drawn, others))
                 if brief && !with_sensors && gpu::is_alike(first, gpu) && drawn[1..] == block[1..] =>
             {
@@ -72,7 +74,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Look) -> String
     out.join("\n") + "\n"
 }
 
-/// A GPU whose MPS servers are called what they are: their program says less.
+/// Returns the GPU with descriptive names for its MPS servers, because their command lines say less.
 fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
     let mut gpu = gpu.clone();
     let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
@@ -122,7 +124,7 @@ pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
         HealthStatus::Degraded => {
             for cause in &status.health.errors {
                 out.extend(look.wrap("! ", &look.clean(&cause.message)).iter().map(|l| paint(BAD, l)));
-                // What a GPU says for itself stands with it, below.
+                // The reasons of a GPU are shown below, with the GPU.
                 let below = status.gpus.iter().any(|gpu| gpu.reasons == cause.causes);
                 for deeper in cause.causes.iter().filter(|_| !below) {
                     out.extend(look.wrap("  cause: ", &look.clean(deeper)));
@@ -141,21 +143,31 @@ pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
 
 fn summary(gpus: &[Gpu]) -> String {
     let mut text = count(gpus.len(), "GPU");
-    // Of one that is lost nobody knows what is left.
+    // The instances of a lost GPU are not known.
     let there = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost);
-    let instances = there.filter_map(|g| g.mig.as_ref().filter(|m| m.enabled)).flat_map(|m| &m.instances);
-    let (mut devices, mut used) = (0, 0);
-    for instance in instances {
-        devices += instance.compute.len();
-        used += instance.compute.iter().filter(|c| !c.processes.is_empty() || !instance.processes.is_empty()).count();
+    let (mut devices, mut used, mut granted) = (0, 0, 0);
+    for gpu in there {
+        let instances = gpu.mig.iter().filter(|mig| mig.enabled).flat_map(|mig| &mig.instances);
+        for (instance, one) in instances.flat_map(|instance| instance.compute.iter().map(move |one| (instance, one))) {
+            let processes = if instance.processes.is_empty() { &one.processes } else { &instance.processes };
+            devices += 1;
+            match Use::of_target(processes, one.uuid.as_deref(), &gpu.leases) {
+                Use::Busy => used += 1,
+                Use::Granted => granted += 1,
+                Use::Idle | Use::Bare => {}
+            }
+        }
     }
     if devices > 0 {
         text += &format!(", {}, {used} in use", count(devices, "MIG device"));
     }
+    if granted > 0 {
+        text += &format!(", {granted} granted");
+    }
     text
 }
 
-/// Commands for what the notes told, once for all GPUs.
+/// Returns the commands that help with the notes, once for all GPUs.
 fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     let mut step = |which: &[u32], one: &str, many: &str, command: &str| {
@@ -171,10 +183,10 @@ fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let dry_run = format!("`gpushctl apply {} --dry-run` shows the changes", list(&drifting));
     step(&drifting, "differs from its desired state", "differ from their desired state", &dry_run);
     let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
-    let rule = "take it out of the rule that gives it a layout: `gpushctl config show`";
-    step(&uncut, "has no MIG", "have no MIG", rule);
+    let rule = "remove it from the rule that gives it a layout: `gpushctl config show`";
+    step(&uncut, "does not support MIG", "do not support MIG", rule);
     let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.reset_pending) && !drifting.contains(&g.index));
-    let reset = format!("`gpushctl gpu reset {}`", list(&pending));
+    let reset = format!("`gpushctl gpu reset {}` (administrator)", list(&pending));
     step(&pending, "waits for a reset", "wait for a reset", &reset);
     out
 }
@@ -183,7 +195,7 @@ fn list(gpus: &[u32]) -> String {
     gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// `GPU 3`, `GPUs 0-3, 5`.
+/// Returns `GPU 3`, `GPUs 0-3, 5`.
 pub(crate) fn gpu_numbers(indexes: &[u32]) -> String {
     let mut sorted = indexes.to_vec();
     sorted.sort_unstable();

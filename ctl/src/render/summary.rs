@@ -1,4 +1,4 @@
-//! `gpushctl status --summary`: many GPUs on a page, per model and profile.
+//! `gpushctl status --summary`: totals per model and profile, for hosts with many GPUs.
 
 use gpush_api::{DeviceUse, Gpu, GpuState, Mode};
 use gpush_core::devices;
@@ -10,7 +10,7 @@ use super::{
     table::{Align, Narrow, fitted},
 };
 
-/// Totals of one kind of thing: whole GPUs of a model, or MIG devices of a profile on it.
+/// Totals of one kind: whole GPUs of a model, or MIG devices of a profile on that model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Totals {
     model: String,
@@ -19,11 +19,11 @@ struct Totals {
     in_use: usize,
     granted: usize,
     free: usize,
-    /// How many more the driver would create now.
+    /// How many more the driver could create now.
     possible: Option<usize>,
 }
 
-/// The page.
+/// Draws the summary.
 pub(crate) fn summary(status: &Status, look: &Look) -> String {
     let mut out = header(status, look).join("\n") + "\n\n";
     let totals = totals(status);

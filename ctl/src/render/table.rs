@@ -1,7 +1,7 @@
 //! Tables: one line for each row, aligned columns, dim headings.
 //!
-//! On a narrow terminal cells break at blanks, never within a word. First, optional columns are left out. Then the text
-//! of the last column moves below its row. Cells may have colours, a separate one for each word.
+//! On a narrow terminal, cells break at blanks, never within a word. First, optional columns are left out. Then the
+//! text of the last column moves below its row. A cell may have colors, but each word must be colored separately.
 
 use std::borrow::Cow;
 
@@ -15,16 +15,16 @@ use super::{
     operation,
 };
 
-/// Blanks between two columns.
+/// Number of blanks between two columns.
 const GAP: usize = 2;
 
-/// Narrowest column in which prose is readable.
+/// Minimum width of a column with prose.
 pub(crate) const PROSE: usize = 24;
 
-/// Columns of a cell that is broken only if nothing else helps: `off > on`.
+/// Cells up to this width are broken only if nothing else helps: `off > on`.
 const SHORT: usize = 8;
 
-/// Blanks before text that is below its row.
+/// Number of blanks before text that is below its row.
 pub(crate) const BELOW: usize = 4;
 
 /// The alignment of a column.
@@ -37,14 +37,14 @@ pub(crate) enum Align {
 /// How a table adapts to a narrow terminal.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Narrow {
-    /// Columns that are left out, in this order, before a word would exceed its column.
+    /// Columns that are left out, in this order, before a word exceeds its column.
     pub(crate) spare: &'static [&'static str],
-    /// Whether the last column has prose, which may be below its row.
+    /// Whether the last column has prose, which may move below its row.
     pub(crate) prose: bool,
 }
 
-/// Draws a table of plain text. Columns that are too wide for the terminal break at blanks; the first column, which
-/// names the row, breaks last. In a pipe no column breaks.
+/// Draws a table without optional columns. Columns that are too wide for the terminal break at blanks. The first
+/// column, which names the row, breaks last. In a pipe, no column breaks.
 pub(crate) fn table(columns: &[(&str, Align)], rows: Vec<Vec<String>>, indent: usize, look: &Look) -> String {
     fitted(columns, rows, Narrow::default(), indent, look)
 }
@@ -62,7 +62,7 @@ pub(crate) fn fitted(
     let gaps = |columns: usize| GAP * columns.saturating_sub(1);
     for name in narrow.spare {
         let (least, whole) = measured(&columns, &rows, SHORT);
-        // The first column names the row: it is not broken while another column can be left out.
+        // The first column names the row. It is not broken as long as another column can be left out.
         let needed = whole.iter().take(1).chain(least.iter().skip(1)).sum::<usize>();
         if needed + gaps(least.len()) <= room {
             break;
@@ -104,7 +104,7 @@ pub(crate) fn fitted(
     out
 }
 
-/// Columns that a cell takes, without its colours.
+/// Returns the number of columns of a cell, without its color codes.
 fn width(cell: &str) -> usize {
     look::width(&bare(cell))
 }
@@ -113,7 +113,7 @@ fn bare(cell: &str) -> Cow<'_, str> {
     if cell.contains('\x1b') { Cow::Owned(strip_str(cell).to_string()) } else { Cow::Borrowed(cell) }
 }
 
-/// A cell in lines of `room` columns; no word is broken.
+/// Breaks a cell into lines of `room` columns. No word is broken.
 fn broken(cell: &str, room: usize) -> Vec<String> {
     if !cell.contains('\x1b') {
         return look::broken(cell, room);
@@ -128,8 +128,8 @@ fn broken(cell: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Returns for each column its longest unbreakable text and its widest cell. Words, and cells of up to `short` columns,
-/// are not broken.
+/// Returns, for each column, its longest unbreakable text and its widest cell. Words, and cells of up to `short`
+/// columns, are not broken.
 fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (Vec<usize>, Vec<usize>) {
     let cells = |at: usize| rows.iter().map(move |row| row[at].as_str()).chain([columns[at].0]);
     let word = |cell: &str| match width(cell) {
@@ -141,7 +141,7 @@ fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (V
     (least, whole)
 }
 
-/// Returns the widths of columns in `room`: those that lack least get their full width first.
+/// Returns the widths of the columns in `room`. Columns that need the least additional room get their full width first.
 fn widths(least: Vec<usize>, whole: &[usize], room: usize) -> Vec<usize> {
     let mut widths = least;
     let mut left = room.saturating_sub(widths.iter().sum());
@@ -155,9 +155,9 @@ fn widths(least: Vec<usize>, whole: &[usize], room: usize) -> Vec<usize> {
     widths
 }
 
-/// Draws a row with as many lines as its longest cell needs.
+/// Draws a row, with as many lines as its longest cell needs.
 fn lines(row: &[String], columns: &[(&str, Align)], widths: &[usize]) -> Vec<String> {
-    // A cell that fits is not changed, nor are its blanks.
+    // A cell that fits is not changed, and its blanks are kept.
     let cell = |(cell, room): (&String, &usize)| {
         if width(cell) <= *room { vec![cell.clone()] } else { broken(cell, *room) }
     };
@@ -180,7 +180,7 @@ fn lines(row: &[String], columns: &[(&str, Align)], widths: &[usize]) -> Vec<Str
     (0..height).map(line).collect()
 }
 
-/// `gpushctl gpu list`.
+/// Lists the GPUs of `gpushctl gpu list`.
 pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> Listing {
     use Align::{Left, Right};
     let columns = [
@@ -193,8 +193,8 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> Listing {
         ("STATE", Left),
         ("UUID", Left),
     ];
-    // 40 characters of UUID leave no room for the rest on most terminals. Its beginning names the GPU
-    // too, and `-o wide` prints all of it. On a narrow terminal there is no PCI address.
+    // A UUID has 40 characters and leaves no room for the rest on most terminals. Its beginning identifies the GPU too,
+    // and `-o wide` prints all of it. On a narrow terminal, the PCI address is left out.
     let (pci, uuid) = match look.width {
         _ if !look.wraps => (true, usize::MAX),
         0..100 => (false, "GPU-00000000".len()),
@@ -231,7 +231,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> Listing {
         .or_empty("The driver shows no GPU on this host.")
 }
 
-/// The beginning of a UUID with an ellipsis, or all of it.
+/// Returns the beginning of a UUID with an ellipsis, or all of it.
 fn shortened(uuid: &str, columns: usize, look: &Look) -> String {
     if uuid.len() <= columns {
         return uuid.to_owned();
@@ -239,7 +239,7 @@ fn shortened(uuid: &str, columns: usize, look: &Look) -> String {
     uuid.chars().take(columns).collect::<String>() + look.pick("…", "...")
 }
 
-/// MIG mode and instances in a few characters: `on, 4`.
+/// Returns MIG mode and the number of instances: `on, 4`.
 fn mig(gpu: &Gpu) -> String {
     match &gpu.mig {
         None => "-".to_owned(),
@@ -252,7 +252,7 @@ fn mig(gpu: &Gpu) -> String {
     }
 }
 
-/// `gpushctl operation list`.
+/// Lists the operations of `gpushctl operation list`.
 pub(crate) fn operations(operations: &[OperationSummary], look: &Look) -> Listing {
     use Align::{Left, Right};
     let columns = [
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn no_word_is_broken_and_prose_may_stand_below_its_row() {
+    fn words_are_not_broken_and_prose_may_move_below_its_row() {
         insta::assert_snapshot!(drawn(80, Narrow::default()), @r"
         GPU  A LONG NAME        FIGURE  WHY
           0  training-and-more    80.0  it looks broken, and has for weeks

@@ -1,4 +1,4 @@
-//! Time-sliced GPUs: the level in effect, and whether the driver supports it.
+//! Time-sliced GPUs: the effective level, and whether the driver supports levels.
 
 use gpush_api::{Gpu, TimesliceState, TimesliceView};
 
@@ -10,10 +10,10 @@ use super::{
     who,
 };
 
-/// What turns are not, said wherever they are shown.
+/// The limits of time-slicing, shown wherever it appears.
 const TRUTH: &str = "no memory or fault isolation, no guaranteed share";
 
-/// The level in words, as events and lines have it: `time-slice level long`.
+/// Describes the level for events and lines: `time-slice level long`.
 pub(crate) fn level(turns: &TimesliceView) -> String {
     match (turns.state, turns.level) {
         (TimesliceState::Known, Some(level)) => format!("time-slice level {level}"),
@@ -22,7 +22,7 @@ pub(crate) fn level(turns: &TimesliceView) -> String {
     }
 }
 
-/// The line below a GPU in `status`, and a note of what is wrong.
+/// Draws the line below a GPU in `status`, and a note on a problem.
 pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
     let Some(turns) = &gpu.timeslice else { return Vec::new() };
     let margin = " ".repeat(indent);
@@ -37,24 +37,24 @@ pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
     out
 }
 
-/// When the level was read: a while before all else that is shown of the GPU.
+/// Says when the level was read. That may be earlier than the reading of the GPU.
 fn read(turns: &TimesliceView, look: &Look) -> String {
     let read = turns.read_at.filter(|_| turns.state == TimesliceState::Known);
     read.map(|at| format!(", read {}", look.ago(at))).unwrap_or_default()
 }
 
-/// Why the level is not the wanted one, where that is worth a word.
+/// Returns why the level is not the desired one, if that is worth a note.
 fn trouble(turns: &TimesliceView) -> Option<&str> {
     let told = match turns.state {
         TimesliceState::Known => turns.level != Some(turns.wanted),
         TimesliceState::Unsupported => false,
-        // What has not been read yet will be in a moment.
+        // If the level was never read yet, the first reading follows soon.
         TimesliceState::Unknown => turns.since.is_some(),
     };
     turns.reason.as_deref().filter(|_| told)
 }
 
-/// `gpushctl timeslice list`.
+/// Lists the GPUs of `gpushctl timeslice list`.
 pub(crate) fn list(gpus: &[Gpu], look: &Look) -> Listing {
     use Align::{Left, Right};
     let columns = [
@@ -87,7 +87,7 @@ pub(crate) fn list(gpus: &[Gpu], look: &Look) -> Listing {
         .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` does it.")
 }
 
-/// `gpushctl timeslice show`.
+/// Draws `gpushctl timeslice show`.
 pub(crate) fn show(gpus: &[Gpu], look: &Look) -> String {
     let mut out = String::new();
     for gpu in gpus {
@@ -108,7 +108,7 @@ pub(crate) fn show(gpus: &[Gpu], look: &Look) -> String {
     if out.is_empty() { "No GPU is time-sliced.\n".to_owned() } else { out }
 }
 
-/// Facts for `gpu show`, by name.
+/// Returns facts for `gpu show`, by name.
 pub(crate) fn facts(turns: &TimesliceView, look: &Look) -> Vec<(&'static str, String)> {
     let replicas = count(turns.replicas as usize, "replica");
     let since = turns.since.map(|since| format!(", first seen {}", look.ago(since))).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! An error for people: what, why, and what to type next.
+//! Errors as text: what failed, why, and what to type next.
 
 use anstyle::Style;
 use gpush_api::ApiError;
@@ -8,7 +8,8 @@ use super::{
     look::{BAD, IDLE, QUIET, paint},
 };
 
-/// `error: …`, its causes, the errors of which it is made, what stands for all that, and its hint; `word` says what happened, `indent` blanks come first.
+/// Draws an error: `word: …`, its causes, its nested errors, its outcome and its hint. Each line starts with `indent`
+/// blanks.
 pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Look) -> Vec<String> {
     let mut out = labelled(word, BAD, &error.message, indent, look);
     for cause in &error.causes {
@@ -26,11 +27,11 @@ pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Look) ->
     out
 }
 
-/// `label: text`, as many lines as it takes.
+/// Draws `label: text` in as many lines as needed.
 fn labelled(label: &str, style: Style, text: &str, indent: usize, look: &Look) -> Vec<String> {
     let margin = " ".repeat(indent);
     let mut out = Vec::new();
-    // A cause may have lines of its own, such as a place in a config file with a caret below it.
+    // A cause may have several lines, such as a place in a config file with a caret below it.
     for (at, line) in text.lines().enumerate() {
         let line = look.clean(line);
         let first = format!("{margin}{label}: ");
@@ -57,17 +58,17 @@ mod tests {
     use crate::render::{Charset, fixtures};
 
     #[test]
-    fn errors_of_several_gpus_stand_each_with_its_own_causes_and_hint() {
+    fn error_of_each_gpu_keeps_its_causes_and_hint() {
         let of = |gpu: u32, pid: u32| {
             ApiError::new(Code::Blocked, format!("the layout can't be applied on GPU {gpu} while 3g.40gb@4 is in use"))
                 .cause(format!("3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid {pid}"))
                 .hint(format!("stop pid {pid}, or wait for it to end, and try again"))
         };
-        let whole = ApiError::several("2 of 3 GPUs refuse: 0, 2", vec![of(0, 7), of(2, 8)])
+        let whole = ApiError::several("2 of 3 GPUs cannot be changed: 0, 2", vec![of(0, 7), of(2, 8)])
             .outcome("no GPU was changed, because not every plan is possible");
         let drawn = lines("error", &whole, 0, &fixtures::look(80, Charset::Ascii)).join("\n");
         insta::assert_snapshot!(fixtures::plain(&drawn), @"
-        error: 2 of 3 GPUs refuse: 0, 2
+        error: 2 of 3 GPUs cannot be changed: 0, 2
           error: the layout can't be applied on GPU 0 while 3g.40gb@4 is in use
             cause: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 7
             hint: stop pid 7, or wait for it to end, and try again

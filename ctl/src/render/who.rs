@@ -1,19 +1,19 @@
-//! Who uses an instance, in the room that there is.
+//! Processes that use an instance, within the available room.
 
 use gpush_api::{Process, ProcessKind};
 
 use super::{Look, look::width};
 
-/// What others' processes are called to those who may not know more.
+/// Text for a process that the viewer may not see.
 pub(crate) const ANOTHER: &str = "used by another user";
 
-/// One process: `alice 4123 /usr/bin/python train.py`, as far as the asker may know.
+/// Describes a process: `alice 4123 /usr/bin/python train.py`, with the details that the viewer may see.
 pub(crate) fn process(process: &Process, look: &Look) -> String {
     let command = process.command.as_deref().unwrap_or_default();
     format!("{} {}", name(process, look), look.clean(command)).trim_end().to_owned()
 }
 
-/// The same for a place where room is short: the program without its directory.
+/// Describes a process briefly: the program has no directory.
 fn brief(process: &Process, look: &Look) -> String {
     let command = process.command.as_deref().unwrap_or_default();
     let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
@@ -22,7 +22,7 @@ fn brief(process: &Process, look: &Look) -> String {
     text.trim_end().to_owned()
 }
 
-/// `alice 4123`, without the command.
+/// Returns `alice 4123`, without the command.
 fn name(process: &Process, look: &Look) -> String {
     let user = match (&process.user, process.uid) {
         (Some(user), _) => Some(look.clean(user)),
@@ -37,8 +37,8 @@ fn name(process: &Process, look: &Look) -> String {
     }
 }
 
-/// All processes in one line of `room` columns: as many names as fit, then how many more. The
-/// command is told when there is only one process.
+/// Describes all processes in one line of `room` columns: as many names as fit, then the number of the others. The
+/// command is shown only if there is one process.
 pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
     match processes {
         [] => String::new(),
@@ -54,7 +54,7 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
                     names.push(name(process, look));
                 }
             }
-            // Those that the asker may not see are one party: how many they are says nothing more.
+            // Hidden processes are shown as one user, because their number has no meaning.
             if hidden > 0 {
                 names.push(if names.is_empty() { ANOTHER.to_owned() } else { "another user".to_owned() });
             }
@@ -73,14 +73,14 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
     }
 }
 
-/// Columns below which [`fn@line`] would cut a pid: those of the first name and the count of the others.
+/// Returns the width below which [`fn@line`] would cut a pid: that of the first name and of the number of the others.
 pub(crate) fn least(processes: &[&Process], look: &Look) -> usize {
     let others = processes.len().saturating_sub(1);
     let count = if others > 0 { format!(" +{others}").len() } else { 0 };
     processes.first().map_or(0, |first| width(&name(first, look)) + count)
 }
 
-/// What a process uses the GPU for.
+/// Returns what a process uses the GPU for.
 pub(crate) fn kind(kind: ProcessKind) -> &'static str {
     match kind {
         ProcessKind::Compute => "compute",
@@ -95,7 +95,7 @@ mod tests {
     use crate::render::{Charset, fixtures};
 
     #[test]
-    fn names_give_way_to_a_count() {
+    fn process_names_become_a_count_if_space_is_short() {
         let look = fixtures::look(80, Charset::Utf8);
         let alice = fixtures::process(4123, "alice", "python train.py", 100);
         let bob = fixtures::process(991, "bob", "jupyter", 100);

@@ -1,4 +1,4 @@
-//! `gpushctl` against an agent that plays a part: what it asks, what it says, how it exits.
+//! Tests of `gpushctl` against a stand-in agent: requests, output and exit statuses.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -44,7 +44,7 @@ fn health(causes: Vec<ApiError>) -> Health {
     }
 }
 
-/// Two A100; the first has what `made` says: (id, profile, start, size).
+/// Returns two A100 GPUs. The first has the instances in `made`: (id, profile, start, size).
 fn gpus(made: &[(u32, &str, u8, u8)]) -> Vec<Gpu> {
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(2);
@@ -108,7 +108,7 @@ fn as_wanted() -> GpuPlan {
 
 fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     let progress = |gpu, done, total| StepState { gpu, done, total, doing: None, rolling_back: false, error: None };
-    // One operation has one time, in every answer; to come, its age in the output is 0 in each run.
+    // All answers give the operation the same time. It is in the future, so that its age in the output is always 0.
     let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
     Operation {
         begun: true,
@@ -128,8 +128,8 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     }
 }
 
-/// Answers reads as a host that is reshaped once `polls` polls of the operation are over, and the rest as
-/// `other` does.
+/// Starts a stand-in agent. Its first GPU has the new layout after `polls` polls of the operation. `other` answers the
+/// requests that are not readings.
 fn agent(host: &Host, polls: usize, other: impl Fn(&Request, usize) -> Answer + Send + Sync + 'static) -> Agent {
     let polled = Arc::new(AtomicUsize::new(0));
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
@@ -161,7 +161,7 @@ fn status_and_lists() {
     text += &host.run(&["operation", "show"]);
     text += &host.run(&["version"]);
     assert_snapshot!(text);
-    // One connection's worth of questions each, and none about drivers.
+    // `status` sends one request of each kind. The driver is in the version, and needs no request.
     assert_eq!(agent.asked()[..3], ["GET /v1/version", "GET /v1/health", "GET /v1/gpus"]);
 }
 
@@ -181,7 +181,7 @@ fn json_is_the_types_of_the_api() {
     };
     let (list, code) = json(&["gpu", "list"]);
     assert_eq!((serde_json::from_value::<Vec<Gpu>>(list.clone()).unwrap(), code), (gpus(BEFORE), Some(0)));
-    // What it prints is a host that can be planned on.
+    // `gpu list --json` prints a host that `mig plan --offline` can read.
     host.write("host.json", list.to_string());
     let offline = host.run(&["mig", "plan", "--offline", "host.json", "--gpu", "0", "--layout", "3g.40gb,1g.10gb"]);
     assert!(offline.contains("- GPU instance 2g.20gb@0 (GI 5)"), "{offline}");
@@ -205,7 +205,7 @@ fn json_is_the_types_of_the_api() {
 }
 
 #[test]
-fn colours_only_where_they_belong() {
+fn colours_only_on_a_terminal_or_on_request() {
     let host = Host::new();
     agent(&host, usize::MAX, |_, _| Answer::HangUp);
     let coloured = |args: &[&str], env: &[(&str, &str)]| {
@@ -221,7 +221,7 @@ fn colours_only_where_they_belong() {
 }
 
 #[test]
-fn an_agent_without_a_driver_shows_why() {
+fn agent_without_a_driver_shows_the_reason() {
     let host = Host::new();
     let cause = ApiError::new(Code::DriverUnavailable, "the NVIDIA driver is not loaded").hint("`modprobe nvidia`");
     let told = cause.clone();
@@ -234,7 +234,7 @@ fn an_agent_without_a_driver_shows_why() {
 }
 
 #[test]
-fn apply_from_the_first_step_to_the_reading_after_it() {
+fn apply_shows_progress_and_the_new_reading() {
     let host = Host::new();
     let agent = agent(&host, 3, |request, polls| match (request.path.as_str(), polls) {
         ("/v1/mig/apply", _) => {
@@ -263,7 +263,7 @@ fn apply_from_the_first_step_to_the_reading_after_it() {
 }
 
 #[test]
-fn what_is_asked_for_is_what_was_typed() {
+fn request_contains_the_arguments_as_typed() {
     use gpush_api::LayoutSource::{Entries, Named, Wanted};
     let host = Host::new();
     let agent = agent(&host, usize::MAX, |_, _| Answer::ok(&Plans { plans: vec![as_wanted()] }));
@@ -292,7 +292,7 @@ fn what_is_asked_for_is_what_was_typed() {
 }
 
 #[test]
-fn an_apply_that_is_refused() {
+fn refused_apply() {
     let host = Host::new();
     let blocked = ApiError::new(Code::Blocked, "GPU 0 (GPU-00000000): 3g.40gb@4 is in use and in the way of 7g.80gb")
         .cause("held by pid 4123 of alice (python train.py)")
@@ -314,7 +314,7 @@ fn an_apply_that_is_refused() {
 }
 
 #[test]
-fn an_apply_that_is_rolled_back() {
+fn rolled_back_apply() {
     let host = Host::new();
     let error = ApiError::new(Code::DriverError, "the driver refused to create 1g.10gb@0 on GPU 0")
         .cause("NVML: insufficient resources (23)")
@@ -334,7 +334,7 @@ fn an_apply_that_is_rolled_back() {
 }
 
 #[test]
-fn not_watching_and_watching_in_vain() {
+fn detach_and_timeout_leave_the_operation_running() {
     let host = Host::new();
     agent(&host, usize::MAX, |request, _| match request.path.as_str() {
         "/v1/mig/apply" | "/v1/operations/op-1" => Answer::ok(&operation(1, OperationState::Running, 0)),
@@ -357,7 +357,7 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
     let mut child = host.command(&["mig", "apply"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // That it has begun is told: from then on it watches.
+    // The first line says that the operation has begun. From then on, gpushctl watches it.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
@@ -370,21 +370,21 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
 }
 
 #[test]
-fn an_agent_that_restarts_in_mid_apply() {
+fn agent_restarts_during_an_apply() {
     let host = Host::new();
     agent(&host, usize::MAX, |request, polls| match (request.path.as_str(), polls) {
         ("/v1/mig/apply", _) => Answer::ok(&operation(1, OperationState::Running, 0)),
         (_, 0) => Answer::ok(&operation(2, OperationState::Running, 1)),
-        // Gone for a while, and back without the operation.
+        // The agent is unreachable for a while. After its restart it does not know the operation.
         (_, 1..5) => Answer::HangUp,
         (_, _) => Answer::error(&ApiError::new(Code::NotFound, "no operation is called op-1")),
     });
     assert_snapshot!(host.run(&["mig", "apply"]));
 }
 
-/// The agent was started anew and numbers from 1 again: what it calls op-1 is not what was asked for.
+/// The agent has restarted, and its operation ids start at 1 again: op-1 is now another operation.
 #[test]
-fn an_id_that_another_operation_has_by_now() {
+fn reused_operation_id_is_not_mistaken_for_the_old_operation() {
     let hour = jiff::Span::new().hours(1);
     let done = operation(9, OperationState::Done, 4);
     let others = [
@@ -409,7 +409,7 @@ fn an_id_that_another_operation_has_by_now() {
 }
 
 #[test]
-fn an_agent_that_is_away_for_a_moment_is_waited_for() {
+fn short_absence_of_the_agent_is_bridged() {
     let host = Host::new();
     agent(&host, 4, |request, polls| match (request.path.as_str(), polls) {
         ("/v1/mig/apply", _) => Answer::ok(&operation(1, OperationState::Running, 0)),

@@ -1,6 +1,6 @@
-//! `gpushctl` as a process: everything that it says, with stderr and exit status.
+//! Tests that run the `gpushctl` binary. They check stdout, stderr and the exit status.
 //!
-//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+//! Helpers outside of `#[test]` functions may panic too: a panic is how a test fails.
 #![allow(clippy::unwrap_used)]
 
 mod agent;

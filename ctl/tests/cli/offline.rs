@@ -1,12 +1,12 @@
-//! What `gpushctl` does without an agent: usage, offline plans, config checks, completions, man pages.
-//! Whole output with stderr and exit status.
+//! Tests of the commands that need no agent: usage errors, offline plans, config checks, completions and man pages.
+//! They check stdout, stderr and the exit status.
 
 use gpush_api::{ComputeInstance, GpuInstance, Memory, Placement, Process, ProcessKind};
 use insta::assert_snapshot;
 
 use crate::support::Host;
 
-/// A saved host: one A100 with a busy 3g.40gb at 4 and an idle 2g.20gb at 0.
+/// Writes a saved host. It has one A100 with an idle 2g.20gb at 0 and a 3g.40gb at 4 that is in use.
 fn saved(host: &Host) -> String {
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);
@@ -108,7 +108,7 @@ fn plans_for_presets_and_saved_hosts() {
 }
 
 #[test]
-fn plans_that_cannot_be() {
+fn impossible_plans_are_refused() {
     let host = Host::new();
     let saved = saved(&host);
     host.write("notes.txt", "just some text");
@@ -137,7 +137,7 @@ fn plans_that_cannot_be() {
     assert_snapshot!(text.join("\n"));
 }
 
-/// The flags that a hint names, added to the same command, give a plan.
+/// If a user adds the flags of the hint to the same command, the command prints a plan.
 #[test]
 fn hints_of_offline_plans_work_as_typed() {
     let host = Host::new();
@@ -159,7 +159,7 @@ fn hints_of_offline_plans_work_as_typed() {
             assert!(!hint.contains("gpushctl mig apply") && !hint.contains("reload"), "{hint}");
             let flags: Vec<&str> = hint.rsplit(": ").next().unwrap().split(' ').collect();
             let (code, answer) = run(&[&args[..], &flags].concat());
-            // 4: a GPU of the saved host is in use.
+            // Exit status 4: a GPU of the saved host is in use.
             assert!(code == Some(0) || code == Some(4), "{hint}: {answer}");
             tried += 1;
         }
@@ -168,7 +168,7 @@ fn hints_of_offline_plans_work_as_typed() {
 }
 
 #[test]
-fn a_label_for_all_gpus_names_those_without_mig() {
+fn label_for_all_gpus_names_gpus_without_mig() {
     let host = Host::new();
     let on = "version: v1\nmig-configs:\n  on:\n    - devices: all\n      mig-enabled: true\n      mig-devices: {}\n";
     host.write("on.yaml", on);
@@ -183,7 +183,7 @@ fn a_label_for_all_gpus_names_those_without_mig() {
 }
 
 #[test]
-fn a_saved_host_is_read_from_stdin_and_plans_come_as_json() {
+fn saved_host_on_stdin_gives_a_json_plan() {
     let host = Host::new();
     let saved = std::fs::read(host.path(&saved(&host))).unwrap();
     let args = ["mig", "plan", "--offline", "-", "--gpu", "0", "--layout", "3g.40gb,1g.10gb@0", "--json"];
@@ -307,11 +307,11 @@ fn checking_a_config() {
 }
 
 #[test]
-fn a_pipe_without_a_writer_is_not_waited_for() {
+fn pipe_without_a_writer_is_refused() {
     let host = Host::new();
     let pipe = host.path("pipe");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
-    // A command that waits for a writer is given one after a while, so that the test fails, not hangs.
+    // If the command waits for a writer, the test opens the pipe after 20 s. The test then fails and does not hang.
     let (ended, limit) = std::sync::mpsc::channel::<()>();
     let late = pipe.clone();
     let rescue = std::thread::spawn(move || {
@@ -325,13 +325,13 @@ fn a_pipe_without_a_writer_is_not_waited_for() {
     assert!(text.contains("can't read pipe") && text.contains("a pipe without a writer"), "{text}");
     assert!(text.ends_with("[exit 1]\n"), "{text}");
 
-    // One with a writer is read to its end: stdin by its path, written once the command runs.
+    // gpushctl reads a pipe with a writer to its end: here stdin, which the test writes while the command runs.
     let text = host.run_with(&["config", "check", "/dev/stdin"], CONFIG.as_bytes());
     assert!(text.contains("/dev/stdin: no errors"), "{text}");
 }
 
 #[test]
-fn the_example_config_is_sound() {
+fn example_config_is_valid() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../config.example.toml");
     let host = Host::new();
     let output = host.command(&["config", "check", example, "--offline", "dgx-a100"]).output().unwrap();
@@ -376,7 +376,7 @@ fn man_pages_of_every_command() {
 }
 
 #[test]
-fn groups_that_this_host_lacks_are_a_warning() {
+fn missing_groups_are_a_warning() {
     let host = Host::new();
     let groups = "[api]\nsocket_group = \"no-such-group\"\n[access]\nadmin_groups = [\"root\", \"nor-this\"]\n";
     host.write("config.toml", groups);

@@ -1,4 +1,4 @@
-//! Runs `gpushctl` as a process and keeps all that it says; a stand-in agent to talk to.
+//! Runs `gpushctl` as a process and captures its output. Provides a stand-in agent.
 
 use std::{
     io::{Read, Write},
@@ -8,10 +8,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// The binary under test.
+/// Path of the binary under test.
 pub(crate) const GPUSHCTL: &str = env!("CARGO_BIN_EXE_gpushctl");
 
-/// A directory of its own with `gpushctl` run in it, whatever the machine's environment is.
+/// A temporary directory in which `gpushctl` runs, with a clean environment.
 pub(crate) struct Host {
     pub(crate) dir: tempfile::TempDir,
 }
@@ -31,8 +31,8 @@ impl Host {
         path
     }
 
-    /// The command with a clean environment; its socket is `gpushd.sock` in the directory, named
-    /// relatively so that texts break where they do on every machine.
+    /// Returns the command with a clean environment. The path of its socket, `gpushd.sock`, is relative, so that lines
+    /// wrap at the same place on every machine.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(GPUSHCTL);
         command
@@ -45,22 +45,23 @@ impl Host {
         command
     }
 
-    /// Runs it and tells what it said, as a transcript.
+    /// Runs the command, and returns a transcript of its output.
     pub(crate) fn run(&self, args: &[&str]) -> String {
         self.run_with(args, b"")
     }
 
-    /// The same with something on stdin.
+    /// Runs the command with this input on stdin, and returns a transcript of its output.
     pub(crate) fn run_with(&self, args: &[&str], stdin: &[u8]) -> String {
         let mut command = self.command(args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // A command that does not read its stdin closes it: that is no failure of the test.
+        // A command may exit without reading stdin. The write then fails, and the test ignores that.
         let _ = child.stdin.take().unwrap().write_all(stdin);
         Self::transcript(args, &child.wait_with_output().unwrap())
     }
 
-    /// `$ gpushctl …`, stdout, stderr and the exit status; this build's version is `VERSION`.
+    /// Formats a transcript: `$ gpushctl …`, stdout, stderr and the exit status. Replaces the version of this build by
+    /// `VERSION`.
     pub(crate) fn transcript(args: &[&str], output: &Output) -> String {
         let quoted =
             args.iter().map(|a| if a.is_empty() || a.contains(' ') { format!("'{a}'") } else { (*a).to_owned() });
@@ -77,7 +78,7 @@ impl Host {
     }
 }
 
-/// A request as the stand-in agent got it.
+/// A request that the stand-in agent received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -87,11 +88,11 @@ pub(crate) struct Request {
 
 /// What the stand-in agent does with a request.
 pub(crate) enum Answer {
-    /// Answers with this status and body.
+    /// Sends this status and body.
     Json(u16, String),
-    /// Never answers.
+    /// Sends nothing, and keeps the connection open.
     Silence,
-    /// Hangs up.
+    /// Closes the connection.
     HangUp,
 }
 
@@ -105,14 +106,14 @@ impl Answer {
     }
 }
 
-/// An agent that answers as it is told, and remembers what it was asked.
+/// A stand-in agent. It answers as a test defines, and records its requests.
 #[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Agent {
-    /// Listens on `socket` until the test's process ends.
+    /// Listens on `socket` until the test process ends.
     pub(crate) fn listen(socket: &Path, answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
         let listener = UnixListener::bind(socket).unwrap();
         let agent = Self { requests: Arc::default() };
@@ -126,12 +127,12 @@ impl Agent {
         agent
     }
 
-    /// `METHOD path` of every request so far.
+    /// Returns all requests so far, as `METHOD path`.
     pub(crate) fn asked(&self) -> Vec<String> {
         self.requests.lock().unwrap().iter().map(|r| format!("{} {}", r.method, r.path)).collect()
     }
 
-    /// Bodies of the requests to `path`.
+    /// Returns the bodies of the requests to `path`.
     pub(crate) fn bodies(&self, path: &str) -> Vec<String> {
         let requests = self.requests.lock().unwrap();
         requests.iter().filter(|r| r.path == path).map(|r| r.body.clone()).collect()
@@ -153,7 +154,7 @@ fn serve(mut stream: UnixStream, requests: &Mutex<Vec<Request>>, answer: &dyn Fn
                 }
             }
             Answer::Silence => {
-                // Until the client goes away.
+                // Returns when the client closes the connection.
                 let _ = stream.read(&mut [0]);
                 return;
             }
@@ -162,7 +163,7 @@ fn serve(mut stream: UnixStream, requests: &Mutex<Vec<Request>>, answer: &dyn Fn
     }
 }
 
-/// One HTTP/1.1 request with `content-length`, which is all that the client sends.
+/// Reads one HTTP/1.1 request with `content-length`. The client sends no other kind.
 fn read(stream: &mut UnixStream, buffer: &mut Vec<u8>) -> Option<Request> {
     loop {
         if let Some(end) = buffer.windows(4).position(|w| w == b"\r\n\r\n") {

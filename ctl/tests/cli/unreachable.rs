@@ -1,4 +1,4 @@
-//! An agent that is not there, not for this user, silent, or something else.
+//! Tests with an agent that is absent, that denies access, that does not answer, or that is another program.
 
 use std::os::unix::{fs::PermissionsExt, net::UnixListener, process::CommandExt};
 
@@ -7,11 +7,11 @@ use insta::assert_snapshot;
 
 use crate::support::{Agent, Answer, GPUSHCTL, Host};
 
-/// A user that is in no group of ours.
+/// Uid of a user without groups.
 const NOBODY: u32 = 65_534;
 
 #[test]
-fn absent_stale_and_no_socket() {
+fn missing_stale_and_invalid_socket() {
     let host = Host::new();
     let mut text = host.run(&["status"]);
     drop(UnixListener::bind(host.path("gpushd.sock")).unwrap());
@@ -30,17 +30,17 @@ fn denied_to_another_user() {
         return;
     }
     let host = Host::new();
-    // The build's own directory may be closed to others, so the binary goes where it can be run.
+    // Other users may have no access to the build directory. The test therefore copies the binary.
     let binary = host.path("gpushctl");
-    // By another process: a test beside this one that forks while the file is open for writing would
-    // keep it busy.
+    // `cp` copies it in another process. If this process wrote the file, a parallel test could fork meanwhile, and the
+    // child would keep the file open for writing: "text file busy".
     assert!(std::process::Command::new("cp").arg(GPUSHCTL).arg(&binary).status().unwrap().success());
     let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     mode(host.dir.path(), 0o755);
     std::fs::create_dir(host.path("run")).unwrap();
     let socket = host.path("run/gpushd.sock");
     let _listener = UnixListener::bind(&socket).unwrap();
-    // Group `sys` is one of those that every Debian has, and nobody is not in it.
+    // Every Debian has a group `sys`, and user `nobody` is not in it.
     let sys = nix::unistd::Group::from_name("sys").unwrap().map(|g| g.gid);
     nix::unistd::chown(&socket, None, sys).unwrap();
     nix::unistd::chown(&host.path("run"), None, sys).unwrap();
@@ -64,7 +64,7 @@ fn denied_to_another_user() {
 }
 
 #[test]
-fn an_agent_that_says_nothing() {
+fn agent_does_not_answer() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
     let mut text = host.run(&["status", "--request-timeout", "0.05"]);
@@ -73,7 +73,7 @@ fn an_agent_that_says_nothing() {
 }
 
 #[test]
-fn an_agent_of_another_version() {
+fn agent_has_another_version() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&Version { agent: "2.0.0".into(), api: "v2".into(), driver: None }),
@@ -86,7 +86,7 @@ fn an_agent_of_another_version() {
 }
 
 #[test]
-fn something_that_is_not_gpushd() {
+fn another_program_answers() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Json(200, "<html>It works!</html>".into()));
     let mut text = host.run(&["status"]);
@@ -95,7 +95,7 @@ fn something_that_is_not_gpushd() {
 }
 
 #[test]
-fn an_agent_that_hangs_up() {
+fn agent_closes_the_connection() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::HangUp);
     let mut text = host.run(&["status"]);
@@ -104,13 +104,13 @@ fn an_agent_that_hangs_up() {
 }
 
 #[test]
-fn nobody_reads_the_output() {
+fn closed_stdout_is_not_an_error() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |request| match request.path.as_str() {
         "/v1/gpus?profiles=true" => Answer::ok(&gpush_core::preset::gpus("dgx-a100").unwrap()),
         other => panic!("not asked for: {other}"),
     });
-    // More than a pipe holds, so that the write fails while it goes on.
+    // The output is larger than the buffer of a pipe, so that a write fails in the middle.
     let mut child = host
         .command(&["gpu", "list", "--json"])
         .stdout(std::process::Stdio::piped())
@@ -123,7 +123,7 @@ fn nobody_reads_the_output() {
 }
 
 #[test]
-fn what_is_waited_for_is_said_after_two_seconds() {
+fn wait_message_appears_after_two_seconds() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
     let text = host.run(&["status", "--request-timeout", "2.2"]);

@@ -1,4 +1,4 @@
-//! The directory of a simulated host: silicon's state, the library directory, and the simulated programs.
+//! The directory of a simulated host: the state, the library directory, and the simulated programs.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,15 +9,15 @@ use silicon::host::PROC;
 use silicon::machine::Pid;
 use silicon::{Description, Host};
 
-/// Names under which programs look for the library: the loader's, and the one Slurm's plugin opens.
+/// Names under which programs open the library: the dynamic linker's, and the one that Slurm's plugin opens.
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
-/// The simulated program besides those of MPS.
+/// The simulated programs other than those of MPS.
 const PROGRAMS: [&str; 1] = ["nvidia-smi"];
-/// NVIDIA's control daemon, whose name the simulated one has too.
+/// Name of NVIDIA's control daemon and of the simulated one.
 const CONTROL: &str = "nvidia-cuda-mps-control";
-/// Directory, below a host's, of an agent that runs on it; the agent creates it.
+/// Directory of an agent that runs on the host, below the host's directory. The agent creates it.
 const AGENT: &str = "gpushd";
-/// Pid of a host's fabric manager: higher than any pid on Linux.
+/// Pid of a host's fabric manager. No process has it: it is higher than any pid on Linux.
 const FABRIC_MANAGER: &str = "4194305";
 /// Environment variable that names the simulated library.
 const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
@@ -51,7 +51,7 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
         std::fs::create_dir_all(&lib)?;
         std::fs::create_dir_all(&bin)?;
         std::fs::create_dir_all(host.dir().join(PROC))?;
-        // Programs of every user register here, each in a file of its own, as in /tmp.
+        // Programs of all users register here, each in its own file. So the mode is that of /tmp.
         let everybodys = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(host.dir().join(PROC), everybodys)?;
         let links = LIBRARY_NAMES.iter().map(|name| (lib.join(name), &library));
@@ -75,10 +75,10 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
     Ok(host)
 }
 
-/// Adds the service that manages NVSwitches to the host's `proc`. No such process runs.
+/// Adds the service that manages NVSwitches to the host's `proc`. There is no such process.
 fn fabric_manager(dir: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(dir.join("fd"))?;
-    // The kernel cuts names of processes to 15 characters.
+    // The kernel truncates process names to 15 characters.
     std::fs::write(dir.join("comm"), "nv-fabricmanage\n")?;
     std::fs::write(
         dir.join("cmdline"),
@@ -91,14 +91,14 @@ fn fabric_manager(dir: &Path) -> std::io::Result<()> {
 pub(crate) struct Environment {
     /// Variables that are set.
     pub(crate) set: [(&'static str, PathBuf); 8],
-    /// Directories to prepend to a variable.
+    /// Directories that are prepended to a variable.
     pub(crate) prepended: [(&'static str, PathBuf); 2],
 }
 
 impl Environment {
     pub(crate) fn of(dir: &Path) -> Self {
         Self {
-            // An agent of this host and its clients find each other, and no other host's.
+            // An agent of this host and its clients find each other, and not those of another host.
             set: [
                 (silicon::host::STATE_VARIABLE, dir.to_owned()),
                 ("GPUSH_BOOT_ID_FILE", dir.join("boot_id")),
@@ -113,7 +113,7 @@ impl Environment {
         }
     }
 
-    /// Adds it to a program's environment.
+    /// Adds the variables to a program's environment.
     pub(crate) fn extend(self, command: &mut Command) -> anyhow::Result<()> {
         command.envs(self.set);
         for (name, first) in self.prepended {
@@ -139,7 +139,7 @@ pub(crate) fn environment_script(dir: &Path) -> String {
     script
 }
 
-/// Returns the clients of a host except this process, as text.
+/// Returns descriptions of the host's clients, except this process.
 pub(crate) fn clients(host: &Host) -> anyhow::Result<Vec<String>> {
     let own = Some(std::process::id());
     let machine = host.read()?;
@@ -147,7 +147,7 @@ pub(crate) fn clients(host: &Host) -> anyhow::Result<Vec<String>> {
     Ok(alive.map(|client| crate::process::named(client.pid.pid)).collect())
 }
 
-/// Removes a host: its sleepers, and its directory.
+/// Removes a host: ends its sleepers, and removes its directory.
 pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
     match Host::open(dir) {
         Ok(host) => {
@@ -160,7 +160,7 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
                 );
             }
         }
-        // A damaged host can be removed, a directory that is not a host cannot.
+        // A damaged host can be removed. A directory that is not a host cannot.
         Err(silicon::HostError::NotAHost { .. }) if !dir.join("state").exists() => {
             bail!("{} is not a simulated host: nothing is removed", dir.display())
         }
@@ -170,7 +170,8 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
     remove_files(dir)
 }
 
-/// Removes the files of [`lay`] and silicon from a host's directory, and the directory if it is then empty.
+/// Ends the sleepers and daemons of a host, and removes the files of [`lay`] and silicon from its directory. Then
+/// also removes the directory if it is empty.
 pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     for process in sleepers(dir).into_iter().chain(daemons(dir)) {
         crate::process::end(process);
@@ -208,8 +209,7 @@ pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns NVIDIA's own control daemons that serve below a host's directory. The simulated ones end with their
-/// host.
+/// Returns NVIDIA's real control daemons that serve below a host's directory. The simulated ones end with their host.
 fn daemons(dir: &Path) -> Vec<Pid> {
     let (Ok(dir), Ok(own)) = (dir.canonicalize(), std::env::current_exe()) else { return Vec::new() };
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();

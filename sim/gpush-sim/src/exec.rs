@@ -1,8 +1,8 @@
-//! `gpush-sim exec`: a program that sees a simulated host, also below `/proc/driver`.
+//! `gpush-sim exec`: runs a program that sees a simulated host, including its `/proc/driver`.
 //!
-//! Slurm and container tools read the driver's files by absolute path. As root the program gets a mount namespace in
-//! which the host's directory is mounted over `/proc/driver`; nothing changes for other processes. Without root the
-//! program gets the environment alone, and that is reported.
+//! Slurm and container tools read the driver's files by absolute path. If root runs it, the program gets a mount
+//! namespace in which the host's directory is mounted over `/proc/driver`. Nothing changes for other processes.
+//! Otherwise the program gets only the environment, and gpush-sim says so.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -15,7 +15,8 @@ use silicon::host::{DRIVER, PROC};
 
 use crate::directory;
 
-/// Mounts `$1` over `/proc/driver` and becomes the program in the other arguments. `unshare` keeps the mount private.
+/// Mounts `$1` over `/proc/driver`, and executes the program in the other arguments. `unshare` keeps the mount
+/// private.
 const SCRIPT: &str = "mount --bind -- \"$1\" /proc/driver || exit 125; shift; exec \"$@\"";
 
 /// Replaces this process by the program.

@@ -10,68 +10,68 @@ use silicon::{Host, Return};
 pub(crate) enum Action {
     /// Add a rule
     Add(Box<Add>),
-    /// List the rules, with how often each matched and fired
+    /// List the rules, with the number of times that each matched and fired
     List {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Remove all rules, or one
+    /// Remove rules
     Clear {
-        /// Number of the rule in the list; without, all
+        /// Number of the rule in the list [default: all]
         number: Option<usize>,
     },
 }
 
 #[derive(Args)]
 pub(crate) struct Add {
-    /// Function, such as nvmlGpuInstanceDestroy (any version of it), or a pattern with `*`; what
-    /// goes through nvidia-smi is called gpu-reset, compute-policy-set and compute-policy-list
+    /// NVML function, in any version, such as nvmlGpuInstanceDestroy, or a pattern with `*`; calls of nvidia-smi
+    /// are named gpu-reset, compute-policy-set and compute-policy-list
     function: String,
-    /// Only on this GPU
+    /// Only calls for this GPU, by index [default: all]
     #[arg(long)]
     gpu: Option<u32>,
-    /// Only on this GPU instance
+    /// Only calls for this GPU instance, by id [default: all]
     #[arg(long)]
     gi: Option<u32>,
-    /// Only for callers that are not root
+    /// Only calls of programs that do not run as root
     #[arg(long)]
     unprivileged: bool,
-    /// Let so many matching calls pass first
+    /// Number of matching calls before the rule fires
     #[arg(long, default_value_t = 0)]
     after: u64,
-    /// Fire so often; without, for ever
+    /// Number of times that the rule fires [default: no limit]
     #[arg(long)]
     times: Option<u64>,
-    /// Fire in this share of the calls, 0 to 1
+    /// Probability that the rule fires at a matching call, 0 to 1 [default: 1]
     #[arg(long)]
     probability: Option<f64>,
-    /// Seed of that choice
+    /// Seed of the random numbers for --probability
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Return this code, by name (IN_USE) or number (19)
+    /// NVML return code, by name (IN_USE) or number (19)
     #[arg(long)]
     rc: Option<Return>,
-    /// SetMigMode succeeds with this activation status and the mode stays pending
+    /// Activation status with which SetMigMode succeeds, while the mode stays pending
     #[arg(long)]
     activation_status: Option<Return>,
-    /// Take so much longer
+    /// Delay of the call, in milliseconds
     #[arg(long, default_value_t = 0)]
     delay_ms: u64,
-    /// Hang until the rule is removed
+    /// Let the call hang until the rule is removed
     #[arg(long)]
     hang: bool,
     /// Kill the caller before or after the call takes effect
     #[arg(long, value_enum)]
     kill: Option<When>,
-    /// Kill its parent first: an agent together with its worker
+    /// Kill the caller's parent first: an agent together with its worker
     #[arg(long, requires = "kill")]
     parent: bool,
-    /// lose: the GPU falls off the bus; leak: the caller keeps a handle; stale: the caller sees
-    /// the instances as at its nvmlInit
+    /// lose: the GPU falls off the bus; leak: the caller keeps a handle; stale: the caller sees the instances that
+    /// existed at its nvmlInit
     #[arg(long, value_enum)]
     mutate: Option<What>,
-    /// Report this Xid error
+    /// Xid error to report
     #[arg(long)]
     xid: Option<u64>,
 }

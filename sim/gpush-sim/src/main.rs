@@ -35,52 +35,52 @@ struct Cli {
 
 #[derive(Args)]
 struct Source {
-    /// A preset (see `gpush-sim presets`), or a TOML file that describes the host
+    /// Preset (`gpush-sim presets` lists them), or a TOML file that describes the host
     #[arg(value_name = "PRESET|FILE")]
     source: String,
-    /// Calls take as long as on hardware
+    /// Let driver calls take as long as on hardware
     #[arg(long)]
     latencies: bool,
-    /// Write a line for each mutating call to DIR/trace
+    /// Write a line to DIR/trace for each call that changes something
     #[arg(long)]
     trace: bool,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a program on a simulated host that ends with it
+    /// Create a simulated host, run a program on it, and remove the host when the program ends
     Run {
         #[command(flatten)]
         source: Source,
-        /// The program and its arguments
+        /// Program and its arguments
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<OsString>,
     },
-    /// Make a simulated host in a directory, and keep it
+    /// Create a simulated host in a directory; it stays until `gpush-sim down`
     Up {
         #[command(flatten)]
         source: Source,
         /// Directory of the host
         dir: PathBuf,
     },
-    /// Run a program on a simulated host, with the driver's files over /proc/driver (as root)
+    /// Run a program on a simulated host; for root, also with the simulated /proc/driver
     Exec {
         /// Directory of the host
         dir: PathBuf,
-        /// The program and its arguments
+        /// Program and its arguments
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<OsString>,
     },
-    /// Print the environment of a simulated host, for the shell's eval
+    /// Print the environment of a simulated host, for `eval` in a shell
     Env {
         /// Directory of the host
         dir: PathBuf,
     },
-    /// End a simulated host and remove its directory
+    /// End a simulated host, and remove its directory
     Down {
         /// Directory of the host
         dir: PathBuf,
-        /// Although programs have its driver open
+        /// Proceed although programs have the driver open
         #[arg(long)]
         force: bool,
     },
@@ -91,16 +91,16 @@ enum Command {
         #[command(subcommand)]
         action: fault::Action,
     },
-    /// Act on the stand-ins for the MPS control daemon and its server
+    /// Add, list and clear faults of the simulated MPS control daemon and server
     Mps {
         /// Directory of the host
         dir: PathBuf,
         #[command(subcommand)]
         action: mps::Action,
     },
-    /// Be a CUDA program, as a client of the MPS daemon that the environment names
+    /// Act as a CUDA program: a client of the MPS daemon that the environment names
     MpsClient(mps::Client),
-    /// Put real processes on simulated GPUs
+    /// Add, remove and list processes on simulated GPUs
     Process {
         /// Directory of the host
         dir: PathBuf,
@@ -116,28 +116,28 @@ enum Command {
         /// Index of the GPU
         #[arg(long)]
         gpu: u32,
-        /// GPU instance concerned
+        /// Id of the affected GPU instance [default: none]
         #[arg(long)]
         gi: Option<u32>,
-        /// Compute instance concerned
+        /// Id of the affected compute instance [default: none]
         #[arg(long, requires = "gi")]
         ci: Option<u32>,
     },
-    /// Report a memory error that the row remapper takes care of with the next reset
+    /// Report a memory error: the next reset replaces the row
     Remap {
         /// Directory of the host
         dir: PathBuf,
         /// Index of the GPU
         #[arg(long)]
         gpu: u32,
-        /// The error was not correctable
+        /// Report an uncorrectable error instead of a correctable one
         #[arg(long)]
         uncorrectable: bool,
-        /// No spare row is left
+        /// Report that no spare row is left, so that the row is not replaced
         #[arg(long)]
         fail: bool,
     },
-    /// Boot a simulated host again
+    /// Reboot a simulated host
     Reboot {
         /// Directory of the host
         dir: PathBuf,
@@ -154,13 +154,13 @@ enum Command {
     Show {
         /// Directory of the host
         dir: PathBuf,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// List the presets and the GPU models
     Presets,
-    /// What `process add --spawn` starts: sleeps until its host is gone
+    /// Sleep until the host is removed; `process add --spawn` starts this
     #[command(hide = true)]
     Sleeper {
         /// Directory of the host

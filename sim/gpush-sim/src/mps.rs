@@ -11,7 +11,7 @@ use silicon::Host;
 
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// Add, list and clear faults of the MPS programs; they are in force at once
+    /// Add, list and clear faults of the MPS programs; changes take effect at once
     Fault {
         #[command(subcommand)]
         action: FaultAction,
@@ -22,50 +22,50 @@ pub(crate) enum Action {
 pub(crate) enum FaultAction {
     /// Add a fault, and print its number
     Add(Add),
-    /// List the faults, with how often each happened
+    /// List the faults, with the number of times that each happened
     List {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Remove all faults, or one; what a fault held up goes on
+    /// Remove faults; what a fault delayed continues
     Clear {
-        /// Number of the fault; without, all
+        /// Number of the fault [default: all]
         number: Option<u64>,
     },
 }
 
 #[derive(Args)]
 pub(crate) struct Add {
-    /// What goes wrong: silent-hello, foreign-hello, busy-ui, empty-reply, unread-pipe, stale-pid-file,
-    /// server-dies, never-active, fault, orphan-server, hung-daemon, second-uid, slow-hello, slow-quit, slow-start
+    /// Kind of fault: silent-hello, foreign-hello, busy-ui, empty-reply, unread-pipe, stale-pid-file, server-dies,
+    /// never-active, fault, orphan-server, hung-daemon, second-uid, slow-hello, slow-quit, slow-start
     kind: Kind,
-    /// Only with the daemon whose pipe directory or visible device has this in it
+    /// Only for daemons whose pipe directory or visible device contains PART
     #[arg(long, value_name = "PART")]
     on: Option<String>,
-    /// So often; without, until it is cleared
+    /// Number of times that the fault happens [default: until it is cleared]
     #[arg(long)]
     times: Option<u64>,
-    /// How much longer slow-hello, slow-quit and slow-start take; without, 3000
+    /// Delay of slow-hello, slow-quit and slow-start, in milliseconds [default: 3000]
     #[arg(long)]
     ms: Option<u64>,
 }
 
 #[derive(Args)]
 pub(crate) struct Client {
-    /// Say what tests/gpu/client.py says of a program that computes; without, it does nothing
+    /// Print what tests/gpu/client.py prints about a program that computes [default: compute nothing]
     #[arg(long)]
     compute: bool,
-    /// For so long; without, until SIGTERM
+    /// Run time in seconds [default: until SIGTERM]
     #[arg(long, requires = "compute")]
     seconds: Option<f64>,
-    /// MiB of device memory to allocate
+    /// Device memory to allocate, in MiB
     #[arg(long, requires = "compute", default_value_t = 0)]
     allocate: u64,
-    /// Kernels that fill little of the device
+    /// Use kernels that fill only a small part of the device
     #[arg(long, requires = "compute")]
     small: bool,
-    /// Begin with a line on standard input
+    /// Wait for a line on standard input before the start
     #[arg(long, requires = "compute")]
     wait: bool,
 }

@@ -18,19 +18,19 @@ use crate::directory;
 
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// Put a process on a GPU or MIG device
+    /// Add a process to a GPU or MIG device
     Add(Add),
-    /// Take a process off; one started by `add --spawn` is ended
+    /// Remove a process; one started by `add --spawn` ends
     Remove {
         /// Process id
         pid: u32,
-        /// Only off this GPU
+        /// Remove it only from this GPU, by index [default: from all]
         #[arg(long)]
         gpu: Option<u32>,
     },
-    /// List the processes on the GPUs, and the clients of the driver
+    /// List the processes on GPUs, and the programs that have the driver open
     List {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -41,26 +41,26 @@ pub(crate) struct Add {
     /// Index of the GPU
     #[arg(long, required_unless_present = "mig")]
     gpu: Option<u32>,
-    /// GPU instance
+    /// Id of the GPU instance [default: the whole GPU]
     #[arg(long)]
     gi: Option<u32>,
-    /// Compute instance in it; without, the process is charged to the GPU instance alone
+    /// Id of the compute instance in it [default: none, only the GPU instance has the process]
     #[arg(long, requires = "gi")]
     ci: Option<u32>,
-    /// MIG device, by its MIG-UUID
+    /// UUID of the MIG device, instead of --gpu
     #[arg(long, conflicts_with_all = ["gpu", "gi", "ci"])]
     mig: Option<String>,
-    /// A process that runs already
+    /// Id of a running process
     #[arg(long, required_unless_present = "spawn")]
     pid: Option<u32>,
-    /// Start a process that sleeps until it is removed or the host ends, and print its pid
+    /// Start a process that sleeps until it is removed or the host ends, and print its id
     #[arg(long, conflicts_with = "pid")]
     spawn: bool,
-    /// What it does: mps is a client of an MPS server, mps-server the server, which the driver lists as
-    /// a compute process; a handle is listed by no driver call and blocks all the same
+    /// How the process uses the GPU; mps: as a client of an MPS server; mps-server: as that server, which the driver
+    /// lists as a compute process; handle: it has the GPU open, but no driver call lists it
     #[arg(long, value_enum, default_value = "compute")]
     kind: Kind,
-    /// Memory in use, MiB
+    /// Memory in use, in MiB
     #[arg(long, default_value_t = 512)]
     memory: u64,
 }
@@ -75,7 +75,8 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns the name of a started process, if it matters: monitors recognise the server by its name.
+    /// Returns the name for a started process; `None` if the name does not matter. Monitors recognise the server by
+    /// its name.
     fn process_name(self) -> Option<&'static str> {
         match self {
             Kind::MpsServer => Some("nvidia-cuda-mps-server"),
@@ -103,7 +104,7 @@ pub(crate) fn named(pid: u32) -> String {
     }
 }
 
-/// Refuses a GPU index that the host does not have.
+/// Returns an error if the host has no GPU with this index.
 pub(crate) fn known_gpu(host: &Host, gpu: u32) -> anyhow::Result<()> {
     match host.hardware().slots.len() as u32 {
         0 => bail!("the host has no GPU"),
@@ -122,7 +123,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
                 Some(gpu) => std::fs::remove_file(below.join("fd").join(gpu.to_string())),
                 None => std::fs::remove_dir_all(below),
             };
-            // It may have been registered before this directory existed.
+            // The process may have been registered before this directory existed.
             let _ = shown;
             let gone = host.update(|machine| Ok::<_, silicon::HostError>(machine.detach(pid, gpu)))?;
             if gone == 0 {
@@ -177,7 +178,7 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
 /// Subcommand of a process that only sleeps.
 pub(crate) const SLEEPER: &str = "sleeper";
 
-/// Starts a sleeper under a name and records it, so that it ends with the host.
+/// Starts a sleeper with a name, and records it so that it ends with the host.
 fn spawn(host: &Host, name: Option<&str>) -> anyhow::Result<Pid> {
     use std::os::unix::process::CommandExt;
     let own = std::env::current_exe().context("cannot find my own executable")?;
@@ -207,9 +208,9 @@ pub(crate) fn end(sleeper: Pid) {
     }
 }
 
-/// Sleeps until the host in a directory is gone.
+/// Sleeps until the host's directory is removed.
 pub(crate) fn sleep_beside(dir: &Path) {
-    // `comm` is the program's file name until the program sets it.
+    // The kernel sets `comm` to the file name of the program. The sleeper must set its own name.
     let called = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&called).file_name().and_then(|name| CString::new(name.as_encoded_bytes()).ok());
     if let Some(name) = name {

@@ -1,8 +1,8 @@
-//! `gpush-sim run`: a host that exists as long as one program runs.
+//! `gpush-sim run`: creates a host that exists while one program runs.
 //!
-//! Signals to gpush-sim are passed to the program; those of the terminal reach it directly, because it is in
-//! the same process group. The exit code is the program's, 128 + n after signal n. If its child processes
-//! continue, the host is kept for them, with a message.
+//! gpush-sim forwards signals to the program. Signals from the terminal reach the program directly, because it is in
+//! the same process group. The exit code is that of the program, or 128 + n after signal n. If child processes of the
+//! program continue, gpush-sim keeps the host for them, and prints a message.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -18,11 +18,11 @@ use silicon::Description;
 
 use crate::directory;
 
-/// Signals that are passed on.
+/// Signals that gpush-sim forwards.
 const FORWARDED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
 
-/// Returns whether this process was started with the signal ignored, as nohup does with SIGHUP: it stays
-/// ignored, here and in the program.
+/// Returns whether this process was started with the signal ignored, as nohup does with SIGHUP. Then it stays
+/// ignored, both here and in the program.
 fn ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -31,8 +31,8 @@ fn ignored(signal: i32) -> bool {
 }
 
 pub(crate) fn run(description: &Description, trace: bool, command: &[OsString]) -> anyhow::Result<ExitCode> {
-    // Caught before the program starts, so that an early signal waits. Not blocked, because the program would
-    // inherit that.
+    // The handlers are installed before the program starts, so that an early signal is not lost. The signals are not
+    // blocked, because the program would inherit that.
     let caught = FORWARDED.into_iter().filter(|&signal| !ignored(signal)).chain([SIGCHLD]);
     let mut signals = SignalsInfo::<WithOrigin>::new(caught).context("cannot wait for signals")?;
 
@@ -76,13 +76,13 @@ fn supervise(mut child: Child, signals: &mut SignalsInfo<WithOrigin>) -> anyhow:
             return Ok(status);
         }
         for origin in signals.wait() {
-            // A signal from the kernel comes from the terminal, which also sent it to the program.
+            // A signal from the kernel comes from the terminal. The terminal sent it to the program too.
             let meant_for_us = matches!(origin.cause, Cause::Sent(_));
             if let Ok(signal) = Signal::try_from(origin.signal)
                 && signal != Signal::SIGCHLD
                 && meant_for_us
             {
-                // It may already be gone: then SIGCHLD is next.
+                // The program may have ended already. Then SIGCHLD comes next.
                 let _gone = kill(nix::unistd::Pid::from_raw(child.id().cast_signed()), signal);
             }
         }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use silicon::machine::{COMPUTE_MODES, Gpu, Machine, Part, ProcessKind, Slot, Timeslice};
 use silicon::{Host, Return};
 
-/// Columns of a memory slice in a drawing.
+/// Width of a memory slice in a drawing, in columns.
 const SLICE: usize = 8;
 
 pub(crate) fn presets() -> String {
@@ -137,7 +137,7 @@ fn draw(text: &mut String, machine: &Machine, gpu: &Gpu, slot: &Slot) {
     }
 }
 
-/// Returns the settings that differ from those after a boot.
+/// Returns the settings that differ from their values after a boot.
 fn settings(gpu: &Gpu) -> Vec<String> {
     let mode = COMPUTE_MODES.get(gpu.compute_mode as usize).copied().unwrap_or("?");
     [
@@ -150,7 +150,7 @@ fn settings(gpu: &Gpu) -> Vec<String> {
     .collect()
 }
 
-/// Draws the memory slices in a row, instances by their profile.
+/// Draws the memory slices in a row, with the profile names of the instances.
 fn bar(gpu: &Gpu, part: &Part) -> String {
     let mut row = String::from("|");
     let mut slice = 0;

@@ -1,7 +1,7 @@
 //! The program as users run it.
 //!
-//! An empty file replaces the simulated library, which nothing here loads.
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+//! An empty file replaces the simulated library, because these tests do not load it.
+#![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use silicon::Host;
 use tempfile::TempDir;
 
-/// A directory for hosts, and for the temporary files of `run`.
+/// A directory for hosts and for the temporary files of `run`.
 struct Place {
     dir: TempDir,
 }
@@ -29,7 +29,7 @@ impl Place {
     }
 
     fn command(&self) -> Command {
-        // The caller of the tests may have signals ignored (nohup does), and a shell cannot trap those.
+        // The process that runs the tests may ignore signals (nohup does), and a shell cannot trap those.
         let mut command = Command::new("env");
         command
             .args(["--default-signal", env!("CARGO_BIN_EXE_gpush-sim")])
@@ -39,7 +39,7 @@ impl Place {
         command
     }
 
-    /// Runs to the end. Returns exit code, standard output, standard error.
+    /// Runs a command to its end. Returns exit code, standard output and standard error.
     fn call(&self, arguments: &[&str]) -> (i32, String, String) {
         text(&self.command().args(arguments).output().unwrap())
     }
@@ -71,7 +71,7 @@ impl Place {
     }
 
     fn smi(&self, dir: &Path, arguments: &[&str]) -> (i32, String, String) {
-        // By its absolute path and with an empty environment, as an agent runs it.
+        // Uses the absolute path and an empty environment, as an agent does.
         let mut command = Command::new(dir.join("bin/nvidia-smi"));
         text(&command.env_clear().args(arguments).output().unwrap())
     }
@@ -116,7 +116,7 @@ fn run_gives_the_environment_passes_the_exit_code_and_cleans_up() {
     assert_eq!(place.temporary_hosts(), 0, "also after a failure");
 }
 
-/// An agent and its clients on one host find each other without flags, and leave nothing behind.
+/// An agent and its clients on one host find each other without flags, and leave no files behind.
 #[test]
 fn agent_of_a_host_uses_the_hosts_directory() {
     let place = Place::new();
@@ -130,7 +130,7 @@ fn agent_of_a_host_uses_the_hosts_directory() {
 }
 
 #[test]
-fn simulated_nvidia_smi_switches_mig_mode_by_part() {
+fn simulated_nvidia_smi_sets_mig_mode_by_part() {
     let place = Place::new();
     let models = ["a30-24", "h100-80-sxm", "t4"];
     let hosts: String = models.iter().map(|model| format!("[[gpu]]\nmodel = \"{model}\"\n")).collect();
@@ -155,7 +155,7 @@ fn signals_reach_the_program() {
     let place = Place::new();
     let mut tried = 0;
     for (signal, name) in [(Signal::SIGTERM, "TERM"), (Signal::SIGHUP, "HUP"), (Signal::SIGINT, "INT")] {
-        // A shell handles a trap at once while it waits.
+        // A shell runs a trap immediately while it waits.
         let script = format!("trap 'kill $!; exit 42' {name}; sleep 60 & echo ready; wait");
         let (mut child, line) = started(&place, &script);
         assert_eq!(line, "ready");
@@ -239,11 +239,11 @@ fn processes_are_added_block_and_are_removed() {
     let removed = silicon::machine::Pid::find(first).unwrap();
     place.ok(&["process", &name, "remove", &first.to_string()]);
     place.refused(&["process", &name, "remove", &first.to_string()], "is on no GPU there");
-    // It is ended, for which the kernel needs a moment.
+    // The process is killed, but the kernel needs a moment to end it.
     while removed.is_alive() {
         std::thread::yield_now();
     }
-    // The other one ends with its host.
+    // The other process ends with its host.
     let found = silicon::machine::Pid::find(second).unwrap();
     place.ok(&["down", &name]);
     while found.is_alive() {
@@ -319,7 +319,7 @@ fn show_prints_drawing_and_json() {
     assert_eq!(json["gpus"].as_array().unwrap().len(), 6);
     let presets = place.ok(&["presets"]);
     assert!(presets.contains("dgx-a100") && presets.contains("rtxpro6000-96"));
-    // A reader that closes early causes no panic.
+    // If a reader closes early, the program does not panic.
     let piped = Command::new("sh")
         .arg("-c")
         .arg(format!(

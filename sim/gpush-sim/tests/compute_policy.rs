@@ -1,5 +1,5 @@
 //! The simulated `nvidia-smi compute-policy` and `-pm`, as callers run them.
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+#![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use silicon::Host;
 use silicon::machine::Timeslice;
 use tempfile::TempDir;
 
-/// A host with four GPUs: MIG off twice, MIG on, and without MIG.
+/// A host with four GPUs: two with MIG off, one with MIG on, and one without MIG.
 const HOST: &str = "
 [[gpu]]
 model = \"a100-80\"
@@ -55,7 +55,7 @@ impl Place {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs `nvidia-smi ARGS…`. Returns exit code and standard output.
+    /// Runs `nvidia-smi ARGS…`. Returns the exit code and the standard output.
     fn smi(&self, arguments: &str) -> (i32, String) {
         let mut command = Command::new(self.path("host").join("bin/nvidia-smi"));
         let output = command.env_clear().args(arguments.split_whitespace()).output().unwrap();
@@ -143,7 +143,7 @@ fn fault_rules_make_compute_policy_fail() {
     let (code, told) = place.smi("compute-policy -l -i 0");
     assert_eq!(code, 15);
     assert!(told.contains("Failed to get compute policies for GPU 0 : GPU is lost"), "{told}");
-    // A success that changes nothing.
+    // The command succeeds but changes nothing.
     place.on_host("fault", "add compute-policy-set --gpu 1 --rc SUCCESS");
     assert_eq!(place.smi("compute-policy -i 1 --set-timeslice=3").0, 0);
     assert_eq!(place.levels()[1], Timeslice::Short);
@@ -151,7 +151,7 @@ fn fault_rules_make_compute_policy_fail() {
 
 #[test]
 fn only_root_sets_levels_and_all_users_read_them() {
-    // On a host whose owner does not count as root; a test that runs as root is root everywhere.
+    // A host whose owner does not count as root. A test that runs as root is root on every host.
     let place = Place::new(&format!("owner_is_root = false\n{HOST}"));
     if Host::open(&place.path("host")).unwrap().privileged() {
         println!("skipped: run as root");
@@ -171,7 +171,7 @@ fn settings_are_lost_without_persistence_mode() {
     assert!(place.on_host("show", "").contains("persistence mode off"));
     assert_eq!(place.smi("compute-policy -i 0,1 --set-timeslice=2").0, 0);
     assert_eq!(place.levels()[..2], [Timeslice::Default, Timeslice::Medium]);
-    // A process on it keeps it initialised.
+    // A process on the GPU keeps it initialised.
     let pid = place.on_host("process", "add --spawn --gpu 0");
     assert_eq!(place.smi("compute-policy -i 0 --set-timeslice=2").0, 0);
     assert_eq!(place.levels()[0], Timeslice::Medium);
@@ -192,7 +192,7 @@ fn mps_server_has_its_process_name() {
     let shown = |name: &str| Path::new("/proc").join(server.trim()).join(name);
     let command = std::fs::read_to_string(shown("cmdline")).unwrap();
     assert!(command.starts_with("nvidia-cuda-mps-server\0"), "{command:?}");
-    // The kernel cuts a name to 15 characters. The process sets it a moment after its start.
+    // The kernel truncates a name to 15 characters. The process sets it a moment after its start.
     let named = (0..200).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         std::fs::read_to_string(shown("comm")).unwrap().trim() == "nvidia-cuda-mps"

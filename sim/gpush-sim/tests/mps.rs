@@ -1,4 +1,4 @@
-//! The MPS programs of a simulated host, started as by an agent: by path, with an empty environment.
+//! The MPS programs of a simulated host, started as an agent starts them: by path, with an empty environment.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::io::{BufRead, BufReader, Write};

@@ -1,18 +1,19 @@
-//! A client: it connects to a server as libcuda does, and then idles until it is asked to end.
+//! A client. It connects to a server as libcuda does, and then idles until it is asked to end.
 //!
-//! It prints one line for its outcome, and later events as they happen:
+//! It prints one line with its result, and later events as they happen:
 //!
 //! ```text
-//! active server=1234 percentage=25.0 device=GPU-…     served; the device is missing outside a host, and a
-//!                                                     memory limit is added if there is one: memory=2048
+//! active server=1234 percentage=25.0 device=GPU-…     served; without device outside a host;
+//!                                                     `memory=2048` is added if there is a limit
 //! without MPS                                         no daemon listens: it runs without MPS, as libcuda does
 //! error 805                                           the daemon has no server for it; it ends
 //! fault, terminated                                   its context is lost; it continues
-//! lost                                                its server is gone; it ends
+//! lost                                                its server has ended; it ends
 //! ```
 //!
-//! It ends at a line `end` on standard input, and continues if that is closed. On a simulated host it is
-//! registered on its server's device as NVML shows MPS clients; `$MPS_SIM_MEMORY` MiB, or 512.
+//! It ends when it reads a line `end` on standard input. If standard input is closed, it continues. On a simulated
+//! host it is registered on the device of its server, as NVML shows MPS clients. It uses `$MPS_SIM_MEMORY` MiB, or
+//! 512.
 
 use std::{
     io::{self, BufRead, Write},
@@ -67,11 +68,12 @@ pub fn main() -> ExitCode {
 pub(crate) enum Unreached {
     /// No daemon listens: it runs without MPS.
     NoDaemon,
-    /// The daemon has none for it.
+    /// The daemon has no server for it.
     NoServer,
 }
 
-/// Asks the daemon of a pipe directory for a server. Returns its socket and its first message.
+/// Asks the daemon of a pipe directory for a server. Returns the socket to the server, and the server's first
+/// message.
 pub(crate) fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
     let control = Socket::introduced(&pipe.join("control"), Kind::Client).map_err(|_| Unreached::NoDaemon)?;
     let served = || -> io::Result<(Socket, String)> {

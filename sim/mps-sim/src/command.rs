@@ -1,5 +1,4 @@
-//! The command language, with the answers of the real daemon: errors are ordinary text, or appear only in the
-//! log.
+//! The command language, with the answers of the real daemon. Errors are ordinary text, or appear only in the log.
 
 use std::time::Duration;
 
@@ -13,11 +12,11 @@ use crate::{
 
 /// The state of the daemon after a command.
 pub(crate) enum Verdict {
-    /// It continues.
+    /// The daemon continues.
     Goes,
-    /// It ends.
+    /// The daemon ends.
     Quit {
-        /// When its server gets SIGINT.
+        /// Time after which the server gets SIGINT.
         force_after: Option<Duration>,
     },
 }
@@ -69,7 +68,7 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
         "get_default_device_pinned_mem_limit" => default_memory(daemon, value::number(word(0))),
         "set_default_device_pinned_mem_limit" => may_set(daemon, peer, |daemon| {
             let device = word(0).unwrap_or_default();
-            // A UUID is not a number: it means device 0, and the rest is ignored.
+            // A UUID is not a number. It means device 0, and the limit is read as 0.
             let is_number = device.parse::<i64>().is_ok();
             let limit = word(1).filter(|_| is_number).map_or(0, value::memory);
             match slot(value::number(Some(device))) {
@@ -162,7 +161,7 @@ fn of_server(daemon: &Daemon, pid: i64, answer: impl FnOnce(&Daemon, &Server) ->
     }
 }
 
-/// Version 535 lets any user of the socket set values.
+/// Version 535 lets every user who can connect set values.
 fn may_set(daemon: &mut Daemon, peer: Peer, set: impl FnOnce(&mut Daemon) -> Vec<String>) -> Vec<String> {
     match daemon.version {
         Version::V550 | Version::V555 if !Place::is_root(peer.uid) => vec![insufficient(peer)],
@@ -217,7 +216,7 @@ fn start(daemon: &mut Daemon, words: &[&str], peer: Peer) -> Vec<String> {
     }
 }
 
-/// Returns a status; if it is 1, also the reason.
+/// Returns a status. If the status is 1, also returns the reason.
 fn terminate(daemon: &Daemon, server: i64, client: i64) -> Vec<String> {
     let one = || "1".to_owned();
     let Some(found) = daemon.servers.of(server) else {
@@ -263,7 +262,7 @@ fn line([pid, id, server, device, namespace, command]: &[String; 6]) -> String {
     format!("{pid:<10}{id:<10}{server:<15}{device:<26}{namespace:<15}{command:<15}")
 }
 
-/// Formats a row: pid, an empty column, whether it is a MIG device, its UUID, and the client's number.
+/// Formats a row: pid, an empty column, whether the device is a MIG device, its UUID, and the number of the client.
 fn row(server: i32, bytes: &[u8; ROW]) -> String {
     let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
     let pid = word(0);
@@ -279,7 +278,7 @@ fn row(server: i32, bytes: &[u8; ROW]) -> String {
     line(&texts)
 }
 
-/// Returns a UUID, cut to the width of the table.
+/// Returns a UUID, truncated to the width of the table.
 fn shown(device: Device) -> String {
     let hex: String = device.uuid[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{}-{}-{}-{}", if device.mig { "MIG" } else { "GPU" }, &hex[..8], &hex[8..12], &hex[12..16])

@@ -9,7 +9,7 @@
 //!        └─ a server ended
 //! ```
 //!
-//! Nothing here has a deadline: a peer that stops midway blocks the daemon, as it does the real one.
+//! No step has a deadline. A peer that stops halfway blocks the daemon, as it blocks the real one.
 
 use std::{
     io,
@@ -34,7 +34,7 @@ use crate::{
     wire::{self, Kind, Peer, Socket},
 };
 
-/// The output of the background process once it listens.
+/// What the background process prints once it listens.
 const LISTENS: &str = "listens";
 
 pub(crate) struct Daemon {
@@ -46,22 +46,22 @@ pub(crate) struct Daemon {
     files: Files,
     /// The control connection.
     ear: Option<(Socket, Peer)>,
-    /// Connections without a greeting, because of a fault rule.
+    /// Connections that got no greeting, because of a fault rule.
     ungreeted: Vec<(Socket, Rule)>,
 }
 
-/// `-f`.
+/// Runs the daemon in the foreground (`-f`).
 pub(crate) fn foreground(place: Place, users: Users) -> anyhow::Result<ExitCode> {
     serve(place, users, &Lines::Output, || {})
 }
 
-/// `-d`: the serving process is separate. Its parent ends once it listens.
+/// Starts the daemon as a separate process (`-d`). Returns once it listens.
 pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode> {
     let own = std::env::current_exe().context("cannot find my own executable")?;
     let mut command = Command::new(own);
     std::os::unix::process::CommandExt::arg0(&mut command, called);
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    // Called by the program's own name: see main.rs.
+    // The command has the program's own name: see main.rs.
     command
         .arg(options::BEHIND)
         .args(users.argument())
@@ -80,7 +80,7 @@ pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode
     Ok(if child.wait()?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The background process of `-d`.
+/// Runs the background process of `-d`.
 pub(crate) fn behind(place: Place, users: Users) -> anyhow::Result<ExitCode> {
     let made = std::fs::create_dir(&place.log);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
@@ -90,7 +90,7 @@ pub(crate) fn behind(place: Place, users: Users) -> anyhow::Result<ExitCode> {
     let lines = Lines::Directory(place.log.clone());
     serve(place, users, &lines, || {
         println!("{LISTENS}");
-        // No process reads later output, nor a daemon's errors.
+        // No process reads its later output, or the errors of a daemon.
         if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
             let _as_it_is = nix::unistd::dup2_stdout(&null).and_then(|()| nix::unistd::dup2_stderr(&null));
         }
@@ -134,7 +134,7 @@ fn serve(place: Place, users: Users, lines: &Lines, listening: impl FnOnce()) ->
     daemon.run()
 }
 
-/// Reads percentage and priority; the memory limit is not read at start.
+/// Reads percentage and priority. The memory limit is not read at start.
 fn from_environment(log: &Log) -> Defaults {
     let mut defaults = Defaults { percentage: 100.0, memory: [0; DEVICES as usize], priority: 0 };
     if let Some(text) = crate::place::variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") {
@@ -174,7 +174,8 @@ impl Daemon {
         }
     }
 
-    /// Waits for activity: on the privileged socket, on the other one, on the control connection.
+    /// Waits for activity. Returns whether there is any on the privileged socket, on the other socket, and on the
+    /// control connection.
     fn wait(&self) -> anyhow::Result<(bool, bool, bool)> {
         let wanted = |socket| PollFd::new(socket, PollFlags::POLLIN);
         let mut fds = vec![wanted(self.files.privileged.as_fd()), wanted(self.files.control.as_fd())];
@@ -207,7 +208,7 @@ impl Daemon {
         }
     }
 
-    /// Handles a new connection. Its errors only go to the log.
+    /// Handles a new connection. Errors go only to the log.
     fn door(&mut self, privileged: bool) {
         let door = if privileged { &self.files.privileged } else { &self.files.control };
         let Ok(socket) = door.accept() else {
@@ -255,14 +256,14 @@ impl Daemon {
             }
             Some(Kind::FatalException) => {
                 self.servers.failed(peer, &self.log);
-                // A peer that does not wait for it does not need it.
+                // A peer that has closed the connection does not need this.
                 let _gone = socket.send(&0_u32.to_le_bytes());
             }
             None => self.log.say("Unknown type of connection"),
         }
     }
 
-    /// Handles input on the control connection. Returns the exit code if that ends the daemon.
+    /// Handles input on the control connection. Returns the exit code if the daemon must end.
     fn listen(&mut self) -> Option<i32> {
         let (ear, peer) = self.ear.take()?;
         match self.hear(&ear, peer) {
@@ -277,7 +278,7 @@ impl Daemon {
         None
     }
 
-    /// Reads a command and answers it; the end of the connection is an error.
+    /// Reads a command and answers it. The end of the connection is an error.
     fn hear(&mut self, ear: &Socket, peer: Peer) -> io::Result<Verdict> {
         if u64::from_le_bytes(ear.receive_array()?) == 0 {
             ear.send(&status(0))?;
@@ -301,7 +302,7 @@ impl Daemon {
         Ok(verdict)
     }
 
-    /// Waits for the server to end, and cleans up. Returns the exit code, which is the server's.
+    /// Waits for the server to end, and cleans up. Returns the exit code, which is that of the server.
     fn quit(&mut self, force_after: Option<Duration>) -> i32 {
         if let Some(after) = force_after {
             self.log.say(&format!("quit command issued with timeout of {}", after.as_secs()));

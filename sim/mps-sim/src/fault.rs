@@ -1,17 +1,17 @@
-//! Faults of the simulated programs: rules in a file, read again at every check, so that they can change while
-//! the programs run.
+//! Faults of the simulated programs. The rules are in a file, which the programs read again at every check, so that
+//! rules can change while they run.
 //!
 //! ```toml
 //! [[fault]]
 //! id = 1
 //! kind = "silent-hello"
-//! on = "gpu-0"       # part of a pipe directory or of CUDA_VISIBLE_DEVICES; left out: all
-//! times = 2          # left out: as long as the rule is there
+//! on = "gpu-0"       # part of a pipe directory or of CUDA_VISIBLE_DEVICES; default: all
+//! times = 2          # default: as long as the rule exists
 //! ```
 //!
-//! The file is `mps-faults.toml` of the simulated host to whose `bin` the program belongs, because the
-//! environment may be cleared; outside a host, `$MPS_SIM_FAULTS` names it. A blocked program continues when its
-//! rule is removed. An unreadable file ends the programs: a typing error must not count as "no faults".
+//! The file is `mps-faults.toml` of the simulated host to whose `bin` the program belongs, because the environment
+//! may be cleared. Outside a host, `$MPS_SIM_FAULTS` names the file. A blocked program continues when its rule is
+//! removed. If the file is unreadable, the programs end: they must not read a typing error as "no faults".
 
 use std::{
     fs::{File, OpenOptions},
@@ -25,9 +25,9 @@ use anyhow::{Context, bail};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
-/// Names the file outside of a simulated host.
+/// Environment variable that names the file outside a simulated host.
 pub const VARIABLE: &str = "MPS_SIM_FAULTS";
-/// Its name in a simulated host.
+/// Name of the file in a simulated host.
 pub const FILE: &str = "mps-faults.toml";
 
 /// Interval at which a blocked program checks its rule.
@@ -37,17 +37,17 @@ pub(crate) const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The daemon accepts a connection and does not greet.
+    /// The daemon accepts a connection and sends no greeting.
     SilentHello,
-    /// The daemon greets after `ms`.
+    /// The daemon sends its greeting after `ms`.
     SlowHello,
-    /// The daemon greets with an unknown version. Programs of that version understand it.
+    /// The daemon greets with an unknown version. Only programs of that version understand it.
     ForeignHello,
     /// The daemon behaves as if another process held the control connection.
     BusyUi,
     /// A command is executed, but its answer is not sent.
     EmptyReply,
-    /// The daemon blocks on its log during a session, as on a full pipe.
+    /// The daemon blocks on its log during a session, as it does on a full pipe.
     UnreadPipe,
     /// The daemon's pid file names another process.
     StalePidFile,
@@ -57,11 +57,11 @@ pub enum Kind {
     NeverActive,
     /// A server reports a fatal exception.
     Fault,
-    /// The daemon is killed; its server survives.
+    /// The daemon is killed, and its server continues.
     OrphanServer,
     /// The daemon hangs.
     HungDaemon,
-    /// A client of another uid waits to be served, or is served.
+    /// A client of another uid waits for a server, or is served.
     SecondUid,
     /// `quit` takes `ms` longer.
     SlowQuit,
@@ -89,7 +89,7 @@ impl Kind {
         ("slow-start", Self::SlowStart),
     ];
 
-    /// Returns its name.
+    /// Returns the name of the kind.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES.into_iter().find_map(|(name, kind)| (kind == self).then_some(name)).unwrap_or_default()
@@ -107,24 +107,24 @@ impl FromStr for Kind {
     }
 }
 
-/// One rule.
+/// A fault rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Identifies the rule; never reused.
+    /// Identifies the rule. An id is never reused.
     pub id: u64,
     /// The kind.
     pub kind: Kind,
-    /// Part of the pipe directory, or of the visible devices, of the daemon that it applies to.
+    /// Part of the pipe directory, or of the visible devices, of the daemons that the rule applies to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
-    /// Maximum number of times; unlimited if absent.
+    /// How often the fault happens; absent: without limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
     /// Delay of the slow kinds, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ms: Option<u64>,
-    /// Number of times so far.
+    /// How often the fault has happened.
     #[serde(default)]
     pub fired: u64,
 }
@@ -169,7 +169,7 @@ impl FaultFile {
     /// Returns the rules, oldest first.
     ///
     /// # Errors
-    /// When the file can't be read.
+    /// If the file cannot be read.
     pub fn rules(&self) -> anyhow::Result<Vec<Rule>> {
         match File::open(&self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -184,7 +184,7 @@ impl FaultFile {
     /// Adds a rule, and returns its id.
     ///
     /// # Errors
-    /// When the file can't be read or written.
+    /// If the file cannot be read or written.
     pub fn add(&self, kind: Kind, on: Option<String>, times: Option<u64>, ms: Option<u64>) -> anyhow::Result<u64> {
         self.change(true, |rules| {
             let id = rules.iter().map(|rule| rule.id).max().unwrap_or(0) + 1;
@@ -193,10 +193,10 @@ impl FaultFile {
         })
     }
 
-    /// Removes a rule, or all; returns how many were removed.
+    /// Removes a rule, or all rules. Returns how many were removed.
     ///
     /// # Errors
-    /// When the file can't be read or written, or there is no such rule.
+    /// If the file cannot be read or written, or there is no such rule.
     pub fn clear(&self, id: Option<u64>) -> anyhow::Result<usize> {
         let gone = self.change(true, |rules| {
             let before = rules.len();
@@ -214,7 +214,7 @@ impl FaultFile {
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&self.path);
         let file = file.with_context(there)?;
         if create {
-            // A server, which may run as any user, writes its count.
+            // A server writes its count, and may run as any user.
             let _not_mine = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
         let mut held = locked(file, FlockArg::LockExclusive)?;
@@ -239,11 +239,11 @@ fn locked(file: File, how: FlockArg) -> anyhow::Result<Flock<File>> {
     Flock::lock(file, how).map_err(|(_, errno)| anyhow::anyhow!("cannot lock the faults: {errno}"))
 }
 
-/// The rules that one program sees.
+/// The rules as one program sees them.
 #[derive(Debug, Clone)]
 pub(crate) struct Faults {
     file: Option<FaultFile>,
-    /// Its pipe directory and visible devices.
+    /// The pipe directory and the visible devices of the program.
     target: String,
 }
 
@@ -266,7 +266,7 @@ impl Faults {
         self.rules().into_iter().find(|rule| rule.kind == kind && rule.is_left() && concerned(rule))
     }
 
-    /// Returns an active rule of this kind, and counts it as fired once more.
+    /// Returns an active rule of this kind, and increments its count.
     pub(crate) fn fires(&self, kind: Kind) -> Option<Rule> {
         let rule = self.on(kind)?;
         if let Some(file) = &self.file {
@@ -280,7 +280,7 @@ impl Faults {
         Some(rule)
     }
 
-    /// Returns whether a rule still exists, used up or not.
+    /// Returns whether a rule still exists, even if its count is used up.
     pub(crate) fn is_there(&self, rule: &Rule) -> bool {
         self.rules().iter().any(|one| one.id == rule.id)
     }

@@ -27,17 +27,17 @@ use crate::{
     wire::Socket,
 };
 
-/// Length of a path, in bytes, that is too long for the sockets below it.
+/// A path of this length in bytes is too long for the sockets below it.
 const TOO_LONG: usize = 88;
 const PID: &str = "nvidia-cuda-mps-control.pid";
-/// Higher than any pid on Linux.
+/// A pid that no process has: higher than any pid on Linux.
 const NOBODYS_PID: u32 = 4_194_304;
 
 /// The open files of a daemon.
 pub(crate) struct Files {
     pub(crate) control: Socket,
     pub(crate) privileged: Socket,
-    /// The lock ends with the process.
+    /// Keeps the lock until the process ends.
     _lock: File,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Files {
 pub(crate) enum NoFiles {
     /// Another daemon runs here.
     Taken,
-    /// It ends without a message.
+    /// The path is too long. The daemon ends without a message.
     TooLong,
     System(io::Error),
 }
@@ -98,10 +98,10 @@ pub(crate) fn listen(place: &Place, lock: File) -> io::Result<Files> {
     Ok(Files { control, privileged, _lock: lock })
 }
 
-/// Removes what `quit` removes.
+/// Removes the files that `quit` removes.
 pub(crate) fn remove(pipe: &Path) {
     for name in ["log", PID] {
-        // It may already be gone.
+        // The file may be gone already.
         let _gone = std::fs::remove_file(pipe.join(name));
     }
 }

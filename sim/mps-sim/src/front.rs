@@ -1,5 +1,5 @@
-//! The front-end: lines from standard input, answers to standard output. As with the real one, its exit status
-//! only tells whether there is a daemon.
+//! The front-end: sends lines from standard input, and prints answers to standard output. As with the real one, its
+//! exit code says only whether there is a daemon.
 
 use std::{
     io::{self, BufRead, Write},
@@ -27,7 +27,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let heard = Arc::clone(&door);
     std::thread::spawn(move || {
         answers(&heard);
-        // Even if standard input continues: another process holds the control connection, or the daemon has
+        // Ends even if standard input continues: another process holds the control connection, or the daemon has
         // ended.
         std::process::exit(0)
     });
@@ -44,7 +44,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Prints answers until the status, or until the connection closes.
+/// Prints answers until the status arrives or the connection closes.
 fn answers(door: &Socket) {
     while let Ok(said) = door.receive() {
         let Some((kind, text)) = said.bytes.split_first_chunk::<4>() else { break };

@@ -1,12 +1,12 @@
-//! Simulated versions of NVIDIA's MPS programs: the control daemon with its front-end, the server, and a client
-//! that connects as libcuda does.
+//! Simulated versions of NVIDIA's MPS programs: the control daemon with its front-end, the server, and a client that
+//! connects as libcuda does.
 //!
-//! Nothing that ships uses this crate. `gpush-sim` places the programs into a host's `bin` under their real
-//! names; tests run them through [`main`]. Their behaviour was observed on the real daemon (the README.md of
-//! this crate describes how, and what is unknown).
+//! No program that ships uses this crate. `gpush-sim` puts the programs into a host's `bin` under their real names;
+//! tests run them through [`main`]. Their behaviour was observed on the real daemon. The README.md of this crate
+//! describes how, and what is unknown.
 //!
 //! ```text
-//!  user interface ──4──► control_privileged ─┐                       ┌── clients with their limits      
+//!  user interface ──4──► control_privileged ─┐                       ┌── clients with their limits
 //!                                            ▼                       ▼
 //!  client ────2────────► control ──────► daemon ──starts, asks──► server (of one uid)
 //!     └────────────────────────────────────── its own socket ────────▲
@@ -39,7 +39,7 @@ pub const PROGRAMS: [&str; 2] = [CONTROL, SERVER];
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Runs the program that the last part of a path names; returns `None` for other names.
+/// Runs the program that the last component of a path names. Returns `None` for other names.
 #[must_use]
 pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
     let name = called.file_name()?;
@@ -56,7 +56,7 @@ pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
     }))
 }
 
-/// Runs the control program as its version does.
+/// Runs the control program of the host's version.
 fn control(called: &Path, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let place = place::Place::of(called);
     let users = |multi_user| if multi_user { Users::Many } else { Users::One };

@@ -1,9 +1,9 @@
-//! The log: a FIFO in the pipe directory. Daemon and servers write records into it, and a thread of the daemon
+//! The log: a FIFO in the pipe directory. The daemon and the servers write records into it. A thread of the daemon
 //! prints them as lines.
 //!
-//! A record has 48 bytes and a text: the kind of its writer (in the last byte of a mark), its pid, the local
-//! time in eight numbers, and the length. Any user may write into the FIFO, and invalid data stops the log;
-//! when the FIFO is full, the daemon blocks. Both are as in the real one.
+//! A record has 48 bytes and a text. The bytes contain the kind of the writer (in the last byte of a mark), its pid,
+//! the local time in eight numbers, and the length of the text. Any user may write into the FIFO, and invalid data
+//! stops the log. When the FIFO is full, the daemon blocks. Both are as in the real daemon.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The mark of a record, without the kind of its writer.
+/// The mark of a record, without the kind of the writer.
 const MARK: u32 = 0xabcd_e000;
 const HEADER: usize = 48;
 
@@ -32,7 +32,7 @@ impl Source {
     }
 }
 
-/// The output of a program's records.
+/// Writes the records of a program.
 #[derive(Debug)]
 pub(crate) struct Log {
     fifo: Option<File>,
@@ -40,11 +40,11 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Opens the FIFO of a pipe directory; without it, records are discarded.
+    /// Opens the FIFO of a pipe directory. Without it, records are discarded.
     pub(crate) fn of(pipe: &Path, source: Source) -> Self {
         let fifo = OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(pipe.join("log"));
         if let Ok(fifo) = &fifo {
-            // Only opening must not wait for a reader.
+            // Only opening must not wait for a reader; writing may.
             let _as_it_is = nix::fcntl::fcntl(fifo, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty()));
         }
         Self { fifo: fifo.ok(), source }
@@ -68,17 +68,17 @@ impl Log {
         let mut record: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         record.extend((text.len() as u64).to_le_bytes());
         record.extend(text.as_bytes());
-        // A missing log is no reason to stop.
+        // A missing log must not stop the program.
         let _lost = fifo.write_all(&record);
     }
 }
 
-/// The output of lines.
+/// Where the lines go.
 #[derive(Debug)]
 pub(crate) enum Lines {
     /// All to standard output, in the foreground.
     Output,
-    /// To `control.log` and `server.log` of a directory; discarded if they cannot be written.
+    /// To `control.log` and `server.log` in a directory. Discarded if they cannot be written.
     Directory(PathBuf),
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn open(pipe: &Path, lines: &Lines) -> io::Result<()> {
         Err(errno) => return Err(errno.into()),
     }
     std::fs::set_permissions(&fifo, std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
-    // Opened for both, so that reading never ends.
+    // Opened for reading and writing, so that reading never ends.
     let mut from = OpenOptions::new().read(true).write(true).open(&fifo)?;
     let append = |dir: &Path, name: &str| OpenOptions::new().create(true).append(true).open(dir.join(name)).ok();
     let (mut control, mut server) = match lines {

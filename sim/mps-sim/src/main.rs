@@ -1,5 +1,5 @@
-//! The programs of this crate without `gpush-sim`: called through links with the real names, or with the name,
-//! or `client`, as the first argument.
+//! The programs of this crate without `gpush-sim`. Links with the real names call them, or the first argument is the
+//! name, or `client`.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -9,12 +9,12 @@ use std::ffi::OsString;
 
 use crate::place::Version;
 
-/// Lets clients of all users share one server of root.
+/// Lets clients of all users share one server, which runs as root.
 pub(crate) const MULTI_USER: &str = "-multiuser-server";
 /// The argument of the background process of `-d`.
 pub(crate) const BEHIND: &str = "--behind";
 
-/// The action of a command line.
+/// What a command line requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Foreground {
@@ -23,20 +23,20 @@ pub(crate) enum Action {
     Background {
         multi_user: bool,
     },
-    /// The process that `-d` starts.
+    /// Run the process that `-d` starts.
     Behind {
         multi_user: bool,
     },
     FrontEnd,
     Help,
-    /// The help, as an error.
+    /// Print the help, as an error.
     Usage,
-    /// Another user than root requests `-multiuser-server`.
+    /// Fail: a user other than root requests `-multiuser-server`.
     OnlyRoot,
 }
 
 impl Action {
-    /// Parses the arguments as a version does.
+    /// Parses the arguments as a version of the program does.
     pub(crate) fn of(version: Version, arguments: &[OsString]) -> Self {
         let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
         let is_root = nix::unistd::geteuid().is_root();
@@ -86,7 +86,7 @@ mod tests {
         }
     }
 
-    /// As seen with 555.58.02.
+    /// Observed with 555.58.02.
     #[test]
     fn version_555_rejects_unknown_arguments() {
         let of = |words: &[&str]| Action::of_several(words, true);

@@ -8,21 +8,21 @@ use silicon::{Host, HostError};
 
 use crate::fault::{self, FaultFile, Faults};
 
-/// The pipe directory of daemon and clients.
+/// Names the pipe directory of daemon and clients.
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Directory of the logs.
+/// Names the directory of the logs.
 const LOG: &str = "CUDA_MPS_LOG_DIRECTORY";
-/// Sets the version of the programs outside a host.
+/// Sets the version of the programs, for use outside a host.
 const VERSION: &str = "MPS_SIM_VERSION";
 
-/// A driver branch whose programs behave alike here.
+/// The driver versions that the simulation distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
-    /// Does not know `get_server_status`, writes no pid file, and lets any user set values.
+    /// Does not know `get_server_status`, writes no pid file, and lets every user set values.
     V535,
-    /// Knows it, writes one, and lets only root and its own user set values.
+    /// Knows `get_server_status`, writes a pid file, and lets only root and its own user set values.
     V550,
-    /// As 550. Parses several options, rejects unknown ones, and knows `-multiuser-server`.
+    /// As 550. Also parses several options, rejects unknown ones, and knows `-multiuser-server`.
     V555,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Parses `GPU-…` or `MIG-…`; returns an empty device for other texts.
+    /// Parses `GPU-…` or `MIG-…`. Returns an empty device for other texts.
     pub(crate) fn of_uuid(text: &str) -> Self {
         let digits: Vec<u8> = text.get(4..).unwrap_or_default().bytes().filter(u8::is_ascii_hexdigit).collect();
         let mut uuid = [0; 16];
@@ -65,18 +65,18 @@ impl Device {
     }
 }
 
-/// Returns a variable that is not empty.
+/// Returns an environment variable if it is not empty.
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Returns the pipe directory of the environment.
+/// Returns the pipe directory that the environment names.
 pub(crate) fn pipe() -> PathBuf {
     variable(PIPE).unwrap_or_else(|| "/tmp/nvidia-mps".to_owned()).into()
 }
 
 impl Place {
-    /// Returns the place of a program that was called by this name. A bare name was found on the PATH.
+    /// Returns the environment of a program that was called by this path. A bare name is looked up in the PATH.
     pub(crate) fn of(called: &Path) -> Self {
         let found = || {
             let name = called.file_name()?;
@@ -89,7 +89,7 @@ impl Place {
         Self::on(host)
     }
 
-    /// Returns the place of a program on the host that the environment names.
+    /// Returns the environment of a program on the host that `$NVML_SIM_STATE` names.
     pub(crate) fn of_environment() -> Self {
         Self::on(Host::from_environment().ok())
     }
@@ -113,24 +113,24 @@ impl Place {
         }
     }
 
-    /// Returns whether a user has root's rights: the daemon's own user has them.
+    /// Returns whether a user has root's rights. The daemon's own user has them too.
     pub(crate) fn is_root(uid: u32) -> bool {
         uid == 0 || uid == nix::unistd::geteuid().as_raw()
     }
 
-    /// Returns whether its host is gone: no program may outlive it.
+    /// Returns whether the program's host was removed. No program may outlive its host.
     pub(crate) fn is_gone(&self) -> bool {
         self.host.as_ref().is_some_and(|host| !host.dir().join("state").exists())
     }
 
-    /// Returns whether a server must end although its daemon did not end it: its simulated host is gone or,
-    /// without a host, its pipe directory. On a host it outlives the deletion of the directory, as NVIDIA's
-    /// server does.
+    /// Returns whether a server must end although its daemon did not end it. That is so if its simulated host was
+    /// removed or, outside a host, its pipe directory. On a host, the server continues without the pipe directory, as
+    /// NVIDIA's server does.
     pub(crate) fn is_abandoned(&self) -> bool {
         if self.host.is_some() { self.is_gone() } else { !self.pipe.exists() }
     }
 
-    /// Returns the visible device of the environment: the first one named, by index, UUID or part of it.
+    /// Returns the visible device: the first one that the environment names, by index, UUID or part of it.
     pub(crate) fn device_name(&self) -> String {
         let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_else(|| "0".to_owned());
         let first = visible.split(',').next().unwrap_or_default().trim().to_owned();

@@ -1,7 +1,7 @@
-//! The server: it serves the clients that the daemon passes to it, and answers the daemon's queries about them.
+//! The server. It serves the clients that the daemon passes to it, and answers the daemon's queries about them.
 //!
-//! It also works under the real control daemon, whose queries are the same (README.md). The protocol between it
-//! and its clients exists only here:
+//! It also works under the real control daemon, whose queries are the same (README.md). The protocol between the
+//! server and its clients exists only here:
 //!
 //! ```text
 //! client ► its credentials and `percentage=25 memory=0=2G`     from its environment
@@ -9,9 +9,8 @@
 //! server ► `fault`                                             its context is lost
 //! ```
 //!
-//! It ends when the daemon has told it to end and it has no clients, or on SIGINT. It outlives its daemon and
-//! the deletion of its pipe directory, but not its simulated host; without a host it ends with its pipe
-//! directory.
+//! The server ends on SIGINT, or when the daemon has asked it to end and it has no clients. It outlives its daemon
+//! and its pipe directory, but not its simulated host. Outside a host, it ends with its pipe directory.
 
 use std::{
     io,
@@ -33,7 +32,7 @@ use crate::{
     wire::{Kind, Peer, Socket},
 };
 
-/// Memory of the server itself, MiB.
+/// Memory that the server itself uses, MiB.
 const OWN_MEMORY: u64 = 30;
 
 #[derive(Debug)]
@@ -46,7 +45,7 @@ struct Client {
 #[derive(Debug, Default)]
 struct State {
     clients: Vec<Client>,
-    /// The clients, and sockets whose client has not identified itself.
+    /// Number of clients, including sockets whose client has not identified itself.
     served: u32,
     numbers: u32,
     percentage: f64,
@@ -87,7 +86,8 @@ pub(crate) fn run(place: Place) -> anyhow::Result<ExitCode> {
     let server = Arc::new(Server { place, log, device, state: Mutex::new(state) });
     let watched = Arc::clone(&server);
     std::thread::spawn(move || watched.watch());
-    // Told to end, or orphaned by its daemon: in both cases it serves its clients to the end.
+    // The daemon asked this server to end, or the daemon itself has ended. In both cases the server serves its
+    // clients until they end.
     let _end = server.answer(&control);
     drop(control);
     loop {
@@ -181,7 +181,7 @@ impl Server {
                 memory.map_or_else(String::new, |bytes| format!(" memory={}", bytes >> 20))
             );
             let greeted = socket.send(answer.as_bytes());
-            // It sends nothing more; receiving only waits for its end.
+            // The client sends nothing more. Receiving only waits for its end.
             while greeted.is_ok() && socket.receive().is_ok() {}
             self.state().clients.retain(|one| !Arc::ptr_eq(&one.socket, &socket));
             self.log.say(&format!("Client {} disconnected", peer.pid));
@@ -194,7 +194,7 @@ impl Server {
         self.end_if_done();
     }
 
-    /// Ends a client's work. Returns whether there was any.
+    /// Ends the work of a client. Returns whether the client existed.
     fn terminate(&self, pid: u32) -> bool {
         let clients = &self.state().clients;
         let found = clients.iter().find(|one| one.peer.pid.cast_unsigned() == pid);
@@ -209,7 +209,7 @@ impl Server {
         }
     }
 
-    /// Watches for faults, and for the end of its work.
+    /// Watches for faults, and for the end of the simulated host or pipe directory.
     fn watch(&self) {
         loop {
             if self.place.is_abandoned() {
@@ -223,7 +223,7 @@ impl Server {
         }
     }
 
-    /// Simulates a fatal exception: all clients lose their contexts, and the daemon is notified.
+    /// Simulates a fatal exception: all clients lose their contexts, and the server notifies the daemon.
     fn fail(&self) {
         self.log.say("Fatal GPU exception");
         {

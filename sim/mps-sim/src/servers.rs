@@ -9,8 +9,8 @@
 //!     waiting clients are disconnected                          the last waiting client is served first
 //! ```
 //!
-//! A server serves one uid at a time, or all as uid 0 with `-multiuser-server`. A query to a server that starts
-//! or ends gets "busy", which appears only in the log.
+//! A server serves one uid at a time. With `-multiuser-server`, it serves all users as uid 0. A query to a server
+//! that is starting or leaving gets "busy", which appears only in the log.
 
 use std::{
     io,
@@ -33,29 +33,29 @@ use crate::{
 
 /// Requests from the daemon to a server.
 pub(crate) mod ask {
-    /// A client follows, as a socket.
+    /// A client. A socket follows.
     pub(crate) const CLIENT: u32 = 2;
-    /// End when the last client has gone. A 0 follows.
+    /// End when the last client has ended. A 0 follows.
     pub(crate) const LEAVE: u32 = 5;
-    /// Number of clients, then the pid of each.
+    /// Return the number of clients, then the pid of each.
     pub(crate) const CLIENTS: u32 = 6;
-    /// The active thread percentage, a double.
+    /// Return the active thread percentage, a double.
     pub(crate) const PERCENTAGE: u32 = 8;
-    /// Sets it; without an answer.
+    /// Set the active thread percentage. No answer.
     pub(crate) const SET_PERCENTAGE: u32 = 9;
-    /// The limit of a device's pinned memory in bytes. The device follows.
+    /// Return the limit of a device's pinned memory in bytes. The device follows.
     pub(crate) const MEMORY: u32 = 11;
-    /// Sets it. Device and bytes follow; without an answer.
+    /// Set the limit. Device and bytes follow. No answer.
     pub(crate) const SET_MEMORY: u32 = 12;
-    /// End a client's work. Its pid follows; the answer is a status.
+    /// End the work of a client. Its pid follows. The answer is a status.
     pub(crate) const TERMINATE: u32 = 13;
-    /// Number of clients, then a row of `ps` for each; the daemon ends it with a 0.
+    /// Return the number of clients, then a row of `ps` for each. The daemon ends it with a 0.
     pub(crate) const PROCESSES: u32 = 14;
 }
 
 /// Number of devices for which a server receives a limit.
 pub(crate) const DEVICES: u32 = 32;
-/// Bytes of a row of `ps`.
+/// Length of a row of `ps` in bytes.
 pub(crate) const ROW: usize = 40;
 
 /// Settings of the next server.
@@ -70,7 +70,7 @@ pub(crate) struct Defaults {
 pub(crate) struct Server {
     pub(crate) uid: u32,
     child: Child,
-    /// Set once it is ready, until it is asked to end.
+    /// Set from when the server is ready until it is asked to end.
     socket: Option<Socket>,
     was_ready: bool,
     pub(crate) failed: bool,
@@ -85,7 +85,7 @@ impl Server {
         self.was_ready && !self.failed
     }
 
-    /// Sends it a request, unless it is busy.
+    /// Sends the server a request, unless it is busy.
     pub(crate) fn ask<T>(&self, log: &Log, ask: impl FnOnce(&Socket) -> io::Result<T>) -> Option<T> {
         match &self.socket {
             Some(socket) => ask(socket).ok(),
@@ -96,10 +96,10 @@ impl Server {
         }
     }
 
-    /// Asks it to end after its clients.
+    /// Asks the server to end after its clients.
     fn leave(&mut self) {
         if let Some(socket) = self.socket.take() {
-            // It may already be dead, which the next check will notice.
+            // The server may be dead already. The next check notices that.
             let _dead = socket.send(&ask::LEAVE.to_le_bytes()).and_then(|()| socket.send(&0_u32.to_le_bytes()));
         }
     }
@@ -120,7 +120,7 @@ enum Waiting {
     Start {
         uid: u32,
     },
-    /// The client that a fault rule simulates.
+    /// A client that a fault rule simulates.
     MadeUp {
         uid: u32,
     },
@@ -149,7 +149,7 @@ pub(crate) enum Users {
 }
 
 impl Users {
-    /// Returns its command-line argument for the daemon and its servers.
+    /// Returns the command-line argument for the daemon and its servers.
     pub(crate) fn argument(self) -> Option<&'static str> {
         match self {
             Self::One => None,
@@ -157,7 +157,8 @@ impl Users {
         }
     }
 
-    /// Returns the uid to which a client counts: the real daemon counts all as root's, also in its log.
+    /// Returns the uid that a client counts as. With several users, the real daemon treats all as root, in its log
+    /// too.
     fn uid(self, uid: u32) -> u32 {
         match self {
             Self::One => uid,
@@ -206,14 +207,14 @@ impl Servers {
         self.settle(log);
     }
 
-    /// Handles a server's report that it is ready, and sends the defaults.
+    /// Handles a server's report that it is ready, and sends it the defaults.
     pub(crate) fn ready(&mut self, socket: Socket, peer: Peer, defaults: &Defaults, log: &Log) -> io::Result<()> {
         let Some(now) = self.now.as_mut().filter(|now| now.pid() == peer.pid) else {
             log.say(&format!("NEW SERVER {}: Ignoring connection from user", peer.pid));
             return Ok(());
         };
         log.say(&format!("NEW SERVER {}: Ready", peer.pid));
-        // Like the real one, this waits for the status without limit.
+        // Like the real daemon, this waits for the status without a limit.
         socket.receive()?;
         socket.send(&defaults.percentage.to_le_bytes())?;
         socket.send(&u64::from(DEVICES).to_le_bytes())?;
@@ -236,7 +237,7 @@ impl Servers {
         }
     }
 
-    /// Asks the server to end after its clients, or at once if forced.
+    /// Asks the server to end after its clients, or immediately if forced.
     pub(crate) fn shutdown(&mut self, force: bool) {
         if let Some(now) = &mut self.now {
             now.leave();
@@ -265,7 +266,7 @@ impl Servers {
         }
     }
 
-    /// Checks whether the server has ended, and returns its status.
+    /// Checks whether the server has ended, and returns its exit code.
     pub(crate) fn reap(&mut self, log: &Log) -> Option<i32> {
         let now = self.now.as_mut()?;
         let status = now.child.try_wait().ok()??;
@@ -274,15 +275,15 @@ impl Servers {
         let (uid, was_ready) = (now.uid, now.was_ready);
         self.now = None;
         if !was_ready {
-            // Their cuInit returns 805.
+            // In these clients, cuInit returns 805.
             self.waiting.retain(|one| one.uid() != uid);
         }
         self.settle(log);
         Some(code)
     }
 
-    /// Progresses where possible: starts a server for the last waiting client, passes clients of the server's
-    /// uid to it, and tells it to end if another user waits.
+    /// Makes all possible progress. Starts a server for the last waiting client, passes clients of the server's uid
+    /// to it, and asks it to end if another user waits.
     fn settle(&mut self, log: &Log) {
         if self.now.is_none()
             && let Some(uid) = self.waiting.last().map(Waiting::uid)
@@ -305,7 +306,7 @@ impl Servers {
         for one in theirs {
             match one {
                 Waiting::Client { socket: client, .. } => {
-                    // A client that is gone needs no server.
+                    // A client that has ended needs no server.
                     let _gone = hand_over(socket, &client);
                 }
                 Waiting::Start { .. } => {}
@@ -330,12 +331,12 @@ impl Servers {
         self.settle(log);
     }
 
-    /// The rule of the made-up client.
+    /// Returns the rule of the simulated client.
     pub(crate) fn made_up(&self) -> Option<&Rule> {
         self.made_up.as_ref().map(|(rule, _)| rule)
     }
 
-    /// It leaves, or waits no more.
+    /// Ends the simulated client, whether it is served or waits.
     pub(crate) fn unmake(&mut self) {
         self.made_up = None;
         self.waiting.retain(|one| !matches!(one, Waiting::MadeUp { .. }));
@@ -345,7 +346,7 @@ impl Servers {
     }
 }
 
-/// Gives a client and its server a socket between them.
+/// Creates a pair of connected sockets for a client and its server.
 fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
     let (one, other) = Socket::pair()?;
     server.send(&ask::CLIENT.to_le_bytes())?;
@@ -353,17 +354,17 @@ fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
     drop(one);
     client.send_socket(&other)?;
     drop(other);
-    // A client that sends nothing now blocks the daemon, as with the real one.
+    // A client that sends nothing now blocks the daemon, as it blocks the real one.
     client.receive().map(|_| ())
 }
 
-/// Starts a server found through the PATH, as a user if permitted.
+/// Starts a server found through the PATH, as the user if permitted.
 fn spawn(uid: u32, users: Users) -> io::Result<Child> {
     let mut command = Command::new(SERVER);
     command.args(users.argument());
     if nix::unistd::geteuid().is_root() && uid != 0 && uid != MADE_UP_UID {
         command.uid(uid);
     }
-    // With the daemon's own standard input, as the real one does: a lock on it stays held.
+    // The server inherits the daemon's standard input, as with the real daemon: a lock on it remains.
     command.spawn()
 }

@@ -1,19 +1,19 @@
 //! Values as the daemon parses and prints them, including its peculiarities.
 
-/// Parses an active thread percentage: above 0 and up to 100. Text after the number is ignored.
+/// Parses an active thread percentage, above 0 and at most 100. Text after the number is ignored.
 pub(crate) fn percentage(text: &str) -> Option<f64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '-').unwrap_or(text.len());
     let value: f64 = text[..end].parse().ok()?;
     (value > 0.0 && value <= 100.0).then_some(value)
 }
 
-/// Formats with one decimal: 0.01 reads back as 0.0.
+/// Formats a percentage with one decimal: 0.01 becomes 0.0.
 pub(crate) fn shown_percentage(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// Parses a limit of pinned memory in bytes; 0 removes it. Only a `G` right after the number means GiB,
-/// everything else is MiB, a minus sign wraps around, and text without a number is 0.
+/// Parses a limit of pinned memory in bytes; 0 removes the limit. A `G` directly after the number means GiB, and
+/// everything else means MiB. A negative number wraps around. Text without a number is 0.
 pub(crate) fn memory(text: &str) -> u64 {
     let (negative, digits) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
@@ -25,7 +25,7 @@ pub(crate) fn memory(text: &str) -> u64 {
     }
 }
 
-/// Formats whole GiB from 1 GiB on, otherwise whole MiB; nothing without a limit.
+/// Formats a limit as whole GiB from 1 GiB on, otherwise as whole MiB; `None` for no limit.
 pub(crate) fn shown_memory(bytes: u64) -> Option<String> {
     match bytes {
         0 => None,
@@ -34,7 +34,7 @@ pub(crate) fn shown_memory(bytes: u64) -> Option<String> {
     }
 }
 
-/// Parses a number as C does: text without one is 0.
+/// Parses a number as C does: text without a number is 0.
 pub(crate) fn number(text: Option<&str>) -> i64 {
     let text = text.unwrap_or_default();
     let end = text.char_indices().find(|&(at, c)| !(c.is_ascii_digit() || at == 0 && c == '-'));

@@ -26,9 +26,9 @@ use nix::{
 pub(crate) const HELLO: &[u8] = b"OUTBHELL\0";
 /// The greeting of an unknown version.
 pub(crate) const FOREIGN_HELLO: &[u8] = b"OUTBHEL3\0\x03\0\0\0";
-/// Accompanies credentials.
+/// Sent together with credentials.
 pub(crate) const CREDENTIALS: &[u8] = b"OUTBCRED\0";
-/// Accompanies a socket.
+/// Sent together with a socket.
 pub(crate) const SOCKET: &[u8] = b"OUTBCUFD\0";
 
 /// The kind of a peer of the daemon.
@@ -42,7 +42,7 @@ pub(crate) enum Kind {
     Debuggee,
     /// A user interface.
     UserInterface,
-    /// A server that met a fatal exception.
+    /// A server that had a fatal exception.
     FatalException,
 }
 
@@ -102,7 +102,7 @@ impl Socket {
 
     /// Accepts the next connection.
     pub(crate) fn accept(&self) -> io::Result<Self> {
-        // Uses the type of a stream listener, which only accepts.
+        // `UnixListener` is for stream sockets, but `accept` works for this socket too.
         let listener = std::os::unix::net::UnixListener::from(self.0.try_clone()?);
         Self::with_names(listener.accept()?.0.into())
     }
@@ -118,7 +118,7 @@ impl Socket {
         Ok((Self(one), Self(other)))
     }
 
-    /// Connects, waits for the greeting, and sends its kind.
+    /// Connects, waits for the greeting, and sends the kind of this peer.
     pub(crate) fn introduced(at: &Path, kind: Kind) -> io::Result<Self> {
         let fd = Self::unconnected()?;
         socket::connect(fd.as_raw_fd(), &UnixAddr::new(at)?)?;
@@ -135,12 +135,12 @@ impl Socket {
         self.send_with(bytes, &[])
     }
 
-    /// Sends with credentials.
+    /// Sends a packet with credentials.
     pub(crate) fn send_named(&self, bytes: &[u8]) -> io::Result<()> {
         self.send_with(bytes, &[ControlMessage::ScmCredentials(&UnixCredentials::new())])
     }
 
-    /// Sends a socket, which the peer then has too.
+    /// Sends a copy of a socket to the peer.
     pub(crate) fn send_socket(&self, other: &Self) -> io::Result<()> {
         self.send_with(SOCKET, &[ControlMessage::ScmRights(&[other.0.as_raw_fd()])])
     }
@@ -151,7 +151,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Waits for the next packet; an error if the other end is closed.
+    /// Waits for the next packet. Returns an error if the other end is closed.
     pub(crate) fn receive(&self) -> io::Result<Packet> {
         let mut bytes = vec![0; 64 << 10];
         let (length, from, socket) = loop {
@@ -179,7 +179,7 @@ impl Socket {
                 ControlMessageOwned::ScmCredentials(who) => from = Some(Peer { pid: who.pid(), uid: who.uid() }),
                 ControlMessageOwned::ScmRights(fds) => {
                     for fd in fds {
-                        // SAFETY: the kernel has just created it for this process, and no other code has it.
+                        // SAFETY: the kernel created it for this process, and no other code has it.
                         got = Some(Self(unsafe { OwnedFd::from_raw_fd(fd) }));
                     }
                 }

@@ -1,5 +1,5 @@
-//! A simulated computing client for hosts without a GPU: it prints what `tests/gpu/client.py` prints on a real
-//! one, so that the checks of `tests/gpu` can be tested without a GPU.
+//! A simulated computing client for hosts without a GPU. It prints what `tests/gpu/client.py` prints on a real GPU,
+//! so that the checks of `tests/gpu` can be tested without one.
 //!
 //! It computes nothing. Its speed follows a simple model of an idle device without noise:
 //!
@@ -8,8 +8,8 @@
 //! | large kernels | in proportion to the percentage | time-sliced: an equal part for each process |
 //! | small kernels | each at full speed: they fit together | time-sliced |
 //!
-//! Allocations beyond its memory limit fail as out of memory. The device has [`MULTIPROCESSORS`], and a client
-//! sees its percentage of them.
+//! Allocations beyond its memory limit fail as out of memory. The device has [`MULTIPROCESSORS`] multiprocessors, and
+//! a client sees its percentage of them.
 
 use std::{
     io,
@@ -31,33 +31,33 @@ use crate::{
     place::Place,
 };
 
-/// Multiprocessors of the device.
+/// Number of multiprocessors of the device.
 const MULTIPROCESSORS: u32 = 100;
 
-/// Iterations a second of a process that has the whole device: large kernels, small ones.
+/// Iterations per second of a process that has the whole device, for large and for small kernels.
 const LARGE: f64 = 1000.0;
 const SMALL: f64 = 100.0;
 
-/// Interval of progress lines. A real client prints them twice a second; tests need not wait that long.
+/// Interval of progress lines. A real client prints two per second; tests need not wait that long.
 const TELLS: Duration = Duration::from_millis(50);
 
-/// Memory of a process, MiB, besides its allocations.
+/// Memory of a process in MiB, in addition to its allocations.
 const OWN_MEMORY: u64 = 512;
 
-/// The work of a client.
+/// What a client does.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Work {
-    /// Its duration; until SIGTERM if `None`.
+    /// Duration; `None`: until SIGTERM.
     pub seconds: Option<f64>,
     /// MiB of device memory to allocate first.
     pub allocate: u64,
     /// Use kernels that occupy little of the device.
     pub small: bool,
-    /// Begin after a line on standard input.
+    /// Wait for a line on standard input before starting.
     pub wait: bool,
 }
 
-/// Resources of a client, from the server or from a device without one.
+/// Resources of a client, from the server or from a device without MPS.
 #[derive(Debug, Clone, Copy)]
 struct Given {
     mps: bool,
@@ -73,7 +73,7 @@ impl Given {
         Self { mps: true, percentage, limit_mib: word("memory").and_then(|text| text.parse().ok()) }
     }
 
-    /// Returns the iterations a second next to `others` other time-sliced processes.
+    /// Returns the iterations per second when `others` other processes are time-sliced too.
     fn speed(self, small: bool, others: usize) -> f64 {
         match (self.mps, small) {
             (true, true) => SMALL,
@@ -84,7 +84,7 @@ impl Given {
     }
 }
 
-/// Computes until the duration is over, or SIGTERM.
+/// Computes until the duration ends, or SIGTERM arrives.
 #[must_use]
 pub fn main(work: Work) -> ExitCode {
     match run(work) {
@@ -160,7 +160,7 @@ fn first_line() -> mpsc::Receiver<()> {
     told
 }
 
-/// Returns the iterations in a duration.
+/// Returns the number of iterations in a duration.
 fn iterations(time: Duration, speed: f64) -> u64 {
     whole(time.as_secs_f64() * speed)
 }

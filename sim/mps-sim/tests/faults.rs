@@ -1,4 +1,4 @@
-//! Each fault, as gpush's protocol crate sees it, and that everything works after it is cleared.
+//! Each fault, as gpush's protocol crate sees it. After a fault is cleared, everything works.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::{
@@ -171,7 +171,7 @@ async fn unread_pipe_and_hung_daemon_block_at_different_stages() {
     assert_eq!(silent_at(&daemon).await, Stage::Answer);
     daemon.is_well().await;
     daemon.fault(Kind::HungDaemon, None);
-    // It may be about to wait when the rule is added.
+    // The daemon may be about to wait when the rule is added.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(silent_at(&daemon).await, Stage::Hello);
     assert_eq!(lock::holder(&daemon.pipe()).unwrap(), Some(daemon.child.id().cast_signed()));
@@ -217,7 +217,7 @@ async fn orphan_server() {
     daemon.child.wait().unwrap();
     assert!(PathBuf::from(format!("/proc/{server}")).exists());
     assert_eq!(lock::holder(&daemon.pipe()).unwrap(), None);
-    // It ends with its directory.
+    // The server ends with its pipe directory.
     let pipe = daemon.pipe();
     std::fs::remove_dir_all(pipe).unwrap();
     until(async || (!PathBuf::from(format!("/proc/{server}")).exists()).then_some(())).await;

@@ -1,10 +1,10 @@
 //! The caller's memory and handles.
 //!
-//! Every pointer from a client arrives as a [`Ptr`], so that NULL always returns `INVALID_ARGUMENT`, a short
-//! text buffer always `INSUFFICIENT_SIZE`, and unaligned structs do no harm. This crate never creates a `Ptr`
-//! itself: they exist only as arguments of C functions, whose callers guarantee that they are valid.
+//! Every pointer from a client arrives as a [`Ptr`]. So NULL always returns `INVALID_ARGUMENT`, a text buffer that is
+//! too small always returns `INSUFFICIENT_SIZE`, and unaligned structs are safe. This crate never creates a `Ptr`
+//! itself. They exist only as arguments of C functions, whose callers guarantee that they are valid.
 
-#![allow(unsafe_code)] // the C ABI hands us raw pointers: this module is where they are followed
+#![allow(unsafe_code)] // the C ABI passes raw pointers, and this module dereferences them
 
 use std::ffi::{CStr, c_char};
 
@@ -31,7 +31,7 @@ impl<T> Ptr<T> {
         self.0.is_null()
     }
 
-    /// Returns the same place as the struct that the caller's version word names.
+    /// Casts the pointer to the struct that the caller's version word names.
     pub(crate) fn cast<U>(self) -> Ptr<U> {
         Ptr(self.0.cast())
     }
@@ -40,7 +40,7 @@ impl<T> Ptr<T> {
         if self.0.is_null() { Err(Return::InvalidArgument) } else { Ok(self.0) }
     }
 
-    /// Fails if the caller passed NULL: for checks before any change.
+    /// Returns an error if the caller passed NULL. For checks before any change.
     pub(crate) fn required(self) -> Outcome {
         self.not_null().map(|_| ())
     }
@@ -48,7 +48,7 @@ impl<T> Ptr<T> {
     /// Writes one value.
     pub(crate) fn put(self, value: T) -> Outcome {
         let to = self.not_null()?;
-        // SAFETY: not NULL, and the caller of the C function guarantees that it is a T's place.
+        // SAFETY: not NULL, and the caller of the C function guarantees that it points to space for a T.
         unsafe { to.write_unaligned(value) };
         Ok(())
     }
@@ -59,11 +59,11 @@ impl<T> Ptr<T> {
         T: Copy,
     {
         let from = self.not_null()?;
-        // SAFETY: not NULL, and the caller of the C function guarantees that a T is there.
+        // SAFETY: not NULL, and the caller of the C function guarantees that it points to a T.
         Ok(unsafe { from.read_unaligned() })
     }
 
-    /// Returns the place of an entry in a caller's array that is known to be long enough.
+    /// Returns a pointer to an entry of a caller's array that is known to be long enough.
     pub(crate) fn at(self, index: usize) -> Outcome<Ptr<T>> {
         let first = self.not_null()?;
         // SAFETY: within the array that the caller guarantees.
@@ -79,9 +79,8 @@ impl<T> Ptr<T> {
         Ok(())
     }
 
-    /// Fills a list by NVML's rule for lists of unknown length: `count` is its capacity on entry and the number
-    /// of entries on return. A capacity that is too small, such as 0 to query the number, returns
-    /// `INSUFFICIENT_SIZE`.
+    /// Fills a list by NVML's rule for lists of unknown length. `count` is the capacity on entry, and the number of
+    /// entries on return. If the capacity is too small, such as 0 to query the number, returns `INSUFFICIENT_SIZE`.
     pub(crate) fn put_list(self, count: Ptr<u32>, values: Vec<T>) -> Outcome {
         let capacity = count.get()? as usize;
         count.put(u32::try_from(values.len()).map_err(|_| Return::Unknown)?)?;
@@ -94,13 +93,13 @@ impl<T> Ptr<T> {
 }
 
 impl Ptr<c_char> {
-    /// Writes a text with its terminator into a buffer of `length` bytes.
+    /// Writes a text with its terminating zero byte into a buffer of `length` bytes.
     pub(crate) fn put_text(self, length: u32, text: &str) -> Outcome {
         let to = self.not_null()?;
         if text.len() >= length as usize {
             return Err(Return::InsufficientSize);
         }
-        // SAFETY: the caller guarantees `length` bytes, and text and terminator fit in them.
+        // SAFETY: the caller guarantees `length` bytes. The text and its terminator fit in them.
         unsafe {
             to.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len());
             to.add(text.len()).write(0);
@@ -108,10 +107,10 @@ impl Ptr<c_char> {
         Ok(())
     }
 
-    /// Reads a text from the caller; `INVALID_ARGUMENT` if it is not UTF-8, because no name is.
+    /// Reads a text from the caller. Returns `INVALID_ARGUMENT` if it is not UTF-8, because all names are.
     pub(crate) fn text(self) -> Outcome<String> {
         let from = self.not_null()?;
-        // SAFETY: the caller guarantees a terminated string that lives through the call.
+        // SAFETY: the caller guarantees a terminated string that stays valid during the call.
         let text = unsafe { CStr::from_ptr(from) };
         text.to_str().map(str::to_owned).map_err(|_| Return::InvalidArgument)
     }
@@ -124,24 +123,24 @@ impl Ptr<c_char> {
 pub(crate) struct Opaque(usize);
 
 impl Opaque {
-    /// Returns its handle; `INVALID_ARGUMENT` for NULL and for other pointers of the caller.
+    /// Returns the packed handle; `INVALID_ARGUMENT` for NULL and for other pointers of the caller.
     pub(crate) fn open(self) -> Outcome<Handle> {
         Handle::unpack(self.0 as u64).ok_or(Return::InvalidArgument)
     }
 
     /// Packs a handle for the caller.
     pub(crate) fn of(handle: Handle) -> Self {
-        #[allow(clippy::cast_possible_truncation)] // 64-bit hosts only, as NVIDIA's own driver
+        #[allow(clippy::cast_possible_truncation)] // 64-bit hosts only, as with NVIDIA's driver
         Self(handle.pack() as usize)
     }
 
-    /// Returns it as the pointer type of a struct's field.
+    /// Returns the handle as the pointer type of a struct's field.
     pub(crate) fn pointer<T>(self) -> *mut T {
         std::ptr::without_provenance_mut(self.0)
     }
 }
 
-/// Returns a fixed-size text field of a struct: cut to fit, terminated.
+/// Returns a fixed-size text field of a struct, truncated and terminated.
 pub(crate) fn text_field<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (slot, byte) in field.iter_mut().take(N - 1).zip(text.bytes()) {
@@ -152,7 +151,7 @@ pub(crate) fn text_field<const N: usize>(text: &str) -> [c_char; N] {
 
 /// Returns the version word of a struct: its size, and its version in the top byte.
 pub(crate) const fn version_word<T>(version: u32) -> u32 {
-    #[allow(clippy::cast_possible_truncation)] // structs of some hundred bytes
+    #[allow(clippy::cast_possible_truncation)] // structs of a few hundred bytes
     let size = size_of::<T>() as u32;
     size | version << 24
 }

@@ -13,7 +13,7 @@ use crate::gpu_instance::{put_placements, span};
 
 /// `NVML_COMPUTE_INSTANCE_PROFILE_CAPS_GFX`.
 const CAPABILITY_GFX: u32 = 1;
-/// `NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED`: the only engine profile that there is.
+/// `NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED`: the only engine profile.
 const ENGINES_SHARED: u32 = 0;
 
 /// The output of `nvmlComputeInstanceGetInfo` before R455, without a placement.
@@ -26,7 +26,7 @@ pub(crate) struct ComputeInstanceInfoV1 {
 }
 
 exports! {
-    /// A profile by its enum index, without a name.
+    /// Returns a profile by its enum index, without a name.
     fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
         instance: Opaque, index: u32, engines: u32, info: Ptr<nvmlComputeInstanceProfileInfo_t>,
     ) |call| {
@@ -45,7 +45,7 @@ exports! {
         })
     }
 
-    /// A profile by its enum index, with its name and, from version 3, its capabilities.
+    /// Returns a profile by its enum index, with its name and, from version 3, its capabilities.
     fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
         instance: Opaque, index: u32, engines: u32, info: Ptr<nvmlComputeInstanceProfileInfo_v2_t>,
     ) |call| {
@@ -88,7 +88,7 @@ exports! {
         })
     }
 
-    /// Possible placements of a profile, free or not. NULL asks for the number.
+    /// Returns the possible placements of a profile, free or not. With NULL, returns only their number.
     fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(
         instance: Opaque, profile: u32, placements: Ptr<nvmlComputeInstancePlacement_t>, count: Ptr<u32>,
     ) |call| {
@@ -103,7 +103,7 @@ exports! {
         put_placements(placements, count, found)
     }
 
-    /// Number of further compute instances of a profile that fit now.
+    /// Returns how many more compute instances of a profile fit now.
     fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance: Opaque, profile: u32, count: Ptr<u32>) |call| {
         count.put(call.gpu_instance(instance, |m, handle| {
             let part = m.part(handle.gpu)?;
@@ -139,7 +139,7 @@ exports! {
         call.change_compute_instance(instance, &Change::NONE, Machine::destroy_compute_instance)
     }
 
-    /// Compute instances of a profile, by id. The caller's array must hold the maximum of the profile.
+    /// Returns the compute instances of a profile, by id. The caller's array must hold the maximum of the profile.
     fn nvmlGpuInstanceGetComputeInstances(instance: Opaque, profile: u32, instances: Ptr<Opaque>, count: Ptr<u32>) |call| {
         instances.required()?;
         count.required()?;
@@ -154,14 +154,14 @@ exports! {
         instances.put_all(found.into_iter().map(|handle| Opaque::of(Handle::ComputeInstance(handle))).collect())
     }
 
-    /// Compute instance with an id.
+    /// Returns the compute instance with an id.
     fn nvmlGpuInstanceGetComputeInstanceById(instance: Opaque, id: u32, found: Ptr<Opaque>) |call| {
         found.required()?;
         let handle = call.gpu_instance(instance, |m, gi| m.compute_instance_handle(gi, id))?;
         found.put(Opaque::of(Handle::ComputeInstance(handle)))
     }
 
-    /// Properties of a compute instance, in the old struct without a placement.
+    /// Returns the properties of a compute instance, in the old struct without a placement.
     fn nvmlComputeInstanceGetInfo(instance: Opaque, info: Ptr<ComputeInstanceInfoV1>) |call| {
         let found = call.compute_instance(instance, describe)?;
         info.put(ComputeInstanceInfoV1 {
@@ -172,7 +172,7 @@ exports! {
         })
     }
 
-    /// Properties and placement of a compute instance, and its MIG device.
+    /// Returns the properties and the placement of a compute instance, and its MIG device.
     fn nvmlComputeInstanceGetInfo_v2(instance: Opaque, info: Ptr<nvmlComputeInstanceInfo_t>) |call| {
         info.put(call.compute_instance(instance, describe)?)
     }
@@ -190,7 +190,7 @@ fn describe(m: &Machine, handle: ComputeInstanceHandle) -> Outcome<nvmlComputeIn
     })
 }
 
-/// A profile for all generations of the call.
+/// A profile, for all versions of the call.
 struct Row {
     name: String,
     id: u32,

@@ -5,9 +5,9 @@
 //!               ─▶ fault rules before ─▶ read the state, or change it under its lock ─▶ trace ─▶ fault rules after
 //! ```
 //!
-//! A panic must never reach a client, so [`exports!`] is the only way for this crate to define a C function
-//! with a body. The body gets a [`Call`] and reaches the simulated host only through it; so fault rules see
-//! every call, and the trace every change.
+//! A panic must never reach a client. So [`exports!`] is the only way for this crate to define a C function with a
+//! body. The body gets a [`Call`], and reaches the simulated host only through it. So the fault rules see every call,
+//! and the trace sees every change.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,8 +31,8 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Runs the body of a function that needs a session. Without one the body does not run: a call before
-/// `nvmlInit` returns `UNINITIALIZED`, whatever its arguments.
+/// Runs the body of a function that needs a session. A call before `nvmlInit` returns `UNINITIALIZED` for all
+/// arguments, and does not run the body.
 pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -> u32 {
     guard(|| body(&Call { function, session: session::current()? }))
 }
@@ -40,7 +40,7 @@ pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -
 /// Runs a body and converts its result to a return code.
 pub(crate) fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     static QUIET: Once = Once::new();
-    // The hook belongs to this library's own copy of the standard library, not to the client's.
+    // The hook belongs to the copy of the standard library in this library, not to that of the client.
     QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Return::Success.code(),
@@ -57,7 +57,7 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// Returns the index of its GPU.
+    /// Returns the index of the GPU.
     pub(crate) fn gpu(self) -> u32 {
         match self {
             Device::Gpu(index) => index,
@@ -66,7 +66,7 @@ impl Device {
     }
 }
 
-/// Arguments of a changing call, for the trace.
+/// Arguments of a call that makes a change, for the trace.
 pub(crate) struct Change(String);
 
 impl Change {
@@ -133,7 +133,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Returns the session of the call, for data that outlasts a reading.
+    /// Returns the session of the call, for data that lives longer than one call.
     pub(crate) fn session(&self) -> &Session {
         &self.session
     }
@@ -159,8 +159,8 @@ impl Call {
         outcome
     }
 
-    /// Changes the state. Only root and the owner of the simulated host may do so; the body handles the
-    /// activation status of a fault rule.
+    /// Changes the state. Only root and the owner of the simulated host may do that. The body handles the activation
+    /// status of a fault rule.
     fn change<T>(
         &self,
         about: About,
@@ -197,7 +197,7 @@ impl Call {
         self.read(About::of(handle), |machine| body(machine, resolve_device(machine, handle)?))
     }
 
-    /// Handles a reading that only a whole GPU has, not a MIG device.
+    /// Handles a reading that a whole GPU has and a MIG device does not have.
     pub(crate) fn gpu<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
         self.device(device, |machine, at| match at {
             Device::Gpu(index) => body(machine, index),
@@ -258,7 +258,7 @@ impl Call {
         self.change_gpu(device, what, |machine, gpu, _| body(machine, gpu))
     }
 
-    /// Switches MIG mode and returns the activation status.
+    /// Sets MIG mode and returns the activation status.
     pub(crate) fn set_mig_mode(&self, device: Opaque, enable: bool) -> Outcome<Return> {
         self.change_gpu(device, &Change::value(u32::from(enable)), |machine, gpu, status| match status {
             Some(status) => machine.set_mig_mode_pending(gpu, enable).map(|()| status),
@@ -279,7 +279,7 @@ impl Call {
         })
     }
 
-    /// Handles a change of a GPU instance, or in it.
+    /// Handles a change of a GPU instance, or of an object in it.
     pub(crate) fn change_gpu_instance<T>(
         &self,
         instance: Opaque,

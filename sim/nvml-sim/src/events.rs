@@ -1,8 +1,8 @@
 //! Event sets: Xid errors and MIG configuration changes.
 //!
-//! Each set has its own cursor in the host's queue, so every listener sees every event once, and none from
-//! before its registration. Events are registered on a whole GPU and name the instances. Waiting uses no thread
-//! and holds no lock.
+//! Each set has its own cursor in the host's queue. So every listener sees every event once, and no event from before
+//! its registration. Events are registered on a whole GPU and name the instances. Waiting uses no thread and holds no
+//! lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,12 +17,12 @@ use crate::entry::exports;
 
 /// Events that simulated GPUs report.
 const SUPPORTED: u64 = XID_CRITICAL_ERROR | MIG_CONFIG_CHANGE;
-/// Instance id of an event without an instance.
+/// Instance id of an event that concerns no instance.
 const NO_INSTANCE: u32 = u32::MAX;
 /// Interval at which a waiting call checks whether another thread has ended its set.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// The output of `nvmlEventSetWait` before MIG: no instance ids.
+/// The output of `nvmlEventSetWait`, which is older than MIG and has no instance ids.
 #[repr(C)]
 pub(crate) struct EventDataV1 {
     device: *mut std::ffi::c_void,
@@ -33,9 +33,9 @@ pub(crate) struct EventDataV1 {
 /// An event set.
 #[derive(Clone, Default)]
 struct EventSet {
-    /// Selected types and the queue's position at registration, by GPU.
+    /// The selected types and the position of the queue at registration, by GPU.
     gpus: BTreeMap<u32, (u64, u64)>,
-    /// Boot of the registration: the queue is empty at each boot.
+    /// Boot of the registration. A reboot makes the set invalid.
     boot: u64,
     /// Last event delivered.
     cursor: u64,
@@ -64,7 +64,7 @@ pub(crate) fn forget_all() {
 }
 
 exports! {
-    /// Makes an event set.
+    /// Creates an event set.
     fn nvmlEventSetCreate(set: Ptr<usize>) |call| {
         set.required()?;
         call.host(|_| Ok(()))?;
@@ -75,18 +75,18 @@ exports! {
         set.put(id)
     }
 
-    /// Ends an event set.
+    /// Frees an event set.
     fn nvmlEventSetFree(set: usize) |call| {
         call.host(|_| Ok(()))?;
         sets().open.remove(&set).map(|_| ()).ok_or(Return::InvalidArgument)
     }
 
-    /// Event types that a GPU reports.
+    /// Returns the event types that a GPU reports.
     fn nvmlDeviceGetSupportedEventTypes(device: Opaque, types: Ptr<u64>) |call| {
         types.put(call.gpu(device, supported)?)
     }
 
-    /// Has an event set listen to a GPU, from now on.
+    /// Registers an event set for the events of a GPU from now on.
     fn nvmlDeviceRegisterEvents(device: Opaque, types: u64, set: usize) |call| {
         let (gpu, from, boot) = call.gpu(device, |m, gpu| {
             if types & !supported(m, gpu)? != 0 {
@@ -102,7 +102,7 @@ exports! {
         Ok(())
     }
 
-    /// Waits for an event, at most so many ms; without instance ids.
+    /// Waits at most `timeout_ms` for an event, without instance ids.
     fn nvmlEventSetWait(set: usize, data: Ptr<EventDataV1>, timeout_ms: u32) |call| {
         data.required()?;
         call.host(|_| Ok(()))?;
@@ -110,7 +110,7 @@ exports! {
         data.put(EventDataV1 { device: device.pointer(), kind: event.kind, data: event.data })
     }
 
-    /// Waits for an event, at most so many ms.
+    /// Waits at most `timeout_ms` for an event.
     fn nvmlEventSetWait_v2(set: usize, data: Ptr<nvmlEventData_t>, timeout_ms: u32) |call| {
         data.required()?;
         call.host(|_| Ok(()))?;
@@ -130,10 +130,10 @@ fn supported(m: &Machine, gpu: u32) -> Outcome<u64> {
     Ok(if m.part(gpu)?.has_mig() { SUPPORTED } else { XID_CRITICAL_ERROR })
 }
 
-/// Returns the next selected event of a set, and the handle of its GPU. `TIMEOUT` if none arrives,
-/// `GPU_IS_LOST` if none is left and a GPU fell off the bus.
+/// Returns the next selected event of a set, and the handle of its GPU. Returns `TIMEOUT` if no event arrives, and
+/// `GPU_IS_LOST` if no event is left and a GPU fell off the bus.
 fn wait(host: &Host, set: usize, timeout_ms: u32) -> Outcome<(Event, Opaque)> {
-    // The largest number means no limit; that many ms are equivalent.
+    // The maximum value means no limit. Waiting that many ms (49 days) has the same effect.
     let until = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
         let listener = sets().open.get(&set).cloned().ok_or(Return::InvalidArgument)?;
@@ -147,7 +147,7 @@ fn wait(host: &Host, set: usize, timeout_ms: u32) -> Outcome<(Event, Opaque)> {
             let mut sets = sets();
             let listener = sets.open.get_mut(&set).ok_or(Return::InvalidArgument)?;
             if listener.cursor >= event.sequence {
-                continue; // another thread that waits on this set was given it
+                continue; // another thread that waits on this set received it
             }
             listener.cursor = event.sequence;
             let handle = silicon::machine::GpuHandle { gpu: event.gpu, boot: machine.state().boot };

@@ -1,4 +1,4 @@
-//! Field values: readings by number, each with its own return code.
+//! Field values: readings by field number, each with its own return code.
 
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t};
 use silicon::{Machine, Return};
@@ -13,7 +13,7 @@ const UNSIGNED_INT: u32 = 1;
 const UNSIGNED_LONG_LONG: u32 = 3;
 
 exports! {
-    /// Fills a list of fields. The call succeeds even if none of them does.
+    /// Fills a list of field values. The call succeeds even if every field fails.
     fn nvmlDeviceGetFieldValues(device: Opaque, count: i32, values: Ptr<nvmlFieldValue_t>) |call| {
         values.required()?;
         let count = usize::try_from(count).ok().filter(|count| *count > 0).ok_or(Return::InvalidArgument)?;
@@ -43,29 +43,29 @@ fn answer(m: &Machine, gpu: u32, mut field: nvmlFieldValue_t, now_us: i64) -> nv
 
 fn value(m: &Machine, gpu: u32, field: u32) -> Outcome<(u32, nvmlValue_t)> {
     let narrow = |value: u32| {
-        // The upper half stays 0, so that clients who read the wide member get the same value.
+        // The upper half stays 0, so that clients that read the wide member get the same value.
         (UNSIGNED_INT, nvmlValue_t { ullVal: value.into() })
     };
     let wide = |value: u64| (UNSIGNED_LONG_LONG, nvmlValue_t { ullVal: value });
     Ok(match field {
-        // ECC now and pending.
+        // ECC mode, current and pending.
         1 | 2 => narrow(1),
-        // ECC errors by kind and place, retired pages, pages pending: none.
+        // ECC errors by kind and location, retired pages, pending pages: always none.
         3..=28 => wide(0),
         29 | 30 => wide(0),
         31 => narrow(0),
-        // Memory temperature: a few degrees above the core.
+        // Memory temperature, a few degrees above that of the core.
         82 => narrow(reading(m, gpu)?.temperature_c + 6),
-        // Energy in mJ since the driver was loaded: the present draw since the epoch's last day.
+        // Energy in mJ since the driver was loaded: here, the current draw multiplied by the time since midnight UTC.
         83 => wide(u64::from(reading(m, gpu)?.power_mw) * (now_ms() % 86_400_000) / 1000),
-        // NVLink speed of a link in MB/s, and number of links.
+        // Speed of an NVLink link in MB/s, and number of links.
         90 if board(m, gpu)?.nvlinks > 0 => narrow(26_562),
         91 => narrow(board(m, gpu)?.nvlinks),
         // PCIe replays.
         94 | 95 => narrow(0),
-        // NVLink traffic in KiB: none.
+        // NVLink traffic in KiB: always none.
         138..=141 if board(m, gpu)?.nvlinks > 0 => wide(0),
-        // Power in mW: average, now; limits: least, most, default, in force, requested.
+        // Power in mW: average and current. Then the limits: minimum, maximum, default, effective, requested.
         185 | 186 => narrow(reading(m, gpu)?.power_mw),
         187 => narrow(board(m, gpu)?.power_limit_mw / 2),
         188 | 189 | 190 | 192 => narrow(board(m, gpu)?.power_limit_mw),

@@ -1,5 +1,5 @@
-//! GPU performance monitoring, on Hopper and later: activity of a GPU or of one GPU instance between two
-//! samples. It is the only measure of load with MIG on.
+//! GPU performance monitoring, on Hopper and later: the activity of a GPU or of one GPU instance between two samples.
+//! With MIG on, no other reading shows the load.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -14,13 +14,13 @@ use crate::caller::{Opaque, Outcome, Ptr};
 use crate::entry::exports;
 use crate::readings::now_ms;
 
-/// Version word of both structs: a plain number.
+/// Version of both structs. It is a plain number, without the size.
 const VERSION: u32 = 1;
 /// Number of metrics in the 550 driver.
 const METRICS: u32 = 98;
 
-/// Head of `nvmlGpmMetricsGet_t`. The length of the following array of metrics differs between headers, so only
-/// the entries that the caller counts are accessed.
+/// Start of `nvmlGpmMetricsGet_t`. The length of the following array of metrics differs between headers, so the
+/// library accesses only as many entries as the caller counts.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct MetricsHead {
@@ -36,9 +36,9 @@ struct Sample {
     at_ms: u64,
     gpu: u32,
     gpu_instance: Option<u32>,
-    /// Share of time in which the streaming multiprocessors worked, percent.
+    /// Percentage of time in which the streaming multiprocessors worked.
     active: f64,
-    /// Share of time in which memory was used, percent.
+    /// Percentage of time in which memory was used.
     memory: f64,
     /// PCIe traffic to and from the host, KiB/s.
     pcie: (f64, f64),
@@ -62,7 +62,7 @@ pub(crate) fn forget_all() {
 }
 
 exports! {
-    /// Whether the GPU has performance monitoring.
+    /// Returns whether the GPU has performance monitoring.
     fn nvmlGpmQueryDeviceSupport(device: Opaque, support: Ptr<nvmlGpmSupport_t>) |call| {
         if support.cast::<u32>().get()? != VERSION {
             return Err(Return::ArgumentVersionMismatch);
@@ -103,7 +103,7 @@ exports! {
         keep(sample, measured)
     }
 
-    /// Metrics between two samples of the same object, each with its own return code.
+    /// Returns metrics between two samples of the same object, each with its own return code.
     fn nvmlGpmMetricsGet(request: Ptr<MetricsHead>) |call| {
         let head = request.get()?;
         if head.version != VERSION {
@@ -135,7 +135,7 @@ exports! {
     }
 }
 
-/// Returns a constant text as the type of the struct's field; it is never written.
+/// Returns a constant text as the type of the struct's field. No code writes to it.
 fn text(constant: &'static CStr) -> *mut c_char {
     constant.as_ptr().cast_mut()
 }
@@ -157,7 +157,7 @@ fn keep(sample: usize, measured: Sample) -> Outcome {
     Ok(())
 }
 
-/// Returns the present activity. An instance has the activity of its processes, in proportion to its size.
+/// Returns the current activity. The activity of an instance is that of its processes, in proportion to its size.
 fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>) -> Outcome<Sample> {
     if !has_gpm(m, gpu)? {
         return Err(Return::NotSupported);
@@ -193,7 +193,7 @@ fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>) -> Outcome<Sample> 
 
 type Named = (f64, &'static CStr, &'static CStr, &'static CStr);
 
-/// Returns a metric, as the mean of both samples.
+/// Returns a metric: the mean of both samples.
 fn value(metric: u32, a: &Sample, b: &Sample) -> Outcome<Named> {
     let active = f64::midpoint(a.active, b.active);
     let memory = f64::midpoint(a.memory, b.memory);

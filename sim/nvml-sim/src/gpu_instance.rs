@@ -1,7 +1,7 @@
 //! GPU instances: profiles, placements, creation, destruction, lists.
 //!
-//! Profile information exists in three generations of one call. All use the same code, so that a client of any
-//! age reads the same.
+//! One call for profile information exists in three versions. All use the same code, so that clients of all ages read
+//! the same values.
 
 use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
@@ -17,7 +17,7 @@ use crate::entry::{Change, exports};
 const CAPABILITY_GFX: u32 = 2;
 
 exports! {
-    /// A profile by its enum index, without a name.
+    /// Returns a profile by its enum index, without a name.
     fn nvmlDeviceGetGpuInstanceProfileInfo(device: Opaque, index: u32, info: Ptr<nvmlGpuInstanceProfileInfo_t>) |call| {
         info.required()?;
         info.put(call.parent(device, |m, gpu| {
@@ -39,7 +39,7 @@ exports! {
         })?)
     }
 
-    /// A profile by its enum index, with its name and, from version 3, its capabilities.
+    /// Returns a profile by its enum index, with its name and, from version 3, its capabilities.
     fn nvmlDeviceGetGpuInstanceProfileInfoV(device: Opaque, index: u32, info: Ptr<nvmlGpuInstanceProfileInfo_v2_t>) |call| {
         let version = info.cast::<u32>().get()?;
         let third = match version {
@@ -83,7 +83,8 @@ exports! {
         })
     }
 
-    /// Possible placements of a profile, free or not. Works with MIG off. NULL asks for the number.
+    /// Returns the possible placements of a profile, free or not. Works with MIG off. With NULL, returns only their
+    /// number.
     fn nvmlDeviceGetGpuInstancePossiblePlacements(
         device: Opaque, profile: u32, placements: Ptr<nvmlGpuInstancePlacement_t>, count: Ptr<u32>,
     ) |call| {
@@ -99,7 +100,7 @@ exports! {
         put_placements(placements, count, found)
     }
 
-    /// Number of further instances of a profile that fit now.
+    /// Returns how many more instances of a profile fit now.
     fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: Opaque, profile: u32, count: Ptr<u32>) |call| {
         count.put(call.parent(device, |m, gpu| m.remaining_gpu_instances(gpu, profile))?)
     }
@@ -126,12 +127,12 @@ exports! {
         instance.put(Opaque::of(Handle::GpuInstance(made)))
     }
 
-    /// Destroys an instance without compute instances and processes.
+    /// Destroys an instance that has no compute instances and no processes.
     fn nvmlGpuInstanceDestroy(instance: Opaque) |call| {
         call.change_gpu_instance(instance, &Change::NONE, Machine::destroy_gpu_instance)
     }
 
-    /// Instances of a profile, by id. The caller's array must hold the maximum of the profile.
+    /// Returns the instances of a profile, by id. The caller's array must hold the maximum of the profile.
     fn nvmlDeviceGetGpuInstances(device: Opaque, profile: u32, instances: Ptr<Opaque>, count: Ptr<u32>) |call| {
         instances.required()?;
         count.required()?;
@@ -146,14 +147,14 @@ exports! {
         instances.put_all(found.into_iter().map(|handle| Opaque::of(Handle::GpuInstance(handle))).collect())
     }
 
-    /// Instance with an id.
+    /// Returns the instance with an id.
     fn nvmlDeviceGetGpuInstanceById(device: Opaque, id: u32, instance: Ptr<Opaque>) |call| {
         instance.required()?;
         let found = call.parent(device, |m, gpu| m.gpu_instance_handle(gpu, id))?;
         instance.put(Opaque::of(Handle::GpuInstance(found)))
     }
 
-    /// Properties and placement of an instance.
+    /// Returns the properties and the placement of an instance.
     fn nvmlGpuInstanceGetInfo(instance: Opaque, info: Ptr<nvmlGpuInstanceInfo_t>) |call| {
         info.put(call.gpu_instance(instance, |m, handle| {
             let found = m.resolve_gpu_instance(handle)?;
@@ -170,7 +171,7 @@ exports! {
     }
 }
 
-/// Checks a caller's placement; an impossible one is an invalid argument.
+/// Returns a caller's placement as a span; `INVALID_ARGUMENT` if a number is too large.
 pub(crate) fn span(start: u32, size: u32) -> Outcome<Placement> {
     let narrow = |value: u32| u8::try_from(value).map_err(|_| Return::InvalidArgument);
     Ok(Placement { start: narrow(start)?, size: narrow(size)? })
@@ -183,7 +184,7 @@ fn possible_placements(m: &Machine, gpu: u32, profile: u32) -> Outcome<Vec<nvmlG
     Ok(placements.map(|(at, _)| nvmlGpuInstancePlacement_t { start: at.start.into(), size: at.size.into() }).collect())
 }
 
-/// Returns the number of placements, and the placements unless the array is NULL.
+/// Writes the number of placements. Also writes the placements, unless the array is NULL.
 pub(crate) fn put_placements<T>(to: Ptr<T>, count: Ptr<u32>, found: Vec<T>) -> Outcome {
     count.put(u32::try_from(found.len()).map_err(|_| Return::Unknown)?)?;
     if to.is_null() { Ok(()) } else { to.put_all(found) }

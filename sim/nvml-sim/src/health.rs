@@ -5,11 +5,11 @@ use silicon::Return;
 use crate::caller::{Opaque, Outcome, Ptr};
 use crate::entry::{Change, exports};
 
-/// Kinds of memory that have error counters, by NVML's numbers: all below this.
+/// Number of memory locations with error counters. NVML numbers them from 0.
 const MEMORY_LOCATIONS: u32 = 8;
 
 exports! {
-    /// Whether the driver stays attached without clients.
+    /// Returns whether the driver stays attached without clients.
     fn nvmlDeviceGetPersistenceMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.persistence.into()))?)
     }
@@ -20,7 +20,7 @@ exports! {
         call.change_parent(device, &Change::value(mode), |m, gpu| m.set_persistence(gpu, on))
     }
 
-    /// Compute mode: 0 all processes, 2 none, 3 one process. A MIG device has none.
+    /// Returns the compute mode: 0 all processes, 2 none, 3 one process. A MIG device has no compute mode.
     fn nvmlDeviceGetComputeMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.compute_mode))?)
     }
@@ -30,36 +30,36 @@ exports! {
         call.change_parent(device, &Change::value(mode), |m, gpu| m.set_compute_mode(gpu, mode))
     }
 
-    /// Whether a display is driven.
+    /// Returns whether a display is active: never.
     fn nvmlDeviceGetDisplayActive(device: Opaque, active: Ptr<u32>) |call| {
         active.put(call.gpu(device, |_, _| Ok(0))?)
     }
 
-    /// Whether a display is attached.
+    /// Returns whether a display is attached: never.
     fn nvmlDeviceGetDisplayMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |_, _| Ok(0))?)
     }
 
-    /// For Windows only.
+    /// Fails: only Windows supports it.
     fn nvmlDeviceGetDriverModel(device: Opaque, _current: Ptr<u32>, _pending: Ptr<u32>) |call| {
         call.gpu(device, |_, _| Err(Return::NotSupported))
     }
 
-    /// ECC now and after the next reset: always on.
+    /// Returns ECC mode, current and after the next reset: always on.
     fn nvmlDeviceGetEccMode(device: Opaque, current: Ptr<u32>, pending: Ptr<u32>) |call| {
         call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ()))?;
         current.put(1)?;
         pending.put(1)
     }
 
-    /// Memory errors of a kind since boot (counter 0) or ever (1). There are none.
+    /// Returns the memory errors of a kind since boot (counter 0) or ever (1): always 0.
     fn nvmlDeviceGetTotalEccErrors(device: Opaque, kind: u32, counter: u32, count: Ptr<u64>) |call| {
         error_counter(kind, counter)?;
         call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ()))?;
         count.put(0)
     }
 
-    /// Memory errors of a kind at a location. There are none.
+    /// Returns the memory errors of a kind at a location: always 0.
     fn nvmlDeviceGetMemoryErrorCounter(device: Opaque, kind: u32, counter: u32, location: u32, count: Ptr<u64>) |call| {
         error_counter(kind, counter)?;
         if location >= MEMORY_LOCATIONS {
@@ -69,8 +69,8 @@ exports! {
         count.put(0)
     }
 
-    /// Rows of memory replaced by spare ones, for both kinds of errors; whether replacements are pending, and
-    /// whether spare rows have run out.
+    /// Returns the number of memory rows replaced by spare rows, for both kinds of errors. Also returns whether
+    /// replacements are pending, and whether spare rows have run out.
     fn nvmlDeviceGetRemappedRows(
         device: Opaque,
         correctable: Ptr<u32>,
@@ -88,12 +88,12 @@ exports! {
         failed.put(rows.failed.into())
     }
 
-    /// Virtualization mode: 0, bare metal.
+    /// Returns the virtualization mode: 0, bare metal.
     fn nvmlDeviceGetVirtualizationMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |_, _| Ok(0))?)
     }
 
-    /// Processors near the GPU, as a bit set: all of the host's.
+    /// Returns the CPUs near the GPU as a bit set: all CPUs of the host.
     fn nvmlDeviceGetCpuAffinity(device: Opaque, size: u32, set: Ptr<u64>) |call| {
         if size == 0 {
             return Err(Return::InvalidArgument);

@@ -1,4 +1,4 @@
-//! Lookup of GPUs, and their identities.
+//! Finds GPUs, and returns their identities.
 
 use std::ffi::c_char;
 
@@ -14,45 +14,45 @@ use crate::entry::{Device, exports};
 const PCI_CLASS: (u32, u32) = (0x03, 0x02);
 
 exports! {
-    /// Number of GPUs.
+    /// Returns the number of GPUs.
     fn nvmlDeviceGetCount(count: Ptr<u32>) |call| {
         count.put(call.host(|m| Ok(gpu_count(m)))?)
     }
 
-    /// Number of GPUs, including those that the caller may not use.
+    /// Returns the number of GPUs, including those that the caller may not use.
     fn nvmlDeviceGetCount_v2(count: Ptr<u32>) |call| {
         count.put(call.host(|m| Ok(gpu_count(m)))?)
     }
 
-    /// GPU at an index.
+    /// Returns the GPU at an index.
     fn nvmlDeviceGetHandleByIndex(index: u32, device: Ptr<Opaque>) |call| {
         device.put(call.at(index, |m| gpu_handle(m, index))?)
     }
 
-    /// GPU at an index.
+    /// Returns the GPU at an index.
     fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: Ptr<Opaque>) |call| {
         device.put(call.at(index, |m| gpu_handle(m, index))?)
     }
 
-    /// GPU at a PCI address.
+    /// Returns the GPU at a PCI address.
     fn nvmlDeviceGetHandleByPciBusId(address: Ptr<c_char>, device: Ptr<Opaque>) |call| {
         let wanted = parse_pci(&address.text()?).ok_or(Return::InvalidArgument)?;
         device.put(call.host(|m| handle_where(m, |who| pci_of(who) == wanted))?)
     }
 
-    /// GPU at a PCI address.
+    /// Returns the GPU at a PCI address.
     fn nvmlDeviceGetHandleByPciBusId_v2(address: Ptr<c_char>, device: Ptr<Opaque>) |call| {
         let wanted = parse_pci(&address.text()?).ok_or(Return::InvalidArgument)?;
         device.put(call.host(|m| handle_where(m, |who| pci_of(who) == wanted))?)
     }
 
-    /// GPU with a serial number.
+    /// Returns the GPU with a serial number.
     fn nvmlDeviceGetHandleBySerial(serial: Ptr<c_char>, device: Ptr<Opaque>) |call| {
         let wanted = serial.text()?;
         device.put(call.host(|m| handle_where(m, |who| who.serial == wanted))?)
     }
 
-    /// GPU or MIG device with a UUID.
+    /// Returns the GPU or MIG device with a UUID.
     fn nvmlDeviceGetHandleByUUID(uuid: Ptr<c_char>, device: Ptr<Opaque>) |call| {
         let wanted = uuid.text()?;
         device.put(call.host(|m| match wanted.split_once('-') {
@@ -62,7 +62,7 @@ exports! {
         })?)
     }
 
-    /// Product name; of a MIG device with its profile: `NVIDIA A100-SXM4-80GB MIG 3g.40gb`.
+    /// Returns the product name. For a MIG device, it includes the profile: `NVIDIA A100-SXM4-80GB MIG 3g.40gb`.
     fn nvmlDeviceGetName(device: Opaque, name: Ptr<c_char>, length: u32) |call| {
         let text = call.device(device, |m, at| {
             let product = &m.identity(at.gpu())?.name;
@@ -79,7 +79,7 @@ exports! {
         name.put_text(length, &text)
     }
 
-    /// `GPU-<uuid>` or `MIG-<uuid>`.
+    /// Returns `GPU-<uuid>` or `MIG-<uuid>`.
     fn nvmlDeviceGetUUID(device: Opaque, uuid: Ptr<c_char>, length: u32) |call| {
         let text = call.device(device, |m, at| match at {
             Device::Gpu(gpu) => Ok(m.identity(gpu)?.uuid.clone()),
@@ -88,7 +88,7 @@ exports! {
         uuid.put_text(length, &text)
     }
 
-    /// Index of a GPU, or of a MIG device on its GPU.
+    /// Returns the index of a GPU, or of a MIG device on its GPU.
     fn nvmlDeviceGetIndex(device: Opaque, index: Ptr<u32>) |call| {
         index.put(call.device(device, |m, at| match at {
             Device::Gpu(gpu) => Ok(gpu),
@@ -99,33 +99,33 @@ exports! {
         })?)
     }
 
-    /// `N` of `/dev/nvidiaN`.
+    /// Returns `N` of `/dev/nvidiaN`.
     fn nvmlDeviceGetMinorNumber(device: Opaque, minor: Ptr<u32>) |call| {
         minor.put(call.gpu(device, |m, gpu| Ok(m.identity(gpu)?.minor))?)
     }
 
-    /// Serial number of the board.
+    /// Returns the serial number of the board.
     fn nvmlDeviceGetSerial(device: Opaque, serial: Ptr<c_char>, length: u32) |call| {
         let text = call.gpu(device, |m, gpu| Ok(m.identity(gpu)?.serial.clone()))?;
         serial.put_text(length, &text)
     }
 
-    /// PCI address.
+    /// Returns the PCI address.
     fn nvmlDeviceGetPciInfo(device: Opaque, info: Ptr<nvmlPciInfo_t>) |call| {
         info.put(call.gpu(device, |m, gpu| Ok(pci_info(m.identity(gpu)?)))?)
     }
 
-    /// PCI address.
+    /// Returns the PCI address.
     fn nvmlDeviceGetPciInfo_v2(device: Opaque, info: Ptr<nvmlPciInfo_t>) |call| {
         info.put(call.gpu(device, |m, gpu| Ok(pci_info(m.identity(gpu)?)))?)
     }
 
-    /// PCI address.
+    /// Returns the PCI address.
     fn nvmlDeviceGetPciInfo_v3(device: Opaque, info: Ptr<nvmlPciInfo_t>) |call| {
         info.put(call.gpu(device, |m, gpu| Ok(pci_info(m.identity(gpu)?)))?)
     }
 
-    /// PCI address with the device's class, in a versioned struct.
+    /// Returns the PCI address with the device's class, in a versioned struct.
     fn nvmlDeviceGetPciInfoExt(device: Opaque, info: Ptr<nvmlPciInfoExt_v1_t>) |call| {
         let version = info.cast::<u32>().get()?;
         if version != version_word::<nvmlPciInfoExt_v1_t>(1) {
@@ -147,7 +147,7 @@ exports! {
         })?)
     }
 
-    /// Generation of the chip, by NVML's number.
+    /// Returns the generation of the chip, by NVML's number.
     fn nvmlDeviceGetArchitecture(device: Opaque, architecture: Ptr<u32>) |call| {
         architecture.put(call.gpu(device, |m, gpu| {
             Ok(match m.model(gpu)?.architecture {
@@ -162,7 +162,7 @@ exports! {
         })?)
     }
 
-    /// Brand, by NVML's number.
+    /// Returns the brand, by NVML's number.
     fn nvmlDeviceGetBrand(device: Opaque, brand: Ptr<u32>) |call| {
         const TESLA: u32 = 2;
         const NVIDIA_RTX: u32 = 13;
@@ -173,7 +173,7 @@ exports! {
         })?)
     }
 
-    /// CUDA compute capability.
+    /// Returns the CUDA compute capability.
     fn nvmlDeviceGetCudaComputeCapability(device: Opaque, major: Ptr<i32>, minor: Ptr<i32>) |call| {
         let (high, low) = call.device(device, |m, at| Ok(Board::of(m.model(at.gpu())?).compute_capability))?;
         major.put(i32::try_from(high).map_err(|_| Return::Unknown)?)?;
@@ -202,7 +202,7 @@ fn pci_of(who: &Identity) -> (u32, u32, u32) {
     (who.pci_domain, who.pci_bus, who.pci_device)
 }
 
-/// Parses `[domain:]bus:device[.function]`, all hexadecimal; NVML accepts any number of digits.
+/// Parses `[domain:]bus:device[.function]`, all hexadecimal. NVML accepts any number of digits.
 fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
     let text = text.split_once('.').map_or(text, |(address, _function)| address);
     let mut parts = text.rsplit(':').map(|part| u32::from_str_radix(part, 16).ok());
@@ -212,15 +212,15 @@ fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
     parts.next().is_none().then_some((domain, bus, device))
 }
 
-/// Formats a PCI address as NVML does since `_v3`: with a domain of eight digits, in capitals.
+/// Formats a PCI address as NVML does since `_v3`: with an eight-digit domain, in upper case.
 fn long_address(who: &Identity) -> String {
     format!("{:08X}:{:02X}:{:02X}.0", who.pci_domain, who.pci_bus, who.pci_device)
 }
 
-/// Returns the PCI address of an NVSwitch: on buses without GPUs.
+/// Returns the PCI address of an NVSwitch. It is on a bus without GPUs.
 pub(crate) fn switch_info(number: u32) -> nvmlPciInfo_t {
     const FIRST_BUS: u32 = 0xc5;
-    /// An NVSwitch of the second generation.
+    /// Device id of a second-generation NVSwitch.
     const DEVICE: u32 = 0x1af1_10de;
     let bus = FIRST_BUS + number;
     nvmlPciInfo_t {
@@ -241,7 +241,7 @@ pub(crate) fn pci_info(who: &Identity) -> nvmlPciInfo_t {
         bus: who.pci_bus,
         device: who.pci_device,
         pciDeviceId: who.pci_device_id,
-        // NVIDIA's own boards have the device's ids as the subsystem's.
+        // On NVIDIA's own boards, the subsystem has the same id as the device.
         pciSubSystemId: who.pci_device_id,
         busId: text_field(&long_address(who)),
     }

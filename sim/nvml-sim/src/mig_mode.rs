@@ -8,7 +8,7 @@ use crate::caller::{Opaque, Ptr};
 use crate::entry::{Device, exports};
 
 exports! {
-    /// MIG mode now, and after the next reset.
+    /// Returns MIG mode, current and after the next reset.
     fn nvmlDeviceGetMigMode(device: Opaque, current: Ptr<u32>, pending: Ptr<u32>) |call| {
         current.required()?;
         pending.required()?;
@@ -20,7 +20,7 @@ exports! {
         pending.put(u32::from(then))
     }
 
-    /// Switches MIG mode. A success does not mean that the mode is effective: see the activation status.
+    /// Sets MIG mode. Success does not mean that the mode is effective: see the activation status.
     fn nvmlDeviceSetMigMode(device: Opaque, mode: u32, activation: Ptr<u32>) |call| {
         activation.required()?;
         let enable = match mode {
@@ -32,40 +32,41 @@ exports! {
         activation.put(status.code())
     }
 
-    /// Maximum number of MIG devices on the GPU; 0 with MIG off.
+    /// Returns the maximum number of MIG devices on the GPU; 0 with MIG off.
     fn nvmlDeviceGetMaxMigDeviceCount(device: Opaque, count: Ptr<u32>) |call| {
         count.put(call.parent(device, Machine::max_mig_devices)?)
     }
 
-    /// MIG device at a dense index, by (GPU instance id, compute instance id).
+    /// Returns the MIG device at a dense index, in the order of GPU instance id and compute instance id.
     fn nvmlDeviceGetMigDeviceHandleByIndex(device: Opaque, index: u32, mig: Ptr<Opaque>) |call| {
         mig.required()?;
         let handle = call.parent(device, |m, gpu| m.mig_device_by_index(gpu, index))?;
         mig.put(Opaque::of(Handle::MigDevice(handle)))
     }
 
-    /// Whether a handle is of a MIG device.
+    /// Returns whether a handle is that of a MIG device.
     fn nvmlDeviceIsMigDeviceHandle(device: Opaque, is_mig: Ptr<u32>) |call| {
         is_mig.put(call.device(device, |_, at| Ok(match at { Device::Gpu(_) => 0, Device::Mig(_) => 1 }))?)
     }
 
-    /// GPU of a MIG device.
+    /// Returns the GPU of a MIG device.
     fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig: Opaque, device: Ptr<Opaque>) |call| {
         let parent = call.mig_device(mig, |m, ci| m.gpu_handle(ci.gpu))?;
         device.put(Opaque::of(Handle::Gpu(parent)))
     }
 
-    /// GPU instance of a MIG device.
+    /// Returns the GPU instance of a MIG device.
     fn nvmlDeviceGetGpuInstanceId(mig: Opaque, id: Ptr<u32>) |call| {
         id.put(call.mig_device(mig, |_, ci| Ok(ci.gpu_instance))?)
     }
 
-    /// Compute instance of a MIG device.
+    /// Returns the compute instance of a MIG device.
     fn nvmlDeviceGetComputeInstanceId(mig: Opaque, id: Ptr<u32>) |call| {
         id.put(call.mig_device(mig, |_, ci| Ok(ci.id))?)
     }
 
-    /// Resources of a MIG device: its own multiprocessors, engines and memory of its GPU instance.
+    /// Returns the resources of a MIG device: its own multiprocessors, and the engines and memory of its GPU
+    /// instance.
     fn nvmlDeviceGetAttributes_v2(mig: Opaque, attributes: Ptr<nvmlDeviceAttributes_t>) |call| {
         attributes.put(call.mig_device(mig, |m, handle| {
             let part = m.part(handle.gpu)?;

@@ -11,17 +11,17 @@ use crate::lookup::{pci_info, switch_info};
 /// Maximum number of ports in the 550 driver.
 const MOST_PORTS: u32 = 18;
 
-/// Kinds of peers, by NVML's number.
+/// Kinds of peers, by NVML's numbers.
 const GPU: u32 = 0;
 const SWITCH: u32 = 2;
 
 exports! {
-    /// Whether a link is up.
+    /// Returns whether a link is up.
     fn nvmlDeviceGetNvLinkState(device: Opaque, link: u32, active: Ptr<u32>) |call| {
         active.put(end(call, device, link)?.is_some().into())
     }
 
-    /// Kind of a link's peer.
+    /// Returns the kind of a link's peer.
     fn nvmlDeviceGetNvLinkRemoteDeviceType(device: Opaque, link: u32, kind: Ptr<u32>) |call| {
         kind.put(match end(call, device, link)? {
             None => return Err(Return::NotSupported),
@@ -30,12 +30,12 @@ exports! {
         })
     }
 
-    /// PCI address of a link's peer.
+    /// Returns the PCI address of a link's peer.
     fn nvmlDeviceGetNvLinkRemotePciInfo(device: Opaque, link: u32, info: Ptr<nvmlPciInfo_t>) |call| {
         info.put(remote(call, device, link)?)
     }
 
-    /// PCI address of a link's peer.
+    /// Returns the PCI address of a link's peer.
     fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Opaque, link: u32, info: Ptr<nvmlPciInfo_t>) |call| {
         info.put(remote(call, device, link)?)
     }

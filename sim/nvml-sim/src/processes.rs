@@ -1,7 +1,7 @@
 //! Processes on GPUs and in MIG devices, their load, and accounting.
 //!
-//! There are three lists (compute, graphics, MPS clients) in three generations. The first generation has
-//! entries of 16 bytes without instance ids; nvtop 3.0 uses it. The second and third are equal.
+//! There are three lists (compute, graphics, MPS clients), each in three versions. The entries of the first version
+//! have 16 bytes and no instance ids; nvtop 3.0 uses them. The second and the third version are equal.
 
 use nvml_wrapper_sys::bindings::{
     nvmlAccountingStats_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t,
@@ -14,58 +14,58 @@ use crate::entry::{Change, Device, exports};
 use crate::readings::{now_ms, reading, without_mig};
 
 const MIB: u64 = 1 << 20;
-/// Instance id of a process outside instances.
+/// Instance id of a process that is not in an instance.
 const NO_INSTANCE: u32 = u32::MAX;
-/// Number of processes that accounting stores.
+/// Number of processes that accounting can store.
 const ACCOUNTING_BUFFER: u32 = 4000;
 
 exports! {
-    /// Compute processes, in entries of 16 bytes.
+    /// Returns compute processes, in entries of 16 bytes.
     fn nvmlDeviceGetComputeRunningProcesses(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v1_t>) |call| {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Compute, first))?)
     }
 
-    /// Compute processes.
+    /// Returns compute processes.
     fn nvmlDeviceGetComputeRunningProcesses_v2(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Compute, second))?)
     }
 
-    /// Compute processes.
+    /// Returns compute processes.
     fn nvmlDeviceGetComputeRunningProcesses_v3(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Compute, second))?)
     }
 
-    /// Graphics processes, in entries of 16 bytes.
+    /// Returns graphics processes, in entries of 16 bytes.
     fn nvmlDeviceGetGraphicsRunningProcesses(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v1_t>) |call| {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Graphics, first))?)
     }
 
-    /// Graphics processes.
+    /// Returns graphics processes.
     fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Graphics, second))?)
     }
 
-    /// Graphics processes.
+    /// Returns graphics processes.
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Graphics, second))?)
     }
 
-    /// Clients of MPS servers, in entries of 16 bytes.
+    /// Returns clients of MPS servers, in entries of 16 bytes.
     fn nvmlDeviceGetMPSComputeRunningProcesses(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v1_t>) |call| {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Mps, first))?)
     }
 
-    /// Clients of MPS servers.
+    /// Returns clients of MPS servers.
     fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Mps, second))?)
     }
 
-    /// Clients of MPS servers.
+    /// Returns clients of MPS servers.
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Mps, second))?)
     }
 
-    /// Load of each process since a time in µs. Not with MIG on.
+    /// Returns the load of each process since a time in µs. Not supported with MIG on.
     fn nvmlDeviceGetProcessUtilization(
         device: Opaque, samples: Ptr<nvmlProcessUtilizationSample_t>, count: Ptr<u32>, since: u64,
     ) |call| {
@@ -83,12 +83,12 @@ exports! {
         samples.put_list(count, newer)
     }
 
-    /// Whether the driver keeps accounts of processes.
+    /// Returns accounting mode: whether the driver records statistics of processes.
     fn nvmlDeviceGetAccountingMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.accounting.into()))?)
     }
 
-    /// Sets whether the driver keeps accounts of processes.
+    /// Sets accounting mode.
     fn nvmlDeviceSetAccountingMode(device: Opaque, mode: u32) |call| {
         let on = match mode {
             0 => false,
@@ -98,7 +98,7 @@ exports! {
         call.change_parent(device, &Change::value(mode), |m, gpu| m.set_accounting(gpu, on))
     }
 
-    /// Account of a process.
+    /// Returns the accounting statistics of a process.
     fn nvmlDeviceGetAccountingStats(device: Opaque, pid: u32, stats: Ptr<nvmlAccountingStats_t>) |call| {
         stats.put(call.gpu(device, |m, gpu| {
             accounted(m, gpu)?;
@@ -116,7 +116,7 @@ exports! {
         })?)
     }
 
-    /// Processes with an account.
+    /// Returns the processes that have accounting statistics.
     fn nvmlDeviceGetAccountingPids(device: Opaque, count: Ptr<u32>, pids: Ptr<u32>) |call| {
         let found = call.gpu(device, |m, gpu| {
             accounted(m, gpu)?;
@@ -125,12 +125,12 @@ exports! {
         pids.put_list(count, found)
     }
 
-    /// How many accounts are kept.
+    /// Returns how many processes accounting can store.
     fn nvmlDeviceGetAccountingBufferSize(device: Opaque, size: Ptr<u32>) |call| {
         size.put(call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ACCOUNTING_BUFFER))?)
     }
 
-    /// Forgets the accounts of processes that ended. Only those that run are kept anyway.
+    /// Clears the statistics of ended processes. The simulation has only those of running processes anyway.
     fn nvmlDeviceClearAccountingPids(device: Opaque) |call| {
         call.change_parent(device, &Change::NONE, |m, gpu| accounted(m, gpu))
     }

@@ -1,7 +1,7 @@
 //! Memory, load, temperature, power, clocks, PCIe: the readings of monitors.
 //!
-//! A MIG device only has memory; the other readings return `NOT_SUPPORTED`. So does load on a GPU in MIG mode,
-//! as on real drivers.
+//! A MIG device has only memory; its other readings return `NOT_SUPPORTED`. The load of a GPU in MIG mode returns it
+//! too, as on real drivers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 const SAMPLING_PERIOD_US: u32 = 167_000;
 
 exports! {
-    /// Memory in bytes; reserved memory counts as used.
+    /// Returns the memory in bytes. Reserved memory counts as used.
     fn nvmlDeviceGetMemoryInfo(device: Opaque, info: Ptr<nvmlMemory_t>) |call| {
         let memory = call.device(device, memory)?;
         let used = memory.used_mib + memory.reserved_mib;
@@ -29,7 +29,7 @@ exports! {
         })
     }
 
-    /// Memory in bytes; reserved memory is separate.
+    /// Returns the memory in bytes. Reserved memory is separate.
     fn nvmlDeviceGetMemoryInfo_v2(device: Opaque, info: Ptr<nvmlMemory_v2_t>) |call| {
         let version = info.cast::<u32>().get()?;
         if version != version_word::<nvmlMemory_v2_t>(2) {
@@ -45,36 +45,36 @@ exports! {
         })
     }
 
-    /// The window through which the host reaches the memory, in bytes.
+    /// Returns the BAR1 window, through which the host accesses the memory, in bytes.
     fn nvmlDeviceGetBAR1MemoryInfo(device: Opaque, info: Ptr<nvmlBAR1Memory_t>) |call| {
         let memory = call.device(device, memory)?;
-        // Boards map all of their memory; a MIG device has its share of the window.
+        // Boards map all of their memory. A MIG device has its part of the window.
         let total = memory.total_mib.next_power_of_two() * MIB;
         let used = memory.total_mib.min(1) * MIB;
         info.put(nvmlBAR1Memory_t { bar1Total: total, bar1Free: total - used, bar1Used: used })
     }
 
-    /// Load in percent.
+    /// Returns the load in percent.
     fn nvmlDeviceGetUtilizationRates(device: Opaque, rates: Ptr<nvmlUtilization_t>) |call| {
         let now = call.gpu(device, |m, gpu| without_mig(m, gpu).and_then(|()| reading(m, gpu)))?;
         rates.put(nvmlUtilization_t { gpu: now.gpu_percent, memory: now.memory_percent })
     }
 
-    /// Load of the video encoders in percent, and the period. The simulation never encodes.
+    /// Returns the load of the video encoders in percent, and the sampling period. The simulation never encodes.
     fn nvmlDeviceGetEncoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;
         period.put(SAMPLING_PERIOD_US)
     }
 
-    /// Load of the video decoders in percent, and the period. The simulation never decodes.
+    /// Returns the load of the video decoders in percent, and the sampling period. The simulation never decodes.
     fn nvmlDeviceGetDecoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;
         period.put(SAMPLING_PERIOD_US)
     }
 
-    /// Core temperature in °C. Sensor 0 is the only one.
+    /// Returns the core temperature in °C. Sensor 0 is the only one.
     fn nvmlDeviceGetTemperature(device: Opaque, sensor: u32, celsius: Ptr<u32>) |call| {
         if sensor != 0 {
             return Err(Return::InvalidArgument);
@@ -82,72 +82,72 @@ exports! {
         celsius.put(call.gpu(device, reading)?.temperature_c)
     }
 
-    /// Temperatures in °C at which the board reacts.
+    /// Returns the temperatures in °C at which the board reacts.
     fn nvmlDeviceGetTemperatureThreshold(device: Opaque, threshold: u32, celsius: Ptr<u32>) |call| {
         call.gpu(device, |_, _| Ok(()))?;
         celsius.put(match threshold {
             0 => 92, // shutdown
             1 => 89, // slowdown
-            2 => 95, // memory, highest in operation
-            3 => 85, // core, highest in operation
+            2 => 95, // memory, maximum in operation
+            3 => 85, // core, maximum in operation
             4..=7 => return Err(Return::NotSupported),
             _ => return Err(Return::InvalidArgument),
         })
     }
 
-    /// Data-centre boards have no fan.
+    /// Fails: data-centre boards have no fan.
     fn nvmlDeviceGetFanSpeed(device: Opaque, _percent: Ptr<u32>) |call| {
         call.gpu(device, |_, _| Err(Return::NotSupported))
     }
 
-    /// Power draw in mW.
+    /// Returns the power draw in mW.
     fn nvmlDeviceGetPowerUsage(device: Opaque, milliwatts: Ptr<u32>) |call| {
         milliwatts.put(call.gpu(device, reading)?.power_mw)
     }
 
-    /// Effective power limit, in mW.
+    /// Returns the effective power limit, in mW.
     fn nvmlDeviceGetEnforcedPowerLimit(device: Opaque, milliwatts: Ptr<u32>) |call| {
         milliwatts.put(call.gpu(device, board)?.power_limit_mw)
     }
 
-    /// Power limit as set, in mW.
+    /// Returns the configured power limit, in mW.
     fn nvmlDeviceGetPowerManagementLimit(device: Opaque, milliwatts: Ptr<u32>) |call| {
         milliwatts.put(call.gpu(device, board)?.power_limit_mw)
     }
 
-    /// Clock of a domain in MHz.
+    /// Returns the clock of a domain in MHz.
     fn nvmlDeviceGetClockInfo(device: Opaque, domain: u32, megahertz: Ptr<u32>) |call| {
         let now = call.gpu(device, reading)?;
         megahertz.put(clock(domain, now.sm_clock_mhz, now.memory_clock_mhz)?)
     }
 
-    /// Highest clock of a domain in MHz.
+    /// Returns the maximum clock of a domain in MHz.
     fn nvmlDeviceGetMaxClockInfo(device: Opaque, domain: u32, megahertz: Ptr<u32>) |call| {
         let most = call.gpu(device, board)?;
         megahertz.put(clock(domain, most.max_sm_clock_mhz, most.max_memory_clock_mhz)?)
     }
 
-    /// Current PCIe generation.
+    /// Returns the current PCIe generation.
     fn nvmlDeviceGetCurrPcieLinkGeneration(device: Opaque, generation: Ptr<u32>) |call| {
         generation.put(call.gpu(device, board)?.pcie_generation)
     }
 
-    /// Current PCIe lanes.
+    /// Returns the current number of PCIe lanes.
     fn nvmlDeviceGetCurrPcieLinkWidth(device: Opaque, lanes: Ptr<u32>) |call| {
         lanes.put(call.gpu(device, board)?.pcie_width)
     }
 
-    /// Highest PCIe generation of board and slot.
+    /// Returns the maximum PCIe generation of board and slot.
     fn nvmlDeviceGetMaxPcieLinkGeneration(device: Opaque, generation: Ptr<u32>) |call| {
         generation.put(call.gpu(device, board)?.pcie_generation)
     }
 
-    /// Most PCIe lanes of board and slot.
+    /// Returns the maximum number of PCIe lanes of board and slot.
     fn nvmlDeviceGetMaxPcieLinkWidth(device: Opaque, lanes: Ptr<u32>) |call| {
         lanes.put(call.gpu(device, board)?.pcie_width)
     }
 
-    /// PCIe traffic in KiB/s: counter 0 to the host, 1 from it.
+    /// Returns the PCIe traffic in KiB/s: counter 0 to the host, 1 from the host.
     fn nvmlDeviceGetPcieThroughput(device: Opaque, counter: u32, rate: Ptr<u32>) |call| {
         let now = call.gpu(device, reading)?;
         rate.put(match counter {
@@ -157,28 +157,29 @@ exports! {
         })
     }
 
-    /// Performance state: 0 when busy, 8 when idle.
+    /// Returns the performance state: 0 when busy, 8 when idle.
     fn nvmlDeviceGetPerformanceState(device: Opaque, state: Ptr<u32>) |call| {
         state.put(call.gpu(device, reading)?.performance_state)
     }
 
-    /// The same under its old name.
+    /// Returns the performance state, under its old name.
     fn nvmlDeviceGetPowerState(device: Opaque, state: Ptr<u32>) |call| {
         state.put(call.gpu(device, reading)?.performance_state)
     }
 
-    /// Energy since the driver was loaded, in mJ. Parts before Volta do not count it.
+    /// Returns the energy since the driver was loaded, in mJ. Parts before Volta do not count it.
     fn nvmlDeviceGetTotalEnergyConsumption(device: Opaque, millijoules: Ptr<u64>) |call| {
         millijoules.put(call.gpu(device, |m, gpu| m.energy_mj(gpu, now_ms()))?)
     }
 
-    /// Memory clocks that applications may choose, in MHz, highest first. A count of 0 asks for the number.
+    /// Returns the memory clocks that applications may choose, in MHz, highest first. A count of 0 queries the
+    /// number.
     fn nvmlDeviceGetSupportedMemoryClocks(device: Opaque, count: Ptr<u32>, megahertz: Ptr<u32>) |call| {
         let most = call.gpu(device, board)?;
         megahertz.put_list(count, vec![most.max_memory_clock_mhz])
     }
 
-    /// Core clocks that applications may choose at a memory clock, in MHz, highest first.
+    /// Returns the core clocks that applications may choose at a memory clock, in MHz, highest first.
     fn nvmlDeviceGetSupportedGraphicsClocks(
         device: Opaque, memory: u32, count: Ptr<u32>, megahertz: Ptr<u32>,
     ) |call| {
@@ -190,24 +191,24 @@ exports! {
     }
 }
 
-/// Returns the present time in milliseconds since the epoch.
+/// Returns the current time in milliseconds since the epoch.
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns the present sensor values.
+/// Returns the current sensor values.
 pub(crate) fn reading(m: &Machine, gpu: u32) -> Outcome<Reading> {
     m.reading(gpu, now_ms())
 }
 
-/// Returns the limits of the board; fails for a lost one.
+/// Returns the limits of the board. Fails if the GPU is lost.
 pub(crate) fn board(m: &Machine, gpu: u32) -> Outcome<Board> {
     m.gpu(gpu)?;
     m.model(gpu).map(Board::of)
 }
 
-/// `NOT_SUPPORTED` on a GPU in MIG mode.
+/// Returns `NOT_SUPPORTED` if the GPU is in MIG mode.
 pub(crate) fn without_mig(m: &Machine, gpu: u32) -> Outcome {
     if m.gpu(gpu)?.mig { Err(Return::NotSupported) } else { Ok(()) }
 }
@@ -223,7 +224,7 @@ fn clock(domain: u32, sm: u32, memory: u32) -> Outcome<u32> {
     match domain {
         0 | 1 => Ok(sm),
         2 => Ok(memory),
-        // The video engines' clock follows the core's at about nine tenths.
+        // The clock of the video engines is about nine tenths of the core clock.
         3 => Ok(sm * 9 / 10),
         _ => Err(Return::InvalidArgument),
     }

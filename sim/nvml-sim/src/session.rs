@@ -1,11 +1,11 @@
-//! The process's session with the simulated driver; it counts its users.
+//! The session of this process with the simulated driver. It counts its users.
 //!
 //! ```text
 //!  closed ──nvmlInit──▶ open (1 user) ──nvmlInit──▶ open (2) ──nvmlShutdown──▶ open (1) ──nvmlShutdown──▶ closed
 //! ```
 //!
-//! Opening reads `$NVML_SIM_STATE`, so a process can change to another simulated host between sessions. A
-//! forked child is a separate client: it registers at its first call.
+//! Opening reads `$NVML_SIM_STATE`, so a process can change to another simulated host between sessions. A forked
+//! child is a separate client, and registers at its first call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,14 +15,14 @@ use silicon::{Host, Machine, Return};
 
 use crate::caller::Outcome;
 
-/// CUDA release that this library's version begins with.
+/// CUDA release at the start of the library's version.
 const CUDA_RELEASE: u32 = 12;
 
 /// An open session.
 pub(crate) struct Session {
     /// The simulated host.
     pub(crate) host: Host,
-    /// The state at the beginning of the session, which a stale enumeration continues to show.
+    /// The state at the beginning of the session. A stale enumeration continues to show it.
     pub(crate) at_init: Arc<Machine>,
     /// The process that is registered as a client.
     registered: AtomicU32,
@@ -39,7 +39,7 @@ fn users() -> MutexGuard<'static, Users> {
     USERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens the session, or counts one more user.
+/// Opens the session, or adds one user to it.
 pub(crate) fn open(function: &'static str) -> Outcome {
     let mut users = users();
     if users.session.is_none() {
@@ -59,7 +59,7 @@ pub(crate) fn open(function: &'static str) -> Outcome {
     Ok(())
 }
 
-/// Ends the session with its last user. Without a session, does nothing.
+/// Removes one user, and ends the session with the last one. Does nothing without a session.
 pub(crate) fn close() -> Outcome {
     let mut users = users();
     users.count = users.count.saturating_sub(1);
@@ -86,7 +86,7 @@ pub(crate) fn current() -> Outcome<Arc<Session>> {
     Ok(session)
 }
 
-/// Returns `12.<driver version>`: the host's if there is one, else the version that this library simulates.
+/// Returns `12.<driver version>`: that of the host, or without a session the version that this library simulates.
 pub(crate) fn library_version() -> String {
     let of_session = users().session.as_ref().map(|session| session.host.hardware().driver);
     let driver = of_session

@@ -1,7 +1,7 @@
-//! Functions of the driver that no known client needs: they answer `NOT_SUPPORTED`.
+//! Functions of the driver that no known client needs. They return `NOT_SUPPORTED`.
 //!
 //! They must exist, because some clients resolve every driver symbol that they know before the first call. They
-//! ignore their arguments, and fault rules apply to them as to others.
+//! ignore their arguments. Fault rules apply to them as to other functions.
 
 use silicon::Return;
 

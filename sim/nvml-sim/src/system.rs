@@ -8,56 +8,57 @@ use crate::caller::Ptr;
 use crate::entry::{exports, guard};
 use crate::{error_text, session};
 
-/// Begins a session, or counts one more user. Since R319 the same as `_v2`.
+/// Begins a session, or adds one user to it. Since R319 the same as `_v2`.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInit() -> u32 {
     guard(|| session::open("nvmlInit"))
 }
 
-/// Begins a session, or counts one more user.
+/// Begins a session, or adds one user to it.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInit_v2() -> u32 {
     guard(|| session::open("nvmlInit_v2"))
 }
 
-/// As `nvmlInit_v2`. The flags (no GPUs needed, attach none) have no effect: a session here holds no GPU.
+/// As `nvmlInit_v2`. The flags (no GPUs needed, attach none) have no effect, because a simulated session holds no
+/// GPU.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInitWithFlags(_flags: u32) -> u32 {
     guard(|| session::open("nvmlInitWithFlags"))
 }
 
-/// Ends a session with its last user; without a session, does nothing.
+/// Removes one user, and ends the session with the last one. Does nothing without a session.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlShutdown() -> u32 {
     guard(session::close)
 }
 
-/// Version of this library, such as `12.550.163.01`. Works without a session.
+/// Returns the version of this library, such as `12.550.163.01`. Works without a session.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn nvmlSystemGetNVMLVersion(version: Ptr<c_char>, length: u32) -> u32 {
     guard(|| version.put_text(length, &session::library_version()))
 }
 
 exports! {
-    /// Driver version, such as `550.163.01`.
+    /// Returns the driver version, such as `550.163.01`.
     fn nvmlSystemGetDriverVersion(version: Ptr<c_char>, length: u32) |call| {
         let text = call.host(|m| Ok(m.hardware().driver.to_string()))?;
         version.put_text(length, &text)
     }
 
-    /// CUDA version that the driver supports, as `major * 1000 + minor * 10`.
+    /// Returns the CUDA version that the driver supports, as `major * 1000 + minor * 10`.
     fn nvmlSystemGetCudaDriverVersion(version: Ptr<i32>) |call| {
         let cuda = call.host(|m| Ok(m.hardware().cuda))?;
         version.put(i32::try_from(cuda).map_err(|_| Return::Unknown)?)
     }
 
-    /// As the version without `_v2`, which queries the CUDA driver on real hosts.
+    /// As the function without `_v2`. On real hosts, `_v2` queries the CUDA driver.
     fn nvmlSystemGetCudaDriverVersion_v2(version: Ptr<i32>) |call| {
         let cuda = call.host(|m| Ok(m.hardware().cuda))?;
         version.put(i32::try_from(cuda).map_err(|_| Return::Unknown)?)
     }
 
-    /// Program of a process, cut to the buffer.
+    /// Returns the program of a process, truncated to the buffer.
     fn nvmlSystemGetProcessName(pid: u32, name: Ptr<c_char>, length: u32) |call| {
         name.required()?;
         if length == 0 {
@@ -85,14 +86,14 @@ fn program_of(pid: u32) -> Option<String> {
     Some(String::from_utf8_lossy(first).into_owned())
 }
 
-/// Text of a return code. Works without a session, and never returns NULL.
+/// Returns the text of a return code. Works without a session, and never returns NULL.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
     error_text::of(result).as_ptr()
 }
 
-/// Shows that this library is simulated: the real one lacks this symbol. Programs look it up to tell their
-/// users. It returns this crate's version.
+/// Returns the version of this crate. Programs look this symbol up to tell their users that the library is simulated:
+/// the real library lacks it.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpush_sim() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -1,7 +1,7 @@
-//! Fault rules through the ABI, the driver's own mistakes, and the trace of changes.
+//! Fault rules through the ABI, mistakes of the real driver, and the trace of changes.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
-#![allow(clippy::unwrap_used)] // of tests alone
+#![allow(clippy::unwrap_used)] // tests only
 
 #[macro_use]
 mod client;
@@ -14,11 +14,11 @@ const ONE: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
 
 /// Runs `body` in a forked child and returns its wait status.
 fn in_child(body: impl FnOnce()) -> i32 {
-    // SAFETY: the child calls the library and exits, without unwinding or the parent's locks.
+    // SAFETY: the child calls the library and exits. It does not unwind, and uses no locks of the parent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         body();
-        // SAFETY: ends the child at once, without dropping anything of the parent's.
+        // SAFETY: ends the child immediately, without running the parent's destructors.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
@@ -102,7 +102,7 @@ fn leaked_handle_keeps_instance_in_use_until_holder_ends() {
         // SAFETY: all zeros are a valid value of this plain struct.
         let mut info = unsafe { std::mem::zeroed() };
         rc!(client, nvmlGpuInstanceGetInfo(gi, &mut info));
-        // SAFETY: valid descriptors, and the end of the child.
+        // SAFETY: valid descriptors; then the child ends.
         unsafe {
             libc::write(answers[1], [0_u8].as_ptr().cast(), 1);
             libc::read(asks[0], [0_u8].as_mut_ptr().cast(), 1);

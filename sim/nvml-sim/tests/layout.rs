@@ -1,7 +1,7 @@
 //! Sizes of the C structs, and their version words, as in the 550 header.
 //!
-//! The library uses bindings of a newer header; a struct that has grown there would be written beyond the end
-//! of a client's.
+//! The library uses bindings of a newer header. If a struct has grown there, the library would write beyond the end
+//! of a client's struct.
 
 use std::mem::{offset_of, size_of};
 

@@ -201,7 +201,7 @@ fn stale_handles_are_invalid_after_slot_reuse() {
     assert_ne!(first, second);
     ok!(client, nvmlComputeInstanceDestroy(again));
 
-    // A handle of one kind is invalid for another, as is an invented one.
+    // A handle of one kind is invalid as another kind. An invented handle is invalid too.
     let local = 5_u64;
     let strangers = [null_mut(), gpu.cast(), (&raw const local).cast_mut().cast(), usize::MAX as *mut _];
     for stranger in strangers {
@@ -223,7 +223,7 @@ fn ci_info_generations_respect_struct_sizes() {
     let (mut v1, mut v2): (nvmlComputeInstanceInfo_t, nvmlComputeInstanceInfo_t) = unsafe { (zeroed(), zeroed()) };
     v1.placement = nvmlComputeInstancePlacement_t { start: 77, size: 78 };
     type GetInfo = unsafe extern "C" fn(nvmlComputeInstance_t, *mut nvmlComputeInstanceInfo_t) -> u32;
-    // SAFETY: the function's type, but for a larger struct than it knows.
+    // SAFETY: the function's type, except that its struct is smaller than the one named here.
     let first: GetInfo = unsafe { std::mem::transmute(client.symbol(c"nvmlComputeInstanceGetInfo")) };
     // SAFETY: a live handle and a local struct.
     assert_eq!(unsafe { first(ci, &mut v1) }, OK);
@@ -339,7 +339,7 @@ fn null_pointers_are_invalid_arguments_and_change_nothing() {
 
 #[test]
 fn only_root_and_the_owner_can_change_the_host() {
-    // The library checks the effective uid of the caller, so a child changes to that of `nobody`.
+    // The library checks the effective uid of the caller, so a child changes to the user `nobody`.
     for (description, wanted) in [("owner_is_root = false\n", NO_PERMISSION), ("", OK)] {
         let client = Client::of(&format!("{description}[[gpu]]\nmodel = \"a100-40\"\n"));
         // SAFETY: a plain system call.
@@ -365,13 +365,13 @@ fn only_root_and_the_owner_can_change_the_host() {
         if child == 0 {
             // SAFETY: as above.
             unsafe { libc::setuid(nobody) };
-            // A new session, because the caller's ownership of the host is checked when a session begins.
+            // A new session is needed, because ownership of the host is checked when a session begins.
             rc!(client, nvmlShutdown());
             let begun = rc!(client, nvmlInit_v2());
             let mut made = null_mut();
             let code =
                 if begun == OK { rc!(client, nvmlDeviceCreateGpuInstance(gpu, 9, &mut made)) } else { 1000 + begun };
-            // SAFETY: a valid descriptor and four bytes; then the child ends at once.
+            // SAFETY: a valid descriptor and four bytes; then the child ends immediately.
             unsafe {
                 libc::write(pipe[1], (&raw const code).cast(), 4);
                 libc::_exit(0);

@@ -1,7 +1,7 @@
 //! Readings, processes, events, fields and performance monitoring, on GPUs of every kind.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
-#![allow(clippy::unwrap_used)] // of tests alone
+#![allow(clippy::unwrap_used)] // tests only
 
 #[macro_use]
 mod client;
@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 const THREE: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"t4\"\n";
 
 impl Client {
-    /// Registers this test's own process on a GPU or in an instance.
+    /// Registers this test process on a GPU or in an instance.
     fn attach(&self, gpu: u32, kind: ProcessKind, at: Option<(u32, Option<u32>)>, memory_mib: u64) {
         let process = Process {
             pid: Pid::own(),
@@ -151,7 +151,7 @@ fn process_lists_have_three_generations() {
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(t4, &mut count, entries.as_mut_ptr()));
     assert_eq!((count, entries[0].pid), (1, own), "an MPS client is of type M+C: in both lists");
 
-    // In the MIG device, and not in the other.
+    // The process is in this MIG device, and not in the other.
     let (here, there) = (client.mig_device(a100, 0).unwrap(), client.mig_device(a100, 1).unwrap());
     count = 3;
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(here, &mut count, entries.as_mut_ptr()));
@@ -159,7 +159,7 @@ fn process_lists_have_three_generations() {
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(there, &mut count, entries.as_mut_ptr()));
     assert_eq!(count, 0);
 
-    // The unversioned form has entries of 16 bytes: the bytes after them must not change.
+    // The function without a version has entries of 16 bytes. It must not change the bytes after them.
     type List = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut nvmlProcessInfo_v1_t) -> u32;
     // SAFETY: the function's type.
     let unversioned: List = unsafe { std::mem::transmute(client.symbol(c"nvmlDeviceGetComputeRunningProcesses")) };
@@ -170,7 +170,7 @@ fn process_lists_have_three_generations() {
     assert_eq!((count, small[0].pid, small[0].usedGpuMemory), (1, own, 300 * MIB));
     assert_eq!((small[1].pid, small[1].usedGpuMemory), (7, 7));
 
-    // Memory of the MIG device is its GPU instance's.
+    // The memory of a MIG device is that of its GPU instance.
     let (mut memory, mut second): (nvmlMemory_t, nvmlMemory_v2_t) = (unsafe_zeroed(), unsafe_zeroed());
     second.version = 0x0200_0028;
     ok!(client, nvmlDeviceGetMemoryInfo(here, &mut memory));
@@ -374,7 +374,7 @@ fn row_remap_waits_for_reset_or_is_unsupported() {
     assert_eq!(rows(2).0, NOT_SUPPORTED);
 }
 
-/// Calls of btop, slurmd's AutoDetect and codecarbon.
+/// Calls that btop, slurmd's AutoDetect and codecarbon make.
 #[test]
 fn old_names_clocks_and_energy_are_supported() {
     let client = Client::of(THREE);

@@ -61,7 +61,7 @@ fn missing_host_and_other_layout_fail_at_init() {
     for (what, content) in
         [("empty", Vec::new()), ("short", whole[..64].to_vec()), ("another magic", [b"x", &whole[1..]].concat())]
     {
-        // A new file each time: the one that the host has mapped must not shrink.
+        // Use a new file each time: the file that the host has mapped must not shrink.
         std::fs::remove_file(&state).unwrap();
         std::fs::write(&state, content).unwrap();
         assert_eq!(rc!(client, nvmlInit_v2()), 18, "{what}");
@@ -88,12 +88,12 @@ fn forked_child_is_a_separate_client() {
     let client = Client::of(ONE_A100);
     let device = client.gpu(0);
     let own = std::process::id();
-    // SAFETY: the child only calls the library and exits, without unwinding or locks of the parent.
+    // SAFETY: the child only calls the library and exits. It does not unwind, and uses no locks of the parent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let worked = client.uuid(device).is_ok();
         let clients = client.host.read().map_or(0, |m| m.state().clients.len());
-        // SAFETY: ends the child at once, without dropping anything of the parent's.
+        // SAFETY: ends the child immediately, without running the parent's destructors.
         unsafe { libc::_exit(if worked && clients == 2 { 0 } else { 1 }) };
     }
     let mut status = 0;

@@ -1,7 +1,7 @@
 //! Several threads of one process on one host: each call is atomic.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
-#![allow(clippy::unwrap_used)] // of tests alone
+#![allow(clippy::unwrap_used)] // tests only
 
 #[macro_use]
 mod client;
@@ -27,7 +27,7 @@ fn threads_get_distinct_placements_and_leave_nothing() {
                     let (mut gpu, mut gi, mut ci) = (null_mut(), null_mut(), null_mut());
                     // SAFETY: pointers to locals of the types that the bindings name.
                     unsafe {
-                        // Sessions are counted across threads too.
+                        // The session counts its users across threads too.
                         assert_eq!(library.nvmlInit_v2(), 0);
                         assert_eq!(library.nvmlDeviceGetHandleByIndex_v2((thread + round) % 2, &mut gpu), 0);
                         match library.nvmlDeviceCreateGpuInstance(gpu, 9, &mut gi) {

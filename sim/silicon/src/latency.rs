@@ -1,12 +1,12 @@
 //! Durations of calls on hardware, for hosts with `latencies = true`.
 //!
-//! A GPU instance is created or destroyed in 0.1 to 1 s, a compute instance in less, and a mode change in
-//! seconds (DRA-driver maintainers; recorded runs). The duration within the range depends on the call and the
-//! state only, so that two runs of one script wait equally.
+//! Creating or destroying a GPU instance takes 0.1 to 1 s; a compute instance takes less, and a mode change takes
+//! seconds (DRA-driver maintainers; recorded runs). The duration within the range depends only on the call and the
+//! state. So two runs of a script wait equally long.
 
 use std::time::Duration;
 
-/// Range in milliseconds, by prefix of the function's name.
+/// Ranges in milliseconds, by prefix of the function's name.
 const RANGES: &[(&str, u64, u64)] = &[
     ("nvmlDeviceCreateGpuInstance", 100, 400),
     ("nvmlGpuInstanceDestroy", 200, 1000),

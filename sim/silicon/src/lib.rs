@@ -1,14 +1,14 @@
 //! A simulated GPU host: the behaviour of the hardware and the driver's resource manager.
 //!
-//! It makes gpush testable on a machine without a GPU. `sim/nvml-sim` provides the NVML ABI over it, and the
-//! program `sim/gpush-sim` creates and changes simulated hosts. Nothing that ships depends on this crate.
+//! It makes gpush testable on a machine without a GPU. `sim/nvml-sim` provides the NVML ABI on top of it. The program
+//! `sim/gpush-sim` creates and changes simulated hosts. No program that ships depends on this crate.
 //!
 //! - [`description`]: the host to simulate (a preset or a TOML file).
-//! - [`machine`]: the pure state machine, without I/O, clock or processes: all external data are arguments.
+//! - [`machine`]: the pure state machine, without I/O, clock or processes; all external data are arguments.
 //! - [`host`]: that machine in a mapped file, shared by all processes of one simulated host.
-//! - [`fault`]: rules by which calls fail, hang, or kill their caller.
+//! - [`fault`]: rules that make calls fail, hang, or kill their caller.
 //! - [`latency`]: durations of real calls, on request.
-//! - [`trace`]: the golden log of mutating calls.
+//! - [`trace`]: a log of the mutating calls.
 
 pub mod description;
 pub mod fault;

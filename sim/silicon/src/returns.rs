@@ -1,6 +1,6 @@
-//! NVML's return codes, by the numbers of `nvml.h` (driver 550, `nvmlReturn_t`).
+//! NVML's return codes, with the numbers of `nvml.h` (driver 550, `nvmlReturn_t`).
 //!
-//! The machine uses them because clients depend on which condition returns which code.
+//! The machine uses them because clients depend on the exact code for each condition.
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,13 +32,13 @@ returns! {
     Uninitialized = 1, "UNINITIALIZED";
     /// An argument is invalid, or a handle is stale.
     InvalidArgument = 2, "INVALID_ARGUMENT";
-    /// Not supported by this device or in its mode.
+    /// The device, or its current mode, does not support the call.
     NotSupported = 3, "NOT_SUPPORTED";
     /// The caller lacks permission.
     NoPermission = 4, "NO_PERMISSION";
     /// Deprecated: initialised twice.
     AlreadyInitialized = 5, "ALREADY_INITIALIZED";
-    /// No object of that name or id.
+    /// An object with this name or id does not exist.
     NotFound = 6, "NOT_FOUND";
     /// The caller's array is too small.
     InsufficientSize = 7, "INSUFFICIENT_SIZE";
@@ -70,13 +70,13 @@ returns! {
     Memory = 20, "MEMORY";
     /// No data.
     NoData = 21, "NO_DATA";
-    /// Not with ECC and vGPU.
+    /// Not supported with ECC on a vGPU.
     VgpuEccNotSupported = 22, "VGPU_ECC_NOT_SUPPORTED";
-    /// No capacity, or the requested placement is occupied.
+    /// Capacity is missing, or the requested placement is occupied.
     InsufficientResources = 23, "INSUFFICIENT_RESOURCES";
     /// The frequency is not supported.
     FreqNotSupported = 24, "FREQ_NOT_SUPPORTED";
-    /// Unknown version word of a struct.
+    /// The version word of a struct is unknown.
     ArgumentVersionMismatch = 25, "ARGUMENT_VERSION_MISMATCH";
     /// The function is deprecated.
     Deprecated = 26, "DEPRECATED";
@@ -93,7 +93,7 @@ returns! {
 }
 
 impl Return {
-    /// Returns the number of `nvml.h`.
+    /// Returns the number in `nvml.h`.
     #[must_use]
     pub const fn code(self) -> u32 {
         self as u32

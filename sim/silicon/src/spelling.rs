@@ -1,4 +1,4 @@
-//! Suggestions for misspelt names in error messages.
+//! Suggestions for misspelled names in error messages.
 
 /// Returns the number of insertions, deletions, substitutions and swaps that turn `a` into `b`.
 fn distance(a: &str, b: &str) -> usize {
@@ -20,7 +20,7 @@ fn distance(a: &str, b: &str) -> usize {
     rows[a.len()][b.len()]
 }
 
-/// Returns up to three of `known` that are most similar to `name`, most similar first.
+/// Returns up to three of the `known` names that are most similar to `name`, most similar first.
 #[must_use]
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let limit = (name.chars().count() / 3).max(2);
@@ -30,7 +30,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
         .filter_map(|candidate| {
             let other = candidate.to_lowercase();
             let d = distance(name, candidate);
-            // A prefix or a part of a name is similar to it, whatever its length.
+            // A name that begins with or contains the text is similar, whatever its length.
             let rank = if lower.len() >= 3 && other.starts_with(&lower) {
                 0
             } else if lower.len() >= 3 && other.contains(&lower) {

@@ -1,7 +1,7 @@
-//! The golden log: one line for each mutating call, in `DIR/trace`, if that file exists.
+//! The call log: one line for each mutating call, in `DIR/trace`, if that file exists.
 //!
-//! `pid function gpu arguments -> NAME (code)`. Lines of concurrent processes never mix: each is
-//! one append.
+//! Format: `pid function gpu arguments -> NAME (code)`. Each line is one append, so lines of concurrent processes
+//! never mix.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::returns::Return;
 
 impl Host {
-    /// Appends a line, if a trace is active. A trace that cannot be written does not fail the call.
+    /// Appends a line if the file exists. A write error does not make the call fail.
     pub fn trace(&self, function: &str, gpu: Option<u32>, arguments: impl Display, outcome: Return) {
         let path = self.dir().join("trace");
         let Ok(mut file) = std::fs::OpenOptions::new().append(true).open(path) else { return };

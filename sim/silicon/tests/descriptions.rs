@@ -1,5 +1,5 @@
 //! Descriptions: presets, TOML, and error messages.
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+#![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use gpush_geometry::PRESETS;
 use silicon::machine::Chip;
@@ -121,7 +121,7 @@ fn host_is_created_once_and_opened_by_path() {
     assert!(matches!(Host::create(&at, &description), Err(HostError::Exists { .. })));
     let opened = Host::open(&at).unwrap();
     assert_eq!(opened.read().unwrap().state(), made.read().unwrap().state());
-    // A description that differs from its state belongs to another host.
+    // A description that does not match its state belongs to another host.
     let path = at.join("description.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("seed = 0", "seed = 1")).unwrap();

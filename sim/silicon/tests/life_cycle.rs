@@ -1,5 +1,5 @@
 //! MIG mode, reset, reboot, processes, events: the lifetime of a GPU by its generation.
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+#![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use silicon::description::GpuDescription;
 use silicon::machine::{MIG_CONFIG_CHANGE, Pid, Placement, Process, ProcessKind, XID_CRITICAL_ERROR};
@@ -40,7 +40,7 @@ fn ampere_waits_for_a_reset_and_survives_a_reboot() {
     machine.reboot("second".to_owned());
     assert_eq!(modes(&machine), (true, true));
     assert!(machine.gpus()[0].instances.is_empty(), "instances do not survive a reboot");
-    // A pending change becomes effective at a reboot too, and can be reverted before.
+    // A reboot also activates a pending change. The change can be reverted before.
     assert_eq!(machine.set_mig_mode(0, false, CALLER), Ok(Return::ResetRequired));
     assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::Success));
     assert_eq!(modes(&machine), (true, true));

@@ -1,5 +1,5 @@
 //! Properties of every model under random calls.
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+#![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use gpush_geometry::KEYS;
 use proptest::prelude::*;
@@ -42,7 +42,7 @@ fn pick<T: Copy>(from: &[T], n: usize) -> Option<T> {
     if from.is_empty() { None } else { Some(from[n % from.len()]) }
 }
 
-/// Makes one call. Returns whether it succeeded, and reverts a creation to check that nothing is left.
+/// Makes one call and returns whether it succeeded. Reverts a creation, to check that it leaves nothing behind.
 fn perform(machine: &mut Machine, act: &Act) -> Result<bool, TestCaseError> {
     let part = machine.part(0).unwrap();
     match *act {

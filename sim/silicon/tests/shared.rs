@@ -1,6 +1,6 @@
 //! One host, many processes: no update is lost or torn, and no process waits for a dead one.
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-#![allow(unsafe_code)] // fork: a child that shares the parent's opened host is what is tested.
+#![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
+#![allow(unsafe_code)] // The tests fork a child that shares the parent's open host.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,8 +17,8 @@ mod invariants;
 
 /// Runs `body` in a forked child, which exits with 0 if it returns and 101 if it panics.
 fn child(body: impl FnOnce()) -> SystemPid {
-    // SAFETY: the child only uses the host (whose locks are its own after a fork), the allocator
-    // (which glibc keeps usable), and exits without running the parent's destructors.
+    // SAFETY: the child uses only the host, whose locks it creates again after the fork, and the allocator, which
+    // glibc keeps usable. It exits without running the parent's destructors.
     match unsafe { fork() }.unwrap() {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
@@ -37,7 +37,7 @@ fn make(dir: &Path, model: &str, count: u32) -> Host {
     Host::create(dir, &Description::of(vec![GpuDescription::new(model, count)])).unwrap()
 }
 
-/// A small random generator: children must not share one.
+/// A small random generator. Each child needs its own.
 struct Dice(u64);
 
 impl Dice {
@@ -91,7 +91,7 @@ fn state_stays_valid_after_two_thousand_kills() {
             host.connect().unwrap();
             loop {
                 change(&host, &mut dice);
-                // The lock is not fair: without a pause three workers starve all other processes.
+                // The lock is not fair: without a pause, three workers starve all other processes.
                 std::thread::sleep(Duration::from_micros(dice.below(300) as u64));
             }
         })
@@ -104,7 +104,8 @@ fn state_stays_valid_after_two_thousand_kills() {
         kill(workers[victim], Signal::SIGKILL).unwrap();
         let ended = reap(workers[victim]);
         assert!(matches!(ended, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "a worker ended by itself: {ended:?}");
-        // Valid for a process that has it open, for one that opens it, and for one that changes it.
+        // The state is valid for a process that has it open, for a process that opens it, and for a process that
+        // changes it.
         let machine = host.read().unwrap();
         instances += invariants::check(&machine);
         let fresh = Host::open(dir.path()).unwrap();
@@ -136,7 +137,7 @@ fn concurrent_updates_are_not_lost() {
             invariants::check(&host.read().unwrap());
         }
     };
-    // Forked children with the parent's host, and threads of the parent at the same time.
+    // Forked children use the parent's host, and so do threads of the parent at the same time.
     let children: Vec<SystemPid> = (0..3).map(|_| child(|| count(&host))).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| count(&host));
@@ -184,7 +185,7 @@ fn process_on_gpu_is_listed_until_it_ends() {
     host.update(|machine| machine.attach(0, process)).unwrap();
     assert_eq!(host.read().unwrap().gpus()[0].processes, [process]);
     kill(pid, Signal::SIGKILL).unwrap();
-    // Dead, but not yet reaped: a zombie holds no GPU.
+    // Dead, but not reaped yet: a zombie holds no GPU.
     waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
     assert_eq!(host.read().unwrap().gpus()[0].processes, []);
     assert!(matches!(reap(pid), WaitStatus::Signaled(..)));

@@ -1,5 +1,5 @@
 //! Compute mode and time-slice level: what sets them, and what resets them.
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+#![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use silicon::description::GpuDescription;
 use silicon::machine::{Pid, Process, ProcessKind, Timeslice};
@@ -20,7 +20,7 @@ fn on_gpu(number: u32, kind: ProcessKind) -> Process {
     Process { pid: pid(number), kind, memory_mib: 100, gpu_instance: None, compute_instance: None }
 }
 
-/// Sets both, which must succeed.
+/// Sets both settings, and panics if one fails.
 fn set(machine: &mut Machine) {
     machine.set_compute_mode(0, EXCLUSIVE_PROCESS).unwrap();
     machine.set_timeslice(0, Timeslice::Long).unwrap();

@@ -1,6 +1,6 @@
-//! All states of a GPU, found by walking the machine: every profile is created at every placement until no new
-//! state appears. A state is the set of its (profile, placement) pairs.
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+//! All states of a GPU. The test creates every profile at every placement until no new state appears. A state is a
+//! set of (profile, placement) pairs.
+#![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ mod invariants;
 
 type State = BTreeSet<(u32, Placement)>;
 
-/// Returns the number of states, and of full states, using only these profiles.
+/// Returns the number of states, and of full states, when only these profiles are used.
 fn walk(model: &str, wanted: impl Fn(&str) -> bool) -> (usize, usize) {
     let empty = Machine::of_model(model).unwrap();
     let part = empty.part(0).unwrap();
@@ -132,7 +132,7 @@ fn compute_states(model: &str, name: &str) -> usize {
 
 #[test]
 fn compute_instances_have_the_states_of_their_parts() {
-    // Empty, profile 0, or profile 7: a double-memory 1g holds one of the two.
+    // A double-memory 1g is empty or has profile 0. Except on the A100, it can have profile 7 instead.
     for key in gpush_geometry::KEYS {
         let model = gpush_geometry::model(key).unwrap();
         let Some(double) = model.gi_profiles.iter().find(|profile| profile.index == 9) else { continue };

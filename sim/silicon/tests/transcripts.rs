@@ -1,5 +1,5 @@
-//! Every creation transcript recorded on hardware, reproduced: the ids that the driver chose.
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+//! Reproduces every creation transcript recorded on hardware: the ids that the driver chose.
+#![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use gpush_geometry::TRANSCRIPTS;
 use serde::Deserialize;
@@ -16,9 +16,11 @@ struct Transcript {
     source: String,
 }
 
-/// The transcript that the rule does not reproduce. On an empty GH200 the driver placed the first double-memory
-/// instances like 2g ones, at ids 5, 3, 4. The rule starts at 6, the slot that a 2g cannot have, which leaves
-/// more pairs possible. Other transcripts do not show how the driver weighs these, so the rule is unchanged.
+/// The transcript that the rule does not reproduce.
+///
+/// On an empty GH200, the driver placed the first double-memory instances like 2g instances, at ids 5, 3, 4. The rule
+/// starts at 6, a slot that a 2g cannot have, because that leaves more pairs possible. Other transcripts do not show
+/// how the driver weighs these, so the rule is unchanged.
 const EXCEPTION: (&str, [u32; 3], [u32; 3]) = ("gh200", [5, 3, 4], [6, 5, 3]);
 
 fn machine(model: &str, chip: Chip) -> Machine {

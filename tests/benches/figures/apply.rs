@@ -1,4 +1,4 @@
-//! Driver calls and duration of an apply, compared with permute and retry on the same simulated driver.
+//! Driver calls and duration of an apply, compared with the method "permute and retry" on the same simulated driver.
 
 use std::{
     process::{Command, Stdio},
@@ -25,7 +25,7 @@ const MODEL: &str = "a100-80";
 struct Case {
     from: &'static str,
     to: &'static [&'static str],
-    /// Profile of an instance of `from` that a process uses.
+    /// Profile of the instance of `from` that a process uses.
     busy: Option<&'static str>,
 }
 
@@ -63,7 +63,7 @@ struct Cost {
     took: Duration,
 }
 
-/// Counts calls, and compares times with the simulator's realistic latencies.
+/// Counts driver calls, and compares times with latencies as on hardware.
 pub(crate) fn run() -> Report {
     let model = gpush_geometry::model(MODEL).expect("the model is known");
     let counted = Host::up(&format!("[[gpu]]\nmodel = \"{MODEL}\"\n"));
@@ -120,7 +120,7 @@ pub(crate) fn run() -> Report {
     report
 }
 
-/// Abbreviates two equal names in a row as `1g.10gb*2`.
+/// Abbreviates equal adjacent names as `1g.10gb*2`.
 fn counted_names(names: &[&str]) -> String {
     let runs = names.chunk_by(|a, b| a == b).map(|run| match run.len() {
         1 => run[0].to_owned(),
@@ -145,7 +145,7 @@ fn said(cost: &Cost) -> String {
     }
 }
 
-/// Makes one change with gpush or with the other client, on a fresh host.
+/// Makes one change on a fresh host, with gpush or with the other client.
 fn once(host: &Host, agent: &Agent, model: &Model, case: &Case, permute: bool) -> (Option<Minimum>, Cost) {
     must(host, agent, &["mig", "apply", "--gpu", "0", "--layout", "none"]);
     if case.from != "none" {
@@ -178,7 +178,7 @@ fn count(trace: &[Traced]) -> Cost {
     cost
 }
 
-/// Returns the existing instances, one of them in use, and the pid of its process.
+/// Returns the existing instances, one of them in use, and the pid of the process that uses it.
 fn standing(host: &Host, agent: &Agent, case: &Case) -> (Vec<Instance>, Option<u32>) {
     let shown = must(host, agent, &["gpu", "show", "0", "--json"]);
     let gpus: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
@@ -213,7 +213,7 @@ fn wanted_text(model: &Model, wanted: &[&str]) -> String {
     ids.collect::<Vec<_>>().join(",")
 }
 
-/// Returns each profile with its id and that of the compute instance that occupies all of it.
+/// Returns each profile with its id, and the id of the compute instance profile that occupies all of it.
 fn all_profiles(model: &Model) -> Vec<(String, (u32, u32))> {
     let ids = model.gi_profiles.iter().filter_map(|profile| {
         let whole = profile.compute.iter().find(|compute| compute.name == profile.name)?;
@@ -222,7 +222,7 @@ fn all_profiles(model: &Model) -> Vec<(String, (u32, u32))> {
     ids.collect()
 }
 
-/// The other client's `main`.
+/// Runs the other client.
 pub(crate) fn permute_main(arguments: &[String]) -> Result<(), String> {
     let [library, wanted] = arguments else { return Err("permute LIBRARY GPU:COMPUTE,…".into()) };
     let model = gpush_geometry::model(MODEL).ok_or("the model is not known")?;

@@ -1,5 +1,5 @@
-//! References for comparisons, as separate processes: an HTTP server with static answers, and a program that
-//! initialises NVML and then sleeps.
+//! Reference processes for comparisons: an HTTP server with static answers, and a program that initialises NVML and
+//! then sleeps.
 
 use std::{
     io::Read,
@@ -27,7 +27,7 @@ fn own(arguments: &[&str]) -> Command {
     command
 }
 
-/// Starts it, and waits until it writes a byte.
+/// Starts the process, and waits until it writes a byte.
 fn started(mut command: Command) -> Bare {
     let mut child = command.spawn().expect("this program can be started again");
     let mut ready = [0];
@@ -40,7 +40,7 @@ fn is_ready() {
     let _ = std::io::stdout().write_all(b"+").and_then(|()| std::io::stdout().flush());
 }
 
-/// Starts a server on this socket that answers everything with `length` bytes, on the agent's HTTP stack.
+/// Starts a server on this socket that answers every request with `length` bytes. It uses the agent's HTTP stack.
 pub(crate) fn server(socket: &Path, length: usize) -> Bare {
     started(own(&["serve-static", &socket.display().to_string(), &length.to_string()]))
 }
@@ -49,7 +49,7 @@ pub(crate) fn server(socket: &Path, length: usize) -> Bare {
 pub(crate) fn serve(arguments: &[String]) {
     let [socket, length] = arguments else { panic!("a socket and a length") };
     let body = Bytes::from(vec![b'x'; length.parse().expect("a length")]);
-    // As many threads as the agent has.
+    // The agent has the same number of threads.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
         let listener = tokio::net::UnixListener::bind(socket).expect("a socket");
@@ -64,14 +64,14 @@ pub(crate) fn serve(arguments: &[String]) {
     });
 }
 
-/// Starts a program that initialises the host's NVML, and waits.
+/// Starts a program that initialises NVML on the host, and then waits.
 pub(crate) fn initialised(host: &Host) -> Bare {
     let mut command = own(&["initialise"]);
     command.arg(host.library()).envs(host.env());
     started(command)
 }
 
-/// Runs that program.
+/// Initialises NVML, and waits.
 pub(crate) fn initialise(arguments: &[String]) {
     let library = arguments.first().expect("a library");
     let _nvml = nvml_wrapper::Nvml::builder().lib_path(library.as_ref()).init().expect("NVML");

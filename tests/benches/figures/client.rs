@@ -1,4 +1,4 @@
-//! A plain HTTP client on one persistent connection, as any user of the host can open it.
+//! A plain HTTP client on one persistent connection, which every user of the host can open.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -9,7 +9,7 @@ use std::{
 
 use nix::unistd::{Gid, Uid, getegid, geteuid, setegid, seteuid};
 
-/// A uid and gid that own nothing.
+/// A uid and gid that own no files.
 pub(crate) const NOBODY: u32 = 65534;
 
 /// A connection.
@@ -23,9 +23,9 @@ impl Client {
         Ok(Self(BufReader::with_capacity(256 << 10, stream)))
     }
 
-    /// Connects as another user; the server reads the credentials at that moment. Only root can do that; other
-    /// users connect as themselves. Do not call it from two threads at once: the process has one effective
-    /// user.
+    /// Connects as another user. The server reads the credentials when the client connects. Only root can do this;
+    /// other users connect as themselves. Two threads must not call it at the same time, because the process has one
+    /// effective user.
     pub(crate) fn connect_as(uid: u32, socket: &Path) -> io::Result<Self> {
         if !geteuid().is_root() {
             return Self::connect(socket);
@@ -39,7 +39,7 @@ impl Client {
         client
     }
 
-    /// Sends a request and reads the whole answer: status, body, seconds.
+    /// Sends a request and reads the whole answer. Returns status, body and seconds.
     pub(crate) fn ask(&mut self, method: &str, path: &str, body: &str) -> io::Result<(u16, Vec<u8>, f64)> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: gpush\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -67,7 +67,7 @@ impl Client {
         Ok((status, answer, asked.elapsed().as_secs_f64()))
     }
 
-    /// Returns the seconds of a request whose answer must have `status`.
+    /// Sends a request whose answer must have `status`. Returns the seconds.
     ///
     /// # Panics
     /// If the answer has another status.

@@ -7,7 +7,7 @@ use gpush_tests::{
     host::{Host, program},
 };
 
-/// Starts an agent with its default config and log level.
+/// Starts an agent with the default config and log level.
 pub(crate) fn agent(host: &Host) -> Agent {
     Setup::on(host).env("GPUSH_LOG", "info").start()
 }

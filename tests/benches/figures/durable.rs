@@ -1,4 +1,4 @@
-//! Cost of a change beyond its driver calls: it is on disk before the answer.
+//! Cost of a change in addition to its driver calls: gpushd writes it to disk before it answers.
 
 use std::path::Path;
 
@@ -11,12 +11,12 @@ use crate::{
     report::{Report, median},
 };
 
-/// Changes of each kind.
+/// Number of changes of each kind.
 const CHANGES: usize = 500;
 
 const CORDON: &str = "/v1/gpus/0/cordon";
 
-/// A change writes one row about its object, one row of the audit trail, and the head of the journal.
+/// Tables that a change writes: one row about its object, one row of the audit trail, and the head of the journal.
 const TABLES: [&str; 3] = ["conditions", "audit", "head"];
 
 /// Opens a minimal database with durable commits.
@@ -31,7 +31,7 @@ fn plain(file: &Path) -> Connection {
     database
 }
 
-/// Measures changes and equivalent plain commits, alternating.
+/// Measures changes and equivalent plain commits in alternation.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");

@@ -6,20 +6,21 @@ use gpush_tests::{agent::Agent, host::Host};
 
 use crate::{bare, ctl, report::Report};
 
-/// Idle time: longer than the interval of the slow poll.
+/// Idle time, longer than the interval of the slow poll.
 const IDLE: Duration = Duration::from_secs(70);
 
-/// Idle time of an agent without a slow poll.
+/// Idle time of an agent without the slow poll.
 const SILENT: Duration = Duration::from_secs(20);
 
-/// Returns the driver calls of an agent without a slow poll, when idle and during one request for all GPUs.
+/// Returns the number of driver calls of an agent without the slow poll: when idle, and during one request for all
+/// GPUs.
 fn calls() -> (u64, u64) {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
     assert_eq!(agent.gpus().len(), 8);
-    // The work of the start is over when no reading is stale.
+    // The work at start is done when no reading is stale.
     agent.settle_reads();
-    // A rule that never fires counts the calls that match it.
+    // A rule that never fires, but counts the calls that it matches.
     host.fault("nvml* --after 1000000000 --rc UNKNOWN");
     std::thread::sleep(SILENT);
     let counted = || {
@@ -32,7 +33,7 @@ fn calls() -> (u64, u64) {
     (silent, counted() - silent)
 }
 
-/// Returns the KiB of a line of /proc/PID/smaps_rollup.
+/// Returns the KiB in a line of /proc/PID/smaps_rollup.
 pub(crate) fn kib(pid: u32, line: &str) -> f64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("a process");
     let found = text.lines().find_map(|candidate| candidate.strip_prefix(line));
@@ -40,7 +41,7 @@ pub(crate) fn kib(pid: u32, line: &str) -> f64 {
     number.parse().expect("a number")
 }
 
-/// Returns the processor seconds of all threads of a process.
+/// Returns the CPU seconds of all threads of a process.
 pub(crate) fn ran(pid: u32) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
     let nanoseconds = tasks.flatten().filter_map(|task| {
@@ -50,7 +51,7 @@ pub(crate) fn ran(pid: u32) -> f64 {
     nanoseconds.sum::<f64>() / 1e9
 }
 
-/// Returns the pid of its driver worker: the only child with the same program.
+/// Returns the pid of the agent's driver worker: the only child with the same program.
 pub(crate) fn worker(agent: &Agent) -> u32 {
     let parent = format!("PPid:\t{}", agent.pid());
     let is_child = |pid: &u32| {
@@ -63,13 +64,13 @@ pub(crate) fn worker(agent: &Agent) -> u32 {
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_child).expect("a worker")
 }
 
-/// Measures memory and processor time.
+/// Measures memory and CPU time.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let bare = bare::initialised(&host);
     let agent = ctl::agent(&host);
     ctl::must(&host, &agent, &["mig", "apply", "--gpu", "all", "--layout", "1g.10gb*7"]);
-    // As after some time of work.
+    // The agent must have worked for some time.
     for _ in 0..100 {
         assert_eq!(agent.gpus().len(), 8);
     }

@@ -1,4 +1,4 @@
-//! Durations of commands for other GPUs while the reading of one hangs.
+//! Durations of commands for other GPUs while the reading of one GPU hangs.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use gpush_tests::hung_gpu::{Compared, compare};
 
 use crate::report::Report;
 
-/// Runs of each command in each condition.
+/// Number of runs of each command in each condition.
 const ROUNDS: usize = 15;
 
-/// Compares each command with and without the hung GPU.
+/// Compares each command with and without a GPU that hangs.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "One GPU hangs",

@@ -1,5 +1,5 @@
-//! Cost of leases: a grant, many at once, a grant that creates a MIG device, `gpushctl run`, a release, and a long
-//! history.
+//! Cost of leases: a grant, many concurrent grants, a grant that creates a MIG device, `gpushctl run`, a release, and
+//! a long history.
 
 use std::{
     process::{Command, Stdio},
@@ -19,24 +19,24 @@ use crate::{
     report::{Report, median, percentile},
 };
 
-/// GPU 0 has replicas for many leases, GPU 1 is leased as a whole.
+/// GPU 0 has replicas for many leases. GPU 1 is leased as a whole.
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n\
                       [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
 
 const REPLICA: &str = r#"{"share": {"kind": "timeslice"}}"#;
 
-/// Grants of each kind.
+/// Number of grants of each kind.
 const GRANTS: usize = 300;
-/// Clients at once.
+/// Number of concurrent clients.
 const CLIENTS: usize = 32;
-/// Rounds in which each of them gets a lease.
+/// Number of rounds. Each client gets one lease per round.
 const ROUNDS: usize = 20;
-/// Dynamic grants, commands, and releases.
+/// Number of dynamic grants, commands, and releases.
 const FEW: usize = 20;
-/// Ended leases in the long history.
+/// Number of ended leases in the long history.
 const HISTORY: usize = 10_000;
 
-/// A grant writes a lease, its number, one row of the audit trail, and the head of the journal.
+/// Tables that a grant writes: a lease, its number, one row of the audit trail, and the head of the journal.
 const TABLES: [&str; 4] = ["leases", "facts", "audit", "head"];
 
 /// A minimal database with durable commits.
@@ -67,7 +67,7 @@ impl Plain {
     }
 }
 
-/// Requests a lease: its id, and the seconds.
+/// Requests a lease. Returns its id and the seconds.
 fn grant(client: &mut Client, body: &str) -> (String, f64) {
     let (status, answer, took) = client.ask("POST", "/v1/leases", body).expect("an answer");
     assert_eq!(status, 200, "{}", String::from_utf8_lossy(&answer));
@@ -79,7 +79,7 @@ fn release(client: &mut Client, id: &str) {
     client.timed("POST", &format!("/v1/leases/{id}/release"), "{}", 200);
 }
 
-/// Seconds of [`GRANTS`] grants, each released before the next.
+/// Returns the seconds of [`GRANTS`] grants, each released before the next.
 fn grants(client: &mut Client, mut between: impl FnMut()) -> Vec<f64> {
     let one = |_| {
         between();
@@ -90,7 +90,7 @@ fn grants(client: &mut Client, mut between: impl FnMut()) -> Vec<f64> {
     (0..GRANTS).map(one).collect()
 }
 
-/// Grants a second when [`CLIENTS`] clients request one each at the same time.
+/// Returns the grants per second when [`CLIENTS`] clients request one lease each at the same time.
 fn rate(agent: &Agent, rounds: usize) -> f64 {
     let barrier = Barrier::new(CLIENTS);
     let took: Vec<f64> = thread::scope(|scope| {
@@ -112,7 +112,7 @@ fn rate(agent: &Agent, rounds: usize) -> f64 {
     grants / slowest
 }
 
-/// Requests a lease, and adds the time until all clients have theirs.
+/// Requests a lease, and adds the time until all clients have their lease.
 fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f64) {
     let begun = Instant::now();
     let granted = grant(client, REPLICA);
@@ -121,7 +121,8 @@ fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f
     granted
 }
 
-/// Seconds of a grant that creates a MIG device, and of the same two driver calls alone, with latencies as on hardware.
+/// Returns the seconds of a grant that creates a MIG device, and of the same two driver calls alone. Latencies are as
+/// on hardware.
 fn dynamic() -> (f64, f64) {
     let toml = "latencies = true\n\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
     let (host, direct) = (Host::up(toml), Host::up(toml));
@@ -139,7 +140,7 @@ fn dynamic() -> (f64, f64) {
             ids.push(id);
         }
         ids.iter().for_each(|id| release(&mut client, id));
-        // The devices go, so that the next round creates them again.
+        // Remove the devices, so that the next round creates them again.
         let whole = grant(&mut client, r#"{"share": {"kind": "mig_profile", "profile": "7g.80gb"}}"#).0;
         release(&mut client, &whole);
     }
@@ -162,7 +163,8 @@ fn dynamic() -> (f64, f64) {
     (median(ours), alone)
 }
 
-/// Seconds of `true`, of `gpushctl run -- true`, and from its end to the next grant of the same capacity.
+/// Returns the seconds of `true`, of `gpushctl run -- true`, and from the end of the command to the next grant of the
+/// same capacity.
 fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     let mut client = Client::connect(agent.socket()).expect("a connection");
     let (mut bare, mut run, mut free) = (Vec::new(), Vec::new(), Vec::new());
@@ -173,7 +175,7 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
         let begun = Instant::now();
         ctl::must(host, agent, &["run", "--whole", "--", "true"]);
         run.push(begun.elapsed().as_secs_f64());
-        // A request without `wait` waits for a lease whose process has ended.
+        // A request without `wait` waits only for a lease whose process has ended.
         let begun = Instant::now();
         let (id, _) = grant(&mut client, r#"{"share": {"kind": "whole"}}"#);
         free.push(begun.elapsed().as_secs_f64());
@@ -182,7 +184,7 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     (median(bare), median(run), free)
 }
 
-/// Measures everything.
+/// Measures the cost of leases.
 pub(crate) fn run() -> Report {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n");
     let agent = Agent::start_public(&host, CONFIG);

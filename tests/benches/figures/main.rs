@@ -1,7 +1,7 @@
-//! The figures of docs/benchmarks.md that are measured through the real programs.
+//! The measurements in docs/benchmarks.md that use the real programs.
 //!
-//! `cargo xtask bench` runs this program once for each report. It compares ratios and counts within one run,
-//! never times with those of another machine.
+//! `cargo xtask bench` runs this program once for each report. It compares ratios and counts within one run. It never
+//! compares times with those of another machine.
 
 mod apply;
 mod bare;
@@ -22,7 +22,7 @@ mod speed;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // `cargo bench` appends its own `--bench`.
+    // `cargo bench` appends `--bench`.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     match arguments.first().map(String::as_str) {
         Some("apply") => apply::run().print(),

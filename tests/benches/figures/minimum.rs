@@ -1,7 +1,7 @@
-//! The fewest instances to destroy and create for a layout, by exhaustive search.
+//! The minimum number of instances to destroy and create for a layout, by exhaustive search.
 //!
-//! It deliberately shares no code and no optimisation with the planner: it keeps every subset of the existing
-//! instances in turn, and tries every placement of the rest. Both use the same figures of GPU models, but
+//! It intentionally shares no code and no optimisation with the planner. It keeps every subset of the existing
+//! instances in turn, and tries every placement of the others. Both use the same geometry data of GPU models, but
 //! separate rules.
 
 use gpush_geometry::{GpuProfile, Model};
@@ -17,17 +17,17 @@ pub(crate) struct Instance {
     pub(crate) busy: bool,
 }
 
-/// GPU instances to destroy and to create. Each has one compute instance here, so compute instances have the
-/// same numbers.
+/// Number of GPU instances to destroy and to create. In this bench, each has one compute instance, so the numbers of
+/// compute instances are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Minimum {
-    /// Destroys.
+    /// To destroy.
     pub(crate) destroys: usize,
-    /// Creates.
+    /// To create.
     pub(crate) creates: usize,
 }
 
-/// Returns the minimum, or `None` when the layout is not reachable without destroying a busy instance.
+/// Returns the minimum, or `None` if the layout cannot be reached without destroying a busy instance.
 pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> Option<Minimum> {
     let mut best: Option<usize> = None;
     for keep in 0..1_u32 << standing.len() {
@@ -47,7 +47,7 @@ pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> 
     best.map(|kept| Minimum { destroys: standing.len() - kept, creates: wanted.len() - kept })
 }
 
-/// Returns the requested profiles that are missing from `kept`; `None` if `kept` has one that was not
+/// Returns the requested profiles that are missing from `kept`. Returns `None` if `kept` has a profile that was not
 /// requested.
 fn without<'a>(wanted: &[&'a str], kept: &[&Instance]) -> Option<Vec<&'a str>> {
     let mut missing = wanted.to_vec();
@@ -77,7 +77,7 @@ fn place<'a>(model: &'a Model, placed: &mut Vec<(&'a GpuProfile, u8)>, missing: 
     false
 }
 
-/// Returns whether the last placed instance is compatible with the others.
+/// Returns whether the instance that was placed last is compatible with the others.
 fn stands(model: &Model, placed: &[(&GpuProfile, u8)], start: u8, size: u8) -> bool {
     let Some(((newest, _), others)) = placed.split_last() else { return true };
     let apart = others.iter().all(|(other, at)| {

@@ -1,4 +1,4 @@
-//! Cost of MPS daemons for the agent, and its delay in noticing their changes.
+//! Cost of MPS daemons for the agent, and the delay until it notices their changes.
 
 use std::{
     fs,
@@ -27,13 +27,13 @@ const SHARED: &str = "[[gpu]]\nmatch = [\"0-7\"]\nmode = \"mig\"\nlayout = [\"1g
                       [[gpu]]\nmatch = [\"8-15\"]\nmode = \"mps\"\n";
 const TARGETS: usize = 64;
 
-/// Whole GPUs among them, each with a server and a client.
+/// Number of whole GPUs among the targets. Each has a server and a client.
 const COMPUTING: usize = 8;
 
 /// Number of measurements of each time.
 const TIMES: usize = 20;
 
-/// Idle time: several health checks of each daemon.
+/// Idle time, with several health checks of each daemon.
 const IDLE: Duration = Duration::from_secs(70);
 
 fn milliseconds(mut times: Vec<Duration>) -> (f64, f64) {
@@ -63,7 +63,7 @@ fn own_first_answer(host: &Host, control: &Path) -> Duration {
     took
 }
 
-/// Measured times of one daemon.
+/// Times measured for one daemon.
 #[derive(Default)]
 struct Times {
     own: Vec<Duration>,
@@ -101,7 +101,7 @@ impl Times {
         assert_eq!(act(agent, "0", "start", &json!({})).status, 200);
         until(|| daemon(agent, "0").state == MpsState::Ready);
         self.starts.push(began.elapsed());
-        // Long enough for earlier failures to expire.
+        // Earlier failures expire in this time.
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(act(agent, "0", "restart", &json!({})).status, 200);
         let pid = reaches(agent, "0", MpsState::Ready).pid.expect("a pid");
@@ -148,7 +148,7 @@ impl Times {
     }
 }
 
-/// Polls about every millisecond until `is` holds. Returns the elapsed time.
+/// Polls about every millisecond until `is` returns true. Returns the elapsed time.
 fn until(is: impl Fn() -> bool) -> Duration {
     let began = Instant::now();
     while !is() {
@@ -157,7 +157,7 @@ fn until(is: impl Fn() -> bool) -> Duration {
     began.elapsed()
 }
 
-/// Measures times of one daemon, and memory and processor time of many.
+/// Measures times of one daemon, and memory and CPU time of many.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "MPS daemons",

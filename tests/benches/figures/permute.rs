@@ -1,11 +1,11 @@
 //! The reference for comparisons: permute and retry.
 //!
-//! Earlier tools, mig-parted among them, work so: destroy every instance, create the requested ones in some
-//! order and leave each placement to the driver; when one does not fit, destroy the new ones and try the next
-//! order. This code was written from that description, and runs as its own process on the same simulated
-//! driver.
+//! Earlier tools work this way, among them mig-parted. They destroy every instance, then create the requested
+//! instances in some order, and let the driver choose each placement. If one does not fit, they destroy the new
+//! instances and try the next order. This code was written from that description. It runs as a separate process on
+//! the same simulated driver.
 
-#![allow(unsafe_code)] // It calls NVML's C functions for instances, which no safe crate offers without placement.
+#![allow(unsafe_code)] // Calls NVML's C functions for instances: no safe crate creates them without a placement.
 
 use std::{ffi::c_uint, path::Path, ptr};
 
@@ -18,7 +18,7 @@ pub(crate) struct Stuck(pub(crate) String);
 /// A requested instance, with the one compute instance that occupies all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
-    /// Position of its profile's first mention: the first order to try is the written one.
+    /// Position at which its profile is mentioned first. The first order to try is the written one.
     pub(crate) rank: usize,
     /// GPU instance profile id.
     pub(crate) gpu_profile: c_uint,
@@ -29,7 +29,7 @@ pub(crate) struct Wanted {
 /// Creates the requested instances on GPU `index`, in the first order in which the driver accepts them.
 ///
 /// # Errors
-/// When an instance cannot be destroyed, or no order works.
+/// If an instance cannot be destroyed, or no order works.
 pub(crate) fn apply(library: &Path, index: c_uint, known: &[Wanted], wanted: &[Wanted]) -> Result<(), Stuck> {
     let nvml = Nvml::open(library, index)?;
     nvml.clear(known)?;
@@ -46,7 +46,7 @@ pub(crate) fn apply(library: &Path, index: c_uint, known: &[Wanted], wanted: &[W
     }
 }
 
-/// Changes to the next distinct order, or returns false after the last.
+/// Changes to the next distinct order. Returns false after the last one.
 fn next_permutation(order: &mut [Wanted]) -> bool {
     let Some(i) = (1..order.len()).rev().find(|&i| order[i - 1] < order[i]) else { return false };
     let Some(j) = (i..order.len()).rev().find(|&j| order[j] > order[i - 1]) else { return false };
@@ -77,8 +77,8 @@ impl Nvml {
     fn create_all(&self, order: &[Wanted]) -> Result<(), Stuck> {
         for wanted in order {
             let (mut instance, mut compute) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: the device handle is the library's; both out-pointers outlive their call,
-            // and the instance handle is used only after the call that wrote it succeeded.
+            // SAFETY: the device handle comes from the library, and both out-pointers outlive their call. The
+            // instance handle is used only after the call that wrote it succeeded.
             unsafe {
                 let made = self.lib.nvmlDeviceCreateGpuInstance(self.device, wanted.gpu_profile, &raw mut instance);
                 check("nvmlDeviceCreateGpuInstance", made)?;
@@ -135,12 +135,12 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: pairs with the init in `open`. Its result no longer matters.
+        // SAFETY: pairs with the init in `open`. The result no longer matters.
         let _ = unsafe { self.lib.nvmlShutdown() };
     }
 }
 
-/// Upper limit for instances of one kind on one GPU or in one GPU instance.
+/// Maximum number of instances of one kind on one GPU or in one GPU instance.
 const MOST: usize = 16;
 
 fn check(what: &str, code: nvmlReturn_t) -> Result<(), Stuck> {

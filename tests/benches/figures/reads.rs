@@ -16,13 +16,13 @@ use crate::{
 };
 
 const PATH: &str = "/v1/gpus";
-/// Concurrent clients, their number of users, and requests of each client.
+/// Number of concurrent clients, of their users, and of requests of each client.
 const CLIENTS: (usize, usize, usize) = (200, 10, 5);
 /// Duration of the hanging driver call; the agent's deadline is longer.
 const HANG: Duration = Duration::from_secs(10);
 const CONFIG: &str = "[driver]\nread_ms = 15000\n";
 
-/// Requests the GPUs and the static answer alternately while `go_on` returns true. Returns the seconds of each
+/// Requests the GPUs and the static answer in alternation while `go_on` returns true. Returns the seconds of each
 /// answer.
 fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool) -> (Vec<f64>, Vec<f64>) {
     let mut times = (Vec::new(), Vec::new());
@@ -37,7 +37,7 @@ fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool)
 fn many(socket: &Path) -> (Vec<f64>, usize) {
     let (clients, users, requests) = CLIENTS;
     let users: Vec<u32> = (0..users).map(|user| NOBODY - u32::try_from(user).expect("a few")).collect();
-    // Connected one after the other, because the process has only one effective user.
+    // Clients connect one after the other, because the process has only one effective user.
     let clients: Vec<Client> =
         (0..clients).map(|at| Client::connect_as(users[at % users.len()], socket).expect("a connection")).collect();
     let start = Barrier::new(clients.len());
@@ -72,7 +72,7 @@ fn hangs(agent: &Agent) {
     }
 }
 
-/// Measures reads compared with a static answer.
+/// Measures reads, and compares them with a static answer.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, CONFIG);
@@ -83,7 +83,7 @@ pub(crate) fn run() -> Report {
     let bare_socket = host.scratch("static.sock");
     let _server = bare::server(&bare_socket, body.len());
     let mut bare = Client::connect(&bare_socket).expect("a connection");
-    // Warm-up of both servers.
+    // Warms up both servers.
     by_turns(&mut ours, &mut bare, |done| done < 50);
     let begun = Instant::now();
     let calm = by_turns(&mut ours, &mut bare, |_| begun.elapsed() < HANG.mul_f64(0.9));

@@ -1,14 +1,14 @@
-//! Output of a bench: a table, and targets with their measurements. It is one JSON object on standard output;
-//! `cargo xtask bench` renders it.
+//! Output of a bench: a table, and targets with their measurements. It is one JSON object on standard output, which
+//! `cargo xtask bench` renders.
 
 use serde_json::{Value, json};
 
-/// One table with its targets.
+/// A table with its targets.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     /// Heading.
     pub(crate) title: String,
-    /// Method of the measurement, in one or two sentences.
+    /// How it was measured, in one or two sentences.
     pub(crate) note: String,
     /// Column heads.
     pub(crate) columns: Vec<String>,
@@ -29,7 +29,7 @@ impl Report {
         self.targets.push(json!({ "what": what, "wanted": wanted, "measured": measured, "met": met }));
     }
 
-    /// Prints it on standard output.
+    /// Prints the report to standard output.
     pub(crate) fn print(&self) {
         let Self { title, note, columns, rows, targets } = self;
         println!("{}", json!({ "title": title, "note": note, "columns": columns, "rows": rows, "targets": targets }));
@@ -41,7 +41,7 @@ pub(crate) fn median(values: Vec<f64>) -> f64 {
     percentile(values, 0.5)
 }
 
-/// Returns the value below which a share of the measurements lies.
+/// Returns the value below which a fraction of the measurements lies.
 pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]

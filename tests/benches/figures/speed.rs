@@ -12,9 +12,9 @@ use crate::{
     report::{Report, median},
 };
 
-/// Starts of the agent.
+/// Number of starts of the agent.
 const STARTS: usize = 15;
-/// Runs of each command.
+/// Number of runs of each command.
 const RUNS: usize = 101;
 
 /// Measures the time from start to ready, on a host with eight GPUs.
@@ -48,7 +48,7 @@ pub(crate) fn start() -> Report {
     report
 }
 
-/// Measures `gpushctl status` and `/bin/true`, alternating.
+/// Measures `gpushctl status` and `/bin/true` in alternation.
 pub(crate) fn status() -> Report {
     let host = Host::up("dgx-a100");
     let agent = ctl::agent(&host);

@@ -8,7 +8,7 @@ use serde_json::Value;
 pub struct Answer {
     /// Status code.
     pub status: u16,
-    /// Head, status line included.
+    /// Head, including the status line.
     pub head: String,
     /// Body.
     pub body: Vec<u8>,
@@ -28,7 +28,7 @@ impl Answer {
     /// Returns the body as an API error.
     ///
     /// # Panics
-    /// If it is not one.
+    /// If it is not an API error.
     #[must_use]
     pub fn error(&self) -> ApiError {
         assert!(self.status >= 400, "not an error: {} {}", self.head, String::from_utf8_lossy(&self.body));

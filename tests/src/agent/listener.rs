@@ -1,4 +1,4 @@
-//! A client of the event stream without a library: its exact bytes are under test.
+//! A client of the event stream, without a library because the tests check the exact bytes.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -14,16 +14,15 @@ use super::{Agent, PATIENCE};
 #[derive(Debug)]
 pub struct Listener {
     stream: BufReader<UnixStream>,
-    /// The last id received, also without an event.
+    /// The last id received, even if no event came with it.
     pub place: String,
 }
 
 impl Agent {
-    /// Listens with these parameters (`?kinds=gpu`, or nothing), starting after the event `last` if it is
-    /// given.
+    /// Listens with these parameters (`?kinds=gpu`, or none). Starts after the event `last`, if given.
     ///
     /// # Panics
-    /// If the agent refuses.
+    /// If gpushd refuses.
     #[must_use]
     pub fn listen(&self, parameters: &str, last: Option<&str>) -> Listener {
         let mut stream = self.connect();
@@ -34,7 +33,7 @@ impl Agent {
         let status = listener.line().expect("an answer");
         assert!(status.starts_with("HTTP/1.1 200 "), "{status}");
         while !listener.line().expect("a head").is_empty() {}
-        // The first piece names the position at which the stream begins: from there no event is missed.
+        // The first message names the position at which the stream begins. From there, no event is missed.
         assert_eq!(listener.piece().expect("a place"), None);
         listener
     }
@@ -47,8 +46,8 @@ impl Listener {
         (read > 0).then(|| line.trim_end().to_owned())
     }
 
-    /// Returns the next piece of the stream, with an event or without; `None` when the stream has ended. It
-    /// skips the lengths of HTTP chunks, which resemble no line of an event.
+    /// Returns the next message of the stream, with or without an event; `None` at the end of the stream. Skips the
+    /// lengths of HTTP chunks, which do not look like a line of an event.
     fn piece(&mut self) -> Option<Option<Event>> {
         let mut event = None;
         let mut begun = false;
@@ -71,7 +70,7 @@ impl Listener {
         }
     }
 
-    /// Returns the next event; `None` when the stream has ended.
+    /// Returns the next event; `None` at the end of the stream.
     pub fn event(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.piece()? {
@@ -80,10 +79,11 @@ impl Listener {
         }
     }
 
-    /// Returns the events up to and including the first that satisfies `is`.
+    /// Returns the events up to and including the first for which `is` returns true.
     ///
     /// # Panics
-    /// If the stream ends before that or takes too long: keep-alives prevent a read timeout.
+    /// If the stream ends before that, or takes too long. A read timeout cannot detect that, because gpushd sends
+    /// keep-alives.
     pub fn until(&mut self, is: impl Fn(&Event) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
         let until = Instant::now() + PATIENCE;
@@ -107,7 +107,7 @@ impl Listener {
     /// Returns the next event of a kind.
     ///
     /// # Panics
-    /// When the stream ends before.
+    /// If the stream ends before.
     pub fn next_of(&mut self, kind: EventKind) -> Event {
         self.until(|event| event.what.kind() == kind).pop().expect("at least one")
     }
@@ -130,10 +130,10 @@ pub fn state(event: &Event) -> Option<(&str, OperationState)> {
     }
 }
 
-/// Returns the number of an event since the agent's start.
+/// Returns the sequence number of an event since the start of gpushd.
 ///
 /// # Panics
-/// When its id has none.
+/// If its id has no number.
 #[must_use]
 pub fn number(event: &Event) -> u64 {
     event.id.rsplit_once('-').and_then(|(_, number)| number.parse().ok()).expect("a number")

@@ -1,8 +1,7 @@
 //! A `gpushd` under test: the real program on a simulated host, used through its socket.
 //!
-//! The harness acts as the service manager: the agent counts as started when it sends its ready notification.
-//! No wait depends on a fixed time. Requests are plain bytes on the socket, so that the tests see what any HTTP
-//! client would see.
+//! The harness acts as the service manager: gpushd has started when it sends its ready notification. No wait depends
+//! on a fixed time. Requests are plain bytes on the socket, so the tests see what any HTTP client would see.
 
 mod answer;
 mod listener;
@@ -38,7 +37,7 @@ pub use self::{
 };
 use crate::host::Host;
 
-/// Time limit for anything in a test. It is generous, because the machine may be busy.
+/// Time limit for every wait in a test. It is long, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running agent. Dropping it kills it.
@@ -71,8 +70,8 @@ impl Agent {
         Setup::on(host).config(config).start()
     }
 
-    /// Starts an agent on a host whose previous agent has ended, in another second. Times of the API have no fraction,
-    /// so no operation of the previous agent seems to be one of this agent.
+    /// Starts gpushd again on a host whose previous gpushd has ended, in a later second. Times of the API have no
+    /// fraction of a second. So no operation of the previous gpushd seems to belong to this one.
     #[must_use]
     pub fn start_again(host: &Host, config: &str) -> Self {
         let into_second = jiff::Timestamp::now().as_millisecond().rem_euclid(1000).unsigned_abs();
@@ -80,7 +79,7 @@ impl Agent {
         Self::start(host, config)
     }
 
-    /// Starts an agent on a socket that other users can reach, in a directory that is open to all.
+    /// Starts gpushd on a socket that other users can reach, in a directory that is open to all.
     #[must_use]
     pub fn start_public(host: &Host, config: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("gpush-socket-").tempdir().expect("a temporary directory");
@@ -90,54 +89,54 @@ impl Agent {
         agent
     }
 
-    /// Returns its pid.
+    /// Returns the pid of gpushd.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Returns the path of its socket.
+    /// Returns the path of the socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Returns what the log file contains. gpushd writes a line after the event that the line reports, so a test that
-    /// expects a line calls [`Agent::wait_for_log`].
+    /// Returns the content of the log file. gpushd writes a line after the event that the line reports. So a test
+    /// that expects a line calls [`Agent::wait_for_log`].
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Replaces its config file, without a reload.
+    /// Replaces the config file, without a reload.
     ///
     /// # Panics
-    /// When the file can't be written.
+    /// If the file cannot be written.
     pub fn write_config(&self, text: impl AsRef<[u8]>) {
         std::fs::write(&self.config, text).expect("the config can be written");
     }
 
-    /// Writes another config and reloads it.
+    /// Replaces the config file and reloads it.
     ///
     /// # Panics
-    /// When it refuses it.
+    /// If gpushd refuses the config.
     pub fn reload(&self, config: impl AsRef<[u8]>) {
         self.write_config(config);
         let answer = self.post("/v1/config/reload", &serde_json::json!({}));
         assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
     }
 
-    /// Waits until it sends the service manager this line.
+    /// Waits until gpushd sends the service manager this line.
     ///
     /// # Panics
-    /// When it ends before, or nothing comes.
+    /// If gpushd ends before that, or does not send the line in time.
     pub fn wait_for(&mut self, line: &str) {
         if let Err(status) = self.says(line) {
             panic!("gpushd ended ({status}) before it said {line}:\n{}", self.log());
         }
     }
 
-    /// Waits for this line. Returns the exit status if it ends first.
+    /// Waits for this line. Returns the exit status if gpushd ends first.
     fn says(&mut self, line: &str) -> Result<(), ExitStatus> {
         let until = Instant::now() + PATIENCE;
         self.notify.set_read_timeout(Some(Duration::from_millis(20))).expect("a timeout can be set");
@@ -155,16 +154,16 @@ impl Agent {
         }
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to gpushd.
     ///
     /// # Panics
-    /// When it is gone.
+    /// If gpushd has ended.
     pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).expect("a pid");
         kill(Pid::from_raw(pid), signal).expect("gpushd can be signalled");
     }
 
-    /// Returns whether it has ended.
+    /// Returns whether gpushd has ended.
     ///
     /// # Panics
     /// If the process status cannot be read.
@@ -172,15 +171,15 @@ impl Agent {
         self.child.try_wait().expect("a child can be waited for").is_some()
     }
 
-    /// Waits until it ends.
+    /// Waits until gpushd ends.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not end in time.
     pub fn wait(&mut self) -> ExitStatus {
         wait(&mut self.child)
     }
 
-    /// Sends SIGTERM and waits until it has ended.
+    /// Sends SIGTERM and waits until gpushd has ended.
     ///
     /// # Panics
     /// If it ends with an error.
@@ -193,7 +192,7 @@ impl Agent {
     /// Sends SIGKILL.
     ///
     /// # Panics
-    /// When it is gone already.
+    /// If gpushd has ended already.
     pub fn kill(mut self) {
         self.signal(Signal::SIGKILL);
         assert_eq!(self.wait().signal(), Some(9));
@@ -209,14 +208,14 @@ impl Agent {
     }
 
     fn exchange(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
-        // It may answer and close before it has read everything.
+        // gpushd may answer and close the connection before it has read everything.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         answer
     }
 
-    /// As [`Agent::raw`], for an agent that may die: returns `None` if no connection is possible.
+    /// As [`Agent::raw`], for a gpushd that may die. Returns `None` if no connection is possible.
     #[must_use]
     pub fn try_raw(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let stream = UnixStream::connect(&self.socket).ok()?;
@@ -224,10 +223,10 @@ impl Agent {
         Some(Self::exchange(stream, bytes))
     }
 
-    /// Follows an operation to its end, in an agent that may die. Returns `None` if it has died.
+    /// Follows an operation to its end, in a gpushd that may die. Returns `None` if gpushd has died.
     ///
     /// # Panics
-    /// If neither the operation nor the agent ends.
+    /// If neither the operation nor gpushd ends.
     pub fn outlives(&mut self, id: &str) -> Option<Operation> {
         let until = Instant::now() + PATIENCE;
         let request =
@@ -245,10 +244,10 @@ impl Agent {
         }
     }
 
-    /// Opens a connection to it.
+    /// Connects to the socket.
     ///
     /// # Panics
-    /// If that fails.
+    /// If the connection fails.
     #[must_use]
     pub fn connect(&self) -> UnixStream {
         self.connect_at(&self.socket)
@@ -323,7 +322,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // SIGKILL: a failing test must not wait for an operation that hangs.
+        // SIGKILL, because a failing test must not wait for an operation that hangs.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

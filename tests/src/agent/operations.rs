@@ -1,4 +1,4 @@
-//! Operations of a gpushd under test: started, followed, cancelled.
+//! Operations of a gpushd under test: start, follow, cancel.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Agent, Answer, PATIENCE};
 
 impl Agent {
-    /// Requests entries on GPUs. Returns the operation at its start, or the refusal.
+    /// Requests entries on GPUs. Returns the new operation, or the error.
     pub fn begin(&self, gpus: &[&str], entries: &[&str]) -> Result<Operation, ApiError> {
         self.begin_with(&json!({ "selectors": gpus, "layout_source": { "entries": entries } }))
     }
@@ -16,10 +16,10 @@ impl Agent {
     /// Sends the body as an apply request.
     ///
     /// # Errors
-    /// The refusal.
+    /// The API error, if gpushd refuses the request.
     ///
     /// # Panics
-    /// When the answer is neither.
+    /// If the answer is neither an operation nor an API error.
     pub fn begin_with(&self, body: &Value) -> Result<Operation, ApiError> {
         let answer = self.post("/v1/mig/apply", body);
         if answer.status == 202 {
@@ -28,7 +28,7 @@ impl Agent {
         Err(answer.error())
     }
 
-    /// Returns the present state of an operation.
+    /// Returns the current state of an operation.
     ///
     /// # Panics
     /// If no operation has that id.
@@ -37,10 +37,10 @@ impl Agent {
         serde_json::from_value(self.get(&format!("/v1/operations/{id}")).json()).expect("an operation")
     }
 
-    /// Follows an operation until it satisfies `is`.
+    /// Follows an operation until `is` returns true.
     ///
     /// # Panics
-    /// When it ends before, or that takes too long.
+    /// If it ends before, or that takes too long.
     #[must_use]
     pub fn follow_until(&self, mut operation: Operation, is: impl Fn(&Operation) -> bool) -> Operation {
         let until = Instant::now() + PATIENCE;
@@ -61,7 +61,7 @@ impl Agent {
     /// Follows an operation to its end.
     ///
     /// # Panics
-    /// When it does not end.
+    /// If it does not end in time.
     #[must_use]
     pub fn follow(&self, mut operation: Operation) -> Operation {
         let until = Instant::now() + PATIENCE * 2;
@@ -73,10 +73,10 @@ impl Agent {
         operation
     }
 
-    /// Requests entries on GPUs and follows the operation to its end.
+    /// Requests entries on GPUs, and follows the operation to its end.
     ///
     /// # Panics
-    /// When it is refused.
+    /// If gpushd refuses the request.
     #[must_use]
     pub fn apply(&self, gpus: &[&str], entries: &[&str]) -> Operation {
         match self.begin(gpus, entries) {
@@ -88,7 +88,7 @@ impl Agent {
     /// As [`Agent::apply`], without creating an override.
     ///
     /// # Panics
-    /// When it is refused.
+    /// If gpushd refuses the request.
     #[must_use]
     pub fn apply_once(&self, gpus: &[&str], entries: &[&str]) -> Operation {
         match self.begin_with(&json!({ "selectors": gpus, "layout_source": { "entries": entries }, "once": true })) {
@@ -97,10 +97,10 @@ impl Agent {
         }
     }
 
-    /// Waits until no operation is running. Returns all operations of this agent, oldest first.
+    /// Waits until no operation is running. Returns all operations of this gpushd, oldest first.
     ///
     /// # Panics
-    /// When one does not end.
+    /// If an operation does not end in time.
     #[must_use]
     pub fn settle(&self) -> Vec<Operation> {
         let all: Vec<OperationSummary> =

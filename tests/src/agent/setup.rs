@@ -1,4 +1,4 @@
-//! Start of an agent under test: its config, environment, descriptors, and the program that starts it.
+//! Start of a gpushd under test: its config, environment, descriptors, and the program that starts it.
 
 use std::{
     os::{fd::OwnedFd, unix::net::UnixDatagram},
@@ -9,7 +9,7 @@ use std::{
 use super::{Agent, wait};
 use crate::host::{Host, program};
 
-/// The settings with which an agent is started.
+/// The settings with which gpushd is started.
 #[derive(Debug)]
 pub struct Setup<'h> {
     host: &'h Host,
@@ -25,7 +25,7 @@ pub struct Setup<'h> {
 }
 
 impl<'h> Setup<'h> {
-    /// Prepares an agent on `host` without a config file.
+    /// Prepares gpushd on `host` without a config file.
     #[must_use]
     pub fn on(host: &'h Host) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Sets an environment variable, which replaces the host's own.
+    /// Sets an environment variable, which replaces that of the host.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
@@ -63,50 +63,51 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Gives the agent its own state directory, socket and config file, so that several can run on one host.
+    /// Sets a name for the state directory, the socket and the config file, so that several gpushd can run on one
+    /// host.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.name = name.to_owned();
         self
     }
 
-    /// Sets the path of its socket.
+    /// Sets the path of the socket.
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.socket = Some(path.into());
         self
     }
 
-    /// Places its admin socket at the default path, next to the first socket. Only one agent fits into a
-    /// directory then.
+    /// Puts the admin socket at its default path, next to the first socket. Then a directory has room for only one
+    /// gpushd.
     #[must_use]
     pub fn admin_beside(mut self) -> Self {
         self.admin_beside = true;
         self
     }
 
-    /// Starts it through another program, whose last arguments are gpushd and its arguments.
+    /// Starts gpushd through another program, whose last arguments are gpushd and its arguments.
     #[must_use]
     pub fn through(mut self, program: &[&str]) -> Self {
         self.through = program.iter().map(|word| (*word).to_owned()).collect();
         self
     }
 
-    /// Sets its standard input.
+    /// Sets the standard input.
     #[must_use]
     pub fn stdin(mut self, stdin: OwnedFd) -> Self {
         self.stdin = Some(stdin.into());
         self
     }
 
-    /// Sets its standard error, instead of a file.
+    /// Sets the standard error, instead of a file.
     #[must_use]
     pub fn stderr(mut self, stderr: OwnedFd) -> Self {
         self.stderr = Some(stderr.into());
         self
     }
 
-    /// Returns its state directory.
+    /// Returns the state directory.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
         self.host.scratch(&format!("{}.state", self.name))
@@ -153,29 +154,28 @@ impl<'h> Setup<'h> {
         (command, socket, config, log, listener)
     }
 
-    /// Starts it and waits until it is ready.
+    /// Starts gpushd and waits until it is ready.
     ///
     /// # Panics
-    /// If it ends instead; the panic shows its output.
+    /// If gpushd ends instead. The panic shows its output.
     #[must_use]
     pub fn start(self) -> Agent {
         self.spawn(None)
     }
 
-    /// Starts it and waits until it is ready on another socket than its default.
+    /// Starts gpushd and waits until it is ready, on a socket that is not the default one.
     ///
     /// # Panics
-    /// When it ends instead.
+    /// If gpushd ends instead.
     #[must_use]
     pub fn start_at(self, socket: &Path) -> Agent {
         self.spawn(Some(socket))
     }
 
-    /// Starts it and waits until it is ready or has ended. Returns the exit status and the output if it has
-    /// ended.
+    /// Starts gpushd and waits until it is ready.
     ///
     /// # Errors
-    /// When it ends.
+    /// The exit status and the output, if gpushd ends instead.
     pub fn try_start(mut self) -> Result<Agent, (ExitStatus, String)> {
         let mut agent = self.begin(None);
         match agent.says("READY=1") {
@@ -193,18 +193,18 @@ impl<'h> Setup<'h> {
     fn begin(&mut self, at: Option<&Path>) -> Agent {
         let (mut command, socket, config, log, notify) = self.command();
         let socket = at.map_or(socket, Path::to_owned);
-        // Times of the API have no fraction.
+        // Times of the API have no fraction of a second.
         let started = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second()).expect("a time");
         let child = command.spawn().expect("gpushd can be started");
-        // The command holds the descriptors that the child inherited; the other ends must see them close.
+        // The command has copies of the descriptors that the child inherited. The other ends must see them close.
         drop(command);
         Agent { child, socket, config, log, notify, started, _public: None }
     }
 
-    /// Starts it and waits until it ends by itself. Returns the exit status and the output.
+    /// Starts gpushd and waits until it ends by itself. Returns the exit status and the output.
     ///
     /// # Panics
-    /// If it cannot be started, or becomes ready.
+    /// If gpushd cannot be started, or becomes ready.
     #[must_use]
     pub fn refused(mut self) -> (ExitStatus, String) {
         let (mut command, _, _, log, notify) = self.command();
@@ -212,7 +212,7 @@ impl<'h> Setup<'h> {
         let status = wait(&mut child);
         notify.set_nonblocking(true).expect("a socket can be set");
         let mut buffer = [0; 4096];
-        // Another agent of that name may still send its status here.
+        // Another gpushd with this name may still send its status here.
         while let Ok(length) = notify.recv(&mut buffer) {
             assert!(!buffer[..length].starts_with(b"READY=1"), "it said that it was ready");
         }

@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use crate::host::Host;
 
-/// Returns the instances of a GPU as `gpush-sim` reports them: `3g.40gb@4[3g.40gb@0]`, in order of placement.
-/// The first element is the MIG mode if it is off.
+/// Returns the instances of a GPU as `gpush-sim` reports them: `3g.40gb@4[3g.40gb@0]`, in the order of placement. If
+/// MIG mode is off, the first element says so.
 ///
 /// # Panics
-/// When the host has no such GPU.
+/// If the host does not have this GPU.
 #[must_use]
 pub fn truth(host: &Host, gpu: usize) -> Vec<String> {
     let show = host.show();
@@ -39,7 +39,7 @@ pub fn truth(host: &Host, gpu: usize) -> Vec<String> {
 /// Returns the id of the GPU instance that starts at a memory slice.
 ///
 /// # Panics
-/// When there is none.
+/// If there is none.
 #[must_use]
 pub fn gi_at(host: &Host, gpu: usize, start: u64) -> u64 {
     let show = host.show();

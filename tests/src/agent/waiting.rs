@@ -1,14 +1,14 @@
-//! Waiting for changes in gpushd that it does not announce.
+//! Waits for changes in gpushd that it does not announce.
 
 use std::time::{Duration, Instant};
 
 use super::{Agent, PATIENCE};
 
 impl Agent {
-    /// Polls until `look` returns a value, for state without a revision to follow.
+    /// Polls until `look` returns a value. For state that has no revision to follow.
     ///
     /// # Panics
-    /// If it returns none within [`PATIENCE`].
+    /// If it returns no value within [`PATIENCE`].
     pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -16,21 +16,21 @@ impl Agent {
                 return found;
             }
             assert!(Instant::now() < until, "no {what}:\n{}", self.log());
-            // Continuous requests would take the agent's processor time.
+            // Requests without a pause would use up gpushd's CPU time.
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Polls until a condition holds, for state without a revision to follow.
+    /// Polls until a condition is true. For state that has no revision to follow.
     ///
     /// # Panics
-    /// If it does not hold within [`PATIENCE`].
+    /// If it does not become true within [`PATIENCE`].
     pub fn await_that(&self, what: &str, is_so: impl Fn() -> bool) {
         self.until(what, || is_so().then_some(()));
     }
 
-    /// Waits until the API no longer shows readings from before this call, after the hardware was changed
-    /// outside the agent.
+    /// Waits until the API no longer shows readings from before this call. For tests that changed the hardware
+    /// outside gpushd.
     ///
     /// # Panics
     /// If no newer reading arrives.

@@ -1,11 +1,11 @@
-//! Checks sharing through MPS on this host's first GPU, with its own gpushd and programs that compute.
-//! `tests/gpu/run` runs it; it changes no setting of the GPU.
+//! Checks sharing through MPS on this host's first GPU, with its own gpushd and programs that compute. It changes no
+//! setting of the GPU. `tests/gpu/run` runs it.
 //!
-//! `gpu_mps OUT CLIENT.py`: OUT receives `mps.json`, `mps.md` and the logs. gpushd and gpushctl come from the
+//! `gpu_mps OUT CLIENT.py` writes `mps.json`, `mps.md` and the logs to OUT. gpushd and gpushctl come from the
 //! directory of this program. It reads two environment variables:
-//! - `GPU_CLIENT`, the command of the clients instead of `python3 CLIENT.py`. If it is set, a simulated GPU is
-//!   accepted, because such a client may know one;
-//! - `GPU_SECONDS`, the duration of each measurement.
+//! - `GPU_CLIENT`: the command of the clients, instead of `python3 CLIENT.py`. If it is set, a simulated GPU is
+//!   accepted, because such a client may support one.
+//! - `GPU_SECONDS`: the duration of each measurement.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,13 +25,13 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Default duration of each measurement.
 const SECONDS: f64 = 5.0;
 
-/// Exit status after SIGINT or SIGTERM, as a shell reports it.
+/// Exit code after SIGINT or SIGTERM, as a shell reports it.
 const INTERRUPTED: u8 = 130;
 
 struct Arguments {
     out: PathBuf,
     client: Vec<String>,
-    /// The client is not the default one.
+    /// Whether the client is not the default one.
     other_client: bool,
     seconds: f64,
 }
@@ -86,7 +86,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Returns `None` when interrupted.
+/// Runs the checks. Returns `None` if interrupted.
 async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Result<Option<Report>, Stop> {
     let said = |error: std::io::Error| Stop::Failed(error.to_string());
     let ground = Ground::look(*other_client)?;
@@ -102,7 +102,7 @@ async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Re
         "MPS on GPU 0: {}, {} MiB, driver {}, CUDA {}",
         ground.name, ground.memory_mib, ground.driver, ground.cuda
     );
-    // Installed before any process is started.
+    // Install the handlers before any process is started.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(said)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(said)?;
     let mut service = Service::new(&ground, programs, client)?;
@@ -127,7 +127,7 @@ async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Re
     Ok(Some(report))
 }
 
-/// Runs the checks, after one client has shown that it can compute at all.
+/// Runs the checks, after one client has shown that it can compute.
 async fn carried_out(service: &mut Service, report: &mut Report) -> Result<(), Stop> {
     let came_up = match service.with(None, Work::NONE) {
         Ok(mut client) => client.ended().await.map(|_| ()),

@@ -1,6 +1,7 @@
-//! The checks. Each one starts with a serving daemon without clients, and leaves it in that state.
+//! The checks. Each check starts with a daemon that serves and has no clients, and leaves it in that state.
 //!
-//! They assert outcomes, and ratios within one run. Times are only printed: they hold for one machine.
+//! They assert outcomes, and ratios within one run. Times are only printed, because they are valid for one machine
+//! only.
 
 use std::time::{Duration, Instant};
 
@@ -17,15 +18,14 @@ use super::{
     service::{Service, TARGET},
 };
 
-/// Percentages whose throughput is measured; the last is the reference.
+/// Percentages whose throughput is measured. The last one is the reference.
 const PERCENTAGES: [u32; 3] = [25, 50, 100];
 
-/// Number of measurements of each; the median counts.
+/// Number of measurements of each percentage. The median counts.
 const TIMES: usize = 3;
 
-/// Permitted excess of a throughput over its percentage, in percentage points. A percentage limits
-/// multiprocessors, not throughput: the fewer of them compute, the more clock and memory bandwidth each one
-/// has.
+/// Maximum excess of a throughput over its percentage, in percentage points. A percentage limits multiprocessors, not
+/// throughput: if fewer of them compute, each has more clock and memory bandwidth.
 const SLACK: f64 = 20.0;
 
 /// A memory limit, and allocations below and above it, in MiB. Matrices and libraries need memory too.
@@ -33,26 +33,26 @@ const LIMIT_MIB: u64 = 2048;
 const BELOW_MIB: u64 = 1024;
 const ABOVE_MIB: u64 = 3072;
 
-/// Numbers of small clients that compute concurrently.
+/// Numbers of small clients that compute at the same time.
 const NUMBERS: [usize; 4] = [1, 2, 4, 8];
 
-/// Runs all checks in order; a failed check does not prevent the next.
+/// Runs all checks in order. A failed check does not prevent the next.
 pub async fn all(service: &mut Service, seconds: f64, report: &mut Report) {
     report.add("throughput", throughput(service, seconds).await);
     report.add("memory limit", memory_limit(service).await);
     report.add("client killed", client_killed(service).await);
     report.add("daemon killed", daemon_killed(service).await);
     report.add("agent killed", agent_killed(service).await);
-    // Last: it stops the daemon.
+    // Last, because it stops the daemon.
     report.add("small clients", small_clients(service, seconds).await);
 }
 
-/// Checks that each percentage limits a client's throughput, and that a larger one permits more.
+/// Checks that each percentage limits a client's throughput, and that a larger percentage permits more.
 async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String> {
     service.idle().await?;
     let mut speeds = vec![Vec::new(); PERCENTAGES.len()];
     let mut multiprocessors = [0; PERCENTAGES.len()];
-    // The percentages alternate, so that a GPU that heats up slows down all of them.
+    // The percentages alternate, so that a GPU that heats up slows all of them.
     for _ in 0..TIMES {
         for (at, percentage) in PERCENTAGES.iter().enumerate() {
             let work = Work { seconds: Some(seconds), wait: true, ..Work::default() };
@@ -80,14 +80,14 @@ async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String
     })
 }
 
-/// Checks that an allocation above a client's limit fails, and that one below it or without a limit does not.
+/// Checks that an allocation above a client's limit fails. One below the limit, or without a limit, must succeed.
 async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
     let limit = format!("{LIMIT_MIB}M");
     let limited = ["--mps", "--mem", limit.as_str()];
     let allocating = |mib| Work { allocate: mib, ..Work::NONE };
     service.run(&limited, allocating(BELOW_MIB))?.ended().await.map_err(|why| format!("{BELOW_MIB} MiB: {why}"))?;
-    // Otherwise the GPU may be too small for it.
+    // If this fails, the GPU may be too small for the check.
     service
         .run(&["--mps"], allocating(ABOVE_MIB))?
         .ended()
@@ -106,7 +106,7 @@ async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Checks that killing a computing client ends no other client, and that its share becomes free.
+/// Checks that killing a client that computes ends no other client, and that its share becomes free.
 async fn client_killed(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
     let half = ["--mps", "50"];
@@ -140,8 +140,8 @@ async fn client_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Checks that gpushd notices a killed control daemon, waits for the client of its remaining server, then
-/// starts another daemon. The figures include the outcome of that client.
+/// Checks that gpushd notices a killed control daemon, waits for the client of its server, and then starts another
+/// daemon. The result includes what happened to that client.
 async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
     let pid = before.pid.ok_or("gpushd does not tell the daemon's pid")?;
@@ -187,7 +187,7 @@ async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Checks that a killed gpushd ends no other process: the next one adopts the same daemon and its client.
+/// Checks that killing gpushd ends no other process. The next gpushd adopts the same daemon and its client.
 async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
     let mut client = service.run(&["--mps", "50"], Work::default())?;
@@ -199,7 +199,7 @@ async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     let started = Instant::now();
     service.start().await?;
     without.map_err(|why| format!("while there was no gpushd: {why}"))?;
-    // A daemon is found by its directory, before the driver has identified its GPU.
+    // gpushd finds a daemon by its directory, before the driver has identified its GPU.
     let found = |daemon: &MpsDaemon| daemon.state == MpsState::Ready && daemon.gpu.is_some();
     let after = service.becomes("ready", found).await?;
     let adopted = started.elapsed();
@@ -219,11 +219,11 @@ async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Checks that small clients have more throughput together through MPS than with time-slicing.
+/// Checks that small clients together have more throughput through MPS than with time-slicing.
 async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, String> {
     service.idle().await?;
     let work = Work { seconds: Some(seconds), small: true, wait: true, ..Work::default() };
-    // One share for all, as a job that starts several programs has it.
+    // One lease for all clients, as for a job that starts several programs.
     let granted = service.lease(&[]).await?;
     let mut with = Vec::new();
     for number in NUMBERS {
@@ -240,7 +240,7 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
         with.push(together(&mut clients).await?);
     }
     service.release(&granted).await?;
-    // The lease ends once gpushd has seen that its last client is gone.
+    // The lease ends after gpushd has seen that its last client has ended.
     service.idle().await?;
     service.ctl::<serde_json::Value>(&["mps", "stop", TARGET]).await?;
     let mut without = Vec::new();
@@ -266,7 +266,7 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
     })
 }
 
-/// Makes all clients compute concurrently. Returns their total of iterations a second.
+/// Makes all clients compute at the same time. Returns the total of their iterations per second.
 async fn together(clients: &mut [Client]) -> Result<f64, String> {
     for client in clients.iter_mut() {
         client.begin().await?;

@@ -1,4 +1,4 @@
-//! A program that computes on the GPU, as the checks use it: started in one of several ways, read from, ended.
+//! A program that computes on the GPU, for the checks: how it is started, read and ended.
 //!
 //! `tests/gpu/client.py` documents its output. `gpush-sim mps-client --compute` prints the same.
 
@@ -18,12 +18,12 @@ use tokio::{
 
 use super::PATIENCE;
 
-/// The work of a client.
+/// What a client does.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Work {
     /// Duration of the computation; `None` means until the client is asked to end.
     pub seconds: Option<f64>,
-    /// MiB of device memory that it allocates first.
+    /// MiB of device memory that the client allocates first.
     pub allocate: u64,
     /// Use kernels that leave most of the GPU idle.
     pub small: bool,
@@ -64,11 +64,11 @@ enum Said {
 /// A client that is ready to compute.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Ready {
-    /// Its own pid, which may differ from that of `gpushctl run`.
+    /// The client's pid, which may differ from that of `gpushctl run`.
     pub pid: u32,
     /// Name of the GPU.
     pub device: String,
-    /// Multiprocessors available to it.
+    /// Number of multiprocessors that the client can use.
     pub multiprocessors: u32,
 }
 
@@ -79,17 +79,17 @@ pub struct Ended {
     pub iterations: u64,
     /// Duration in seconds.
     pub seconds: f64,
-    /// Iterations a second.
+    /// Iterations per second.
     pub iterations_per_second: f64,
     /// Longest time between two iterations, ms.
     pub longest_pause_ms: f64,
 }
 
-/// A running client. Dropping it asks it to end.
+/// A running client. Dropping it asks the client to end.
 #[derive(Debug)]
 pub struct Client {
     child: Child,
-    /// Its process group: the client and the programs that started it.
+    /// The process group of the client and of the programs that started it.
     group: Pid,
     stdin: Option<ChildStdin>,
     lines: UnboundedReceiver<String>,
@@ -97,16 +97,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a command that becomes a client. Its other output goes to a file.
+    /// Starts a command that becomes a client. Its standard error goes to a file.
     ///
     /// # Errors
-    /// When it can't be started.
+    /// If it cannot be started.
     pub fn start(command: std::process::Command, stderr: PathBuf) -> Result<Self, String> {
         let name = command.get_program().to_owned();
         let cannot = |error: std::io::Error| format!("{} can't be started: {error}", name.display());
         let file = File::create(&stderr).map_err(cannot)?;
         let mut command = Command::from(command);
-        // A group of its own, so that Ctrl-C reaches only the checks, which end clients in their own order.
+        // A separate process group, so that Ctrl-C reaches only the checks. They end the clients in the right order.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
         let mut child = command.spawn().map_err(cannot)?;
         let pid = child.id().ok_or("a client without a pid")?.cast_signed();
@@ -123,7 +123,7 @@ impl Client {
         Ok(Self { stdin: child.stdin.take(), group: Pid::from_raw(pid), child, lines, stderr })
     }
 
-    /// Returns its next line.
+    /// Returns the next line of the client.
     async fn says(&mut self) -> Result<Said, String> {
         let Ok(line) = timeout(PATIENCE, self.lines.recv()).await else {
             return Err(format!("a client said nothing for {} s", PATIENCE.as_secs()));
@@ -143,16 +143,16 @@ impl Client {
         }
     }
 
-    /// Returns the last line of its other output, for an error message.
+    /// Returns the last line of the client's standard error, for an error message.
     fn last_words(&self) -> String {
         let text = std::fs::read_to_string(&self.stderr).unwrap_or_default();
         text.trim().lines().last().map_or_else(String::new, |line| format!(": {line}"))
     }
 
-    /// Waits until it is ready to compute.
+    /// Waits until the client is ready to compute.
     ///
     /// # Errors
-    /// The client's own error message.
+    /// The client's error message, if it fails instead.
     pub async fn ready(&mut self) -> Result<Ready, String> {
         match self.says().await? {
             Said::Ready(ready) => Ok(ready),
@@ -163,7 +163,7 @@ impl Client {
     /// Starts the computation of a client that waits for a command.
     ///
     /// # Errors
-    /// If the client is gone.
+    /// If the client has ended.
     pub async fn begin(&mut self) -> Result<(), String> {
         let stdin = self.stdin.as_mut().ok_or("a client without an input")?;
         stdin.write_all(b"begin\n").await.map_err(|error| format!("a client is gone: {error}"))
@@ -174,7 +174,7 @@ impl Client {
     /// # Errors
     /// If none arrives.
     pub async fn computes(&mut self) -> Result<(), String> {
-        // The next line may have been on its way before this call; the line after it is newer.
+        // The next line may have been sent before this call. The line after it is newer.
         while self.lines.try_recv().is_ok() {}
         let mut before = None;
         loop {
@@ -186,10 +186,10 @@ impl Client {
         }
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the client ends by itself.
     ///
     /// # Errors
-    /// If it failed: its own message, or its status.
+    /// The client's error message or exit status, if it failed.
     pub async fn ended(&mut self) -> Result<Ended, String> {
         let ended = loop {
             match self.says().await? {
@@ -203,7 +203,7 @@ impl Client {
         if status.success() { Ok(ended) } else { Err(format!("a client that was done ended with {status}")) }
     }
 
-    /// Asks it to end, as its user would, and waits for its end.
+    /// Asks the client to end, as its user would, and waits until it has ended.
     ///
     /// # Errors
     /// As for [`Client::ended`].
@@ -212,10 +212,10 @@ impl Client {
         self.ended().await
     }
 
-    /// Waits until a client that was killed or has failed is gone, together with the programs that started it.
+    /// Waits until a client that was killed or has failed has ended, together with the programs that started it.
     ///
     /// # Errors
-    /// If it remains.
+    /// If it does not end.
     pub async fn gone(&mut self) -> Result<std::process::ExitStatus, String> {
         let status = timeout(PATIENCE, self.child.wait()).await.map_err(|_| "a client does not end")?;
         status.map_err(|error| error.to_string())
@@ -224,7 +224,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // After wait(2), the pid may belong to another process.
+        // After wait(2), another process may have the pid.
         if self.child.id().is_some() {
             let _ended_by_itself = killpg(self.group, Signal::SIGTERM);
         }

@@ -1,4 +1,4 @@
-//! The prerequisites of the checks, and the comparison of settings before and after. This module only reads.
+//! The prerequisites of the checks, and the comparison of settings before and after them. This module only reads.
 
 use std::path::{Path, PathBuf};
 
@@ -13,13 +13,13 @@ use serde::Serialize;
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Socket of the host's regular gpushd.
+/// Socket of the gpushd that manages this host.
 const HOSTS_OWN: &str = "/run/gpush/gpushd.sock";
 
-/// The reason why no checks run.
+/// The reason why the checks do not run.
 #[derive(Debug)]
 pub enum Stop {
-    /// A prerequisite is missing, which is not a failure.
+    /// A prerequisite is missing. That is not a failure.
     Skipped(String),
     /// A prerequisite is broken.
     Failed(String),
@@ -31,7 +31,7 @@ impl From<String> for Stop {
     }
 }
 
-/// The GPU under test: the first one.
+/// The GPU under test, which is the first one, and the programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ground {
     /// Product name.
@@ -44,21 +44,21 @@ pub struct Ground {
     pub driver: String,
     /// CUDA version of the driver.
     pub cuda: String,
-    /// It is gpush's own simulator, so figures have no meaning.
+    /// Whether the GPU is simulated by gpush. Then its measurements have no meaning.
     pub simulated: bool,
     #[serde(skip)]
     settings: Settings,
     /// NVIDIA's control daemon.
     pub control: PathBuf,
-    /// Its server.
+    /// NVIDIA's MPS server.
     pub server: PathBuf,
 }
 
-/// Settings that must be the same afterwards.
+/// Settings that the checks must not change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Settings {
     compute_mode: Option<ComputeMode>,
-    /// MIG mode now, and after the next reset.
+    /// MIG mode, current and after the next reset.
     mig: Option<(bool, bool)>,
 }
 
@@ -70,11 +70,11 @@ impl Settings {
 }
 
 impl Ground {
-    /// Examines the first GPU and the host. A simulated driver is accepted only with a client that knows it:
-    /// PyTorch would ignore it and compute on a real GPU that was not examined.
+    /// Examines the first GPU and the host. A simulated driver is accepted only with a client that supports it.
+    /// PyTorch would ignore it, and compute on a real GPU that was not examined.
     ///
     /// # Errors
-    /// A missing prerequisite, or an obstacle.
+    /// If a prerequisite is missing, or something prevents the checks.
     pub fn look(simulated: bool) -> Result<Self, Stop> {
         let skipped = |why: &str| Err(Stop::Skipped(why.to_owned()));
         let (driver, info, reading) = read()?;
@@ -113,10 +113,10 @@ impl Ground {
         })
     }
 
-    /// Reads the GPU again and compares its settings with those from before.
+    /// Reads the GPU again, and compares its settings with those from before.
     ///
     /// # Errors
-    /// If a setting differs; the text has both values.
+    /// If a setting differs. The text has both values.
     pub fn unchanged(&self) -> Result<(), String> {
         let (_, _, reading) = match read() {
             Ok(read) => read,
@@ -146,7 +146,7 @@ fn read() -> Result<(Driver, gpush_api::Driver, Reading), Stop> {
     Ok((driver, info, reading))
 }
 
-/// Returns why the checks must not run on a GPU: it would have to be changed, or it is in use.
+/// Returns why the checks must not run on a GPU: they would have to change it, or it is in use.
 fn in_the_way(reading: &Reading) -> Option<String> {
     let Settings { compute_mode, mig } = Settings::of(reading);
     if mig.is_some_and(|(enabled, pending)| enabled || pending) {
@@ -164,7 +164,7 @@ fn in_the_way(reading: &Reading) -> Option<String> {
     (!reading.processes.is_empty()).then(|| format!("it is in use, by pid {}", pids.join(", ")))
 }
 
-/// Returns a program on PATH, or in the directory of NVIDIA's packages.
+/// Returns the path of a program in the PATH, or in the directory of NVIDIA's packages.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain([PathBuf::from("/usr/bin")]);

@@ -4,14 +4,14 @@
 //! bin/gpu_mps ──► ground     the prerequisites; if one is missing: SKIPPED, and why
 //!      │
 //!      ├────────► service    its own gpushd in a scratch directory; gpushctl; cleanup of all processes
-//!      │             └─────► client    a program that computes, with a share or without
+//!      │             └─────► client    a program that computes, with a lease or without
 //!      ├────────► checks     one function each, on a service
 //!      └────────► report     lines, mps.json, mps.md
 //! ```
 //!
-//! Nothing here changes a setting of a GPU: the rule says `compute_mode = "keep"`, the checks do not run on a GPU in
-//! MIG mode, and [`ground::Ground::unchanged`] reads the settings back. Errors are sentences: they become the line
-//! of a check. A test runs the checks on a simulated host (`tests/tests/driver/gpu_checks.rs`).
+//! The checks change no setting of a GPU: the rule says `compute_mode = "keep"`, they do not run on a GPU in MIG
+//! mode, and [`ground::Ground::unchanged`] reads the settings again. Errors are sentences, which become the line of a
+//! check. The test `tests/tests/driver/gpu_checks.rs` runs the checks on a simulated host.
 
 pub mod checks;
 pub mod client;
@@ -21,8 +21,8 @@ pub mod service;
 
 use std::time::Duration;
 
-/// Time limit of each wait: a first start of PyTorch takes a minute.
+/// Time limit of each wait. The first start of PyTorch takes a minute.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Interval between two polls of gpushd, where no event announces a change.
+/// Interval between two polls of gpushd, for changes that no event announces.
 pub const LOOK: Duration = Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! Results of the checks: a line each as they finish, `mps.json` for programs, `mps.md` for
+//! Results of the checks: a line for each check when it finishes, `mps.json` for programs, and `mps.md` for
 //! `docs/benchmarks.md`.
 
 use std::{fmt::Write as _, fs, path::Path};
@@ -13,13 +13,13 @@ use super::ground::Ground;
 pub struct Found {
     /// Whether the check passed.
     pub ok: bool,
-    /// The figures, as text.
+    /// The measurements, as text.
     pub words: String,
-    /// The figures, for programs.
+    /// The measurements, for programs.
     pub figures: Value,
 }
 
-/// A check that has run, or could not run.
+/// A check that has run, or that could not run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
     /// Its name.
@@ -38,7 +38,7 @@ pub struct Report {
     pub client: Vec<String>,
     /// Seconds of each measurement.
     pub seconds: f64,
-    /// In the order in which they ran.
+    /// The checks, in the order in which they ran.
     pub checks: Vec<Check>,
 }
 
@@ -89,7 +89,7 @@ impl Report {
             self.seconds
         );
         for Check { name, found: Found { ok, words, .. } } in &self.checks {
-            // A bar would end the cell.
+            // A bar would end the table cell.
             let words = words.replace('|', "\\|");
             let _infallible = writeln!(text, "| {name} | {} | {words} |", if *ok { "ok" } else { "**failed**" });
         }
@@ -100,8 +100,8 @@ impl Report {
     }
 }
 
-/// Returns the table of a check with several measurements, `{"columns": […], "rows": [[…], …]}`; an empty text
-/// for others.
+/// Returns the table of a check with several measurements, `{"columns": […], "rows": [[…], …]}`. Returns an empty
+/// text for other checks.
 fn table(figures: &Value) -> String {
     let cells = |row: &Value| -> Vec<String> {
         let row = row.as_array().map(Vec::as_slice).unwrap_or_default();

@@ -1,8 +1,9 @@
-//! A gpushd only for the checks, which shares the first GPU through MPS; and `gpushctl` to control it, as users
-//! do.
+//! A separate gpushd for the checks, which shares the first GPU through MPS. The checks control it with `gpushctl`,
+//! as users do.
 //!
-//! Everything is in a scratch directory: config, sockets, state, MPS daemons. Every process started here,
-//! directly or not, has that directory in its environment. The cleanup finds them by it, also after a failure.
+//! Everything is in a scratch directory: config, sockets, state, MPS daemons. Every process that is started here,
+//! directly or indirectly, has that directory in its environment. The cleanup finds the processes by it, even after a
+//! failure.
 
 use std::{
     fs,
@@ -30,13 +31,13 @@ use super::{
     ground::Ground,
 };
 
-/// The first GPU by its index, as argument of `gpushctl mps`.
+/// The index of the first GPU, as argument of `gpushctl mps`.
 pub const TARGET: &str = "0";
 
-/// Time that remaining processes have at the end before they are killed.
+/// Time that remaining processes have to end before they are killed.
 const GOING: Duration = Duration::from_secs(20);
 
-/// The gpushd and everything started with it.
+/// The gpushd, and all processes that were started with it.
 #[derive(Debug)]
 pub struct Service {
     gpushd: Option<Child>,
@@ -45,13 +46,12 @@ pub struct Service {
     client: Vec<String>,
     uuid: String,
     clients: u32,
-    // Removed with this service.
+    // Removed when the service is dropped.
     scratch: tempfile::TempDir,
 }
 
 impl Service {
-    /// Prepares the service with gpush's programs in `programs`, and the command of its clients; starts
-    /// nothing.
+    /// Prepares the service, with gpush's programs in `programs` and the command of its clients. Starts no process.
     ///
     /// # Errors
     /// If the scratch directory cannot be created.
@@ -59,7 +59,7 @@ impl Service {
         let cannot = |error: std::io::Error| format!("a scratch directory can't be made: {error}");
         let scratch = tempfile::Builder::new().prefix("gpush-gpu-").tempdir().map_err(cannot)?;
         let notify = UnixDatagram::bind(scratch.path().join("notify")).map_err(cannot)?;
-        // One health check a second: the checks observe clients, which gpushd finds through it.
+        // One health check per second. The checks observe clients, which gpushd finds through its health check.
         let config = format!(
             "[mps]\ncontrol = {:?}\nserver = {:?}\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
              mps = {{ compute_mode = \"keep\" }}\n",
@@ -74,7 +74,7 @@ impl Service {
         self.scratch.path().join(name)
     }
 
-    /// Returns a command that speaks to this gpushd only.
+    /// Returns a command that uses only this gpushd.
     fn command(&self, program: &str) -> std::process::Command {
         let mut command = std::process::Command::new(self.programs.join(program));
         command.env("GPUSH_SOCKET", self.path("gpushd.sock")).env_remove("GPUSH_CONFIG").env("LANG", "C.UTF-8");
@@ -85,7 +85,7 @@ impl Service {
     /// Starts gpushd, and waits for its ready notification.
     ///
     /// # Errors
-    /// If it ends instead; the error has its last log line.
+    /// If gpushd ends instead. The error contains its last log line.
     pub async fn start(&mut self) -> Result<(), String> {
         let cannot = |error: std::io::Error| format!("gpushd can't be started: {error}");
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("gpushd.log")).map_err(cannot)?;
@@ -95,10 +95,10 @@ impl Service {
         command.arg("--mps-dir").arg(self.path("mps"));
         command.env("NOTIFY_SOCKET", self.path("notify")).env_remove("JOURNAL_STREAM");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // Discards notifications of the previous gpushd.
+        // Discard notifications of the previous gpushd.
         while self.notify.try_recv(&mut [0; 4096]).is_ok() {}
         let gpushd = Command::from(command).process_group(0).spawn().map_err(cannot)?;
-        // Stored at once, so that the cleanup ends it even if this call is cancelled.
+        // Stored now, so that the cleanup ends gpushd even if this call is cancelled.
         let gpushd = self.gpushd.insert(gpushd);
         let served = async {
             let mut buffer = [0; 4096];
@@ -124,16 +124,16 @@ impl Service {
     /// Sends SIGKILL to gpushd.
     ///
     /// # Errors
-    /// If it does not run.
+    /// If gpushd does not run.
     pub async fn kill(&mut self) -> Result<(), String> {
         let mut gpushd = self.gpushd.take().ok_or("there is no gpushd")?;
         gpushd.kill().await.map_err(|error| format!("gpushd can't be killed: {error}"))
     }
 
-    /// Runs `gpushctl ARGUMENTS --json` and returns its answer.
+    /// Runs `gpushctl ARGUMENTS --json` and returns its output.
     ///
     /// # Errors
-    /// Its error, with cause and hint.
+    /// The error of gpushctl, with cause and hint.
     pub async fn ctl<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, String> {
         let mut command = self.command("gpushctl");
         command.args(arguments).arg("--json").stdin(Stdio::null());
@@ -163,7 +163,7 @@ impl Service {
         self.ctl(&["mps", "show", TARGET]).await
     }
 
-    /// Returns the MPS daemon as last polled.
+    /// Returns the MPS daemon as of the last poll.
     ///
     /// # Errors
     /// If gpushd does not list it.
@@ -172,10 +172,10 @@ impl Service {
         all.into_iter().next().ok_or_else(|| "gpushd shares nothing".to_owned())
     }
 
-    /// Waits until gpushd shows the MPS daemon in a state that satisfies `is`.
+    /// Waits until gpushd shows the MPS daemon in a state for which `is` returns true.
     ///
     /// # Errors
-    /// Its state instead, if it does not get there or has failed.
+    /// The state of the daemon, if it failed or does not get there in time.
     pub async fn becomes(&self, what: &str, is: impl Fn(&MpsDaemon) -> bool) -> Result<MpsDaemon, String> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -197,10 +197,10 @@ impl Service {
         }
     }
 
-    /// Waits until the MPS daemon serves and has no clients, as at the start of each check.
+    /// Waits until the MPS daemon serves and has no clients. Every check starts in this state.
     ///
     /// # Errors
-    /// If that does not happen.
+    /// If that does not happen in time.
     pub async fn idle(&self) -> Result<MpsDaemon, String> {
         let idle = |daemon: &MpsDaemon| daemon.clients.is_empty() && daemon.leases.is_empty();
         self.becomes("ready and idle", |daemon| daemon.state == MpsState::Ready && idle(daemon)).await
@@ -209,7 +209,7 @@ impl Service {
     /// Starts a client with its own lease: `gpushctl run --target 0 REQUEST… -- CLIENT`.
     ///
     /// # Errors
-    /// It cannot be started. A refused lease shows when the caller waits for the client.
+    /// If it cannot be started. If gpushd refuses the lease, the caller notices it when it waits for the client.
     pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
         let mut command = self.command("gpushctl");
         command
@@ -221,10 +221,10 @@ impl Service {
         self.begin(command)
     }
 
-    /// Requests a lease for several clients. It ends with [`Self::release`].
+    /// Requests a lease for several clients. [`Self::release`] ends it.
     ///
     /// # Errors
-    /// gpushd refuses it.
+    /// If gpushd refuses the request.
     pub async fn lease(&self, request: &[&str]) -> Result<LeaseGrant, String> {
         self.ctl(&[&["lease", "request", "--mps", "--target", TARGET, "--for", "1h"], request].concat()).await
     }
@@ -232,7 +232,7 @@ impl Service {
     /// Releases a lease.
     ///
     /// # Errors
-    /// gpushd refuses it.
+    /// If gpushd refuses the request.
     pub async fn release(&self, granted: &LeaseGrant) -> Result<(), String> {
         self.ctl::<serde_json::Value>(&["lease", "release", &granted.lease.id.to_string()]).await.map(|_| ())
     }
@@ -240,7 +240,7 @@ impl Service {
     /// Starts a client with the environment of a lease, or without MPS.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// If it cannot be started.
     pub fn with(&mut self, granted: Option<&LeaseGrant>, work: Work) -> Result<Client, String> {
         let (program, arguments) = self.client.split_first().ok_or("the client's command is empty")?;
         let mut command = std::process::Command::new(program);
@@ -248,7 +248,7 @@ impl Service {
         without_mps(&mut command);
         match granted {
             Some(granted) => command.envs(granted.environment.iter().map(|(name, value)| (name, value))),
-            // No daemon is found there, not even one of the default directory.
+            // The client finds no daemon there, and does not look in the default directory.
             None => {
                 let nobody = self.path("without-mps");
                 command.env("CUDA_MPS_PIPE_DIRECTORY", nobody).env("CUDA_VISIBLE_DEVICES", &self.uuid)
@@ -262,7 +262,7 @@ impl Service {
         Client::start(command, self.path(&format!("client-{}.stderr", self.clients)))
     }
 
-    /// Checks that a client computes through the MPS daemon: a client that cannot reach it silently computes
+    /// Checks that a client computes through the MPS daemon. A client that cannot reach the daemon silently computes
     /// without it.
     ///
     /// # Errors
@@ -276,10 +276,10 @@ impl Service {
         }
     }
 
-    /// Ends everything in order, and copies the logs to a directory.
+    /// Ends all processes in order, and copies the logs to a directory.
     pub async fn end(&mut self, logs: &Path) {
         if self.gpushd.is_some() {
-            // This ends the clients' work on the GPU before the processes, which a signal does not do.
+            // This ends the clients' work on the GPU before the processes end. A signal does not do that.
             let _swept_below = self.ctl::<serde_json::Value>(&["mps", "stop", TARGET, "--force"]).await;
         }
         if let Some(mut gpushd) = self.gpushd.take() {
@@ -301,7 +301,7 @@ impl Service {
         }
     }
 
-    /// Copies the logs of gpushd, of the MPS daemon and its servers, and other output of clients.
+    /// Copies the logs of gpushd, of the MPS daemon and its servers, and the standard error of clients.
     fn keep_logs(&self, to: &Path) -> std::io::Result<()> {
         let mut from = vec![self.scratch.path().to_owned()];
         match fs::read_dir(self.path("mps/logs")) {
@@ -323,7 +323,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Only if the ordered end did not happen. gpushd goes first, because it would restart its daemons.
+        // Only if `end` did not run. gpushd ends first, because it would restart its daemons.
         if let Some(gpushd) = &mut self.gpushd {
             let _gone_already = gpushd.start_kill();
         }
@@ -331,7 +331,7 @@ impl Drop for Service {
     }
 }
 
-/// Removes variables that would lead a program to another MPS daemon, or limit it to another share.
+/// Removes variables that would make a program use another MPS daemon, or another lease.
 fn without_mps(command: &mut std::process::Command) {
     for (name, _) in std::env::vars_os() {
         let ours = name.to_string_lossy();
@@ -347,7 +347,7 @@ fn started(scratch: &Path) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let named = |pid: &i32| {
-        // Empty for a zombie.
+        // A zombie has an empty environment.
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.windows(scratch.len()).any(|part| part == scratch)
     };

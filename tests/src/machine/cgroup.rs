@@ -1,8 +1,8 @@
 //! A cgroup for one machine, in every hierarchy that systemd uses.
 //!
 //! `systemd-nspawn --keep-unit` works below the cgroup in which it starts, so two machines in one cgroup would
-//! collide. The name contains the pid of the test program; the next test program finds and removes the cgroups
-//! of a killed one.
+//! collide. The name contains the pid of the test program. If a test program was killed, the next one finds and
+//! removes its cgroups.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Prefix of machine names; the pid of the test program follows.
+/// Prefix of machine names, followed by the pid of the test program.
 pub(super) const PREFIX: &str = "gpush-test-";
 
 /// Maximum time until the kernel releases a cgroup whose processes were killed.
@@ -48,7 +48,7 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// Starts a program in it. The program ends when the calling thread ends.
+    /// Starts a program in the cgroup. The program ends when the calling thread ends.
     pub(super) fn spawn(&self, command: &Command, place: impl FnOnce(&mut Command)) -> io::Result<Child> {
         let join = r#"n=$1; shift; while [ $n -gt 0 ]; do echo $$ > "$1/cgroup.procs" || exit; shift; n=$((n - 1)); done
                       exec setpriv --pdeathsig TERM -- "$@""#;
@@ -89,7 +89,7 @@ fn remove(dir: &Path) {
 
 fn remove_once(dir: &Path) -> bool {
     for pid in fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default().lines() {
-        // 0 means a process outside this pid namespace; for kill(2) it means the caller's process group.
+        // 0 means a process outside this pid namespace. But kill(2) reads 0 as the caller's process group.
         if let Ok(pid) = pid.parse::<i32>()
             && pid > 1
         {

@@ -8,13 +8,13 @@ use crate::{
     page::{blocks, document},
 };
 
-/// Path of the built programs inside.
+/// Path of the built programs in the machine.
 pub(super) const BUILT: &str = "/opt/built";
 
-/// Path of the checkout inside.
+/// Path of the checkout in the machine.
 pub(super) const REPOSITORY: &str = "/opt/gpush";
 
-/// The simulated host, inside.
+/// Path of the simulated host in the machine.
 const HOST: &str = "/var/lib/gpush-sim";
 
 /// Returns the directory of the built programs.
@@ -29,10 +29,10 @@ pub(super) fn repository() -> PathBuf {
 }
 
 impl Machine {
-    /// Installs gpush with the commands of docs/install.md, up to enabling it.
+    /// Installs gpush with the commands of docs/install.md, and enables it without starting it.
     ///
     /// # Panics
-    /// When the page's commands fail.
+    /// If the commands of the page fail.
     pub fn install(&self) {
         let page = document("install.md");
         let [_, install, enable] = &blocks(&page, "sh")[..] else { panic!("install.md has other blocks than it had") };
@@ -42,16 +42,16 @@ impl Machine {
             .filter(|line| !line.contains("/man/"))
             .fold(String::new(), |text, line| text + line + "\n");
         self.sh(&format!("set -e\ncd {REPOSITORY}\n{install}"));
-        // The page ends with a trial of gpushctl, which the tests replace by their own commands.
+        // The page ends with calls of gpushctl, which the tests replace by their own commands.
         let enable: Vec<_> = enable.lines().filter(|line| !line.starts_with("gpushctl")).collect();
         self.sh(&format!("set -e\n{}", enable.join("\n").replace(" --now", "")));
     }
 
-    /// Installs a package of the debug build, in the version that the tests are built with (`None`) or a later one.
-    /// Returns what `dpkg` printed, or `None` where `cargo xtask test` made no packages.
+    /// Installs a package of the debug build, in the version of the workspace (`None`) or a later version. Returns
+    /// the output of `dpkg`, or `None` if `cargo xtask test` has not built packages.
     ///
     /// # Panics
-    /// When the package can't be installed.
+    /// If the package cannot be installed.
     #[must_use]
     pub fn install_package(&self, version: Option<&str>) -> Option<String> {
         let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
@@ -63,18 +63,18 @@ impl Machine {
         Some(self.sh(&format!("dpkg --force-confdef --force-confold --install {BUILT}/{file} 2>&1")))
     }
 
-    /// Makes gpushd use a simulated host, described in TOML. The host's directory is the only exception from
-    /// the unit's sandbox.
+    /// Makes gpushd use a simulated host, described in TOML. The host's directory is the only exception from the
+    /// unit's sandbox.
     ///
     /// # Panics
-    /// When it is refused.
+    /// If the description is refused.
     pub fn simulated_host(&self, toml: &str) {
         self.write("/srv/host.toml", toml);
         self.sh(&format!("GPUSH_SIM_LIBRARY={BUILT}/libnvidia_ml.so {BUILT}/gpush-sim up /srv/host.toml {HOST}"));
         let script = format!(r#"eval "$({BUILT}/gpush-sim env {HOST})"; env"#);
         let text = self.sh(&script);
         let seen = ["NVML_SIM_STATE=", "LD_LIBRARY_PATH=", "GPUSH_BOOT_ID_FILE=", "GPUSH_PROC=", "GPUSH_NVIDIA_SMI="];
-        // Socket and state directory remain those of the unit.
+        // The socket and the state directory remain those of the unit.
         let set = text.lines().filter(|line| seen.iter().any(|name| line.starts_with(name)));
         let set: String = set.map(|line| format!("Environment=\"{line}\"\n")).collect();
         self.write(

@@ -1,8 +1,7 @@
 //! A machine with a real systemd: Debian in a container, booted for one test.
 //!
-//! A real service manager decides what happens to units, sockets and processes, not a mock. A boot takes less
-//! than a second. Every machine starts from the same files ([`root`]); its writes stay in memory and disappear
-//! with it.
+//! So a real service manager controls units, sockets and processes, and not a mock. A boot takes less than a second.
+//! Every machine starts from the same files ([`root`]). Its writes stay in memory and disappear with it.
 //!
 //! ```text
 //! root, made once ──boot──► running ──install──► gpush as in docs/install.md
@@ -10,9 +9,9 @@
 //!                              └──drop──► init killed, cgroups removed, also when a test panics
 //! ```
 //!
-//! Commands enter it by `nsenter` and belong to none of its units, so only a unit can show what its sandbox
-//! permits. The machine has no udevd. If the host assigns the controllers for memory, CPU and tasks to
-//! cgroup v1, the machine lacks those as well.
+//! Commands enter the machine by `nsenter` and belong to none of its units. So only a unit can show what its sandbox
+//! permits. The machine has no udevd. If the host assigns the controllers for memory, CPU and tasks to cgroup v1, the
+//! machine lacks those too.
 
 mod cgroup;
 mod guest;
@@ -36,7 +35,7 @@ use nix::{
 use self::cgroup::Cgroup;
 use crate::agent::PATIENCE;
 
-/// Programs that make and boot machines, with their Debian packages.
+/// Programs that create and boot machines, with their Debian packages.
 const PROGRAMS: [(&str, &str); 4] = [
     ("mmdebstrap", "mmdebstrap"),
     ("systemd-nspawn", "systemd-container"),
@@ -44,24 +43,24 @@ const PROGRAMS: [(&str, &str); 4] = [
     ("setpriv", "util-linux"),
 ];
 
-/// A running machine. Dropping it stops it and deletes everything in it.
+/// A running machine. Dropping it stops the machine and deletes its files.
 #[derive(Debug)]
 pub struct Machine {
     nspawn: Child,
-    /// Its init, by the host's pid.
+    /// The machine's init process, by its pid on the host.
     init: Pid,
     /// Duration of the boot.
     pub boot: Duration,
     scratch: tempfile::TempDir,
-    // Dropped last: it is empty once the machine has stopped.
+    // Dropped last: the cgroup is empty after the machine has stopped.
     _cgroup: Cgroup,
 }
 
 impl Machine {
-    /// Boots a machine. Where that is not possible, prints that `what` is skipped and why, and returns `None`.
+    /// Boots a machine. If that is not possible here, prints that `what` is skipped and why, and returns `None`.
     ///
     /// # Panics
-    /// When it can be done, and the machine does not come up.
+    /// If it is possible, but the machine does not come up.
     #[must_use]
     pub fn boot(what: &str) -> Option<Self> {
         let name = unique();
@@ -83,7 +82,7 @@ impl Machine {
         let mut command = Command::new("systemd-nspawn");
         command
             .args(["--quiet", "--boot", "--console=pipe", "--register=no", "--keep-unit", "--notify-ready=yes"])
-            // Without it, DeviceAllow= of units is silently ignored.
+            // Without this option, DeviceAllow= of units is silently ignored.
             .arg("--system-call-filter=bpf")
             .arg("--volatile=overlay")
             .arg(format!("--machine={name}"))
@@ -103,7 +102,7 @@ impl Machine {
         machine
     }
 
-    /// Waits until init reports that all units of the boot are up. Its first message tells its pid.
+    /// Waits until init reports that all units of the boot are up. Its first message contains its pid.
     fn wait_until_ready(&mut self, notify: &UnixDatagram) {
         let until = Instant::now() + PATIENCE;
         notify.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
@@ -122,7 +121,7 @@ impl Machine {
             assert!(ended.is_none(), "the machine ended ({ended:?}):\n{}", self.console());
             assert!(Instant::now() < until, "the machine does not come up:\n{}", self.console());
         }
-        // kill(2) takes 0 as the caller's process group, and 1 is the init of the host.
+        // kill(2) reads 0 as the caller's process group, and 1 is the init of the host.
         assert!(self.init.as_raw() > 1, "systemd-nspawn did not say who the init is:\n{}", self.console());
     }
 
@@ -132,7 +131,7 @@ impl Machine {
         std::fs::read_to_string(self.scratch.path().join("console")).unwrap_or_default()
     }
 
-    /// Returns a command that runs inside as root, with a minimal environment and a time limit.
+    /// Returns a command that runs as root in the machine, with a minimal environment and a time limit.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("timeout");
@@ -143,19 +142,19 @@ impl Machine {
         command
     }
 
-    /// Runs a shell command inside and returns its output, whatever its status.
+    /// Runs a shell command in the machine. Returns its output, whatever its exit code.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If it cannot be started.
     #[must_use]
     pub fn run(&self, line: &str) -> Output {
         self.command("sh").args(["-c", line]).output().expect("nsenter can be started")
     }
 
-    /// Runs a shell command inside that must succeed. Returns its output.
+    /// Runs a shell command in the machine that must succeed. Returns its output.
     ///
     /// # Panics
-    /// When it fails.
+    /// If it fails.
     pub fn sh(&self, line: &str) -> String {
         let output = self.run(line);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -163,18 +162,18 @@ impl Machine {
         out.trim_end().to_owned()
     }
 
-    /// Returns the journal's last lines, for failure messages.
+    /// Returns the last lines of the journal, for failure messages.
     fn journal_end(&self) -> String {
         let output = self.command("journalctl").args(["--no-pager", "--lines=60"]).output();
         output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
     }
 
-    /// Writes a file inside, and creates the directories above it.
+    /// Writes a file in the machine, and creates its parent directories.
     ///
     /// # Panics
-    /// When that fails.
+    /// If that fails.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
-        // Through a program inside: the machine's in-memory files have no path on the host.
+        // Through a program in the machine, because its files in memory have no path on the host.
         let mut child = self
             .command("sh")
             .args(["-c", r#"mkdir -p "$(dirname "$0")" && cat > "$0""#, path])
@@ -190,7 +189,7 @@ impl Machine {
     /// Copies a program into the machine.
     ///
     /// # Panics
-    /// When that fails.
+    /// If that fails.
     pub fn put(&self, path: &str, program: impl AsRef<[u8]>) {
         self.write(path, program);
         self.sh(&format!("chmod 755 {path}"));
@@ -202,10 +201,10 @@ impl Machine {
         self.sh(&format!("systemctl show --value --property={property} '{unit}'"))
     }
 
-    /// Returns a unit's main process, by the machine's pid.
+    /// Returns the pid of a unit's main process, as seen in the machine.
     ///
     /// # Panics
-    /// If the unit has none: systemd then reports 0, which `kill` takes as the caller's process group.
+    /// If the unit has none. systemd then reports 0, which `kill` reads as the caller's process group.
     #[must_use]
     pub fn main_pid(&self, unit: &str) -> u32 {
         let pid = self.property(unit, "MainPID").parse().expect("a pid");
@@ -213,29 +212,29 @@ impl Machine {
         pid
     }
 
-    /// Sends SIGKILL to a process inside.
+    /// Sends SIGKILL to a process in the machine.
     ///
     /// # Panics
-    /// If the process is gone, or is one that must not be killed.
+    /// If the process has ended, or must not be killed.
     pub fn kill(&self, pid: u32) {
         assert!(pid > 1, "{pid} is not killed");
         self.sh(&format!("kill -KILL {pid}"));
     }
 
-    /// Waits until the journal has an entry that contains `says`, among those that match a filter such as
+    /// Waits until the journal has an entry that contains `says` and matches a filter such as
     /// `_SYSTEMD_UNIT=gpushd.service`. Returns the entry.
     ///
     /// # Panics
-    /// When none comes.
+    /// If no such entry appears in time.
     #[must_use]
     pub fn journal_until(&self, matches: &str, says: &str) -> String {
         self.sh(&format!("journalctl --follow --lines=all --output=cat {matches} | grep -m1 -F -- '{says}'"))
     }
 
-    /// Waits until a condition that sends no event holds inside.
+    /// Polls until a condition in the machine is true. For conditions that send no event.
     ///
     /// # Panics
-    /// When it is not for too long.
+    /// If it does not become true in time.
     pub fn await_that(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let until = Instant::now() + PATIENCE;
         while !is_so(self) {
@@ -247,7 +246,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Killed, not shut down: its files are in memory. When init ends, the kernel ends all its processes,
+        // Killed, not shut down, because its files are in memory. When init ends, the kernel ends all its processes,
         // and systemd-nspawn cleans up.
         if self.init.as_raw() > 1 {
             let _ = kill(self.init, Signal::SIGKILL);
@@ -274,7 +273,7 @@ fn able() -> Result<(), String> {
             return Err(format!("{program} is not installed (Debian's package {package})"));
         }
     }
-    // Root in a container may lack this permission, and then nothing else works either.
+    // Root in a container may lack this permission. Then nothing else works either.
     let mounts = Command::new("unshare").args(["--mount", "true"]).output();
     if !mounts.is_ok_and(|output| output.status.success()) {
         return Err("no mount namespace can be had here".to_owned());

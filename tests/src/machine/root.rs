@@ -1,8 +1,8 @@
 //! The root file system of the machines: a small Debian with systemd, created once.
 //!
-//! It comes from the Debian sources in this machine's package lists, in the release that this machine runs, so
-//! programs built here run there. It is stored under the target directory and created again when the recipe
-//! changes. Machines never write to it.
+//! It comes from the Debian sources in this machine's package lists, in the release that this machine runs, so that
+//! programs built here run there. It is stored below the target directory. It is created again if the recipe changes.
+//! Machines never write to it.
 
 use std::{
     fs,
@@ -16,10 +16,10 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::host::program;
 
-/// Packages in addition to the smallest Debian.
+/// Packages in addition to the minimal Debian.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,procps";
 
-/// Returns the files, created now or earlier. Every caller gets the error of a failure.
+/// Returns the directory of the files, and creates it if necessary. If that fails, every caller gets the error.
 pub(super) fn root() -> Result<&'static Path, String> {
     static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -48,7 +48,7 @@ fn made(dir: &Path) -> Result<PathBuf, String> {
         return Ok(root);
     }
     let begun = Instant::now();
-    // Without its note, an incomplete directory does not count as finished.
+    // Without the recipe file, an incomplete directory does not count as finished.
     let _ = fs::remove_file(&note);
     if root.exists() {
         fs::remove_dir_all(&root).map_err(why)?;
@@ -61,7 +61,7 @@ fn made(dir: &Path) -> Result<PathBuf, String> {
     let output = Command::new("mmdebstrap")
         .args(["--quiet", "--mode=root", "--variant=minbase"])
         .arg(format!("--include={PACKAGES}"))
-        // Removes random and machine-specific data: each boot generates its own machine id.
+        // Remove random and machine-specific data: each boot generates its own machine id.
         .arg("--customize-hook=: > \"$1/etc/machine-id\"")
         .arg(&release)
         .arg(&root)
@@ -85,7 +85,7 @@ fn release() -> Result<String, String> {
     name.map(|name| name.trim_matches('"').to_owned()).ok_or("this is no Debian: it has no code name".to_owned())
 }
 
-/// Returns the parts of apt's lists that name this release: file name and content.
+/// Returns the parts of apt's source lists that name this release, as file name and content.
 fn sources(release: &str, apt: &Path) -> Vec<(String, String)> {
     let mut files = vec![apt.join("sources.list")];
     files.extend(fs::read_dir(apt.join("sources.list.d")).into_iter().flatten().flatten().map(|entry| entry.path()));
@@ -98,7 +98,7 @@ fn sources(release: &str, apt: &Path) -> Vec<(String, String)> {
     files.iter().filter_map(kept).collect()
 }
 
-/// Returns whether a suite belongs to the release: `bookworm`, `bookworm-security`.
+/// Returns whether a suite belongs to the release, such as `bookworm-security` to `bookworm`.
 fn is_of(suite: &str, release: &str) -> bool {
     suite.strip_prefix(release).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }

@@ -70,13 +70,13 @@ impl Client {
         self.lines.recv_timeout(PATIENCE).expect("the client prints a line")
     }
 
-    /// Returns the lines that it has printed since the last call.
+    /// Returns the lines that the program has printed since the last call.
     #[must_use]
     pub fn said(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
 
-    /// Returns a value of its first line: `1234` of `server=1234` for `server`.
+    /// Returns a value in the first line of the program: for `server`, `1234` of `server=1234`.
     ///
     /// # Panics
     /// If the first line does not have the name.
@@ -92,7 +92,7 @@ impl Client {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Makes the program end, and waits until it has ended.
+    /// Asks the program to end, and waits until it has ended.
     ///
     /// # Panics
     /// If the wait fails.

@@ -31,7 +31,7 @@ use crate::{
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Returns a daemon by any of its names, probed now.
+/// Returns a daemon by any of its names, polled now.
 ///
 /// # Panics
 /// If it does not exist.
@@ -42,10 +42,10 @@ pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
     serde_json::from_value(answer.json()).expect("a daemon")
 }
 
-/// Returns all daemons, as of their last probe.
+/// Returns all daemons, as of their last poll. While the driver starts, returns none.
 ///
 /// # Panics
-/// If the request fails, except while the driver starts.
+/// If the request fails.
 #[must_use]
 pub fn daemons(agent: &Agent) -> Vec<MpsDaemon> {
     let answer = agent.get("/v1/mps");
@@ -64,10 +64,10 @@ pub fn reaches(agent: &Agent, target: &str, state: MpsState) -> MpsDaemon {
     becomes(agent, target, state.name(), |daemon| daemon.state == state)
 }
 
-/// Waits until `is` holds for a daemon.
+/// Waits until `is` returns true for a daemon.
 ///
 /// # Panics
-/// If it does not hold in time.
+/// If that does not happen in time.
 pub fn becomes(agent: &Agent, target: &str, what: &str, is: impl Fn(&MpsDaemon) -> bool) -> MpsDaemon {
     let until = Instant::now() + PATIENCE;
     let mut last = None;
@@ -91,11 +91,11 @@ pub fn act(agent: &Agent, target: &str, verb: &str, body: &Value) -> Answer {
     agent.post(&format!("/v1/mps/{target}/{verb}"), body)
 }
 
-/// Requests a lease on a target. The body has `percentage`, `memory_limit_mib`, `priority`, and fields of the request
-/// besides its share, such as `duration_s`.
+/// Requests a lease on a target. The body has `percentage`, `memory_limit_mib`, `priority`, and other fields of the
+/// request, such as `duration_s`.
 ///
 /// # Errors
-/// The refusal.
+/// The API error, if gpushd refuses the request.
 ///
 /// # Panics
 /// If the response is neither a lease nor an error.
@@ -110,7 +110,7 @@ pub fn lease(agent: &Agent, target: &str, body: &Value) -> Result<LeaseGrant, Ap
 /// Requests a lease for a user, as root.
 ///
 /// # Errors
-/// The refusal.
+/// The API error, if gpushd refuses the request.
 ///
 /// # Panics
 /// If the response is neither a lease nor an error.
@@ -166,7 +166,7 @@ pub fn lease_becomes(agent: &Agent, id: LeaseId, state: LeaseState) -> Lease {
     lease_now(agent, id)
 }
 
-/// Releases all leases of a target: without `force` a daemon with leases is not stopped.
+/// Releases all leases of a target, because gpushd does not stop a daemon with leases unless `force` is given.
 ///
 /// # Panics
 /// If one cannot be released.
@@ -226,7 +226,7 @@ pub fn real_programs(host: &Host, what: &str) -> Option<PathBuf> {
         println!("SKIPPED {what}: {CONTROL} is not installed (Debian's package nvidia-cuda-mps)");
         return None;
     }
-    // Next to the host's own `bin`: the simulated server finds its host by its own path.
+    // Not in the host's `bin`, but next to it: the simulated server finds its host by its own path.
     let dir = host.dir().join("real");
     fs::create_dir_all(&dir).expect("a directory");
     symlink(real, dir.join(CONTROL)).expect("a link");

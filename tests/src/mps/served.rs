@@ -13,7 +13,7 @@ use crate::{
 
 /// A gpushd whose daemon is ready, and the environment of a lease on it.
 pub struct Served {
-    // Dropped before the host: gpushd would restart the daemons that the host ends.
+    // Dropped before the host, because gpushd would restart the daemons that the host ends.
     /// The running gpushd.
     pub agent: Agent,
     /// The host.
@@ -31,7 +31,7 @@ pub struct Served {
 impl Served {
     /// A host with one GPU.
     pub const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-    /// The GPU shared through MPS, by a gpushd with short intervals.
+    /// A config that shares the GPU through MPS, with short intervals.
     pub const CONFIG: &str =
         "[mps]\nhealth_s = 1\nstart_s = 2\nstop_s = 2\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
@@ -44,7 +44,8 @@ impl Served {
         Self::on(Host::up(Self::HOST), None)
     }
 
-    /// Starts gpushd with [`Self::CONFIG`] on a host, with these programs in place of the host's own.
+    /// Starts gpushd with [`Self::CONFIG`] on a host. `programs` is the directory of the MPS programs, instead of the
+    /// host's own.
     ///
     /// # Panics
     /// If the daemon is not ready in time.
@@ -88,7 +89,7 @@ impl Served {
         client
     }
 
-    /// Waits until a daemon other than the first is ready, and is the only one.
+    /// Waits until a daemon other than the first one is ready, and is the only one.
     ///
     /// # Panics
     /// If none is ready in time.

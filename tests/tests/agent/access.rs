@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 /// The user `nobody`, who is in none of the agent's groups.
 const NOBODY: u32 = 65534;
 
-/// Returns whether this machine lets a test change its user; prints the reason if not.
+/// Returns whether the test can change its user on this machine. Prints the reason if not.
 fn can_be_somebody_else() -> bool {
     let curl = Command::new("curl").arg("--version").stdout(Stdio::null()).status();
     if !geteuid().is_root() {
@@ -37,7 +37,7 @@ fn ask_as(uid: u32, gid: u32, agent: &Agent, method: &str, path: &str, body: Opt
     ask_with(command, agent, method, path, body).unwrap_or_else(|why| panic!("curl: {why}"))
 }
 
-/// Sends a request through a command that ends with `curl`. The error is the output of the command.
+/// Sends a request through a command that ends with `curl`. If that fails, returns the output of the command.
 fn ask_with(
     mut command: Command,
     agent: &Agent,
@@ -80,12 +80,12 @@ fn unprivileged_user_can_read_and_plan_but_not_change() {
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/gpus", None).status, 200);
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted)).status, 200);
     assert_eq!((truth(&host, 0), host.trace()), (before, Vec::new()));
-    // The user who requested an operation is shown, the process is not.
+    // The API shows the user who requested an operation, and hides the process.
     let operations = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/operations", None).json();
     assert_eq!((&operations[0]["by"]["uid"], &operations[0]["by"]["pid"]), (&json!(0), &Value::Null));
 }
 
-/// Root of a container that had the socket counted as an administrator.
+/// Root of a container that had the socket used to count as an administrator.
 #[test]
 fn root_in_another_pid_or_user_namespace_is_denied() {
     if !can_be_somebody_else() {
@@ -162,7 +162,7 @@ fn other_users_processes_are_redacted() {
     assert_eq!(mine["command"], "sleep 987654");
     assert_eq!(other, &json!({"kind": "compute", "memory_mib": 700}), "of others only that they are there");
 
-    // A plan's refusal hides them too, in every field and sentence.
+    // The refusal of a plan hides them too, in every field and sentence.
     let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     let plan = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted));
     let text = String::from_utf8(plan.body.clone()).unwrap();
@@ -170,7 +170,7 @@ fn other_users_processes_are_redacted() {
     assert!(!text.contains(&roots.to_string()), "{text}");
     assert!(text.contains(&own.id().to_string()), "{text}");
 
-    // Root sees everything.
+    // Root sees all processes.
     let all = agent.gpu(0).mig.unwrap().instances;
     let shown = &all[1].compute[0].processes[0];
     assert_eq!((shown.pid, shown.uid, shown.user.as_deref()), (Some(roots), Some(0), Some("root")));
@@ -212,14 +212,14 @@ fn one_user_cannot_use_all_connections() {
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
     let agent = Agent::start_public(&host, "");
     let mut operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
-    // Waits until it hangs: from then on nothing changes, and a long poll lasts.
+    // Wait until the operation hangs. From then on nothing changes, so a long poll does not return.
     while operation.progress[0].doing.is_none() {
         let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
         operation = serde_json::from_value(agent.get(&path).json()).unwrap();
     }
     let poll = format!("http://gpush/v1/operations/op-1?after={}&wait_ms=60000", operation.revision);
-    // One curl holds as many long polls as the limit allows; then one more follows. A request of the test may
-    // take a slot before curl has all of them, so it tries again.
+    // One curl makes as many long polls as the limit allows. Then one more follows. A request of the test may take a
+    // slot before curl has all of them, so it tries again.
     let mut held = Command::new("curl");
     held.uid(NOBODY).gid(NOBODY).current_dir("/").env("HOME", "/");
     held.args(["--silent", "--parallel", "--parallel-immediate", "--parallel-max", "40"]);

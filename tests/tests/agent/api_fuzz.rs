@@ -1,5 +1,5 @@
-//! The API against its own description: schemathesis generates valid and invalid requests from
-//! `/v1/openapi.json` and checks each answer.
+//! The API compared with its description. schemathesis generates valid and invalid requests from `/v1/openapi.json`,
+//! and checks each answer.
 
 use std::{
     io::copy,
@@ -12,17 +12,17 @@ use std::{
 use gpush_api::MpsState;
 use gpush_tests::{agent::Agent, host::Host, mps::reaches};
 
-/// Minimum number of requests for each API operation: more than 2,000 in all.
+/// Minimum number of requests for each API operation. In total, more than 2,000.
 const EXAMPLES: usize = 70;
 
-/// Minimum number of requests in all.
+/// Minimum total number of requests.
 const CASES: u64 = 2000;
 
 /// The examples in the description name GPU 0 and its MPS target.
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n
     [[gpu]]\nmatch = [\"1\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n";
 
-/// Returns the schemathesis program; prints a message and returns `None` where it is not installed.
+/// Returns the path of schemathesis. If it is not installed, prints a message and returns `None`.
 fn schemathesis() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace");
     let venv = std::env::var_os("GPUSH_TEST_VENV").map_or_else(|| root.join("target/venv"), PathBuf::from);
@@ -34,7 +34,7 @@ fn schemathesis() -> Option<PathBuf> {
     Some(program)
 }
 
-/// Forwards TCP connections to a Unix socket: schemathesis speaks HTTP over TCP only.
+/// Forwards TCP connections to a Unix socket, because schemathesis supports HTTP only over TCP.
 fn forward(socket: PathBuf) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -71,7 +71,7 @@ fn two_thousand_generated_requests_match_the_description() {
         .arg(format!("{url}/v1/openapi.json"))
         .args(["--url", &url, "--seed", "20261122", "--max-examples", &EXAMPLES.to_string()])
         .args(["--checks", "all", "--phases", "examples,coverage,fuzzing", "--no-color"])
-        // The schema accepts any string; gpushd checks whether it names a GPU or a layout.
+        // The schema accepts any string. gpushd checks whether it names a GPU or a layout.
         .args(["--exclude-checks", "positive_data_acceptance"])
         // The response of this path does not end.
         .args(["--exclude-path", "/v1/events"])

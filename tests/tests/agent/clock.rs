@@ -1,13 +1,16 @@
-//! A system clock that is set back, or that was wrong before. libfaketime sets the clock of gpushd alone.
+//! A system clock that is set back, or that was wrong before. libfaketime changes the clock only for gpushd.
 
 use std::{fs, path::PathBuf};
 
-use gpush_api::{AuditRecord, GpuState, Operation, OperationState};
+use gpush_api::{AuditRecord, EndReason, GpuState, LeaseState, Operation, OperationState};
 use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
+    mps::{lease_becomes, lease_now},
 };
 use serde_json::json;
+
+use crate::leases::request;
 
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n";
 
@@ -21,7 +24,7 @@ fn faketime(what: &str) -> Option<PathBuf> {
     library
 }
 
-/// An agent whose clock is set by a file: `+2d` is two days ahead. Monotonic time stays real.
+/// Sets the clock of an agent through a file: `+2d` is two days ahead. Monotonic time stays real.
 struct Clock {
     library: PathBuf,
     file: PathBuf,
@@ -69,7 +72,7 @@ fn clock_set_back_while_running_keeps_operation_order() {
     let ahead = done(&agent, &["7g.80gb"]);
     let seconds_ahead = (ahead.created_at - jiff::Timestamp::now()).get_seconds();
     assert!(seconds_ahead > 86_400, "the clock of gpushd is ahead: {ahead:?}");
-    // It ends after three seconds, whatever the system clock says by then.
+    // The wait ends after three seconds, whatever time the system clock shows then.
     let now = ahead.created_at.max(ahead.ended_at.expect("an end"));
     let body = json!({
         "selectors": ["1"], "layout_source": { "entries": ["7g.80gb"] },
@@ -105,11 +108,31 @@ fn start_with_earlier_clock_keeps_records_and_warns() {
     let back = done(&agent, &["3g.40gb", "1g.10gb"]);
     assert!(back.created_at < ahead.created_at, "{back:?}");
     assert_ne!(back.id, ahead.id);
-    // Ordered by number, not by time.
+    // The list is ordered by number, not by time.
     let listed = agent.get("/v1/operations?limit=1").json();
     assert_eq!(listed[0]["id"], json!(back.id));
     let after = audit(&agent);
     assert!(after.len() > trail && after.is_sorted_by_key(|record| record.sequence), "{after:?}");
     assert_eq!(agent.operation(&ahead.id).state, OperationState::Done);
     agent.stop();
+}
+
+/// A lease ends when its time is over by either clock, so that a clock that is set back does not lengthen it.
+#[test]
+fn lease_expires_although_the_clock_is_set_back_or_forward() {
+    let Some(library) = faketime("leases and a clock that is set") else { return };
+    let host = Host::up("dgx-a100");
+    let clock = Clock::of(&host, library);
+    clock.set("+0");
+    let agent = clock.start(&host);
+    let lease = |seconds: u64| {
+        let body = json!({ "share": { "kind": "mig_profile", "profile": "3g.40gb" }, "duration_s": seconds });
+        request(&agent, &body).expect("a lease").lease.id
+    };
+    let (short, long) = (lease(3), lease(3600));
+    clock.set("-1d");
+    assert_eq!(lease_becomes(&agent, short, LeaseState::Ended).reason, Some(EndReason::Expired));
+    assert_eq!(lease_now(&agent, long).state, LeaseState::Active);
+    clock.set("+2h");
+    assert_eq!(lease_becomes(&agent, long, LeaseState::Ended).reason, Some(EndReason::Expired));
 }

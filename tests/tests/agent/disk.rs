@@ -1,9 +1,8 @@
-//! A disk that can be filled.
+//! A disk that a test can fill.
 
 use std::{io::Write, path::PathBuf, process::Command};
 
-/// A small file system for a state directory. Prints a message and returns `None` where the test cannot mount
-/// one.
+/// A small file system for a state directory. If the test cannot mount one, prints a message and returns `None`.
 pub(crate) struct Disk(pub(crate) PathBuf);
 
 impl Disk {

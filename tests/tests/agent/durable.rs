@@ -1,5 +1,5 @@
-//! Durability: the order of syncs, replies and driver calls; and what gpushd does when its database is deleted
-//! or its disk is full.
+//! Durability: the order of syncs, replies and driver calls. Also what gpushd does if its database is deleted or its
+//! disk is full.
 
 use gpush_api::{Code, Operation, OperationState, OperationSummary};
 use gpush_tests::{
@@ -118,8 +118,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
                         refused += 1;
                     }
                     Ok(operation) => {
-                        // The operation was recorded, so gpushd carries it out, whether or not its end can be
-                        // recorded.
+                        // The operation was recorded, so gpushd executes it, even if its end cannot be recorded.
                         assert_eq!(agent.follow(operation).state, OperationState::Done, "{what}");
                         carried_out += 1;
                     }
@@ -154,10 +153,10 @@ fn full_disk_is_in_health_and_waiting_operations_stay() {
     agent.await_that("operation that waits", || look(&agent).state == OperationState::Waiting);
     let says_full = |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("no space left");
     disk.fill();
-    // The remaining free space is used up first.
+    // gpushd first uses the remaining free space.
     agent.await_that("refusal", || agent.begin(&["1"], &["7g.80gb"]).is_err());
     assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
-    // The GPU is free now, so the operation could begin if there were disk space.
+    // The GPU is idle now, so the operation could begin if there were disk space.
     host.end_process(pid);
     agent.wait_for_log("it cannot begin yet");
     assert_eq!(look(&agent).state, OperationState::Waiting, "{:?}", look(&agent));

@@ -1,7 +1,6 @@
-//! Events as they happen: a listener receives each event once, does not slow down gpushd, and learns which
-//! events it missed.
+//! Events. A listener receives each event once, does not slow down gpushd, and learns which events it missed.
 //!
-//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+//! Functions outside `#[test]` may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -49,7 +48,8 @@ fn each_change_is_one_event_in_order() {
     assert_consecutive(&told);
     let states: Vec<OperationState> = told.iter().filter_map(|event| Some(state(event)?.1)).collect();
     assert_eq!((states[0], states[states.len() - 1]), (OperationState::Running, OperationState::Done));
-    // An event reports each step when it begins, with the number of finished steps: 0 to 4 of 4 on both GPUs.
+    // An event reports each step when it begins, with the number of finished steps: from 0 of 4 to 4 of 4 on both
+    // GPUs.
     for gpu in 0..2 {
         let mut done: Vec<u32> = told
             .iter()
@@ -63,8 +63,8 @@ fn each_change_is_one_event_in_order() {
     }
     assert!(!serde_json::to_string(&told).unwrap().contains("\"plans\""));
 
-    // The GPU is free, with its new instances, before the end of the operation is published: no reader is
-    // needed.
+    // The event that shows the GPU as free, with its new instances, comes before the end of the operation. This needs
+    // no client that reads the GPU.
     let gpu = told.iter().rev().find_map(|event| match &event.what {
         Happening::Gpu(change) if change.gpu == 1 => Some(change),
         _ => None,
@@ -115,7 +115,7 @@ fn driver_appearance_is_an_event() {
     }
     let told: (bool, bool, bool) = loop {
         match next() {
-            // The event that there is no driver may arrive first, or not at all.
+            // The event that reports the missing driver may come first, or not at all.
             (false, false, true) => {}
             other => break other,
         }
@@ -134,7 +134,7 @@ fn reconnecting_listener_gets_exactly_missed_events() {
     let mut reconnected = 0;
     for round in 0..6 {
         let layout = if round % 2 == 0 { "1g.10gb*7" } else { "7g.80gb" };
-        // Every third time it is disconnected for the whole round, otherwise it disconnects in the middle.
+        // In every third round the listener is not connected. Otherwise it disconnects halfway.
         let mut listener = (round % 3 > 0 || place.is_none()).then(|| agent.listen("", place.as_deref()));
         let operation = agent.begin(&["0"], &[layout]).unwrap();
         if let Some(mut listener) = listener.take() {
@@ -201,7 +201,7 @@ fn event_filters_apply_and_invalid_ones_are_refused() {
     let mut tried = 0;
     for (parameters, status, says) in [
         ("?kinds=weather", 400, "operation, gpu, config"),
-        ("?kinds=", 400, "no kind"),
+        ("?kinds=", 400, "not a kind"),
         ("?gpu=9", 404, "9"),
         ("?gpu=", 400, ""),
         ("?since=1", 400, "since"),
@@ -250,7 +250,7 @@ fn silent_listener_delays_no_one_and_keeps_memory_bounded() {
     let mut deaf = agent.listen("", None);
     let mut silent = Vec::new();
     for _ in 0..20 {
-        // Reads nothing, not even the response head.
+        // This client reads nothing, not even the head of the response.
         let mut stream = agent.connect();
         stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         silent.push(stream);
@@ -268,10 +268,11 @@ fn silent_listener_delays_no_one_and_keeps_memory_bounded() {
     }
     let after = resident(agent.pid());
     println!("{told} events; resident {before} KiB, then {after} KiB");
-    // gpushd keeps a thousand events, however many listeners do not read them. On this host each has at most
+    // gpushd stores a thousand events, even if many listeners do not read them. On this host, each event has at most
     // 1.5 kB.
     assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
-    // A listener that reads late receives first what was sent, then a resync for the rest.
+    // A listener that reads late first receives the events that were sent. Then it receives a resync in place of the
+    // others.
     let heard = deaf.until(|event| matches!(event.what, Happening::Resync(_)));
     let Some(Happening::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
     assert_eq!(resync.reason, ResyncReason::Missed);

@@ -1,4 +1,4 @@
-//! Fairness of the first socket: a user who connects continuously does not delay answers to other users.
+//! Fairness of the user socket: a user who connects continuously does not delay answers to other users.
 
 use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
@@ -51,7 +51,7 @@ fn connection_churn_of_one_user_costs_another_no_answer() {
     let public = tempfile::Builder::new().prefix("gpush-fair-").tempdir().expect("a directory");
     std::fs::set_permissions(public.path(), std::fs::Permissions::from_mode(0o755)).expect("an open directory");
     let agent: Agent = Setup::on(&host).socket(public.path().join("s")).start();
-    // gpushctl at a path where another user can execute it.
+    // A copy of gpushctl at a path where another user can execute it.
     let gpushctl = public.path().join("gpushctl");
     std::fs::copy(program("gpushctl"), &gpushctl).expect("gpushctl can be copied");
     std::fs::set_permissions(&gpushctl, std::fs::Permissions::from_mode(0o755)).expect("a program");

@@ -1,4 +1,4 @@
-//! Clients that send a change and disconnect at once: a recorded change is carried out even so.
+//! Clients that send a change and disconnect immediately. A recorded change is executed anyway.
 
 use std::{io::Write, time::Duration};
 
@@ -17,7 +17,7 @@ fn ask_and_hang_up(agent: &Agent, method: &str, path: &str, quarters: u64) {
     let mut stream = agent.connect();
     let request = format!("{method} {path} HTTP/1.1\r\nhost: gpush\r\ncontent-length: 0\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it is sent");
-    // This sleep waits for no event: it selects the moment of the disconnect.
+    // This sleep waits for no event. It selects the moment of the disconnect.
     std::thread::sleep(Duration::from_micros(250 * quarters));
 }
 
@@ -61,7 +61,7 @@ fn cancelled_queued_operation_leaves_no_claim() {
         let waiting = agent.begin_with(&body).expect("it waits");
         ask_and_hang_up(&agent, "POST", &format!("/v1/operations/{}/cancel", waiting.id), round % 12);
         if !on_record(&agent, "operation.cancel", &waiting.id) {
-            // Fails if the first one was carried out meanwhile.
+            // This fails if the first request was executed meanwhile.
             let _ = agent.cancel(&waiting.id);
         }
         let ended = agent.follow(waiting);

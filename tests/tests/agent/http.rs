@@ -1,4 +1,4 @@
-//! The API as plain HTTP: every answer is JSON, every mistake is named, and no client can block the server.
+//! The API as plain HTTP. Every answer is JSON, every error names the mistake, and no client can block the server.
 
 use std::{
     io::{Read, Write},
@@ -32,7 +32,7 @@ fn head_that_is_not_http_is_answered_in_json() {
         let error = answer.error();
         assert!(error.code == Code::BadRequest && error.hint.is_some(), "{error:?}");
     }
-    // After an answer on the same connection.
+    // The invalid head comes after an answer on the same connection.
     let mixed = b"GET /v1/version HTTP/1.1\r\nhost: x\r\n\r\nnot HTTP\r\n\r\n";
     assert!(agent.raw(mixed).starts_with(b"HTTP/1.1 200 "));
 }
@@ -49,7 +49,7 @@ fn each_invalid_request_gets_json_error_and_status() {
     let (entries, long) = (layout(list("1g.6gb", 65)), layout(list(&"x".repeat(5000), 1)));
     let mut tried = 0;
     for (method, path, headers, body, status, says) in [
-        ("GET", "/", "", &b""[..], 404, "there is no"),
+        ("GET", "/", "", &b""[..], 404, "has no path"),
         ("GET", "/v1/gpu", "", b"", 404, "/v1/gpu"),
         ("GET", "/v1/gpus/", "", b"", 404, "/v1/gpus/"),
         ("GET", "/v1/gpus/9", "", b"", 404, "no GPU 9"),
@@ -97,11 +97,38 @@ fn openapi_description_is_served_and_lists_every_path() {
     for path in ["/v1/gpus", "/v1/mig/apply", "/v1/operations/{id}", "/v1/health"] {
         assert!(described["paths"][path].is_object(), "{path}");
     }
-    // A list leaves out the profiles, an answer about one GPU has them.
+    // A list omits the profiles. An answer about one GPU has them.
     assert!(agent.gpus().iter().all(|gpu| gpu.mig.as_ref().unwrap().profiles.is_empty()));
     assert!(!agent.gpu(0).mig.unwrap().profiles.is_empty());
     let listed = agent.get("/v1/gpus?profiles=true").json();
     assert_eq!(listed[3]["mig"]["profiles"], agent.get("/v1/gpus/3/profiles").json());
+}
+
+#[test]
+fn unknown_query_parameter_is_refused_on_every_route() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let described = agent.get("/v1/openapi.json").json();
+    let mut tried = 0;
+    for (path, methods) in described["paths"].as_object().expect("paths") {
+        let parts: Vec<&str> = path.split('/').map(|part| if part.starts_with('{') { "0" } else { part }).collect();
+        let path = parts.join("/");
+        for method in methods.as_object().expect("methods").keys().map(|method| method.to_uppercase()) {
+            for query in ["misspelt=1", "misspelt", "%6disspelt=%00&x=y"] {
+                let headers = "content-type: application/json\r\n";
+                let answer = agent.request(&method, &format!("{path}?{query}"), headers, b"{}");
+                assert_eq!(answer.status, 400, "{method} {path}?{query}: {}", String::from_utf8_lossy(&answer.body));
+                let error = answer.error();
+                assert!(error.code == Code::BadRequest && error.hint.is_some(), "{method} {path}: {error:?}");
+                assert!(error.message.contains("isspelt"), "{method} {path}: {error:?}");
+            }
+            tried += 1;
+        }
+    }
+    assert!(tried >= 40, "{tried} routes");
+    // Nothing was changed, and an empty query is none.
+    assert_eq!(agent.get("/v1/operations").json(), json!([]));
+    assert_eq!(agent.get("/v1/version?").status, 200);
 }
 
 #[test]
@@ -124,14 +151,14 @@ fn incomplete_request_head_times_out() {
     for start in [&b""[..], b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\n"] {
         let mut slow = agent.connect();
         slow.write_all(start).unwrap();
-        // The agent closes the connection; meanwhile it answers others.
+        // The agent closes the connection. Until then, it answers other clients.
         assert_eq!(agent.get("/v1/version").status, 200);
         let mut rest = Vec::new();
         slow.read_to_end(&mut rest).unwrap();
         assert!(rest.is_empty() || parse(&rest).unwrap().status >= 400, "{}", String::from_utf8_lossy(&rest));
         tried += 1;
     }
-    // A body that does not arrive ends with an answer, not with waiting.
+    // If a body does not arrive, the agent answers after a time limit.
     let mut slow = agent.connect();
     slow.write_all(
         b"POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
@@ -143,7 +170,7 @@ fn incomplete_request_head_times_out() {
     println!("{} slow clients", tried + 1);
 }
 
-/// A client that sends single bytes has no more time than one that sends nothing.
+/// A client that sends single bytes gets no more time than one that sends nothing.
 #[test]
 fn client_sending_byte_by_byte_times_out() {
     let host = Host::up("a30x4");
@@ -157,7 +184,7 @@ fn client_sending_byte_by_byte_times_out() {
         stream.write_all(at_once.as_bytes()).unwrap();
         let (mut sent, mut answer) = (0, Vec::new());
         let mut buffer = [0; 4096];
-        // Waiting for an answer is the pause between two bytes.
+        // Waiting for an answer makes the pause between two bytes.
         for byte in byte_by_byte.bytes() {
             if stream.write_all(&[byte]).is_err() {
                 break;
@@ -181,7 +208,7 @@ fn client_sending_byte_by_byte_times_out() {
     println!("closed after {of_head} bytes of a head, {of_body} of a body");
 }
 
-/// gpushd reads at most the permitted size of a request, however much a client sends.
+/// gpushd reads at most the maximum size of a request, even if a client sends more.
 #[test]
 fn ten_megabyte_body_is_refused_before_it_is_read() {
     let host = Host::up("a30x4");
@@ -203,7 +230,7 @@ fn ten_megabyte_body_is_refused_before_it_is_read() {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         assert!(sent < most, "all of it was taken");
-        // The kernel may have dropped the answer when the test continued to write.
+        // The kernel may have dropped the answer if the test continued to write.
         if let Some(answer) = parse(&answer) {
             assert_eq!(answer.status, 413);
         }
@@ -248,10 +275,10 @@ fn long_polls_return_with_each_change_and_at_the_end() {
     assert_eq!(operation.state, OperationState::Done);
     assert!(revisions.windows(2).all(|pair| pair[0] < pair[1]), "{revisions:?}");
     println!("{} answers until the end", revisions.len());
-    // From now on the answer comes from the journal. The journal does not record every step, but its revision
-    // continues from there.
+    // From now on the answer comes from the journal. The journal does not record every step, but continues the
+    // revision.
     assert_eq!(agent.operation("op-1").revision, operation.revision);
-    // The operation has ended: the answer comes at once, whatever revision the request names.
+    // The operation has ended, so the answer comes immediately, whatever revision the request names.
     let begun = Instant::now();
     let answer = agent.get("/v1/operations/op-1?after=999999&wait_ms=60000");
     assert_eq!(answer.json()["state"], "done");
@@ -302,7 +329,7 @@ fn readings_are_coalesced_and_hung_gpu_is_stale() {
     assert_eq!(agent.gpus().len(), 8);
     host.fault("nvmlDeviceGetMigMode --gpu 4 --times 1 --hang");
     agent.settle_reads_except(4);
-    // That GPU is shown as last read, the others as they are.
+    // The API shows that GPU as last read, and the others as they are.
     let gpus = agent.gpus();
     assert_eq!(gpus.len(), 8);
     assert!(gpus[4].stale, "{:?}", gpus[4]);
@@ -347,7 +374,7 @@ fn plan_lists_steps_per_gpu_and_changes_nothing() {
     // A request to apply it is refused as a whole.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
-    assert_eq!(refused.message, "4 of 6 GPUs refuse: 1, 3, 4, 5");
+    assert_eq!(refused.message, "4 of 6 GPUs cannot be changed: 1, 3, 4, 5");
     let own: Vec<ApiError> =
         plans.iter().filter_map(|plan| serde_json::from_value(plan["error"].clone()).ok()).collect();
     assert_eq!((refused.errors.len(), refused.causes.len()), (4, 0), "{refused:?}");

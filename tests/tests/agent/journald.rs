@@ -1,7 +1,6 @@
-//! A journald that stops, returns, and stops for good: gpushd continues, and reports how many messages were
-//! lost.
+//! A journald that stops, returns, and stops for good. gpushd continues, and reports how many messages were lost.
 //!
-//! The test plays journald: it binds a socket at journald's path, in a mount namespace for gpushd alone.
+//! The test acts as journald: it binds a socket at journald's path, in a mount namespace that only gpushd uses.
 
 use std::{
     fs::{self, File},
@@ -17,11 +16,11 @@ use gpush_tests::{
     host::Host,
 };
 
-/// Mounts the directory with the test's socket at journald's path, then executes the rest of the command line.
+/// Mounts the directory that has the test's socket at journald's path, then executes the other arguments.
 const INSIDE: &str = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind \"$0\" \
                       /run/systemd/journal && exec \"$@\"";
 
-/// Returns whether the test can mount in a namespace of its own; prints that `what` is skipped if not.
+/// Returns whether the test can mount in its own namespace. If not, prints that `what` is skipped.
 fn can_mount(what: &str) -> bool {
     let mut tried = Command::new("unshare");
     tried.args(["-m", "sh", "-c", "mount -t tmpfs none /run"]).process_group(0);
@@ -52,11 +51,11 @@ fn start(host: &Host, directory: &Path) -> Agent {
     let stat = stderr.metadata().expect("it is there");
     let through = ["unshare", "-m", "sh", "-c", INSIDE, directory.to_str().expect("a path of ours")];
     let setup = Setup::on(host).through(&through).stderr(stderr.into());
-    // As systemd reports that standard error is connected to the journal.
+    // systemd sets this variable if standard error is connected to the journal.
     setup.env("JOURNAL_STREAM", format!("{}:{}", stat.dev(), stat.ino())).start()
 }
 
-/// Changes the layout of GPU 0 and changes it back; each round logs some lines.
+/// Changes the layout of GPU 0 and changes it back. Each round logs some lines.
 fn work(agent: &Agent, rounds: usize) {
     for _ in 0..rounds {
         for layout in [&["7g.80gb"][..], &["1g.10gb*2"]] {
@@ -77,10 +76,16 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     let journal = UnixDatagram::bind(&socket).expect("a socket");
     let agent = start(&host, &directory);
     work(&agent, 1);
-    let told = read_until(&journal, "GPUSH_OP");
+    let told = read_until(&journal, "GPUSH_OPERATION");
+    // The fields are those of the original event, not those of the thread that writes the log.
+    let entry = told.last().expect("the entry of an operation");
+    let file = entry.lines().find_map(|line| line.strip_prefix("CODE_FILE="));
+    assert!(file.is_some_and(|file| file.starts_with("agent/src/apply/")), "{entry}");
+    assert!(entry.lines().any(|line| line.starts_with("TARGET=gpushd::apply::")), "{entry}");
+    assert!(entry.contains("\nGPUSH_OPERATION"), "{entry}");
     // The first message is empty: gpushd probed whether a journal exists.
     assert!(told.iter().skip(1).all(|message| message.contains("SYSLOG_IDENTIFIER")), "{told:?}");
-    // The test does not read: the kernel buffers a few messages, the queue a thousand more; the rest is
+    // The test does not read. The kernel buffers a few messages, and gpushd's queue a thousand more. The others are
     // dropped.
     let begun = Instant::now();
     let mut rounds = 0;

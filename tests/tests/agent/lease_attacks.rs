@@ -9,12 +9,13 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Code, EndReason, LeaseGrant, LeaseState};
+use gpush_api::{Code, EndReason, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::{
     agent::{Agent, Setup, truth},
     dice::Dice,
     host::Host,
     mps::{lease_becomes, lease_now, release},
+    strace,
 };
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
@@ -23,6 +24,8 @@ use crate::{
     disk::Disk,
     leases::{MIG, WHOLE, leases, request, two_gpus},
 };
+
+const TIMESLICED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 16 }\n";
 
 /// A user with 10,000 requests.
 const GREEDY: u32 = 64_003;
@@ -107,7 +110,7 @@ fn ten_thousand_requests_of_one_user_delay_no_other_user() {
 }
 
 #[test]
-fn gangs_for_the_same_gpus_are_served_one_after_the_other() {
+fn gangs_for_the_same_gpus_are_granted_in_turn() {
     let (_host, agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": { "seconds": 100 } });
     thread::scope(|scope| {
@@ -125,20 +128,20 @@ fn gangs_for_the_same_gpus_are_served_one_after_the_other() {
 }
 
 #[test]
-fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
-    /// Rounds for each of eight GPUs.
+fn concurrent_lease_and_operation_get_different_devices() {
+    /// Number of rounds for each of the eight GPUs.
     const ROUNDS: u32 = 250;
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
     agent.wait_for_layouts_at_start();
-    // Readings are late, so that plans and placements are made of old ones.
+    // Some readings are late, so gpushd plans and places with old ones.
     host.fault("nvmlDeviceGetGpuInstances --delay-ms 1 --probability 0.3 --seed 7");
     let run = |gpu: usize| {
         let mut dice = Dice::new(20_261_123 + gpu as u64);
         let name = gpu.to_string();
         let (mut leased, mut changed, mut waits) = (0, 0, 0);
         for round in 0..ROUNDS {
-            // Either layout makes way for the other; a lease takes whatever is there.
+            // A layout may replace the other one. A lease takes a device that exists.
             let profile = if truth(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
             let other: &[&str] = if profile == "7g.80gb" { &["3g.40gb", "3g.40gb"] } else { &["7g.80gb"] };
             let lease = json!({ "share": { "kind": "mig_profile", "profile": profile }, "selectors": [name] });
@@ -160,7 +163,7 @@ fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
             match &granted {
                 Ok(granted) => {
                     leased += 1;
-                    // A lease after the change has a new device; one before it kept its own.
+                    // A lease granted after the change has a new device. A lease granted before kept its device.
                     let target = &granted.lease.members[0].target;
                     let there = agent
                         .gpu(u32::try_from(gpu).unwrap())
@@ -199,7 +202,7 @@ fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
 }
 
 #[test]
-fn request_that_is_repeated_after_a_crash_gets_the_lease_of_the_first() {
+fn repeated_request_after_a_crash_gets_the_same_lease() {
     let (host, mut agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "duration_s": 3600 }).to_string();
     let mut dice = Dice::new(7);
@@ -210,7 +213,7 @@ fn request_that_is_repeated_after_a_crash_gets_the_lease_of_the_first() {
             "POST /v1/leases HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
             body.len()
         );
-        // Killed some time after the request was sent: before, while or after it is committed.
+        // Kill gpushd at a random moment after the request was sent: before, during or after the commit.
         let pid = nix::unistd::Pid::from_raw(agent.pid().cast_signed());
         let pause = Duration::from_micros(u64::try_from(dice.below(6000)).expect("small"));
         thread::scope(|scope| {
@@ -284,7 +287,7 @@ fn full_disk_refuses_a_grant_and_allows_a_release() {
     disk.fill();
     let mut more = Vec::new();
     let refused = agent.until("refusal", || match request(&agent, &body) {
-        // The free space of the database is used up first.
+        // gpushd first uses the free space of its database.
         Ok(granted) => {
             release(&agent, granted.lease.id);
             more.push(granted.lease.id);
@@ -298,6 +301,73 @@ fn full_disk_refuses_a_grant_and_allows_a_release() {
     lease_becomes(&agent, first.lease.id, LeaseState::Ended);
     disk.free();
     agent.until("a lease", || request(&agent, &body).ok());
+    agent.stop();
+}
+
+/// The lines of a log about what gpushd could not do with leases.
+fn failures(log: &str) -> Vec<&str> {
+    let is_failure = |line: &&str| (line.contains("ERROR") || line.contains("WARN")) && line.contains("lease");
+    log.lines().filter(is_failure).collect()
+}
+
+#[test]
+fn full_disk_lets_leases_expire_without_a_line_each_time() {
+    const LEASES: usize = 16;
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
+    let Some(disk) = Disk::mount(Setup::on(&host).state_dir()) else { return };
+    let agent = Agent::start(&host, TIMESLICED);
+    agent.wait_for_layouts_at_start();
+    let body = json!({ "share": { "kind": "timeslice" }, "duration_s": 4 });
+    let granted: Vec<_> = (0..LEASES).map(|_| request(&agent, &body).expect("a lease").lease.id).collect();
+    disk.fill();
+    let before = failures(&agent.log()).len();
+    for id in &granted {
+        assert_eq!(lease_becomes(&agent, *id, LeaseState::Ended).reason, Some(EndReason::Expired));
+    }
+    let log = agent.log();
+    let lines = &failures(&log)[before..];
+    println!("{LEASES} leases have expired on a full disk: {} lines", lines.len());
+    assert!(lines.len() <= LEASES, "the reserve covers their ends; one line for a lease at most: {lines:#?}");
+    disk.free();
+    agent.stop();
+}
+
+/// Where even the reserve does not help, each lease is in the log once, however often gpushd tries.
+#[test]
+fn end_that_cannot_be_recorded_is_logged_once_for_each_lease() {
+    const LEASES: usize = 16;
+    if !strace::works("ends of leases that cannot be recorded") {
+        return;
+    }
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
+    let agent = Agent::start(&host, TIMESLICED);
+    agent.wait_for_layouts_at_start();
+    let body = json!({ "share": { "kind": "timeslice" }, "duration_s": 4 });
+    let granted: Vec<_> = (0..LEASES).map(|_| request(&agent, &body).expect("a lease").lease.id).collect();
+    // From now on every write to the disk fails.
+    let pid = agent.pid().to_string();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64,fallocate"]);
+    strace.args(["-e", "inject=pwrite64,fallocate:error=ENOSPC", "-p", &pid]);
+    let mut strace = strace.spawn().expect("strace");
+    let about = |id: &LeaseId| {
+        let (log, name) = (agent.log(), format!("lease {id}"));
+        failures(&log)
+            .iter()
+            .filter(|line| line.contains(&format!("{name},")) || line.contains(&format!("{name} ")))
+            .count()
+    };
+    agent.await_that("a line for each lease", || granted.iter().all(|id| about(id) > 0));
+    // Several times the interval at which gpushd tries again.
+    thread::sleep(Duration::from_secs(4));
+    let counts: Vec<usize> = granted.iter().map(about).collect();
+    assert!(counts.iter().all(|count| *count <= 2), "that it is releasing, and its end: {counts:?}");
+    assert!(leases(&agent).len() == LEASES, "their capacity stays in use");
+    strace.kill().expect("strace");
+    strace.wait().expect("its end");
+    for id in granted {
+        lease_becomes(&agent, id, LeaseState::Ended);
+    }
     agent.stop();
 }
 

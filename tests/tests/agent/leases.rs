@@ -1,4 +1,4 @@
-//! Leases of MIG devices, whole GPUs and time-slice replicas: granted, refused, queued, kept over a crash.
+//! Leases of MIG devices, whole GPUs and time-slice replicas: granted, refused, queued, and kept after a crash.
 
 use std::{io::Write, thread};
 
@@ -14,7 +14,7 @@ pub(crate) const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"
 pub(crate) const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
 
 pub(crate) fn two_gpus(config: &str) -> (Host, Agent) {
-    // GPUs without MIG, unless a layout is wanted: with MIG enabled a GPU is not offered as a whole.
+    // The GPUs have no MIG unless the config has a layout: gpushd does not lease a GPU with MIG enabled as a whole.
     let model = if config.contains("layout") { "h100-80-sxm" } else { "l4" };
     let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\n"));
     let agent = Agent::start(&host, config);
@@ -39,7 +39,7 @@ fn queued(agent: &Agent) -> Option<Lease> {
 }
 
 #[test]
-fn gang_of_whole_gpus_is_granted_as_a_whole_or_not_at_all() {
+fn gang_of_whole_gpus_gets_all_or_none() {
     let (_host, agent) = two_gpus(WHOLE);
     let whole = |count: u32| request(&agent, &json!({ "share": { "kind": "whole" }, "count": count }));
     assert_eq!(whole(3).unwrap_err().code, Code::BadRequest, "the host has two");
@@ -48,7 +48,8 @@ fn gang_of_whole_gpus_is_granted_as_a_whole_or_not_at_all() {
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let named = format!("lease {} of", first.lease.id);
     assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
-    assert_eq!(release(&agent, first.lease.id).state, LeaseState::Ended, "nothing uses it");
+    release(&agent, first.lease.id);
+    lease_becomes(&agent, first.lease.id, LeaseState::Ended);
     let both = whole(2).expect("both GPUs");
     assert_eq!(both.lease.members.len(), 2);
     let visible = both.environment.iter().find(|(name, _)| name == "CUDA_VISIBLE_DEVICES").expect("devices");
@@ -59,7 +60,7 @@ fn gang_of_whole_gpus_is_granted_as_a_whole_or_not_at_all() {
 #[test]
 fn replicas_of_a_time_sliced_gpu_are_counted() {
     let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 2 }\n");
-    // The only kind that the host offers.
+    // The only kind of lease that the host offers.
     let replica = || request(&agent, &json!({}));
     let first = replica().expect("a replica");
     replica().expect("another one");
@@ -69,9 +70,9 @@ fn replicas_of_a_time_sliced_gpu_are_counted() {
     replica().expect("the free one");
 }
 
-/// Without leases in plans, an idle leased device was destroyed.
+/// When plans did not know leases, they destroyed a leased device that was idle.
 #[test]
-fn plan_that_takes_a_leased_device_names_the_lease() {
+fn plan_that_destroys_a_leased_device_names_the_lease() {
     let (_host, agent) = two_gpus(MIG);
     let granted = request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } })).expect("one");
     let id = granted.lease.id;
@@ -82,7 +83,7 @@ fn plan_that_takes_a_leased_device_names_the_lease() {
     let refused = agent.post("/v1/maintenance/enter", &json!({})).error();
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
-    // An operation that waits begins when the lease has ended.
+    // A waiting operation begins when the lease has ended.
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&body).expect("it is queued");
     assert!(!waiting.state.is_final());
@@ -103,7 +104,7 @@ fn granted_leases_are_the_same_after_a_crash() {
     assert_eq!(leases(&agent), before);
     assert_eq!(before[0].id, granted.lease.id);
     assert_eq!(before[0].binding, LeaseBinding::Time);
-    // Its capacity is still taken, and the next number is another one.
+    // Its capacity is still in use, and the next lease has another number.
     let other = agent.until("a lease", || request(&agent, &json!({ "share": { "kind": "whole" } })).ok());
     assert!(other.lease.id > granted.lease.id && other.lease.members[0].gpu != granted.lease.members[0].gpu);
     let renewed = agent.post(&format!("/v1/leases/{}/renew", granted.lease.id), &json!({ "duration_s": 7200 }));
@@ -172,7 +173,7 @@ fn expired_lease_ends_its_processes_where_the_rule_says_so() {
     let ended = lease_becomes(&agent, id, LeaseState::Ended);
     assert_eq!(ended.reason, Some(EndReason::Expired));
     assert!(!std::path::Path::new(&format!("/proc/{process}/stat")).exists() || has_ended(process));
-    // Without `end` they run on, and the lease is releasing until they have ended.
+    // Without `end`, the processes continue, and the lease is releasing until they have ended.
     agent.reload(WHOLE);
     let id = request(&agent, &body).expect("a lease").lease.id;
     let process = host.process("--gpu 0");
@@ -186,7 +187,7 @@ fn expired_lease_ends_its_processes_where_the_rule_says_so() {
     lease_becomes(&agent, id, LeaseState::Ended);
 }
 
-/// Whether a process is a zombie.
+/// Returns whether a process is a zombie.
 fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))

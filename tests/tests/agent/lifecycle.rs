@@ -1,4 +1,4 @@
-//! Start and stop: one agent for each state directory, stale and live sockets, signals, systemd.
+//! Start and stop: one agent per state directory, stale and live sockets, signals, systemd.
 
 use std::{
     io::{Read, Write},
@@ -23,7 +23,7 @@ fn second_agent_on_same_state_is_refused() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let other = host.scratch("other.sock");
-    // The same state directory, another socket.
+    // The second agent has the same state directory and another socket.
     let (status, log) = Setup::on(&host).socket(&other).refused();
     assert_eq!(status.code(), Some(1), "{log}");
     assert!(log.contains(&format!("another gpushd (pid {}) has the state directory", agent.pid())), "{log}");
@@ -46,7 +46,7 @@ fn live_socket_is_refused_and_stale_one_replaced() {
     assert_eq!(agent.get("/v1/version").status, 200);
     agent.stop();
     assert!(!socket.exists(), "one that stops does not");
-    // A file that is not a socket must not be removed.
+    // gpushd must not remove a file that is not a socket.
     std::fs::write(&socket, "precious").unwrap();
     let (_, log) = Setup::on(&host).refused();
     assert!(log.contains("is not a socket"), "{log}");
@@ -57,7 +57,7 @@ fn live_socket_is_refused_and_stale_one_replaced() {
 fn one_of_ten_agents_serves_and_the_others_name_it() {
     let host = Host::up("a30x4");
     let socket = host.scratch("shared.sock");
-    // Twice: in an empty directory, and with the socket file of a killed agent.
+    // Two rounds: in an empty directory, and with the socket file of a killed agent.
     for round in 0..2 {
         let started: Vec<_> = std::thread::scope(|scope| {
             let agents: Vec<_> = (0..10)
@@ -92,11 +92,11 @@ fn idle_agent_with_waiting_clients_stops_at_once() {
     assert!(agent.wait().success(), "{}", agent.log());
     let took = begun.elapsed();
     println!("stopped after {} ms", took.as_millis());
-    // Two seconds of draining, and as much again for a busy machine.
+    // The limit is two seconds of draining, and two more for a busy machine.
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
-/// An upgrade of the package restarts gpushd while a client has connected but not sent its request yet.
+/// A client connects, and an upgrade of the package restarts gpushd before the client sends its request.
 #[test]
 fn connection_without_request_is_answered_while_gpushd_stops() {
     let host = Host::up("a30x4");
@@ -108,7 +108,7 @@ fn connection_without_request_is_answered_while_gpushd_stops() {
     let mut head = [0; 12];
     idle.read_exact(&mut head).unwrap();
     agent.signal(Signal::SIGTERM);
-    // When it stops, gpushd at once closes connections whose requests it has answered.
+    // When gpushd stops, it immediately closes connections whose requests it has answered.
     idle.read_to_end(&mut Vec::new()).unwrap();
     early.write_all(request).unwrap();
     let mut answer = String::new();
@@ -130,7 +130,7 @@ fn stop_during_apply_finishes_operation_first() {
     }
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    // It still answers, and accepts no new operation.
+    // gpushd still answers, but accepts no new operation.
     let refused = agent.begin(&["1"], &["7g.80gb"]).unwrap_err();
     assert_eq!(refused.code, gpush_api::Code::Unavailable, "{refused:?}");
     assert!(agent.wait().success(), "{}", agent.log());
@@ -157,7 +157,7 @@ fn two_sigterms_at_once_count_as_one() {
     let host = Host::up("a30x4");
     let mut agent = Agent::start(&host, "");
     let socket = agent.socket().to_owned();
-    // As `timeout 2 gpushd` sends it: to the child, then to the group.
+    // `timeout 2 gpushd` sends the signal to the child, and then to the process group.
     agent.signal(Signal::SIGTERM);
     agent.signal(Signal::SIGTERM);
     assert!(agent.wait().success(), "{}", agent.log());
@@ -172,7 +172,7 @@ fn second_sigterm_ends_gpushd_at_once() {
     let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    // Two signals within a moment count as one, as `timeout` sends them; a later one ends gpushd.
+    // Two signals in quick succession count as one, because `timeout` sends two. A later signal ends gpushd.
     while !agent.has_ended() {
         agent.signal(Signal::SIGTERM);
         std::thread::yield_now();
@@ -191,14 +191,15 @@ fn second_sigterm_ends_gpushd_at_once() {
 #[test]
 fn reload_takes_effect_and_shows_pending_restart() {
     let host = Host::up("a30x4");
-    // The test harness sets a log level, and the environment and the command line override the config.
+    // The test harness sets a log level, and the environment and the command line override the config. So remove the
+    // variable.
     let setup = Setup::on(&host).config("[log]\nlevel = \"error\"\n").through(&["env", "-u", "GPUSH_LOG"]);
     let mut agent = setup.start();
     let mode = |agent: &Agent| agent.socket().metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&agent), agent.log().as_str()), (0o666, ""));
     agent.write_config("[log]\nlevel = \"info\"\n[driver]\nread_ms = 5000\n[api]\nsocket_mode = \"0600\"\n");
     agent.signal(Signal::SIGHUP);
-    agent.wait_for("STATUS=the config was read again");
+    agent.wait_for("STATUS=the config was reloaded");
     assert_eq!(mode(&agent), 0o600);
     let shown = agent.get("/v1/config").json();
     let pending = serde_json::json!([{"key": "driver.read_ms", "effective": "10000", "in_file": "5000"}]);
@@ -212,17 +213,17 @@ fn reload_takes_effect_and_shows_pending_restart() {
     // A setting that cannot be applied makes gpushd reject the whole file.
     agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");
     agent.signal(Signal::SIGHUP);
-    agent.wait_for("STATUS=the config is wrong and was not taken");
+    agent.wait_for("STATUS=the config has errors and was not loaded");
     let shown = agent.get("/v1/config").json();
     assert!(shown["effective"].as_str().unwrap().contains("level = \"info\""), "{shown}");
     assert_eq!((&shown["pending_settings"], mode(&agent)), (&pending, 0o600));
     let health = agent.get("/v1/health").json();
     assert!(health["errors"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
 
-    // The file is as before: no setting waits for a restart.
+    // The file is as before, so no setting waits for a restart.
     agent.write_config("");
     agent.signal(Signal::SIGHUP);
-    agent.wait_for("STATUS=the config was read again");
+    agent.wait_for("STATUS=the config was reloaded");
     assert_eq!(agent.get("/v1/config").json()["pending_settings"], serde_json::json!([]));
     assert_eq!(mode(&agent), 0o666);
 }
@@ -230,7 +231,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
 #[test]
 fn ready_notification_means_requests_are_answered() {
     let host = Host::up("dgx-a100");
-    // The driver is slow to load, and the agent does not wait for it.
+    // The driver loads slowly, and gpushd does not wait for it.
     host.fault("nvmlInit* --delay-ms 1500");
     let begun = Instant::now();
     let agent = Agent::start(&host, "");
@@ -247,7 +248,7 @@ fn ready_notification_means_requests_are_answered() {
 fn socket_from_systemd_is_used_and_not_removed() {
     let host = Host::up("a30x4");
     let path = host.scratch("handed.sock");
-    // systemd's part: a listening socket as descriptor 3, and the variables that announce it.
+    // What systemd does: it passes a listening socket as descriptor 3, and sets the variables that announce it.
     let listener = UnixListener::bind(&path).unwrap();
     let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
     let agent = Setup::on(&host)
@@ -257,7 +258,7 @@ fn socket_from_systemd_is_used_and_not_removed() {
         .start_at(&path);
     assert_eq!(agent.get("/v1/version").status, 200);
     assert!(!host.scratch("unused.sock").exists());
-    // The driver worker has not inherited it; otherwise it would keep the socket open.
+    // The driver worker must not inherit the socket, otherwise it would keep the socket open.
     let holders = Command::new("sh")
         .arg("-c")
         .arg(format!("ls -l /proc/{}/task/*/children >/dev/null 2>&1; cat /proc/{0}/task/*/children", agent.pid()))
@@ -275,7 +276,7 @@ fn socket_from_systemd_is_used_and_not_removed() {
 #[test]
 fn unread_log_delays_nothing() {
     let host = Host::up("dgx-a100");
-    // A pipe that fills up soon, and whose reader sleeps.
+    // A pipe that fills up quickly, and whose reader sleeps.
     let (mut reader, writer) = std::io::pipe().unwrap();
     let size = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     let agent = Setup::on(&host).env("GPUSH_LOG", "trace").stderr(writer.into()).start();
@@ -293,7 +294,7 @@ fn unread_log_delays_nothing() {
 #[test]
 fn watchdog_is_notified_while_gpu_hangs() {
     let host = Host::up("dgx-a100");
-    // As the service manager sets it: for the one process that it means.
+    // The service manager sets it for one process, whose pid it names.
     let said = ["sh", "-c", "WATCHDOG_USEC=200000 WATCHDOG_PID=$$ exec \"$0\" \"$@\""];
     let mut agent = Setup::on(&host).config("").through(&said).start();
     agent.wait_for("WATCHDOG=1");

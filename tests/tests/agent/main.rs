@@ -1,4 +1,5 @@
-//! gpushd as a service: start and stop, sockets, access, HTTP, events, the database, the clock, journald, GPU states.
+//! gpushd as a service: start and stop, sockets, access, HTTP, events, leases, the database, the clock, journald, GPU
+//! states.
 
 mod access;
 mod admin_socket;
@@ -12,6 +13,7 @@ mod hangups;
 mod http;
 mod journald;
 mod lease_attacks;
+mod lease_queue;
 mod leases;
 mod lifecycle;
 mod reports;

@@ -1,5 +1,5 @@
-//! Reports about GPUs that are unreadable, cordoned, waited for, or in mode `exclusive`; and that gpushd stops
-//! on SIGTERM, however early it comes.
+//! Reports about GPUs that are unreadable, cordoned, awaited by an operation, or in mode `exclusive`. Also: gpushd
+//! stops on SIGTERM at any moment during its start.
 
 use std::{
     process::Stdio,
@@ -38,7 +38,7 @@ fn config_diff_reports_unreadable_gpus() {
     assert_eq!(diff.unseen.len(), 1, "{diff:?}");
     let (status, text) = gpushctl(&agent, &["config", "diff"]);
     assert!(status != Some(0) && text.contains("GPU 1") && text.contains("GPUs 0, 2 are as"), "{status:?} {text}");
-    // After a restart, gpushd cannot even identify the lost GPU.
+    // After a restart, gpushd cannot identify the lost GPU at all.
     agent.stop();
     let agent = Agent::start(&host, RULE);
     let (status, text) = gpushctl(&agent, &["config", "diff"]);
@@ -80,7 +80,7 @@ fn operation_waiting_for_gpu_is_shown_in_status_and_notes() {
     host.process(&format!("--gpu 0 --gi {gi} --ci 0 --memory 100"));
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
     let waiting = agent.begin_with(&body).expect("it waits");
-    let says = format!("operation {} waits for it, to make it 7g.80gb", waiting.id);
+    let says = format!("operation {} waits for it, to apply 7g.80gb", waiting.id);
     agent.until("it is shown", || agent.gpu(0).reasons.contains(&says).then_some(()));
     assert!(agent.gpus()[0].reasons.contains(&says), "in the list, too");
     assert!(gpushctl(&agent, &["status"]).1.contains(&says));
@@ -117,7 +117,7 @@ fn sigterm_during_start_stops_gpushd() {
             .stderr(Stdio::null())
             .spawn()
             .expect("gpushd can be started");
-        // This sleep waits for no event: it selects the moment at which the signal arrives.
+        // This sleep waits for no event. It selects the moment at which the signal arrives.
         std::thread::sleep(Duration::from_micros(250 * quarters));
         kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
         let told = Instant::now();

@@ -1,5 +1,5 @@
-//! Loss of recorded state, seen from outside: if part of the state directory is missing, gpushd reports it and
-//! changes no GPU on a guess.
+//! Loss of recorded state, seen from outside. If part of the state directory is missing, gpushd reports it. It does
+//! not guess, and changes no GPU.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn health(agent: &Agent) -> Health {
     serde_json::from_value(agent.get("/v1/health").json()).expect("health")
 }
 
-/// Starts with an override whose layout GPU 0 has, and with no process on the GPU.
+/// Starts gpushd with an override for GPU 0, which has the override's layout and no process.
 fn overridden(host: &Host) {
     let agent = Agent::start(host, CONFIG);
     let complete = || health(&agent).layouts_at_start.is_some_and(|layouts| layouts.complete);

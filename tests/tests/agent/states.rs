@@ -1,5 +1,5 @@
-//! GPU states: cordons by administrators and by faults, maintenance, GPUs held after a lost database, and GPUs
-//! that nvidia-mig-manager also manages. The tests check what the hardware then shows.
+//! GPU states: cordons by administrators and by faults, maintenance, GPUs held after a lost database, and GPUs that
+//! nvidia-mig-manager also manages. The tests check the resulting state of the hardware.
 
 use std::{
     fs,
@@ -79,11 +79,11 @@ fn cordon_survives_restart_and_yields_to_named_requests() {
     assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
     assert!(health(&agent).errors.is_empty(), "an administrator's cordon does not degrade health");
 
-    // A request that names the GPU changes its layout, and the GPU stays cordoned.
+    // A request that names the GPU changes its layout. The GPU stays cordoned.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.gpu(0).state, GpuState::Cordoned);
-    // A request for all GPUs does not silently include it.
+    // A request for all GPUs fails, and does not silently include the cordoned one.
     let refused = agent.begin_with(&json!({ "layout_source": "config" })).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("is cordoned") && refused.hint.unwrap().contains("--gpu 0"));
@@ -128,7 +128,7 @@ fn xid_cordons_gpu_and_uncordon_lasts_until_next_xid() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    // A fault of a program does not cordon the GPU.
+    // An Xid error caused by a program does not cordon the GPU.
     host.sim("xid", &["13", "--gpu", "0"]);
     agent.wait_for_log("Xid 13");
     host.sim("xid", &["79", "--gpu", "1"]);
@@ -161,7 +161,7 @@ fn xid_is_received_after_worker_died() {
     let before = clients(&host);
     let worker = i32::try_from(before[0].as_i64().unwrap()).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
-    // No client sends a request; the agent listens for events again by itself.
+    // No client sends a request. The agent begins to listen for events again by itself.
     agent.until("another worker", || {
         let now = clients(&host);
         (!now.is_empty() && now != before).then_some(())
@@ -181,7 +181,7 @@ fn pending_row_remap_cordons_once_across_restarts() {
     host.sim("remap", &["--gpu", "0"]);
     let gpu = cordoned(&agent);
     assert_eq!(gpu.cordons[0].cause, "row-remap");
-    assert!(gpu.reasons[0].contains("replaced with the next reset"), "{:?}", gpu.reasons);
+    assert!(gpu.reasons[0].contains("the next reset replaces"), "{:?}", gpu.reasons);
     done(&agent, "/v1/gpus/0/uncordon", "it may wait for the weekend");
     agent.settle_reads();
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
@@ -189,7 +189,7 @@ fn pending_row_remap_cordons_once_across_restarts() {
     let agent = Agent::start(&host, "");
     agent.settle_reads();
     assert_eq!(agent.gpu(0).state, GpuState::Ready, "it still waits, which is known");
-    // A second row is another fault, and so is a row that cannot be replaced.
+    // A second row is a new fault. A row that cannot be replaced is a new fault too.
     host.sim("remap", &["--gpu", "0", "--uncorrectable"]);
     cordoned(&agent);
     done(&agent, "/v1/gpus/0/uncordon", "that too");
@@ -207,7 +207,7 @@ fn maintenance_closes_all_handles_and_survives_restart() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
-    // While an operation runs, maintenance is refused and the error names the operation.
+    // While an operation runs, gpushd refuses maintenance, and the error names the operation.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --hang");
     let operation = agent.begin(&["1"], &["3g.40gb"]).unwrap();
     let refused = agent.post("/v1/maintenance/enter", &json!({})).error();
@@ -216,7 +216,7 @@ fn maintenance_closes_all_handles_and_survives_restart() {
     assert!(refused.hint.unwrap().contains(&format!("gpushctl operation wait {}", operation.id)));
     host.clear_faults();
     assert_eq!(agent.follow(operation).state, OperationState::Done);
-    // A queued operation blocks nothing, and keeps waiting.
+    // A queued operation does not block maintenance, and keeps waiting.
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 4)));
     let order = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&order).unwrap();
@@ -326,7 +326,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     let refused = agent.begin(&["0"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.hint.unwrap().contains("gpushctl recover"));
-    // gpushd makes no promise for GPUs that the config does not manage.
+    // gpushd does not hold GPUs that the config does not manage.
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     let told = health(&agent);
     let told = cause(&told, "the database was lost").expect("health says it");
@@ -336,7 +336,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));
     agent.stop();
 
-    // Another agent on the same boot keeps them held; an agent on another boot does not.
+    // In the same boot, another agent keeps them held. After a reboot, it does not.
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
     let recovered = done(&agent, "/v1/recover", "nobody is on it");
@@ -345,7 +345,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert!(cause(&health(&agent), "the database was lost").is_none());
     assert_eq!(done(&agent, "/v1/recover", "")["released"], json!([]));
     agent.stop();
-    // The existing layout is kept, by the next agent too.
+    // The existing layout is kept, also by the next agent.
     let agent = Agent::start(&host, CONFIG);
     agent.settle_reads();
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb, 2g.20gb", "extra 7g.80gb@0"]);
@@ -440,7 +440,7 @@ fn gpus_of_nvidia_mig_manager_are_left_with_hint() {
     let settled = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
     agent.until("verdict on the layouts", || settled().then_some(()));
     assert_eq!(host.trace(), []);
-    // The suggested remedy works.
+    // The suggested hint works.
     fs::remove_file(&link).unwrap();
     assert_eq!(agent.apply(&["0", "1"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
     assert!(health(&agent).errors.is_empty(), "{:?}", health(&agent).errors);

@@ -1,8 +1,8 @@
-//! docs/api.md, run: each of its commands does what the page says.
+//! Runs the commands of docs/api.md, and checks that each prints what the page shows.
 //!
-//! A `sh` block is run on a simulated host, one after the other. A `json` block behind it is what it
-//! must print, as far as the page shows it: objects may hold more, `…` stands for any text. What stands
-//! below `## MPS` is run on a host one of whose GPUs is shared so.
+//! The `sh` blocks run one after the other on a simulated host. If a `json` block follows, the output must match it:
+//! objects may have more members, and `…` matches any text. The blocks below `## MPS` run on another host, on which
+//! one GPU is shared through MPS.
 
 use std::{
     path::Path,
@@ -16,13 +16,13 @@ use gpush_tests::{
 };
 use serde_json::Value;
 
-/// curl's status when `--max-time` is over.
+/// curl's exit code if `--max-time` is over.
 const TIME_IS_OVER: i32 = 28;
 
-/// The config of the part about MPS.
+/// The config for the part about MPS.
 const SHARED: &str = "[[gpu]]\nmatch = [\"4\"]\nmode = \"mps\"\nmps = { percentage = 50 }\n";
 
-/// Blocks between fences, with their language.
+/// Returns the fenced blocks, with their languages.
 fn blocks(page: &str) -> Vec<(String, String)> {
     let mut blocks: Vec<(String, String)> = Vec::new();
     let mut open = false;
@@ -44,7 +44,7 @@ fn blocks(page: &str) -> Vec<(String, String)> {
     blocks
 }
 
-/// Whether `real` is as the page shows it.
+/// Returns whether `real` matches what the page shows.
 fn is_like(shown: &Value, real: &Value) -> bool {
     match (shown, real) {
         (Value::String(shown), Value::String(_)) if shown == "…" => true,
@@ -60,7 +60,7 @@ fn is_like(shown: &Value, real: &Value) -> bool {
 }
 
 #[test]
-fn every_command_of_the_page_does_what_the_page_says() {
+fn api_page_commands_print_what_the_page_shows() {
     if !Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success()) {
         println!("skipped: curl is not installed");
         return;
@@ -86,7 +86,7 @@ fn every_command_of_the_page_does_what_the_page_says() {
     assert!(ran >= 4 && compared == ran, "{ran} and {compared}");
 }
 
-/// Runs the commands of a page, or a part of it: how many, and how many answers were compared.
+/// Runs the commands of a page or of a part of it. Returns how many it ran, and how many answers it compared.
 fn run(page: &str, agent: &Agent) -> (usize, usize) {
     let blocks = blocks(page);
     let (mut run, mut compared) = (0, 0);

@@ -1,5 +1,5 @@
-//! `gpushctl` against the real agent on simulated hosts: whole output, exit status, and what the
-//! hardware then holds.
+//! `gpushctl` with the real agent on simulated hosts: the whole output, the exit code, and the resulting state of the
+//! hardware.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -22,7 +22,7 @@ use nix::{
 
 use crate::transcript::{self, transcript};
 
-/// A user that is in no group and owns nothing.
+/// A user that is in no group and owns no files.
 const NOBODY: u32 = 65_534;
 
 const CONFIG: &str = r#"
@@ -36,17 +36,17 @@ mode = "mig"
 layout = "mixed"
 "#;
 
-/// `gpushctl` on a terminal of usual width.
+/// Returns a `gpushctl` command on a terminal of usual width.
 fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
     transcript::gpushctl(agent, args, 80)
 }
 
-/// What it said: `$ gpushctl …`, stdout, stderr, exit status.
+/// Runs gpushctl. Returns `$ gpushctl …`, stdout, stderr and the exit code as one text.
 fn run(agent: &Agent, args: &[&str]) -> String {
     transcript(args, &gpushctl(agent, args).output().expect("gpushctl can be started"))
 }
 
-/// Replaces what differs from run to run and from build to build: ages, the version.
+/// Replaces the parts that differ between runs and builds: ages and the version.
 fn steady(text: &str) -> String {
     let words = text.split_inclusive('\n').map(|line| match line.split_once(", ") {
         Some((left, right)) if right.ends_with(" s ago\n") => format!("{left}, N s ago\n"),
@@ -55,7 +55,7 @@ fn steady(text: &str) -> String {
     words.collect::<String>().replace(env!("CARGO_PKG_VERSION"), "9.8.7")
 }
 
-/// Exit status, and stdout as a type of the API.
+/// Runs gpushctl. Returns the exit code, and stdout as a type of the API.
 fn json<T: serde::de::DeserializeOwned>(agent: &Agent, args: &[&str]) -> (i32, T) {
     let output = gpushctl(agent, args).arg("--json").output().expect("gpushctl can be started");
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -64,9 +64,9 @@ fn json<T: serde::de::DeserializeOwned>(agent: &Agent, args: &[&str]) -> (i32, T
     (output.status.code().expect("it ends by itself"), value)
 }
 
-/// Waits until the config's layouts, which a new host gets at start, stand.
+/// Waits until the config's layouts are applied, which a new host gets at start.
 fn settled(agent: Agent) -> Agent {
-    // The agent says that it is ready before that operation is listed: until then it shows as drift.
+    // The agent is ready before it lists that operation. Until then, the GPUs show drift.
     let until = Instant::now() + PATIENCE;
     while agent.gpus().iter().any(|gpu| gpu.state == GpuState::Changing || !gpu.drift.is_empty()) {
         assert!(Instant::now() < until, "the config's layouts never stand: {}", agent.log());
@@ -76,13 +76,13 @@ fn settled(agent: Agent) -> Agent {
     agent
 }
 
-/// An agent whose host is as its config wants it.
+/// Starts an agent, and waits until the host has the config's layouts.
 fn started(host: &Host, config: &str) -> Agent {
     settled(Agent::start(host, config))
 }
 
-/// Starts a process on the instance of GPU 0 at memory slice 4, and waits until the agent has seen it:
-/// a reading may be a second old. Gives its pid.
+/// Starts a process on the instance of GPU 0 at memory slice 4. Waits until the agent has seen it, because a reading
+/// may be a second old. Returns the pid.
 fn busy(host: &Host, agent: &Agent, memory: u32) -> String {
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory {memory}", gi_at(host, 0, 4)));
     let seen = |gpu: &Gpu| {
@@ -98,7 +98,7 @@ fn busy(host: &Host, agent: &Agent, memory: u32) -> String {
 }
 
 #[test]
-fn from_status_to_assert_and_back() {
+fn layout_is_planned_applied_and_asserted() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"l4\"\n");
     let agent = started(&host, CONFIG);
     let mut text = String::new();
@@ -123,7 +123,7 @@ fn from_status_to_assert_and_back() {
 }
 
 #[test]
-fn what_is_in_use_stays_and_is_named() {
+fn instance_in_use_is_kept_and_named() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
     let pid = busy(&host, &agent, 9000);
@@ -138,7 +138,7 @@ fn what_is_in_use_stays_and_is_named() {
     let line = status.lines().find(|line| line.contains("3g.40gb@4")).expect("a line of the instance");
     assert!(line.contains("● 3g.40gb@4") && line.contains(&pid) && line.contains("8.8/ 39.3 GiB"), "{line}");
 
-    // Beside the busy one everything else can be reshaped.
+    // All instances except the busy one can be replaced.
     let beside = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*4"]);
     assert!(beside.ends_with("[exit 0]\n"), "{beside}");
     assert!(truth(&host, 0).contains(&"3g.40gb@4[3g.40gb@0]".to_owned()));
@@ -148,11 +148,11 @@ fn what_is_in_use_stays_and_is_named() {
 }
 
 #[test]
-fn a_failure_is_taken_back_and_told() {
+fn failed_apply_is_rolled_back_and_reported() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
     let before = truth(&host, 0);
-    // The second creation fails, once: taking back works again.
+    // The second creation fails once, so that the rollback succeeds.
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --times 1 --rc INSUFFICIENT_RESOURCES");
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*7"]);
     assert!(text.contains("rolled back") && text.contains("as it was before"), "{text}");
@@ -166,7 +166,7 @@ fn a_failure_is_taken_back_and_told() {
 }
 
 #[test]
-fn plans_are_the_same_with_and_without_an_agent() {
+fn offline_plan_equals_plan_of_agent() {
     let host = Host::up("mixed");
     let agent = started(&host, CONFIG);
     busy(&host, &agent, 100);
@@ -191,10 +191,10 @@ fn plans_are_the_same_with_and_without_an_agent() {
             let online: Vec<&str> = ["mig", verb].iter().chain(request).copied().collect();
             let off: Vec<&str> = online.iter().chain(&offline).copied().collect();
             let (online, offline) = (json::<serde_json::Value>(&agent, &online), json(&agent, &off));
-            // Hints of the one are asked offline again.
+            // With `--offline`, hints name the offline command.
             let (status, said): (i32, serde_json::Value) = offline;
             let said = said.to_string().replace(&format!(" --offline {}", saved.display()), "");
-            // gpushd has a command for it that an offline host has not.
+            // gpushd has a command for this that does not work offline.
             let said = said.replace(
                 "select GPUs that it has: `gpushctl mig profiles`",
                 "`gpushctl gpu list` shows index, UUID, PCI address and product name of each",
@@ -208,7 +208,7 @@ fn plans_are_the_same_with_and_without_an_agent() {
 }
 
 #[test]
-fn another_user_sees_shares_and_changes_nothing() {
+fn other_user_can_read_and_not_change() {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: to ask as another user takes root");
         return;
@@ -217,12 +217,12 @@ fn another_user_sees_shares_and_changes_nothing() {
     let agent = settled(Agent::start_public(&host, CONFIG));
     let pid = busy(&host, &agent, 9000);
 
-    // The build's own directory may be closed to others.
+    // Other users may have no access to the build directory.
     let dir = tempfile::tempdir().expect("a temporary directory");
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("an open directory");
     let binary = dir.path().join("gpushctl");
-    // By another process: a test beside this one that forks while the file is open for writing would
-    // keep it busy.
+    // Copy it with another process. If another test forked while this process had the file open for writing, the file
+    // would be busy.
     assert!(Command::new("cp").arg(program("gpushctl")).arg(&binary).status().expect("cp can be started").success());
     let as_nobody = |args: &[&str]| {
         let mut command = Command::new(&binary);
@@ -256,7 +256,7 @@ fn another_user_sees_shares_and_changes_nothing() {
     assert!(as_nobody(&["config", "overrides"]).contains("for all to read"));
 }
 
-/// Ages, wherever they stand.
+/// Replaces ages, wherever they occur.
 fn ageless(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -269,7 +269,7 @@ fn ageless(text: &str) -> String {
 }
 
 #[test]
-fn an_override_from_its_making_to_its_end() {
+fn override_is_created_listed_and_cleared() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n");
     let config = CONFIG.replace("[\"0\"]", "[\"0-1\"]");
     let agent = started(&host, &config);
@@ -302,7 +302,7 @@ fn an_override_from_its_making_to_its_end() {
             &["config", "reload"],
             &["config", "overrides", "clear", "0"],
             &["mig", "apply", "--quiet"],
-            // It applies the override; only this command ends one.
+            // `apply` applies the override. Only `config overrides clear` ends it.
             &["config", "overrides", "clear", "1"],
             &["apply", "1", "--quiet"],
             &["config", "overrides", "list", "--json"],
@@ -318,7 +318,7 @@ fn an_override_from_its_making_to_its_end() {
 }
 
 #[test]
-fn ctrl_c_leaves_the_operation_to_the_agent() {
+fn operation_continues_after_ctrl_c() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --hang");
@@ -327,7 +327,7 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
         gpushctl(&agent, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
     let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut line = String::new();
-    // It is told that the operation is under way; its second creation hangs.
+    // gpushctl prints that the operation runs. The second creation hangs.
     stderr.read_line(&mut line).expect("text");
     assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     kill(Pid::from_raw(child.id().try_into().expect("a pid")), Signal::SIGINT).expect("it is there");
@@ -345,7 +345,7 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
 }
 
 #[test]
-fn an_agent_that_is_killed_in_mid_apply() {
+fn apply_survives_a_killed_agent() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --hang");
@@ -359,7 +359,7 @@ fn an_agent_that_is_killed_in_mid_apply() {
     host.clear_faults();
     let again = Agent::start(&host, "");
     stderr.read_to_string(&mut text).expect("text");
-    // Whoever watches sees it through: the next agent carries the operation on.
+    // gpushctl continues to wait: the next agent resumes the operation.
     assert_eq!(child.wait().expect("it ends").code(), Some(0), "{text}");
     let shown = run(&again, &["operation", "show", "op-1"]);
     assert!(shown.contains("op-1 done") && shown.contains("gpushd ended while it was running"), "{shown}");
@@ -367,9 +367,9 @@ fn an_agent_that_is_killed_in_mid_apply() {
     assert!(run(&again, &["status"]).ends_with("[exit 0]\n"));
 }
 
-/// The statuses of docs/exit-codes.md that only an agent can give; 2, 6 and 8 are in `ctl/tests`.
+/// The exit codes of docs/exit-codes.md that need an agent. The tests of 2, 6 and 8 are in `ctl/tests`.
 #[test]
-fn exit_statuses_are_the_documented_ones() {
+fn exit_codes_match_the_document() {
     let host = Host::up("mixed");
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n";
     let agent = Agent::start(&host, config);
@@ -399,7 +399,7 @@ fn exit_statuses_are_the_documented_ones() {
 }
 
 #[test]
-fn an_operation_that_is_not_there() {
+fn unknown_operation_is_an_error() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     for args in [["operation", "show", "op-99"], ["operation", "wait", "nonsense"]] {
@@ -409,23 +409,23 @@ fn an_operation_that_is_not_there() {
 }
 
 #[test]
-fn a_gpu_that_falls_off_the_bus() {
+fn lost_gpu_is_an_error_and_others_work() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 0 --mutate lose");
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb"]);
     assert!(text.ends_with("[exit 1]\n") && text.contains("lost"), "{text}");
-    // The hint is a command, which has it too.
+    // The hint is a command that contains the UUID too.
     let said = text.split("hint:").next().expect("text");
     assert_eq!(said.matches("GPU-").count(), 1, "its UUID is said once: {text}");
     let status = run(&agent, &["status"]);
     let heading = status.lines().find(|line| line.starts_with("GPU 0")).expect("the lost GPU is shown");
     assert!(heading.contains("lost"), "{status}");
     assert!(status.ends_with("[exit 0]\n"), "{status}");
-    // The other one works on.
+    // The other GPU still works.
     let other = run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "1g.10gb", "--quiet"]);
     assert!(other.ends_with("[exit 0]\n"), "{other}");
-    // An agent that never saw it knows no more than the index that the driver lists: that it takes.
+    // An agent that never saw the GPU knows only the index that the driver lists. It accepts that index.
     drop(agent);
     let agent = Agent::start(&host, "");
     assert!(run(&agent, &["status"]).contains("! GPU 0 can't be identified"));
@@ -446,7 +446,7 @@ fn a_gpu_that_falls_off_the_bus() {
 }
 
 #[test]
-fn an_agent_without_a_driver() {
+fn commands_without_a_driver_report_it() {
     let host = Host::up("a30x4");
     let agent = Setup::on(&host).config(CONFIG).arg("--library").arg("/nonexistent/libnvidia-ml.so.1").start();
     let status = run(&agent, &["status"]);
@@ -459,7 +459,7 @@ fn an_agent_without_a_driver() {
 }
 
 #[test]
-fn the_config_in_force_can_be_checked_and_read_again() {
+fn effective_config_passes_check_and_bad_reload_is_shown() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
     let shown = gpushctl(&agent, &["config", "show", "--effective"]).output().expect("gpushctl can be started");

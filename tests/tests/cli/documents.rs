@@ -1,8 +1,8 @@
-//! Documents that are typed: what they tell to type does what they say.
+//! Runs the commands of documents, and checks that they print what the document shows.
 //!
-//! Of a `console` block each line behind `$ ` is a command, and the lines below it are what it prints;
-//! `…` stands for what differs from run to run, on a line of its own for any lines. All commands of a
-//! page are typed into one shell.
+//! In a `console` block, each line that starts with `$ ` is a command. The lines below it are its output. `…` matches
+//! any text within a line; on a line of its own, it matches any number of lines. All commands of a page run in one
+//! shell.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,7 +19,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Directory in which the built programs are.
+/// Returns the directory of the built programs.
 fn programs() -> PathBuf {
     program("gpushctl").parent().expect("a program is somewhere").to_owned()
 }
@@ -33,14 +33,15 @@ fn shell(script: &str, environment: &[(&str, String)]) -> Output {
     command.stdin(Stdio::null()).output().expect("bash can be started")
 }
 
-/// Whether a text is as the page shows it.
+/// Returns whether a text matches what the page shows.
 fn is_like(shown: &str, real: &str) -> bool {
     let Some((before, after)) = shown.split_once('…') else { return shown == real };
     let Some(rest) = real.strip_prefix(before) else { return false };
     (0..=rest.len()).filter(|at| rest.is_char_boundary(*at)).any(|at| is_like(after, &rest[at..]))
 }
 
-/// The same of lines; spaces are counted as one, since what `…` stands for moves what is behind it.
+/// Returns whether lines match what the page shows. Several spaces count as one, because a longer text in place of
+/// `…` moves the text after it.
 fn are_like(shown: &[&str], real: &[&str]) -> bool {
     let plain = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     match (shown.split_first(), real.split_first()) {
@@ -52,21 +53,21 @@ fn are_like(shown: &[&str], real: &[&str]) -> bool {
 }
 
 #[test]
-fn the_first_steps_are_as_they_are_shown() {
+fn first_steps_page_matches_real_output() {
     typed("first-steps.md");
 }
 
 #[test]
-fn sharing_through_mps_is_as_it_is_shown() {
+fn mps_page_matches_real_output() {
     typed("mps.md");
 }
 
 #[test]
-fn leases_are_as_they_are_shown() {
+fn leases_page_matches_real_output() {
     typed("leases.md");
 }
 
-/// Types a page whose host is at `/tmp/gpus`.
+/// Runs the commands of a page whose host is at `/tmp/gpus`.
 fn typed(page: &str) {
     let page = document(page);
     let scratch = tempfile::tempdir().expect("a directory");
@@ -86,7 +87,7 @@ fn typed(page: &str) {
         let command = here(command);
         script += &format!("{{ {}\n}} > {2}/{1}.out 2> {2}/{1}.err\n", command, at, scratch.path().display());
         if command.ends_with('&') {
-            // Who types takes as long as it takes.
+            // A person types slowly, so wait until gpushd answers.
             let seconds = PATIENCE.as_secs();
             script += &format!("timeout {seconds} sh -c 'until gpushctl version > /dev/null 2>&1; do :; done'\n");
         }
@@ -102,7 +103,7 @@ fn typed(page: &str) {
             std::fs::read_to_string(scratch.path().join(format!("{at}.{ending}"))).expect("what was said")
         };
         let (out, err) = (said("out"), said("err"));
-        // Progress goes to stderr and differs on a terminal; errors are shown.
+        // Progress goes to stderr and differs on a terminal. The page shows only errors.
         let real = if err.starts_with("error:") { out + &err } else { out };
         let real = real.replace(&host.display().to_string(), "/tmp/gpus");
         let (lines, shown): (Vec<&str>, Vec<&str>) =
@@ -122,7 +123,7 @@ const PARTED: &str = "version: v1\nmig-configs:\n  all-balanced:\n    - devices:
                       true\n      mig-devices: {7g.80gb: 1}\n";
 
 #[test]
-fn a_mig_parted_label_moves_to_the_example_config_as_the_page_says() {
+fn mig_parted_label_is_imported_as_the_page_says() {
     let page = document("migrating-from-mig-parted.md");
     let commands = blocks(&page, "sh").into_iter().find(|block| block.contains("mig import")).expect("the commands");
     assert_eq!(commands.lines().count(), 3, "{commands}");
@@ -145,7 +146,7 @@ fn a_mig_parted_label_moves_to_the_example_config_as_the_page_says() {
 }
 
 #[test]
-fn installing_by_hand_puts_everything_where_the_units_look_for_it() {
+fn manual_install_puts_files_where_units_expect_them() {
     let page = document("install.md");
     let blocks = blocks(&page, "sh");
     let [_, install, enable] = &blocks[..] else { panic!("{blocks:?}") };
@@ -158,7 +159,7 @@ fn installing_by_hand_puts_everything_where_the_units_look_for_it() {
         .replacen("ROOT=", &format!("ROOT={}", root.display()), 1)
         .replace("target/release", &programs().display().to_string())
         .replace("target/man", &man.display().to_string());
-    // Twice: an install over another one keeps the config.
+    // Run it twice: a second installation must keep the config.
     let output = shell(&format!("set -e\n{install}echo '# mine' > $ROOT/etc/gpush/config.toml\n{install}"), &[]);
     assert!(output.status.success(), "{install}\n{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(std::fs::read_to_string(root.join("etc/gpush/config.toml")).unwrap(), "# mine\n");
@@ -181,7 +182,7 @@ fn installing_by_hand_puts_everything_where_the_units_look_for_it() {
         let tool = line.split(' ').next().unwrap_or_default();
         let line = match tool {
             "systemd-sysusers" => line.replacen(tool, &format!("{tool} --root={}", root.display()), 1),
-            // Nothing runs in a directory: what is enabled is looked at below.
+            // systemd does not start units in a directory. The test checks below which units are enabled.
             "systemctl" if line.contains("enable") => {
                 line.replacen(tool, &format!("{tool} --root={}", root.display()), 1).replace("--now ", "")
             }
@@ -204,7 +205,7 @@ fn installing_by_hand_puts_everything_where_the_units_look_for_it() {
 }
 
 #[test]
-fn one_group_is_named_everywhere() {
+fn socket_group_is_the_same_in_all_files() {
     let read = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
     assert!(read("packaging/sysusers.d/gpush.conf").lines().any(|line| line == "g gpush -"));
     assert!(read("systemd/gpushd.socket").lines().any(|line| line == "SocketGroup=gpush"));
@@ -213,7 +214,7 @@ fn one_group_is_named_everywhere() {
 }
 
 #[test]
-fn an_agent_without_the_config_that_was_named_says_what_to_do() {
+fn missing_named_config_is_an_error_with_a_hint() {
     let output = shell("gpushd --config /nonexistent/config.toml", &[]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("there is no config file") && said.contains("config.example.toml"), "{said}");

@@ -1,4 +1,4 @@
-//! Wherever the kinds of events are listed, all of them are.
+//! Checks that every list of event kinds is complete.
 
 use std::{path::Path, process::Command};
 
@@ -10,7 +10,7 @@ fn file(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What stands between two texts.
+/// Returns the text between two texts.
 fn between<'a>(text: &'a str, from: &str, to: &str) -> &'a str {
     let (_, rest) = text.split_once(from).unwrap_or_else(|| panic!("{from:?} is not in it"));
     rest.split_once(to).map_or(rest, |(found, _)| found)
@@ -24,7 +24,7 @@ fn all_named(place: &str, text: &str) {
 }
 
 #[test]
-fn every_list_of_kinds_has_them_all() {
+fn every_list_of_event_kinds_is_complete() {
     let help = Command::new(program("gpushctl")).args(["events", "--help"]).output().expect("it runs");
     let help = String::from_utf8(help.stdout).expect("text");
     all_named("gpushctl events --help", between(&help, "--kind", "--gpu"));

@@ -16,7 +16,7 @@ use crate::transcript::{self, gpushctl};
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n";
 
-/// GPU 0 has MIG devices, GPU 1 is leased as a whole.
+/// GPU 0 has MIG devices. GPU 1 is leased as a whole.
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n\
                       [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
 
@@ -53,7 +53,7 @@ fn request(agent: &Agent, words: &[&str]) -> String {
     id.trim().to_owned()
 }
 
-/// A command that `gpushctl run` became, which ends when its stdin closes.
+/// A command that `gpushctl run` has become. It ends when its stdin closes.
 struct Held {
     child: Child,
     /// The first line that it printed.
@@ -170,9 +170,9 @@ fn lease_is_entered_shown_renewed_and_ended() {
 }
 
 #[test]
-fn program_in_a_lease_keeps_it_and_a_shell_that_holds_it_does_not() {
+fn lease_is_kept_by_its_program_and_not_by_its_shell() {
     let (_host, agent) = started();
-    // As a login shell: the lease is bound to this process, which is no program in the lease.
+    // As in a login shell, the lease is bound to this process, which is not a program in the lease.
     let id = request(&agent, &["--whole", "--with", &std::process::id().to_string()]);
     let words = ["run", "--lease", &id, "--", "/bin/sh", "-c", "echo started; read _"];
     let mut command = gpushctl(&agent, &words, 100);
@@ -219,7 +219,7 @@ fn lease_belongs_to_its_holder() {
         let (code, text) = as_user(65532, args);
         assert_eq!(code, expected, "{text}");
     }
-    // Root is an administrator, and yet no process of root runs in the lease of a user.
+    // Root is an administrator. But no process of root may run in the lease of a user.
     let (code, text) = run(&agent, &["run", "--lease", &id, "--", "true"]);
     assert_eq!(code, 125, "{text}");
     let (_, text) = as_user(65532, &["lease", "list"]);
@@ -228,7 +228,7 @@ fn lease_belongs_to_its_holder() {
 }
 
 #[test]
-fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
+fn group_owner_and_quota_limit_leases() {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIPPED owner and quotas: only root can be several users");
         return;
@@ -246,22 +246,24 @@ fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
     };
     let (code, text) = as_nobody(&["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
-    // A hook requests it as root, for the user of the job.
+    // Only Slurm's hooks can, not an administrator.
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
-    assert!(code == 5 && text.contains("Slurm"), "root must name the GPU: {text}");
-    let of_job = request(&agent, &["--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
-    // The groups of a user for whom root asks count as well.
+    assert!(code == 5 && text.contains("Slurm"), "{text}");
+    let (code, text) = run(&agent, &["lease", "request", "--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
+    assert!(code == 5 && text.contains("Slurm"), "{text}");
+    let first = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
+    // The groups of a user for whom root requests a lease count too.
     let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains(&format!("group {group} may hold 1 lease")), "{text}");
-    assert!(text.contains(&of_job), "{text}");
-    done(&agent, &["lease", "release", &of_job]);
-    agent.await_that("the lease has ended", || lease(&agent, &of_job).state == LeaseState::Ended);
+    assert!(text.contains(&first), "{text}");
+    done(&agent, &["lease", "release", &first]);
+    agent.await_that("the lease has ended", || lease(&agent, &first).state == LeaseState::Ended);
     let (code, text) = as_nobody(&["lease", "request", "--mig", "1g.10gb", "--for", "1h"]);
     assert_eq!(code, 0, "{text}");
 }
 
 #[test]
-fn impossible_request_is_refused_with_what_is_possible() {
+fn impossible_request_is_refused_with_alternatives() {
     let (_host, agent) = started();
     for (words, code, part) in [
         (&["--mig", "2g.30gb"][..], 2, "2g.20gb"),
@@ -283,7 +285,7 @@ fn impossible_request_is_refused_with_what_is_possible() {
 }
 
 #[test]
-fn leases_in_the_way_are_named() {
+fn blocking_leases_are_named() {
     let (_host, agent) = started();
     let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h"]);
     for args in [&["mig", "apply", "7g.80gb", "-g", "0", "--once"][..], &["gpu", "reset", "0"]] {
@@ -292,4 +294,100 @@ fn leases_in_the_way_are_named() {
     }
     let (code, text) = run(&agent, &["gpu", "drain", "0", "--timeout", "1s"]);
     assert!(code == 8 && text.contains(&id), "{text}");
+}
+
+/// A command in the environment of the simulated host, whose nvidia-smi knows its GPUs.
+fn on_host(host: &Host, agent: &Agent, args: &[&str]) -> Child {
+    let mut command: Command = host.command(program("gpushctl"));
+    command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl")
+}
+
+fn ended(args: &[&str], child: Child) -> (i32, String) {
+    let output = child.wait_with_output().expect("an end");
+    (output.status.code().expect("a status"), transcript::transcript(args, &output))
+}
+
+fn is_cordoned(agent: &Agent, index: u32) -> bool {
+    !agent.gpu(index).cordons.is_empty()
+}
+
+#[test]
+fn reset_and_maintenance_wait_for_a_lease_when_asked() {
+    let (host, agent) = started();
+    for args in [&["gpu", "reset", "1", "--wait"][..], &["maintenance", "enter", "--wait"]] {
+        let id = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
+        let mut waiting = on_host(&host, &agent, args);
+        agent.await_that("the GPU is cordoned", || is_cordoned(&agent, 1));
+        assert!(waiting.try_wait().expect("a state").is_none(), "it waits for {id}");
+        // Nothing new is granted meanwhile.
+        let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "-g", "1"]);
+        assert_ne!(code, 0, "{text}");
+        done(&agent, &["lease", "release", &id]);
+        let (code, text) = ended(args, waiting);
+        assert_eq!(code, 0, "{text}");
+        let is_in = agent.get("/v1/health").json()["maintenance"].is_object();
+        assert_eq!(is_in, args[0] == "maintenance", "{text}");
+        if is_in {
+            done(&agent, &["maintenance", "leave"]);
+        }
+        agent.await_that("no cordon is left", || !is_cordoned(&agent, 0) && !is_cordoned(&agent, 1));
+    }
+}
+
+#[test]
+fn reset_and_maintenance_that_wait_too_long_change_nothing() {
+    let (host, agent) = started();
+    let id = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
+    for args in [&["gpu", "reset", "1", "--wait=1s"][..], &["maintenance", "enter", "--wait=1s"]] {
+        let (code, text) = ended(args, on_host(&host, &agent, args));
+        assert!(code == 8 && text.contains(&id), "{text}");
+        assert!(!agent.get("/v1/health").json()["maintenance"].is_object(), "{text}");
+        assert!(!is_cordoned(&agent, 0) && !is_cordoned(&agent, 1), "{text}");
+    }
+    assert_eq!(lease(&agent, &id).state, LeaseState::Active);
+}
+
+#[test]
+fn leased_devices_are_granted_in_each_list() {
+    let (_host, agent) = started();
+    let id = request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
+    let whole = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
+    let status = done(&agent, &["status"]);
+    assert!(status.contains("3 MIG devices, 0 in use, 1 granted"), "{status}");
+    assert!(status.contains("◐ 3g.40gb") && status.contains("◐ whole GPU") && status.contains("○ 1g.10gb"), "{status}");
+    let shown = done(&agent, &["gpu", "show", "0"]);
+    assert!(shown.contains("granted") && shown.contains("idle"), "{shown}");
+    let devices: Vec<MigDevice> = serde_json::from_str(&done(&agent, &["mig", "list", "--json"])).expect("devices");
+    let usage = |profile: &str| devices.iter().find(|one| one.profile == profile).expect("a device").usage;
+    assert_eq!((usage("3g.40gb"), usage("1g.10gb")), (DeviceUse::Granted, DeviceUse::Free));
+    done(&agent, &["lease", "release", &id, &whole]);
+    assert!(!done(&agent, &["status"]).contains('◐'));
+}
+
+#[test]
+fn refusal_names_the_largest_free_device_and_quiet_hides_warnings() {
+    let (_host, agent) = started();
+    request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
+    let (code, text) = run(&agent, &["lease", "request", "--mig", "3g.40gb", "--for", "1h"]);
+    assert!(code == 4 && text.contains("the largest free MIG device is 1g.10gb, on GPU 0"), "{text}");
+    assert!(text.contains("request 1g.10gb, or add `--wait`"), "{text}");
+    let two = ["lease", "request", "--mig", "1g.10gb", "--count", "2", "--for", "1h"];
+    let (code, text) = run(&agent, &[&two[..], &["-q"]].concat());
+    assert!(code == 0 && !text.contains("warning"), "{text}");
+    let id = leases(&agent).pop().expect("a lease").id.to_string();
+    done(&agent, &["lease", "release", &id]);
+    let (code, text) = run(&agent, &two);
+    assert!(code == 0 && text.contains("warning: one process uses one MIG device"), "{text}");
+}
+
+#[test]
+fn reload_shows_changed_terms_of_leases() {
+    let (_host, agent) = started();
+    let changed = CONFIG.replace("mode = \"exclusive\"", "mode = \"exclusive\"\nowner = \"slurm\"\nat_end = \"end\"");
+    agent.write_config(&changed);
+    for args in [["config", "diff"], ["config", "reload"]] {
+        let (_, text) = run(&agent, &args);
+        assert!(text.contains("GPU 1") && text.contains("; at_end end; owner slurm"), "{text}");
+    }
 }

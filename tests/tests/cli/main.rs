@@ -4,6 +4,7 @@ mod api_page;
 mod commands;
 mod documents;
 mod event_kinds;
+mod hints;
 mod leases;
 mod requests;
 mod states;

@@ -1,7 +1,7 @@
-//! `gpushctl` against the real agent: what is asked is done once though the agent dies, what waits is
-//! followed, events and the audit trail are told.
+//! `gpushctl` with the real agent: a request is executed once even if the agent dies, gpushctl follows waiting
+//! operations, and it shows events and the audit trail.
 //!
-//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+//! Functions outside `#[test]` may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -47,7 +47,7 @@ fn json<T: serde::de::DeserializeOwned>(output: &Output) -> T {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-/// Lines of a child's standard error, until one that `is` says yes to.
+/// Returns lines of a child's standard error, up to the first for which `is` returns true.
 fn lines_until(reader: &mut impl BufRead, is: impl Fn(&str) -> bool) -> Vec<String> {
     let mut lines = Vec::new();
     loop {
@@ -69,20 +69,20 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
 }
 
 #[test]
-fn an_apply_through_the_death_of_the_agent_is_one_operation() {
+fn apply_while_agent_dies_is_one_operation() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
     let mut operations = 0;
-    // The agent dies while it looks at the GPU, before anything is on record; then while it carries
-    // out what is on record, and gpushctl watches.
+    // The agent dies while it reads the GPU, before it records the operation. In the second round, it dies while it
+    // executes the recorded operation and gpushctl follows it.
     for (fault, layout) in [
         ("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 3000", "7g.80gb"),
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 3000", "1g.10gb*2"),
     ] {
         host.fault(fault);
         let child = gpushctl(&agent, &["mig", "apply", "--gpu", "0", "--layout", layout, "--json"]).spawn().unwrap();
-        // Until the slow call is under way: the rule counts it.
+        // Wait until the slow call has begun: the rule counts it.
         let until = std::time::Instant::now() + gpush_tests::agent::PATIENCE;
         while !host.sim("fault", &["list"]).contains("fired 1") {
             assert!(std::time::Instant::now() < until, "{}", host.sim("fault", &["list"]));
@@ -101,7 +101,7 @@ fn an_apply_through_the_death_of_the_agent_is_one_operation() {
 }
 
 #[test]
-fn what_waits_is_followed_live_and_can_be_cancelled() {
+fn waiting_operation_is_followed_and_cancelled() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
@@ -117,7 +117,8 @@ fn what_waits_is_followed_live_and_can_be_cancelled() {
         (child, reader, told)
     };
     let (child, _reader, told) = waiting();
-    // Root is told which process it waits for; the note of the operation, which every user reads, does not say it.
+    // gpushctl shows root which process blocks the operation. The operation's note, which every user can read, does
+    // not name the process.
     assert!(told.iter().any(|line| line.contains(&format!("pid {pid}"))), "{told:?}");
     assert!(!told.last().unwrap().contains(&format!("pid {pid}")), "{told:?}");
     let all: Vec<OperationSummary> = json(&run(&agent, &["operation", "list", "--json"]));
@@ -126,7 +127,7 @@ fn what_waits_is_followed_live_and_can_be_cancelled() {
     assert!(list.lines().last().unwrap().contains("waiting"), "{list}");
     let show = stdout(&run(&agent, &["operation", "show", &id]));
     assert!(show.contains("reason: for the workshop") && show.contains("waits: "), "{show}");
-    // Whoever cancels is told that it worked; whoever wanted it, that it was cancelled.
+    // The command that cancels succeeds. The command that follows the operation reports that it was cancelled.
     let cancelled = run(&agent, &["operation", "cancel", &id]);
     assert_eq!(cancelled.status.code(), Some(0), "{cancelled:?}");
     let (status, text) = ended(child);
@@ -134,7 +135,7 @@ fn what_waits_is_followed_live_and_can_be_cancelled() {
     let again = run(&agent, &["operation", "cancel", &id]);
     assert_eq!(again.status.code(), Some(4), "{again:?}");
 
-    // Ctrl-C leaves it to the agent, which begins when it can.
+    // After Ctrl-C the agent keeps the operation, and begins it when possible.
     let (mut child, _reader, _) = waiting();
     kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
@@ -147,7 +148,7 @@ fn what_waits_is_followed_live_and_can_be_cancelled() {
         (child, reader, told)
     };
     host.end_process(pid);
-    // Its plan as it is now.
+    // gpushctl shows the new plan.
     lines_until(&mut reader, |line| line.contains("4 steps on GPU 0"));
     let (status, text) = ended(child);
     assert_eq!(status, Some(0), "{text}");
@@ -162,7 +163,7 @@ fn what_waits_is_followed_live_and_can_be_cancelled() {
 }
 
 #[test]
-fn events_are_followed_through_a_restart() {
+fn events_continue_after_an_agent_restart() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
@@ -178,7 +179,7 @@ fn events_are_followed_through_a_restart() {
         });
         serde_json::from_str::<Event>(lines.last().unwrap()).unwrap().what.kind()
     };
-    // It listens once something is told: until then applies are made.
+    // The listener is ready when it receives an event. Until then, the test repeats applies.
     let told = std::thread::scope(|scope| {
         let listening = scope.spawn(|| next_end(&mut reader));
         while !listening.is_finished() {
@@ -197,7 +198,7 @@ fn events_are_followed_through_a_restart() {
     assert_eq!(next_end(&mut reader), EventKind::Operation);
     child.kill().unwrap();
     let _ = child.wait();
-    // What is kept, in lines for people and as JSON.
+    // The stored events, as lines for users and as JSON.
     let kept: Vec<Event> = json(&run(&agent, &["events", "--json", "--kind", "operation"]));
     assert!(!kept.is_empty());
     let lines = stdout(&run(&agent, &["events", "--steps", "--kind", "operation"]));
@@ -208,7 +209,7 @@ fn events_are_followed_through_a_restart() {
 }
 
 #[test]
-fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
+fn audit_needs_administrator_and_events_hide_pids() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
@@ -222,7 +223,7 @@ fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
     let table = stdout(&run(&agent, &["audit", "--since", "1h", "--object", "op-1"]));
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.contains("accepted") && table.contains("7g.80gb") && table.contains("gpushd"), "{table}");
-    // Under the GPU that it concerned, however that is named, and under no other.
+    // A record is found by any name of the GPU that it concerns, and by no other GPU.
     let gpu = agent.gpu(0);
     for object in ["0", &gpu.uuid, &gpu.uuid[..12], &gpu.pci, "0,1", "op-7,0"] {
         let found: Vec<AuditRecord> = json(&run(&agent, &["audit", "--json", "--object", object]));
@@ -235,7 +236,7 @@ fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
     }
     let none = run(&agent, &["audit", "--object", "op-7"]);
     assert_eq!((none.status.code(), none.stdout.len()), (Some(0), 0));
-    // Page by page, as the API has it.
+    // The API returns the trail in pages.
     let after = agent.get("/v1/audit?after=0&limit=1").json();
     assert_eq!(after[0]["sequence"], trail[0].sequence);
     let next = agent.get(&format!("/v1/audit?after={}&limit=1", trail[0].sequence)).json();
@@ -256,7 +257,7 @@ fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
         println!("skipped: only root can ask as another user");
         return;
     }
-    // A program of root's directory may not be another user's to run.
+    // Other users may have no permission to execute a program in root's directory.
     let copy = agent.socket().with_file_name("gpushctl");
     std::fs::copy(program("gpushctl"), &copy).unwrap();
     let ask = |args: &[&str]| {
@@ -273,7 +274,7 @@ fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
 }
 
 #[test]
-fn who_asks_and_who_follows_an_agent_that_stops_for_good_hear_how_it_was() {
+fn stopping_agent_answers_followers_and_refuses_requests() {
     let host = Host::up("dgx-a100");
     let mut agent = Setup::on(&host).start();
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
@@ -294,19 +295,19 @@ fn who_asks_and_who_follows_an_agent_that_stops_for_good_hear_how_it_was() {
     let asked = asking.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&asked.stderr);
     assert_eq!(asked.status.code(), Some(i32::from(Code::Unavailable.exit_status())), "{text}");
-    assert!(text.contains("gpushd is stopping") && !text.contains("may have been done"), "{text}");
+    assert!(text.contains("gpushd is stopping") && !text.contains("may have carried out"), "{text}");
     assert_eq!(truth(&host, 1), [] as [String; 0]);
 }
 
 #[test]
-fn a_stopping_agent_takes_nothing_new_and_the_next_one_is_asked_again() {
+fn request_refused_by_stopping_agent_goes_to_the_next() {
     let host = Host::up("dgx-a100");
     let mut agent = Setup::on(&host).start();
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 2500");
     let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    // Refused now, and asked again under its key while the agent is replaced.
+    // The agent refuses the request now. gpushctl repeats it with the same key while the agent is replaced.
     let child = gpushctl(&agent, &["mig", "apply", "--gpu", "1", "--layout", "7g.80gb", "--quiet"]).spawn().unwrap();
     assert!(agent.wait().success(), "{}", agent.log());
     let agent = Setup::on(&host).start();

@@ -1,5 +1,5 @@
-//! `gpushctl gpu cordon|drain|uncordon`, `maintenance` and `recover` against the real agent: whole
-//! output and exit status.
+//! `gpushctl gpu cordon|drain|uncordon`, `maintenance` and `recover` with the real agent: the whole output and the
+//! exit code.
 
 use std::{
     fs,
@@ -19,18 +19,19 @@ const CONFIG: &str = "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mi
 
 const HOST: &str = "driver = \"550.163.01\"\nseed = 1\n[[gpu]]\nmodel = \"a100-80\"\ncount = 2\nmig = true\n";
 
-/// `gpushctl` on a terminal so wide that the length of a temporary path does not change where lines break.
+/// Returns a `gpushctl` command on a wide terminal, so that the length of a temporary path does not change line
+/// breaks.
 fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
     transcript::gpushctl(agent, args, 140)
 }
 
-/// What it said, without what differs from run to run.
+/// Returns the output of a command, without the parts that differ between runs.
 fn run(agent: &Agent, args: &[&str]) -> String {
     let output = gpushctl(agent, args).output().expect("gpushctl can be started");
     steady(&transcript(args, &output))
 }
 
-/// Times, pids, versions and temporary paths by what they are.
+/// Replaces times, pids, versions and temporary paths by their kind.
 fn steady(text: &str) -> String {
     let word = |word: &str| {
         let inner = word.trim_start_matches('(');
@@ -69,7 +70,7 @@ fn cordon_drain_and_uncordon() {
     assert!(refused.contains(&format!("waiting: used by pid {pid} (")), "{refused}");
     assert!(refused.ends_with("GPU 0 was not idle within 0s; it stays cordoned.\n[exit 8]\n"), "{refused}");
 
-    // It ends when the process does.
+    // The drain ends when the process ends.
     let mut drain = gpushctl(&agent, &["gpu", "drain", "0"]);
     let mut drain = drain.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
     let mut said = BufReader::new(drain.stderr.take().unwrap());

@@ -1,4 +1,4 @@
-//! A `gpushctl` command as a test types it, and its whole output.
+//! A `gpushctl` command in a test, and its whole output.
 
 use std::process::{Command, Output};
 
@@ -13,7 +13,7 @@ pub(crate) fn gpushctl(agent: &Agent, args: &[&str], columns: u16) -> Command {
     command
 }
 
-/// Returns the command line, standard output, standard error and exit status as one text.
+/// Returns the command line, standard output, standard error and exit code as one text.
 pub(crate) fn transcript(args: &[&str], output: &Output) -> String {
     let mut text = format!("$ gpushctl {}\n{}", args.join(" "), String::from_utf8_lossy(&output.stdout));
     if !output.stderr.is_empty() {

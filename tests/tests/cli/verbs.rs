@@ -1,5 +1,5 @@
-//! Everyday commands against the real gpushd: apply, add, remove, reset, what is free, and the environment of
-//! a share that is not granted.
+//! Everyday commands with the real gpushd: apply, add, remove, reset, free devices, and the environment of a lease
+//! that is refused.
 //!
 //! Functions outside `#[test]` may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
@@ -18,12 +18,12 @@ use gpush_tests::{
 
 use crate::transcript;
 
-const TWO: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
-const MIXED: &str =
+pub(crate) const TWO: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
+pub(crate) const MIXED: &str =
     "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n";
 
-/// Runs gpushctl; its status and whole output.
-fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
+/// Runs gpushctl. Returns its exit code and whole output.
+pub(crate) fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
     let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
@@ -33,24 +33,24 @@ fn path() -> String {
     format!("{ours}:{}", std::env::var("PATH").unwrap_or_default())
 }
 
-/// Runs gpushctl, which must end with 0; its standard output.
-fn done(agent: &Agent, args: &[&str]) -> String {
+/// Runs gpushctl, which must succeed. Returns its standard output.
+pub(crate) fn done(agent: &Agent, args: &[&str]) -> String {
     let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
     assert!(output.status.success(), "{}", transcript::transcript(args, &output));
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn devices(agent: &Agent, args: &[&str]) -> Vec<MigDevice> {
+pub(crate) fn devices(agent: &Agent, args: &[&str]) -> Vec<MigDevice> {
     serde_json::from_str(&done(agent, &[&["mig", "list", "-o", "json"], args].concat())).unwrap()
 }
 
-fn started(host: &Host, config: &str) -> Agent {
+pub(crate) fn started(host: &Host, config: &str) -> Agent {
     let agent = Agent::start(host, config);
     agent.wait_for_layouts_at_start();
     agent
 }
 
-/// Fault: a hint told to destroy an override; `mig apply` without a layout ended it.
+/// Earlier, a hint suggested a command that destroys an override, and `mig apply` without a layout ended one.
 #[test]
 fn apply_keeps_an_override_until_it_is_cleared() {
     let host = Host::up(TWO);
@@ -66,7 +66,7 @@ fn apply_keeps_an_override_until_it_is_cleared() {
 }
 
 #[test]
-fn instances_are_added_and_removed_beside_the_others() {
+fn instances_are_added_and_removed_next_to_others() {
     let host = Host::up(TWO);
     let agent = started(&host, MIXED);
     done(&agent, &["mig", "add", "1g.10gb", "-g", "0", "--once"]);
@@ -81,7 +81,7 @@ fn instances_are_added_and_removed_beside_the_others() {
 }
 
 #[test]
-fn mig_mode_is_switched_without_a_layout() {
+fn mig_mode_is_set_without_a_layout() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
     done(&agent, &["mig", "off", "1"]);
@@ -103,9 +103,9 @@ fn free_devices_are_listed_and_reserved_ones_are_not() {
     assert_eq!((code, text.lines().count()), (Code::Blocked.exit_status().into(), 2), "{text}");
 }
 
-/// Fault: an idle GPU could not be reset while gpushd ran.
+/// Earlier, an idle GPU could not be reset while gpushd ran.
 #[test]
-fn idle_gpu_is_reset_and_one_in_use_is_not() {
+fn only_idle_gpu_is_reset() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
     let (code, text) = run_in(&host, &agent, &["gpu", "reset", "1"]);
@@ -120,10 +120,10 @@ fn idle_gpu_is_reset_and_one_in_use_is_not() {
         std::thread::yield_now();
     }
     let (code, text) = run_in(&host, &agent, &["gpu", "reset", "0"]);
-    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu drain 0"), "{text}");
+    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu reset 0 --wait"), "{text}");
 }
 
-/// The same in the environment of the simulated host, whose nvidia-smi knows its GPUs.
+/// As `run`, in the environment of the simulated host, whose nvidia-smi knows its GPUs.
 fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     let mut command: Command = host.command(program("gpushctl"));
     command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
@@ -131,7 +131,7 @@ fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
 
-/// Fault: a check of an exported layout was refused where a rule says `unmanaged`.
+/// Earlier, a check of an exported layout was refused if a rule had mode `unmanaged`.
 #[test]
 fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
     let host = Host::up(TWO);
@@ -144,9 +144,9 @@ fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
     assert_eq!(run(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]).0, 3);
 }
 
-/// Fault: an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail for ever.
+/// Earlier, an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail every time.
 #[test]
-fn assert_or_apply_converges_beside_an_exclusive_rule() {
+fn assert_or_apply_succeeds_with_an_exclusive_rule() {
     let host = Host::up(TWO);
     let config = format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n");
     let agent = started(&host, &config);
@@ -158,7 +158,7 @@ fn assert_or_apply_converges_beside_an_exclusive_rule() {
     assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
 }
 
-/// Fault: `eval` of an environment succeeded without a share.
+/// Earlier, `eval` of an environment succeeded without a lease.
 #[test]
 fn evaluated_environment_of_a_refused_lease_fails() {
     let host = Host::up(TWO);
@@ -171,7 +171,7 @@ fn evaluated_environment_of_a_refused_lease_fails() {
     }
 }
 
-/// Fault: the audit trail of a GPU had no records of its shares.
+/// Earlier, the audit trail of a GPU had no records of its leases.
 #[test]
 fn audit_of_a_gpu_has_its_leases() {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
@@ -185,7 +185,7 @@ fn audit_of_a_gpu_has_its_leases() {
     }
 }
 
-/// Fault: a cancelled operation ended with an error, and one that never started was `rolled back`.
+/// Earlier, a cancelled operation ended with an error, and one that had never started was `rolled back`.
 #[test]
 fn operation_that_never_started_is_not_called_rolled_back() {
     let host = Host::up(TWO);
@@ -203,67 +203,26 @@ fn operation_that_never_started_is_not_called_rolled_back() {
     assert!(code == 0 && text.contains("cancelled") && !text.contains("error:"), "{text}");
 }
 
-/// The commands that the error of a command suggests, in their order.
-fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
-    let output = transcript::gpushctl(agent, &[args, &["--json"]].concat(), 80).output().unwrap();
-    assert!(!output.status.success(), "{}", transcript::transcript(args, &output));
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    // An error, or the first plan that has one.
-    let error = [&document["error"], &document["plans"][0]["error"]].into_iter().find(|error| error.is_object());
-    let hint = error.unwrap_or_else(|| panic!("{args:?}: {document}"))["hint"].as_str().unwrap().replace('\'', "`");
-    let quoted = hint.split('`').skip(1).step_by(2).filter_map(|command| command.strip_prefix("gpushctl "));
-    quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
-}
-
-/// Types the command of the hint that has these words, which must succeed, and the refused command again.
-fn helps(agent: &Agent, args: &[&str], words: &str) {
-    let commands = hinted(agent, args);
-    let command = commands.iter().find(|command| command.join(" ").starts_with(words));
-    let command: Vec<&str> =
-        command.unwrap_or_else(|| panic!("{args:?}: {commands:?}")).iter().map(String::as_str).collect();
-    done(agent, &command);
-    done(agent, args);
-}
-
+/// Fault: `operation list -g` filtered only the page that was read.
 #[test]
-fn hints_of_refusals_help_when_they_are_typed() {
-    let host = Host::up(TWO);
-    let agent = started(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
-    done(&agent, &["apply", "--wait"]);
-    reaches(&agent, "1", MpsState::Ready);
-    done(&agent, &["gpu", "cordon", "0"]);
-    helps(&agent, &["mig", "apply"], "gpu uncordon");
-    done(&agent, &["maintenance", "enter"]);
-    helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
-    done(&agent, &["mps", "stop", "1"]);
-    helps(&agent, &["lease", "request", "--mps", "-g", "1", "--for", "1h"], "mps start");
-    // The rule of GPU 0 has an override by now.
-    agent.write_config("[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n");
-    helps(&agent, &["config", "reload"], "config reload --clear-overrides");
-}
-
-#[test]
-fn hints_that_show_more_succeed() {
+fn operations_of_a_gpu_are_found_behind_others() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
-    for args in [
-        &["gpu", "show", "9"][..],
-        &["mig", "plan", "3g.48gb", "-g", "0"],
-        &["mig", "plan", "7g.80gb,1g.10gb", "-g", "0"],
-        &["mps", "show", "0"],
-        &["apply"],
-        &["timeslice", "show", "0"],
-        &["operation", "show"],
-        &["config", "overrides", "clear", "0"],
-        &["mig", "remove", "1g.10gb", "-g", "0"],
-    ] {
-        for command in hinted(&agent, args) {
-            done(&agent, &command.iter().map(String::as_str).collect::<Vec<_>>());
-        }
-    }
+    let apply = |gpu: &str, layout: &str| {
+        done(&agent, &["mig", "apply", layout, "-g", gpu, "--once", "--quiet"]);
+    };
+    apply("1", "7g.80gb");
+    apply("0", "7g.80gb");
+    apply("0", "none");
+    let list = ["operation", "list", "-n", "1", "-o", "name"];
+    let last = done(&agent, &list);
+    let of_gpu_1 = done(&agent, &[&list[..], &["-g", "1"]].concat());
+    assert!(of_gpu_1.starts_with("op-") && of_gpu_1.lines().count() == 1 && of_gpu_1 != last, "{of_gpu_1}");
+    assert_eq!(done(&agent, &[&list[..], &["-g", "0"]].concat()), last);
 }
 
-/// Types a command on a terminal of its own (util-linux's script), and an answer; its status and output.
+/// Runs a command on its own terminal (`script` of util-linux), and types an answer. Returns the exit code and the
+/// output.
 fn on_a_terminal(agent: &Agent, command: &str, answer: &str) -> (i32, String) {
     let line = format!("{} {command}", program("gpushctl").display());
     let mut script = Command::new("script");
@@ -278,7 +237,7 @@ fn on_a_terminal(agent: &Agent, command: &str, answer: &str) -> (i32, String) {
 fn apply_that_destroys_asks_on_a_terminal() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
-    // Nothing is destroyed: no question.
+    // Nothing is destroyed, so gpushctl does not ask.
     let (code, text) = on_a_terminal(&agent, "mig apply 7g.80gb -g 0", "");
     assert!(code == 0 && !text.contains("Continue?"), "{text}");
     let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "n\n");

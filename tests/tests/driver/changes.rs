@@ -1,7 +1,7 @@
-//! Mutations through the driver layer: the ordered driver calls that they make, what is read back, the driver's
-//! refusals and their messages, and wrong answers of the driver.
+//! Changes through the driver layer: the driver calls in order, the state that is read back, the driver's errors and
+//! their messages, and wrong answers of the driver.
 
-#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+#![allow(clippy::unwrap_used)] // A test fails by a panic.
 
 use gpush_api::{Code, Placement};
 use gpush_nvml::ErrorKind;
@@ -10,7 +10,7 @@ use gpush_tests::{
     host::Host,
 };
 
-/// Returns the host's trace without pids, one call a line.
+/// Returns the host's trace without pids, one call per line.
 fn golden(host: &Host) -> String {
     let lines = host.trace().into_iter().map(|call| {
         let gpu = call.gpu.map_or_else(|| "-".to_owned(), |gpu| gpu.to_string());

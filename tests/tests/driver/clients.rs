@@ -1,8 +1,8 @@
-//! Independent clients of the driver, unmodified, as processes on a simulated host: nvidia-ml-py, nvitop,
-//! gpustat, nvtop.
+//! Independent clients of the driver, unmodified, as processes on a simulated host: nvidia-ml-py, nvitop, gpustat,
+//! nvtop.
 //!
-//! They show that the simulated library behaves as a driver, and not only as gpush expects. A missing client
-//! prints `SKIPPED`; `cargo xtask test` installs all four.
+//! They show that the simulated library behaves as a driver, and not only as gpush expects. If a client is missing,
+//! the test prints `SKIPPED`. `cargo xtask test` installs all four.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use gpush_tests::host::Host;
 use serde_json::Value;
 
-/// How to get the Python clients.
+/// How to install the Python clients.
 const PYTHON_CLIENTS: &str =
     "python3 -m venv target/venv && target/venv/bin/pip install -r tests/clients/requirements.txt";
 
@@ -20,8 +20,8 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace").to_owned()
 }
 
-/// Returns a program of the private Python environment; prints a message and returns `None` when it is not
-/// installed.
+/// Returns the path of a program in the private Python environment. If it is not installed, prints a message and
+/// returns `None`.
 fn python_client(program: &str) -> Option<PathBuf> {
     let venv = std::env::var_os("GPUSH_TEST_VENV").map_or_else(|| workspace().join("target/venv"), PathBuf::from);
     let path = venv.join("bin").join(program);
@@ -33,7 +33,7 @@ fn python_client(program: &str) -> Option<PathBuf> {
     None
 }
 
-/// Returns a program on PATH; prints a message and returns `None` when it is not installed.
+/// Returns the path of a program in the PATH. If it is not installed, prints a message and returns `None`.
 fn installed(program: &str, mend: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let sbin = [PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")];
@@ -66,7 +66,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Instances that another client created and holds; destroyed when it ends.
+/// Instances that another client has created and holds. It destroys them when it ends.
 struct Held {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -223,7 +223,7 @@ fn nvtop_draws_every_gpu_and_a_process() {
     };
     let host = Host::up("mixed");
     let pid = host.process("--gpu 4 --memory 700");
-    // nvtop draws on a terminal only, and ends at `q`. `script` provides the terminal.
+    // nvtop draws only on a terminal, and ends at `q`. `script` provides the terminal.
     let draw = format!("stty rows 60 cols 160; exec timeout --foreground 60 '{}' -d 1", nvtop.display());
     let mut child = host
         .command(script)
@@ -241,7 +241,8 @@ fn nvtop_draws_every_gpu_and_a_process() {
     wanted.insert(format!(" {pid} "));
     let (mut drawn, mut piece) = (String::new(), [0; 4096]);
     let mut screen = child.stdout.take().expect("piped");
-    // Ends when everything is drawn, or when nvtop ends: at once if it finds no GPU, otherwise after a minute.
+    // The loop ends when everything is drawn, or when nvtop ends. nvtop ends immediately if it finds no GPU,
+    // otherwise after a minute.
     while wanted.iter().any(|name| !drawn.contains(name.as_str())) && drawn.len() < 1 << 20 {
         match screen.read(&mut piece) {
             Ok(0) | Err(_) => break,

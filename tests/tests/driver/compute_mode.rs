@@ -1,7 +1,7 @@
-//! Compute mode through the driver layer: included in every reading, set and read back; and changes that are
-//! refused, slow, lost or not visible.
+//! Compute mode through the driver layer: part of every reading, set, and read back. Also changes that are refused,
+//! slow, lost or not visible.
 
-#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+#![allow(clippy::unwrap_used)] // A test fails by a panic.
 
 use std::time::Duration;
 
@@ -164,7 +164,7 @@ async fn compute_mode_success_without_effect_is_failure() {
     host.fault("nvmlDeviceSetComputeMode --rc SUCCESS");
     let error = hardware.set_compute_mode(&uuid, ComputeMode::ExclusiveProcess).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotReflected, "{error}");
-    assert!(error.to_string().contains("EXCLUSIVE_PROCESS was set, and it is DEFAULT"), "{error}");
+    assert!(error.to_string().contains("EXCLUSIVE_PROCESS was set, but the mode is DEFAULT"), "{error}");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
-//! The real worker on a simulated driver that hangs, crashes, is slow, is absent, or is not a driver.
+//! The real worker with a simulated driver that hangs, crashes, is slow, is missing, or is not a driver.
 
-#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+#![allow(clippy::unwrap_used)] // A test fails by a panic.
 
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
@@ -42,7 +42,7 @@ async fn hung_creation_leaves_gpu_unknown_and_others_served() {
     for uuid in &list[1..] {
         hardware.read(uuid).await.unwrap();
     }
-    // The worker is killed in the end. A reading shows that its call had no effect by then.
+    // In the end, the worker is killed. A reading shows that its call had no effect before that.
     assert!(matches!(hardware.settle(&list[0]).await, Settled::Gone | Settled::Nothing));
     assert!(!alive(worker));
     assert_eq!(mig(&hardware.read(&list[0]).await.unwrap()).instances, []);
@@ -161,7 +161,7 @@ async fn random_worker_kills_lose_no_call() {
             tokio::spawn(async move { hardware.read(&uuid).await })
         });
         let others: Vec<_> = others.collect();
-        // Spread over the duration of a creation, which takes about half a millisecond.
+        // Spread over the duration of a creation, about half a millisecond.
         let killer = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_micros(round * 37 % 1500)).await;
             signal::kill(Pid::from_raw(i32::try_from(worker).unwrap()), signal::SIGKILL).is_ok()
@@ -194,7 +194,7 @@ async fn random_worker_kills_lose_no_call() {
     }
 }
 
-/// Returns whether a process has ended or is a zombie: the new parent of an orphan may reap it late.
+/// Returns whether a process has ended or is a zombie. The new parent of an orphan may reap it late.
 fn ended(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
@@ -209,7 +209,8 @@ fn worker_dies_with_parent_and_ignores_other_signals() {
     use std::os::{fd::OwnedFd, unix::net::UnixStream};
     let host = Host::up("a30x4");
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    // The shell is its parent, and the test keeps the socket open: only the kernel's signal ends it.
+    // The shell is the worker's parent, and the test keeps the socket open. So only the kernel's signal ends the
+    // worker.
     let mut parent = host
         .command("sh")
         .args(["-c", r#"exec 3<&0; "$0" <&3 & echo $!; wait"#])
@@ -255,7 +256,7 @@ async fn no_own_handle_is_left_after_worker_restart() {
         shown["clients"].as_array().unwrap().iter().map(|pid| pid.as_u64().unwrap()).collect()
     };
     let worker = hardware.status().worker.unwrap();
-    // `env` has become the worker, so it is one process.
+    // `env` has become the worker, so there is one process.
     assert_eq!(clients(), [u64::from(worker)]);
     hardware.stop().await.unwrap();
     assert!(!alive(worker), "seen gone: the kernel has closed what it held");
@@ -355,7 +356,7 @@ async fn library_without_newer_symbols_reads_what_it_can() {
     let driver = hardware.driver().await.unwrap();
     assert_eq!((driver.cuda.as_str(), driver.simulated), ("9.2", false));
     let reading = hardware.read("GPU-old").await;
-    // Only the list finds its GPU: this library cannot search by UUID.
+    // This library cannot search by UUID, so the GPU is found only through the list.
     assert_eq!(reading.unwrap_err().kind, ErrorKind::MissingSymbol);
     assert_eq!(uuids(&hardware).await, ["GPU-old"]);
     let reading = hardware.read("GPU-old").await.unwrap();

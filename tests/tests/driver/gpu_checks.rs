@@ -1,8 +1,8 @@
-//! Tests of the checks in `tests/gpu`: all of them on a simulated host, what makes them fail, what makes them
-//! print SKIPPED, and that they leave nothing behind.
+//! Tests of the checks in `tests/gpu`: all of them on a simulated host, what makes them fail, and what makes them
+//! print SKIPPED. Also that they leave no processes and files behind.
 //!
-//! A model (`sim/mps-sim/src/work.rs`) sets the speed of the simulated client: the figures show that they are
-//! measured, compared and printed, and are not measurements of a GPU.
+//! A model (`sim/mps-sim/src/work.rs`) determines the speed of the simulated client. So the figures show that the
+//! checks measure, compare and print. They are not measurements of a GPU.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 
-/// Names of the checks, in their order.
+/// Names of the checks, in order.
 const CHECKS: [&str; 7] = [
     "throughput",
     "memory limit",
@@ -42,7 +42,8 @@ fn stand_in() -> String {
     format!("{} mps-client --compute", program("gpush-sim").display())
 }
 
-/// Returns the directory in which the checks create their scratch directory: leftovers appear there.
+/// Returns the directory in which the checks create their scratch directory. Files that they leave behind appear
+/// there.
 fn scratch(host: &Host) -> PathBuf {
     let dir = host.scratch("tmp");
     fs::create_dir_all(&dir).expect("a directory");
@@ -53,7 +54,7 @@ fn out(host: &Host) -> PathBuf {
     host.scratch("out")
 }
 
-/// Returns a command for a program of the checks on a host, with the short measurements that suffice without a
+/// Returns a command for a program of the checks on a host. Its measurements are short, which is sufficient without a
 /// GPU.
 fn on(host: &Host, command: &str) -> Command {
     let mut command = host.command(command);
@@ -63,7 +64,7 @@ fn on(host: &Host, command: &str) -> Command {
     command
 }
 
-/// Runs `tests/gpu/run`, with `client` or the default one, and with MPS programs from another directory than
+/// Runs `tests/gpu/run` with `client` or the default client. The MPS programs may come from another directory than
 /// the host's `bin`.
 fn run(host: &Host, client: Option<&str>, mps_programs: Option<&Path>) -> Output {
     let mut command = on(host, tests_gpu().join("run").to_str().expect("a path"));
@@ -81,7 +82,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Asserts that no process or file is left, and that the GPU is as before.
+/// Asserts that no process and no file is left, and that the GPU is unchanged.
 fn assert_nothing_stays(host: &Host) {
     let scratch = scratch(host);
     let left: Vec<_> = fs::read_dir(&scratch).expect("a directory").flatten().map(|entry| entry.path()).collect();
@@ -221,7 +222,7 @@ fn checks_without_gpu_are_skipped() {
     let output = command.arg(scratch.path()).env("PATH", "/usr/bin:/bin").output().expect("sh can be started");
     assert!(output.status.success());
     assert_eq!(said(&output), "SKIPPED: no NVIDIA GPU on this host (no /dev/nvidiactl, no nvidia-smi)\n");
-    // Skips the first check, as if another program were called nvidia-smi.
+    // Skip the check of `tests/gpu/run`, as if another program were called nvidia-smi.
     let mut command = Command::new(program("gpu_mps"));
     command.arg(scratch.path()).arg(tests_gpu().join("client.py")).env_remove("LD_LIBRARY_PATH");
     let output = command.env_remove("GPU_CLIENT").output().expect("gpu_mps can be started");

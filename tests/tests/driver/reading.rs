@@ -1,7 +1,7 @@
-//! Readings of a simulated host by the driver layer, compared with the figures of its models and with the
-//! changes that the test made to it.
+//! Readings of a simulated host by the driver layer, compared with the geometry data of its models and with the
+//! changes that the test made.
 
-#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+#![allow(clippy::unwrap_used)] // A test fails by a panic.
 
 use gpush_api::{Architecture, GpuInstance, GpuProfile, Placement, ProcessKind};
 use gpush_geometry::Model;
@@ -52,7 +52,7 @@ fn assert_same(profile: &GpuProfile, known: &gpush_geometry::GpuProfile, about: 
     assert_eq!(compute, expected, "{about}");
 }
 
-/// Tests one GPU of each model, on a host of its own where no preset contains it.
+/// Tests one GPU of each model. A model that is in no preset gets its own host.
 #[tokio::test]
 async fn every_model_reads_as_its_figures() {
     let (mut gpus, mut profiles, mut told) = (0, 0, 0);
@@ -80,7 +80,7 @@ async fn every_model_reads_as_its_figures() {
             assert_same(profile, known, &format!("{key}, by rule:"));
             profiles += 1;
             assert_eq!(profile.remaining, Some(known.max), "{key} {}", known.name);
-            // Once an instance exists, the driver itself reports the compute instance profiles.
+            // After an instance exists, the driver itself reports the compute instance profiles.
             let made = create(&hardware, &uuid, &known.name, known.placements[0].0).await;
             let reading = hardware.read(&uuid).await.unwrap();
             let profile = mig(&reading).profiles.iter().find(|p| p.id == known.id).unwrap();
@@ -176,7 +176,8 @@ async fn processes_of_a_gpu_without_mig_are_listed() {
     seen.sort_unstable();
     assert_eq!(seen, [(ProcessKind::Compute, compute, 300), (ProcessKind::Graphics, graphics, 5)]);
     assert_eq!(hardware.read(&list[5]).await.unwrap().processes, []);
-    // An MPS server is a compute process; its clients, which the driver lists as both, are clients.
+    // An MPS server is a compute process. The driver lists its clients as both kinds, and gpush shows them as
+    // clients.
     let (server, client) =
         (host.process("--gpu 5 --kind mps-server --memory 30"), host.process("--gpu 5 --kind mps --memory 400"));
     let reading = hardware.read(&list[5]).await.unwrap();
@@ -205,8 +206,7 @@ async fn instance_of_unknown_profile_is_shown() {
     let uuid = uuids(&first).await.remove(0);
     let made = create(&first, &uuid, "1g.10gb", 4).await;
     first.create_compute_instance(&uuid, made.id, 0, None).await.unwrap();
-    // For the next session, the driver does not know that profile's index: all three versions of the query
-    // fail.
+    // In the next session, the driver does not know the index of that profile. All three versions of the query fail.
     host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --rc INVALID_ARGUMENT --times 3");
     let second = hardware(&host);
     let reading = second.read(&uuid).await.unwrap();
@@ -266,7 +266,7 @@ async fn lost_gpu_does_not_hide_others() {
     // The error differs from the one for a GPU that never existed.
     let error = hardware.read("GPU-00000000-0000-0000-0000-000000000000").await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::GpuNotFound);
-    // After a reboot it is back, and a fresh session sees it.
+    // After a reboot the GPU is back, and a new session sees it.
     host.sim("reboot", &[] as &[&str]);
     hardware.restart().await.unwrap();
     assert_eq!(uuids(&hardware).await, list);
@@ -282,7 +282,7 @@ async fn partial_reading_names_missing_parts() {
     let reading = hardware.read(&uuid).await.unwrap();
     assert_eq!(reading.warnings.len(), 1, "{:?}", reading.warnings);
     assert!(reading.warnings[0].message.contains("RunningProcesses"), "{:?}", reading.warnings);
-    // If data that a plan needs cannot be read, the whole reading fails, but only for that GPU.
+    // If data that a plan needs cannot be read, the whole reading of that GPU fails.
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
     assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unknown);
     let other = uuids(&hardware).await.remove(1);
@@ -323,7 +323,7 @@ async fn session_with_only_deleted_instances_is_replaced_once() {
         assert_eq!(mig(&reading).instances, std::slice::from_ref(&new));
         assert_eq!(hardware.status().started, started + 1);
     }
-    // Where a fresh session does not help, not every reading begins one.
+    // If a new session does not help, gpush does not begin one for every reading.
     host.clear_faults();
     host.fault("nvmlGpuInstanceGetInfo --gpu 0 --rc INVALID_ARGUMENT");
     for _ in 0..3 {
@@ -356,7 +356,7 @@ async fn events_carry_their_instances() {
     assert_eq!((event.uuid.as_str(), event.kind, event.gi), (list[2].as_str(), EventKind::Xid(79), Some(made.id)));
 }
 
-/// A GPU in MIG mode reports no utilization, and a sensor that fails costs only its own value.
+/// A GPU in MIG mode reports no utilization. If a sensor fails, only its own value is missing.
 #[tokio::test]
 async fn sensor_that_is_not_supported_is_absent() {
     let host = Host::up("dgx-a100");

@@ -1,11 +1,11 @@
-//! 10,000 clients of the simulated driver killed at random moments: the host stays consistent.
+//! Kills 10,000 clients of the simulated driver at random moments. The host must stay consistent.
 //!
-//! The agent's crash tests depend on this: a killed process must leave the state that the driver would leave,
-//! never a torn state or a lock without an owner.
+//! The crash tests of gpushd depend on this. A killed process must leave the state that a real driver would leave,
+//! and not a torn state or a lock without an owner.
 
 use gpush_tests::host::{Host, program};
 
-/// Kills; `GPUSH_TEST_KILLS` sets a smaller number for slow machines.
+/// Number of kills. `GPUSH_TEST_KILLS` sets a smaller number for slow machines.
 const KILLS: u64 = 10_000;
 
 #[test]

@@ -1,4 +1,4 @@
-//! gpushd under load: light reads during heavy ones, memory after many requests, and random steps.
+//! gpushd under load: light reads while heavy requests run, memory after many requests, and random steps.
 
 mod leases;
 mod memory;
@@ -19,10 +19,10 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Clients that request heavy answers continuously.
+/// Number of clients that continuously send heavy requests.
 const HEAVY: usize = 50;
 
-/// Light reads that are timed.
+/// Number of light reads that are timed.
 const LIGHT: usize = 100;
 
 fn percentile(times: &mut [Duration], of_hundred: usize) -> Duration {
@@ -52,7 +52,7 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
                 }
             });
         }
-        // Waits until every one of them has a request in flight.
+        // Wait until every client has a request in flight.
         while answers.lock().expect("no thread panicked").len() < HEAVY {
             std::thread::yield_now();
         }
@@ -70,7 +70,7 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
          /v1/version {version:?}, /v1/health {health:?}, in calm {calm:?}",
         answers.len()
     );
-    // If a light read were queued behind the heavy ones, it would take as long as they do.
+    // If a light read were queued behind heavy requests, it would take as long as they do.
     assert!(version * 2 < usual, "{what}: /v1/version took {version:?}, a heavy answer {usual:?}");
     assert!(health < usual, "{what}: /v1/health took {health:?}, a heavy answer {usual:?}");
 }
@@ -89,8 +89,8 @@ fn light_reads_are_not_delayed_by_heavy_requests() {
     under_load(&agent, "operations", || agent.get("/v1/operations").body.len());
 }
 
-/// The reading of one GPU hangs, and six plans wait for it. No read waits for them, not even by the user who
-/// requested the plans.
+/// The reading of one GPU hangs, and six plans wait for it. Reads do not wait for them, not even those of the user
+/// who requested the plans.
 #[test]
 fn reads_are_not_delayed_by_plans_for_hung_gpu() {
     let host = Host::up("a30x4");

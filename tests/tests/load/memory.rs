@@ -1,4 +1,4 @@
-//! Memory of gpushd does not grow with the number of requests.
+//! Checks that the memory of gpushd does not grow with the number of requests.
 
 use std::{
     fmt::Write as _,
@@ -16,15 +16,15 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Requests before the first measurement, which fill caches and pools, and requests after it. `cargo xtask
-/// soak` raises the latter with `GPUSH_TEST_REQUESTS`.
+/// Number of requests before the first measurement, which fill caches and pools, and after it. `cargo xtask soak`
+/// raises the second number with `GPUSH_TEST_REQUESTS`.
 const WARM_UP: usize = 300;
 const REQUESTS: usize = 1000;
 
-/// Concurrent clients.
+/// Number of concurrent clients.
 const CLIENTS: usize = 8;
 
-/// Returns resident memory in KiB.
+/// Returns the resident memory of gpushd in KiB.
 fn resident(agent: &Agent) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/status", agent.pid())).expect("the agent's status");
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
@@ -67,7 +67,7 @@ fn requests(agent: &Agent, count: usize) {
     });
 }
 
-/// Writes the log that a control daemon has after a day of checks: more than gpushd ever reads of it.
+/// Writes the log that a control daemon has after a day of polls. It is larger than what gpushd reads of it.
 fn fill_log(agent: &Agent) {
     let directory = daemon(agent, "0").log_directory.expect("a log directory");
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! Double-memory `1g` GPU instances, which offer two compute profiles from Hopper on: mig-parted and the DRA driver
-//! create profile 0 (`1c.1g.20gb`), gpush creates profile 7 (`1g.20gb`) unless asked for the other.
+//! Double-memory `1g` GPU instances, which offer two compute profiles from Hopper on. mig-parted and the DRA driver
+//! create profile 0 (`1c.1g.20gb`). gpush creates profile 7 (`1g.20gb`), unless the other one is requested.
 
 use std::{
     io::Write,
@@ -47,8 +47,8 @@ fn double_memory(model: &Model) -> Option<&str> {
     model.gi_profiles.iter().find(|p| p.index == 9).map(|p| p.name.as_str())
 }
 
-/// Creates the devices of each label in turn, as mig-parted does, and keeps those of the last label. Returns
-/// the compute profiles of each label.
+/// Creates the devices of each label in turn, as mig-parted does, and keeps those of the last label. Returns the
+/// compute profiles of each label.
 fn mig_parted(host: &Host, python: &Path, gpu: usize, labels: &[String]) -> Vec<Vec<u64>> {
     let output = host
         .command(python)
@@ -66,7 +66,7 @@ fn mig_parted(host: &Host, python: &Path, gpu: usize, labels: &[String]) -> Vec<
     lines.lines().map(profiles).collect()
 }
 
-/// Returns every part and every preset whose GPUs have MIG.
+/// Returns every part and every preset whose GPUs support MIG.
 fn hosts() -> Vec<String> {
     let models = gpush_geometry::KEYS.iter().filter(|key| gpush_geometry::model(key).expect("a model").has_mig());
     let one_gpu = models.map(|key| format!("[[gpu]]\nmodel = \"{key}\"\n"));
@@ -88,7 +88,7 @@ fn labels_that_mig_parted_ships_apply_on_every_part_and_preset() {
         let mut seen: Vec<String> = Vec::new();
         for gpu in 0..gpus {
             let model = model_of(&host, gpu);
-            // Of identical GPUs, the first is enough.
+            // Of identical GPUs, testing the first is enough.
             if !model.has_mig() || seen.contains(&model.key) {
                 continue;
             }
@@ -96,7 +96,7 @@ fn labels_that_mig_parted_ships_apply_on_every_part_and_preset() {
             let mut labels = labels(&model);
             let widened = matches!(model.architecture, Architecture::Hopper | Architecture::Blackwell);
             if model.memory_slices == 12 {
-                // mig-parted does not know the profiles of this part by these indexes.
+                // mig-parted does not know these profiles of the part by their indexes.
                 labels.retain(|label| !label.contains("gfx") && !label.contains("me"));
             }
             for (label, made) in labels.iter().zip(mig_parted(&host, &python, gpu, &labels)) {
@@ -114,7 +114,7 @@ fn labels_that_mig_parted_ships_apply_on_every_part_and_preset() {
 }
 
 #[test]
-fn foreign_double_memory_instances_are_recognised_kept_and_exported() {
+fn foreign_double_memory_instances_are_kept_and_exported() {
     let Some(python) = python_program("python") else { return };
     let mut parts = 0;
     for key in gpush_geometry::KEYS {
@@ -138,7 +138,7 @@ fn foreign_double_memory_instances_are_recognised_kept_and_exported() {
         let assert_ = |layout: &str| gpushctl(&agent, &["mig", "assert", "--gpu", "0", "--layout", layout], "");
         assert_eq!(status(&assert_(&format!("{part}*4"))), 0, "{key}");
         assert_eq!(status(&assert_(&format!("{whole}*4"))), 3, "{key}");
-        // In use, and already as requested: nothing to do.
+        // The instances are in use, and already as requested: gpushd changes nothing.
         host.start_trace();
         assert_eq!(status(&apply(&format!("{part}*4"))), 0, "{key}");
         assert_eq!(host.trace(), [], "{key}");
@@ -153,7 +153,7 @@ fn foreign_double_memory_instances_are_recognised_kept_and_exported() {
         assert_eq!(status(&gpushctl(&agent, &["mig", "assert", "--file", "-"], &text)), 0, "{key}");
         assert_eq!(truth(&host, 0), before);
 
-        // The idle compute instances are replaced inside their GPU instances; the busy one stays.
+        // The idle compute instances are replaced inside their GPU instances. The busy one stays.
         let mixed = apply(&format!("{part}@2,{whole}*3"));
         assert_eq!(status(&mixed), 0, "{key}: {}", String::from_utf8_lossy(&mixed.stderr));
         let other = |at: u8| format!("{whole}@{at}[{whole}@0]");

@@ -1,4 +1,4 @@
-//! Leases on GPUs whose layout is `dynamic`: gpushd creates a MIG device when no free one meets a request.
+//! Leases on GPUs with layout `dynamic`: gpushd creates a MIG device if no free one meets a request.
 
 use std::{collections::BTreeMap, thread};
 
@@ -35,7 +35,7 @@ fn body(profile: &str, more: &Value) -> Value {
     body
 }
 
-/// Requests a MIG device on GPU 0, or as `more` says.
+/// Requests a MIG device on GPU 0. `more` adds or replaces fields of the request.
 fn ask(agent: &Agent, profile: &str, more: &Value) -> Result<LeaseGrant, ApiError> {
     let mut all = json!({ "selectors": ["0"] });
     all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
@@ -59,14 +59,14 @@ fn ended(agent: &Agent, id: LeaseId) {
     lease_becomes(agent, id, LeaseState::Ended);
 }
 
-/// Operations that created devices for leases.
+/// Returns the operations that created devices for leases.
 fn grants(agent: &Agent) -> Vec<OperationSummary> {
     let all: Vec<OperationSummary> = serde_json::from_value(agent.get("/v1/operations").json()).expect("operations");
     all.into_iter().filter(|operation| operation.kind == "lease.grant").collect()
 }
 
 #[test]
-fn device_is_created_beside_running_ones_kept_after_release_and_reused() {
+fn device_is_created_and_reused_after_release() {
     let (host, agent) = started();
     let large = ask(&agent, "3g.40gb", &json!({})).expect("a lease");
     assert!(target(&large).starts_with("MIG-"), "{large:?}");
@@ -89,7 +89,7 @@ fn device_is_created_beside_running_ones_kept_after_release_and_reused() {
 }
 
 #[test]
-fn own_free_devices_in_the_way_are_destroyed_and_devices_of_other_programs_never() {
+fn only_own_free_devices_are_destroyed_for_a_lease() {
     let (host, agent) = started();
     let sevenths: Vec<LeaseGrant> =
         (0..7).map(|n| ask(&agent, "1g.10gb", &json!({})).unwrap_or_else(|error| panic!("{n}: {error:?}"))).collect();
@@ -109,10 +109,10 @@ fn own_free_devices_in_the_way_are_destroyed_and_devices_of_other_programs_never
     assert!(refused.code == Code::Blocked, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("does not destroy 1g.10gb@6")), "{refused:?}");
     assert_eq!(truth(&host, 0).len(), 2, "nothing was destroyed");
-    // A free device of another program is used where it fits.
+    // If a free device of another program fits, gpushd uses it.
     let used = ask(&agent, "1g.10gb", &json!({})).expect("a lease");
     assert_eq!(truth(&host, 0).len(), 2);
-    // Made again in the place of an own one, it is a device of another program.
+    // A device that an administrator creates in the place of gpushd's own counts as a device of another program.
     ended(&agent, used.lease.id);
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb@6"]).state, OperationState::Done);
     agent.await_that("the other device is gone", || agent.gpu(0).mig.is_some_and(|mig| mig.instances.len() == 1));
@@ -137,7 +137,7 @@ fn gang_gets_all_devices_or_none() {
 }
 
 #[test]
-fn many_requests_at_once_get_different_devices() {
+fn concurrent_requests_get_different_devices() {
     let (host, agent) = started();
     let granted: Vec<LeaseGrant> = thread::scope(|scope| {
         let ask = || ask(&agent, "1g.10gb", &json!({ "selectors": ["0-1"], "wait": { "seconds": 60 } }));
@@ -151,7 +151,7 @@ fn many_requests_at_once_get_different_devices() {
 }
 
 #[test]
-fn device_that_cannot_be_created_leaves_no_lease_and_no_instance() {
+fn failed_device_creation_leaves_no_lease_and_no_instance() {
     let (host, agent) = started();
     host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --rc INSUFFICIENT_RESOURCES");
     let failed = ask(&agent, "2g.20gb", &json!({})).unwrap_err();
@@ -175,7 +175,7 @@ fn ask_and_die(agent: &mut Agent, profile: &str) {
     agent.wait();
 }
 
-/// Two free devices of gpushd, which the grant of a whole GPU destroys first.
+/// Creates two free devices of gpushd. The grant of a whole GPU destroys them first.
 fn prepare(agent: &Agent) {
     for profile in ["3g.40gb", "2g.20gb"] {
         let one = ask(agent, profile, &json!({})).unwrap_or_else(|error| panic!("{profile}: {error:?}"));
@@ -183,8 +183,8 @@ fn prepare(agent: &Agent) {
     }
 }
 
-/// Kills gpushd around each driver call of a grant, or after the call that fails by `fault`, and counts the ends of the
-/// leases.
+/// Kills gpushd around each driver call of a grant, or after the call that fails because of `fault`. Counts how the
+/// leases end.
 fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
     let (host, mut agent) = started();
     prepare(&agent);
@@ -223,7 +223,7 @@ fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
                 }
                 LeaseState::Ended => {
                     assert_eq!((truth(&host, 0), lease.reason), (before.clone(), Some(EndReason::Failed)), "{what}");
-                    // The devices are gpushd's own as before: they can be destroyed for a lease.
+                    // The devices still belong to gpushd, so it can destroy them for a lease.
                     let one = ask(&agent, "7g.80gb", &json!({})).unwrap_or_else(|error| panic!("{what}: {error:?}"));
                     ended(&agent, one.lease.id);
                 }
@@ -236,20 +236,20 @@ fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
 }
 
 #[test]
-fn grant_that_is_killed_around_every_driver_call_is_completed() {
+fn grant_killed_around_every_driver_call_is_completed() {
     let ends = kill_around(None);
     println!("killed at {} points of a grant: {ends:?}", ends.values().sum::<u32>());
     assert!(ends.values().sum::<u32>() >= 8, "{ends:?}");
 }
 
 #[test]
-fn rollback_of_a_grant_that_is_killed_around_every_driver_call_ends_without_a_lease() {
+fn grant_rollback_killed_around_every_call_leaves_no_lease() {
     let ends = kill_around(Some("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --rc INSUFFICIENT_RESOURCES"));
     println!("killed at {} points of a rollback: {ends:?}", ends.values().sum::<u32>());
     assert!(ends.values().sum::<u32>() >= 6 && ends.keys().eq(["ended"]), "{ends:?}");
 }
 
-/// The last lease.
+/// Returns the id of the last lease.
 fn newest(agent: &Agent) -> LeaseId {
     let all: Vec<gpush_api::Lease> = serde_json::from_value(agent.get("/v1/leases?ended=5").json()).expect("leases");
     all.iter().map(|lease| lease.id).max_by_key(|id| id.0).expect("a lease")

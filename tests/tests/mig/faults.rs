@@ -1,4 +1,4 @@
-//! Faults of single driver calls, and what a trace shows of resets.
+//! Faults of single driver calls, and the resets in a trace.
 
 use gpush_tests::host::{Host, Traced};
 

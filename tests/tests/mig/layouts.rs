@@ -1,4 +1,4 @@
-//! Layouts through the real agent on each kind of host: requested, applied, read back.
+//! Layouts on each kind of host: requested, applied by the real agent, and read back.
 
 use gpush_api::{GpuPlan, InstanceStep, OperationState};
 use gpush_tests::{
@@ -7,7 +7,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Applies one layout after the other to a GPU and compares each with what the host then holds.
+/// Applies layouts to a GPU one after the other, and compares each with the resulting instances.
 fn walk(host: &Host, agent: &Agent, gpu: usize, layouts: &[(&[&str], &[&str])]) {
     for (entries, expected) in layouts {
         let operation = agent.apply(&[&gpu.to_string()], entries);
@@ -126,7 +126,7 @@ layout = ["3g.40gb", "4g.40gb"]
     let host = Host::up("mixed");
     let agent = Agent::start(&host, "");
     let mut tries = 0;
-    // Until then, gpushd applies the layouts that were read at start, even if the config has changed.
+    // Until then, gpushd applies the layouts that it read at start, even if the config has changed.
     while agent.get("/v1/health").json()["layouts_at_start"]["complete"] != json!(true) {
         tries += 1;
         assert!(tries < 100_000, "{}", agent.log());

@@ -45,7 +45,7 @@ fn ampere_mode_change_resets_only_that_gpu() {
     assert_eq!(resets(&host), [Some(1)], "only the GPU concerned");
     assert_eq!(truth(&host, 0), neighbour, "the neighbour's instances stay");
     assert_eq!(truth(&host, 2), ["MIG off"]);
-    // MIG mode off again: the instances are destroyed first.
+    // Disable MIG mode again. gpushd destroys the instances first.
     host.start_trace();
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
@@ -53,7 +53,7 @@ fn ampere_mode_change_resets_only_that_gpu() {
     assert_eq!(operation.progress[0].done, operation.progress[0].total);
     assert_eq!(truth(&host, 1), ["MIG off"]);
     assert_eq!((resets(&host), truth(&host, 0)), (vec![Some(1)], neighbour));
-    // A second request has nothing to do, and makes no driver call.
+    // A second request changes nothing, and makes no driver call.
     host.start_trace();
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
     assert_eq!((operation.state, host.trace().len()), (OperationState::Done, 0));
@@ -80,7 +80,7 @@ fn one_operation_resets_several_gpus_at_once() {
 fn open_handle_blocks_mode_change_and_is_named() {
     let host = Host::up(AMPERE);
     let agent = Agent::start(&host, "");
-    // The driver lists neither of them.
+    // The driver lists neither process.
     let monitors = [host.process("--gpu 0 --kind handle"), host.process("--gpu 0 --kind handle")];
     host.process("--gpu 1 --kind handle");
     host.start_trace();
@@ -98,7 +98,7 @@ fn open_handle_blocks_mode_change_and_is_named() {
     assert_eq!(holders.len(), 2);
     assert_eq!(holders[0].devices, ["/dev/nvidia0"]);
     assert_eq!(host.trace(), []);
-    // A waiting operation polls once a second, and begins once the processes have ended.
+    // A waiting operation polls once a second. It begins after the processes have ended.
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT }, "wait_s": 60 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let (begun, mut looks) = (Instant::now(), BTreeSet::new());
@@ -106,10 +106,10 @@ fn open_handle_blocks_mode_change_and_is_named() {
         assert!(begun.elapsed() < PATIENCE, "{}", agent.log());
         looks.insert(agent.gpu(0).observed_at);
     }
-    // Requests for the GPU read it once a second too.
+    // Requests for the GPU also read it once a second.
     assert!(begun.elapsed() >= Duration::from_secs(1), "{looks:?}");
     monitors.iter().for_each(|pid| host.end_process(*pid));
-    // The simulated driver refuses to reset a GPU while any process has it open.
+    // The simulated driver refuses to reset a GPU while a process has it open.
     let operation = agent.follow(waiting);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0).len(), 3);
@@ -144,12 +144,12 @@ fn services_stop_and_start_around_mode_change_and_hooks() {
     // A layout change without a mode change needs no reset, so no service stops.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(around.take_calls(), Vec::<String>::new());
-    // The helper units left no files.
+    // The helper units left no files behind.
     let left = std::fs::read_dir(Setup::on(&host).state_dir().join("helper")).expect("a directory").count();
     assert_eq!(left, 0);
 }
 
-/// Asserts the outcome of a failed change: layout, mode and services are as before.
+/// Asserts that a failed change has restored layout, mode and services.
 fn taken_back(host: &Host, around: &Around, agent: &Agent, operation: &Operation) {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(host, 0), ["MIG off"]);
@@ -190,7 +190,7 @@ fn failed_hook_or_reset_restores_everything() {
     agent.wait_for_log("could not be reset");
     host.clear_faults();
 
-    // The first instance cannot be created: a second reset switches MIG mode off again.
+    // The first instance cannot be created. A second reset disables MIG mode again.
     host.fault("nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN --times 1");
     host.start_trace();
     let operation = agent.apply(&["0"], LAYOUT);
@@ -198,7 +198,7 @@ fn failed_hook_or_reset_restores_everything() {
     assert_eq!(resets(&host), [Some(0), Some(0)]);
     host.clear_faults();
 
-    // When disabling MIG mode fails at its reset, the layout is restored.
+    // If the reset that disables MIG mode fails, gpushd restores the layout.
     assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
     let before = truth(&host, 0);
     host.fault("gpu-reset --rc UNKNOWN --times 1");
@@ -243,7 +243,7 @@ fn next_gpushd_waits_for_reset_in_progress() {
     let around = Around::of(&host);
     let agent = Agent::start(&host, &around.config(&[], ""));
     let config = around.config(&[], "");
-    // The reset takes long, and any open handle would make it fail.
+    // The reset takes long, and an open handle would make it fail.
     host.fault("gpu-reset --delay-ms 1500 --times 1");
     let _ = agent.begin(&["0"], LAYOUT).expect("an operation");
     let calls = || std::fs::read_to_string(around.file("calls")).unwrap_or_default();

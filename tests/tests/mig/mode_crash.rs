@@ -1,6 +1,6 @@
-//! gpushd killed at every point of a change of MIG mode: around each program that it runs, around each driver
-//! call, at each write and sync of its store. Afterwards GPU 0 has its previous or the requested layout and the
-//! operation says which, services that ran are running, and no reset is pending.
+//! gpushd is killed at every point of a change of MIG mode: around each program that it runs, around each driver
+//! call, and at each write and sync of its store. Afterwards GPU 0 must have the previous or the requested layout,
+//! and the operation must say which. Services that ran before must run, and no reset may be pending.
 
 use std::{
     collections::BTreeMap,
@@ -48,7 +48,7 @@ fn is_dead(pid: u32) -> bool {
     stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('Z'))
 }
 
-/// Starts gpushd repeatedly, until one survives the end of the last operation.
+/// Starts gpushd repeatedly, until one survives to the end of the last operation.
 fn outlive(host: &Host, config: &str, starts: &mut u32) -> Agent {
     loop {
         *starts += 1;
@@ -64,14 +64,14 @@ fn outlive(host: &Host, config: &str, starts: &mut u32) -> Agent {
     }
 }
 
-/// Sends the request and ignores the answer: gpushd may be killed before it sends one.
+/// Sends the request and ignores the answer, because gpushd may be killed before it answers.
 fn ask(agent: &Agent, body: &Value) {
     let body = body.to_string();
     let head = "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json";
     let _ = agent.raw(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
 }
 
-/// Counts the outcomes of the points at which gpushd was killed.
+/// Counts of the outcomes after gpushd was killed.
 #[derive(Default)]
 struct Tally {
     starts: u32,
@@ -79,8 +79,8 @@ struct Tally {
 }
 
 impl Tally {
-    /// Checks the recovery of the last operation: GPU 0 has the layout `before` or the requested one, as the
-    /// operation reports; services that ran are running, and no reset is pending.
+    /// Checks the recovery of the last operation. GPU 0 must have the layout `before` or the requested one, as the
+    /// operation reports. Services that ran before must run, and no reset may be pending.
     fn take(&mut self, host: &Host, agent: &Agent, around: &Around, layouts: [&[String]; 2], point: &str) {
         let operation = last(agent).expect("an operation");
         let point = format!("{point}: {operation:?}\n{}", agent.log());
@@ -139,7 +139,7 @@ impl Scene {
         (Self { host, around, config, cut, on }, agent)
     }
 
-    /// Returns the next request and its result: MIG off if it is on, on if it is off.
+    /// Returns the next request and its result: it disables MIG if it is enabled, and enables it otherwise.
     fn turn(&self, agent: &Agent) -> (Value, Vec<String>) {
         if truth(&self.host, 0) == WHOLE {
             (self.on.clone(), self.cut.clone())
@@ -149,8 +149,8 @@ impl Scene {
     }
 }
 
-/// Kills gpushd before and after each outer step of switching MIG mode on, and off again; with `again` also the
-/// next agent, at its first step. Returns a summary.
+/// Kills gpushd before and after each outer step of enabling and disabling MIG mode. With `again`, also kills the
+/// next agent at its first step. Returns a summary.
 fn killed_at_each_step(fault: Option<&str>, again: bool) -> String {
     let (scene, mut agent) = Scene::new();
     let Scene { host, around, config, on, .. } = &scene;
@@ -194,7 +194,7 @@ fn kill_during_mode_recovery_is_recovered() {
 #[test]
 fn kill_during_mode_rollback_is_recovered() {
     println!("the reset fails: {}", killed_at_each_step(Some("gpu-reset --rc UNKNOWN"), false));
-    // Rollback with a second reset, while services are still stopped.
+    // The rollback needs a second reset, while services are still stopped.
     let fault = "nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN";
     println!("an instance fails: {}", killed_at_each_step(Some(fault), false));
 }
@@ -207,7 +207,7 @@ fn kill_around_each_mode_change_call_is_recovered() {
     for direction in ["on", "off"] {
         let calls = calls(&scene, &agent);
         for (k, call) in calls.iter().enumerate() {
-            // The reset is not a call of the worker; it is one of the outer steps.
+            // The worker does not make the reset. It is one of the outer steps.
             if call == "gpu-reset" {
                 continue;
             }
@@ -259,7 +259,7 @@ fn kill_at_each_store_write_in_mode_change_is_recovered() {
     let mut unbegun = 0;
     for call in ["pwrite64", "fdatasync"] {
         for number in 1..400 {
-            // Only the state directory: the helper programs write too, and must not be killed.
+            // Only files in the state directory: the helper programs write too, and must not be killed.
             let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGKILL:when={number}"));
             let state = Setup::on(host).state_dir();
             let files = ["gpush.db", "gpush.db-wal", "watermark"].map(|name| state.join(name).display().to_string());

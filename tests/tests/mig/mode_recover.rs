@@ -1,5 +1,5 @@
-//! Changes of MIG mode in which gpushd was killed, without instances that would show how far they came: the
-//! next agent finishes them, and reports the outcome correctly.
+//! Changes of MIG mode during which gpushd was killed, on GPUs without instances. So no instance shows how far the
+//! change got. The next agent must finish it, and report the outcome correctly.
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -28,7 +28,7 @@ fn die_of(agent: &mut Agent, body: &Value) {
     agent.wait();
 }
 
-/// Starts the next agent and returns it with the first operation after recovery.
+/// Starts the next agent. Returns it, with the first operation after recovery.
 fn next(host: &Host, config: &str) -> (Agent, Operation) {
     host.clear_faults();
     let agent = Agent::start(host, config);
@@ -103,7 +103,7 @@ fn reset_group_is_kept_after_restart() {
     die_of(&mut agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb"] } }));
     let (_agent, ended) = next(&host, "");
     assert_eq!((ended.state, modes(&host, 3)), (OperationState::Done, vec![true, false, false]), "{ended:?}");
-    // And during rollback.
+    // The same during rollback.
     let host = Host::up(GROUP);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 2 --rc UNKNOWN");
     host.fault("nvmlGpuInstanceDestroy --kill before --parent --times 1");

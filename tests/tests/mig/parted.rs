@@ -1,6 +1,6 @@
-//! mig-parted's files through the real `gpushctl` and the real agent, on simulated hosts. Known faults of
-//! mig-parted are checked here: a change of one GPU must not reset or wipe another, indexes and filters that
-//! match nothing are refused, and a missing GPU is named.
+//! mig-parted's files through the real `gpushctl` and the real agent, on simulated hosts. gpush must not have known
+//! faults of mig-parted: a change of one GPU must not reset or wipe another, indexes and filters that match no GPU
+//! are errors, and the error for a missing GPU names it.
 
 use std::{
     io::Write,
@@ -74,12 +74,12 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", "100").env("GPUSH_SOCKET", agent.socket());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("gpushctl can be started");
-    // A command that does not read its input closes it; that is not a failure of the test.
+    // A command that does not read its input closes it. The test does not fail because of that.
     let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
     child.wait_with_output().expect("gpushctl ends")
 }
 
-/// Runs `mig COMMAND --file - -c LABEL ARGS…` on the file above. Returns exit status and all output.
+/// Runs `mig COMMAND --file - -c LABEL ARGS…` on the file above. Returns the exit code and all output.
 fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String) {
     let args = [&["mig", command, "--file", "-", "-c", label], args].concat();
     let output = gpushctl(agent, &args, FILE);
@@ -87,7 +87,7 @@ fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String
     (output.status.code().expect("it ends by itself"), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// Waits until the agent reports the process: a reading may be a second old.
+/// Waits until the agent reports the process, because a reading may be a second old.
 fn seen(agent: &Agent, gpu: u32, pid: u32) {
     let sees = |gpu: &Gpu| {
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
@@ -135,7 +135,7 @@ fn file_for_several_parts_applies_at_once_and_round_trips() {
     assert!(again.plans.iter().all(|plan| plan.steps.is_empty()), "{again:?}");
 }
 
-/// mig-parted resets all GPUs when one is reset or emptied.
+/// mig-parted resets all GPUs if one is reset or emptied.
 #[test]
 fn change_of_one_gpu_keeps_others_and_their_processes() {
     let host = Host::up(A100S);
@@ -145,7 +145,7 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     seen(&agent, 0, pid);
     let before = [truth(&host, 0), truth(&host, 2)];
     host.start_trace();
-    // The file changes GPU 1. GPU 0 already has its layout, so it is not touched.
+    // The file changes GPU 1. GPU 0 already has its layout, so gpushd does not change it.
     let other = FILE.replace("\"7g.80gb\": 1", "\"1g.10gb\": 7");
     let output = gpushctl(&agent, &["mig", "apply", "--file", "-", "-c", "second"], &other);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -155,7 +155,7 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     assert!(!calls.is_empty() && calls.iter().all(|call| call.gpu == Some(1) && call.rc == 0), "{calls:?}");
     assert_eq!(resets(&host), 0, "{calls:?}");
 
-    // If instances that must go are in use, the error names them, and no GPU is changed.
+    // If instances that the change would destroy are in use, the error names them, and no GPU is changed.
     let from = host.trace().len();
     let (status, said) = run(&agent, "apply", "all-1g.10gb", &[]);
     assert_eq!(status, 4, "{said}");
@@ -163,8 +163,8 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     assert_eq!(host.trace().len(), from, "{:?}", host.trace());
 }
 
-/// mig-parted destroys everything for an unknown profile, and reports success; it also reports success for an
-/// index or a filter that matches no GPU.
+/// For an unknown profile, mig-parted destroys everything and reports success. It also reports success for an index
+/// or a filter that matches no GPU.
 #[test]
 fn entries_that_match_no_gpu_are_refused() {
     let host = Host::up(A100S);
@@ -174,7 +174,7 @@ fn entries_that_match_no_gpu_are_refused() {
     host.start_trace();
     let cases = [
         ("past-the-end", 2, "stdin:37: there is no GPU 9 on this host"),
-        ("other-parts", 2, "label `other-parts` is for no GPU of this host"),
+        ("other-parts", 2, "label `other-parts` selects no GPU of this host"),
         ("unknown-profile", 2, "has no profile 1g.12gb"),
         ("al-disabled", 2, "did you mean `all-disabled`?"),
     ];
@@ -195,7 +195,7 @@ fn entries_that_match_no_gpu_are_refused() {
     assert!(said.contains("stdin:4:7: this group has no `mig-enabled`"), "{said}");
 }
 
-/// mig-parted clears the other GPUs when the mode of one changes, and resets all of them.
+/// If the mode of one GPU changes, mig-parted clears the other GPUs, and resets all of them.
 #[test]
 fn mig_is_disabled_only_on_gpus_of_the_label() {
     let host = Host::up(A100S);
@@ -217,7 +217,7 @@ fn mig_is_disabled_only_on_gpus_of_the_label() {
     assert_eq!(status, 0, "and on again: {said}");
 }
 
-/// mig-parted panics on restore when a GPU is missing.
+/// If a GPU is missing, mig-parted panics on restore.
 #[test]
 fn missing_gpu_is_named_and_not_confused_with_others() {
     let host = Host::up(A100S);
@@ -233,7 +233,7 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
         std::thread::yield_now();
     }
     host.start_trace();
-    // The saved file names it, so does a list, and `all` includes it.
+    // The saved file names the missing GPU, and so does a list. `all` includes it.
     let restored = gpushctl(&agent, &["mig", "apply", "--file", "-"], &saved);
     let said = String::from_utf8_lossy(&restored.stderr).into_owned();
     assert!(restored.status.code().is_some_and(|status| status != 0), "{said}");
@@ -247,14 +247,14 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     // The export contains the remaining GPUs, and names the missing one.
     let exported = gpushctl(&agent, &["mig", "export"], "");
     assert!(String::from_utf8_lossy(&exported.stderr).contains("GPU 0 is left out"), "{exported:?}");
-    // The other GPUs can be named, and change alone.
+    // Named explicitly, the other GPUs can be changed.
     let rest: Vec<String> =
         agent.gpus().into_iter().filter(|gpu| gpu.state == GpuState::Ready).map(|gpu| gpu.uuid).collect();
     let (status, said) = run(&agent, "apply", "all-1g.10gb", &["--gpu", &rest.join(",")]);
     assert_eq!(status, 0, "{said}");
     assert_eq!((truth(&host, 1).len(), truth(&host, 2).len()), (7, 7));
 
-    // A new agent, which never saw it, has two GPUs, and neither is the file's first.
+    // A new agent that never saw the missing GPU has two GPUs. Neither is the first GPU of the file.
     agent.stop();
     let agent = Agent::start(&host, "");
     assert_eq!(agent.gpus().len(), 2);
@@ -269,7 +269,7 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
     host.start_trace();
     let each = |layouts: serde_json::Value| serde_json::json!({ "layout_source": { "per_gpu": layouts } });
     let cases = [
-        (each(serde_json::json!([])), "no GPU is named"),
+        (each(serde_json::json!([])), "the request names no GPU"),
         (
             each(
                 serde_json::json!([{ "selector": "0", "mig_enabled": true }, { "selector": "0", "mig_enabled": true }]),
@@ -283,7 +283,7 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
         ),
         (
             serde_json::json!({ "selectors": ["0"], "layout_source": { "per_gpu": [{ "selector": "0", "mig_enabled": true }] } }),
-            "chosen twice",
+            "names GPUs twice",
         ),
     ];
     for (body, says) in cases {

@@ -1,5 +1,5 @@
-//! Partial rollback: an instance that a process has entered, or that the driver does not destroy, stays; the
-//! rest of the previous layout is restored around it.
+//! Partial rollback. An instance that a process has entered, or that the driver does not destroy, stays. gpushd
+//! restores the rest of the previous layout around it.
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -8,12 +8,12 @@ use gpush_tests::{
 };
 
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
-/// Destroys all of BEFORE; the second GPU instance is created last but two.
+/// Has no instance of BEFORE, so the apply destroys all of them.
 const AFTER: &[&str] = &["3g.40gb@0", "2g.20gb@4"];
-/// Fails the second creation, and delays it, so that the test can act before.
+/// Fails the creation of the second GPU instance, and delays it so that the test can act before it.
 const FAILS: &str = "nvmlDeviceCreateGpuInstance* --gpu 0 --after 1 --times 1 --delay-ms 1500 --rc UNKNOWN";
 
-/// Runs an apply from BEFORE to AFTER that fails after `meanwhile`.
+/// Starts an apply from BEFORE to AFTER, calls `meanwhile`, and then lets the apply fail.
 fn fail_after(host: &Host, agent: &Agent, meanwhile: impl FnOnce()) -> Operation {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     host.fault(FAILS);
@@ -51,7 +51,7 @@ fn entered_instance_stays_and_rest_is_restored() {
         let says_so = |all: &[String]| all.iter().any(|cause| cause.contains(says));
         assert!(says_so(&error.causes) && says_so(&gpu.reasons), "{says}: {error:?} {:?}", gpu.reasons);
     }
-    // All users can read operations, conditions and health; the log is for root.
+    // Every user can read operations, conditions and health. Only root can read the log.
     let public = format!("{:?} {:?} {:?}", operation.error, operation.progress, gpu.reasons);
     assert!(!public.contains(&format!("pid {pid}")) && !public.contains("sleep"), "{public}");
     assert!(!agent.get("/v1/health").json()["errors"].to_string().contains(&format!("pid {pid}")));

@@ -1,4 +1,4 @@
-//! Faults of mig-parted v0.15.0, observed on a simulated A100, that gpush must not have.
+//! Faults that mig-parted v0.15.0 has on a simulated A100. gpush must not have them.
 
 use gpush_api::{Code, OperationState};
 use gpush_tests::{
@@ -6,7 +6,7 @@ use gpush_tests::{
     host::Host,
 };
 
-/// Fault 1: mig-parted destroyed idle instances before the busy one made the change fail.
+/// Fault 1: mig-parted destroyed idle instances before the change failed at the busy one.
 #[test]
 fn impossible_layout_destroys_no_idle_instance() {
     let host = Host::up("dgx-a100");
@@ -24,7 +24,7 @@ fn impossible_layout_destroys_no_idle_instance() {
     assert_eq!(truth(&host, 0), before);
     assert_eq!(host.trace(), [], "no driver call was tried");
 
-    // A layout that fits around the busy instance is applied, and the instance stays.
+    // If a layout fits around the busy instance, gpushd applies it and keeps the instance.
     let operation = agent.apply(&["0"], &["4g.40gb", "3g.40gb"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(operation.plans[0].keeps, [u32::try_from(gi).unwrap()]);
@@ -59,7 +59,7 @@ fn change_on_one_gpu_leaves_others_alone() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
     let before = truth(&host, 0);
     host.start_trace();
-    // Together with a mode change.
+    // The same with a mode change.
     assert_eq!(agent.apply(&["1"], &["1g.10gb*7"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), before);
     assert_eq!(truth(&host, 2), ["MIG off"]);
@@ -82,7 +82,7 @@ fn unknown_profile_changes_nothing_and_similar_are_named() {
     assert_eq!(host.trace(), []);
 }
 
-/// Fault 5: mig-parted did not see a GPU instance without a compute instance, so it never removed it.
+/// Fault 5: mig-parted did not see a GPU instance without a compute instance, so it never removed the GPU instance.
 #[test]
 fn gpu_instance_without_ci_is_completed_or_removed() {
     let host = Host::up("dgx-a100");
@@ -97,13 +97,13 @@ fn gpu_instance_without_ci_is_completed_or_removed() {
         let shown = agent.gpu(0).mig.unwrap().instances;
         assert!(shown.len() == 1 && shown[0].compute.is_empty(), "{shown:?}");
     };
-    // The layout contains it: it is completed, not created again.
+    // The layout contains the GPU instance: gpushd completes it and does not create it again.
     leave_one();
     host.start_trace();
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), ["3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(host.trace().len(), 1, "{:?}", host.trace());
-    // The layout does not contain it: it is destroyed.
+    // The layout does not contain it: gpushd destroys it.
     assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
     leave_one();
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
@@ -144,7 +144,7 @@ fn unknown_gpus_and_invalid_filters_are_refused() {
 #[test]
 fn profile_index_unknown_to_gpush_is_skipped() {
     let host = Host::up("dgx-a100");
-    // Queries for some profiles fail, as on a driver that knows more or fewer profiles than gpush.
+    // Queries for some profiles fail, as on a driver that has more or fewer profiles than gpush knows.
     host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --times 6 --rc INVALID_ARGUMENT");
     let agent = Agent::start(&host, "");
     let profiles = |gpu| agent.gpu(gpu).mig.unwrap().profiles;

@@ -1,4 +1,4 @@
-//! Plans describe the present moment, on the host and offline.
+//! Plans describe the current state, on the host and offline.
 
 use gpush_api::{Code, GpuPlan, GpuState, Operation, OperationState, Plans};
 use gpush_tests::{
@@ -13,7 +13,7 @@ fn plans(agent: &Agent, gpus: &[&str], entries: &[&str]) -> Vec<GpuPlan> {
     serde_json::from_value::<Plans>(answer.json()).expect("an answer with plans").plans
 }
 
-/// A process that started a moment ago blocks a plan at once, not after a cached reading has aged.
+/// A process that has just started blocks a plan immediately. gpushd does not wait until a cached reading is too old.
 #[test]
 fn plan_includes_process_started_a_moment_ago() {
     let host = Host::up("a30x4");
@@ -29,7 +29,7 @@ fn plan_includes_process_started_a_moment_ago() {
     }
 }
 
-/// A GPU whose reading hangs has an error instead of steps; the others have their plans.
+/// A GPU whose reading hangs has an error instead of steps. The other GPUs have their plans.
 #[test]
 fn unreadable_gpu_has_no_plan_and_others_do() {
     let host = Host::up("a30x4");
@@ -50,8 +50,8 @@ fn unreadable_gpu_has_no_plan_and_others_do() {
     host.clear_faults();
 }
 
-/// During a change, a plan names the operation that has claimed the GPU, as an apply does, and waits for no
-/// step. The GPU's old instances are not shown as present.
+/// During a change, a plan names the operation that has claimed the GPU, as an apply does, and does not wait. It does
+/// not show the old instances of the GPU as present.
 #[test]
 fn plan_during_change_names_operation_and_hides_old_layout() {
     let host = Host::up("a30x4");
@@ -63,7 +63,7 @@ fn plan_during_change_names_operation_and_hides_old_layout() {
         let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
         operation = serde_json::from_value(agent.get(&path).json()).unwrap();
     }
-    // Both instances are destroyed, and the first new one takes a while.
+    // gpushd destroys both instances, and creating the first new one takes a while.
     let (gpu, plan) = (agent.gpu(0), plans(&agent, &["0"], &["none"]).remove(0));
     let refused = agent.begin(&["0"], &["none"]).unwrap_err();
     let now: Operation = serde_json::from_value(agent.get(&format!("/v1/operations/{}", operation.id)).json()).unwrap();
@@ -79,7 +79,7 @@ fn plan_during_change_names_operation_and_hides_old_layout() {
     assert!(plans(&agent, &["0"], &["1g.6gb"])[0].steps.is_empty());
 }
 
-/// A preset in an offline check of a config has the same GPUs as the simulated host of that name.
+/// `config check` offline, with a preset, has the same GPUs as the simulated host with that name.
 #[test]
 fn offline_preset_matches_simulated_host() {
     let mut compared = 0;

@@ -1,6 +1,6 @@
-//! Operations that cannot begin at once: refused, queued, or waiting until instances are idle.
+//! Operations that cannot begin immediately: refused, queued, or waiting until instances are idle.
 //!
-//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+//! Functions outside `#[test]` may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-/// Requests a layout for GPUs and waits for at most `seconds`.
+/// Requests a layout for GPUs, and lets the operation wait at most `seconds`.
 fn wait_for(agent: &Agent, gpus: &[&str], entries: &[&str], seconds: u64) -> Operation {
     agent.begin_with(&json!({"selectors": gpus, "layout_source": {"entries": entries}, "wait_s": seconds})).unwrap()
 }
@@ -40,7 +40,7 @@ fn second_operation_on_gpu_is_refused_or_queued_in_order() {
     let second = wait_for(&agent, &["0", "1"], &["1g.10gb*7"], 60);
     assert_eq!(second.state, OperationState::Queued);
     let third = wait_for(&agent, &["0"], &["3g.40gb"], 60);
-    // An operation on neither of these GPUs is not delayed.
+    // An operation on other GPUs is not delayed.
     assert_eq!(agent.apply(&["2"], &["7g.80gb"]).state, OperationState::Done);
     let ended: Vec<Operation> = [first, second, third].map(|one| agent.follow(one)).into();
     assert!(ended.iter().all(|one| one.state == OperationState::Done), "{ended:?}");
@@ -60,13 +60,13 @@ fn waiting_operation_begins_when_instance_is_idle() {
     assert!(!operation.begun && !operation.waits_for.is_empty(), "{operation:?}");
     let reasons = operation.waits_for.join("; ");
     assert!(!reasons.contains(&pid.to_string()), "every user may read it: {reasons}");
-    // A waiting operation claims nothing: changes that do not block it are still possible.
+    // A waiting operation claims no GPU. Changes that do not conflict with it are still possible.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
     host.end_process(pid);
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
-    // The reason for waiting is gone, both in the agent's memory and in the journal.
+    // The reason for waiting is removed, both in the agent's memory and in the journal.
     for told in [&operation, &agent.operation(&operation.id)] {
         assert!(told.begun && told.waits_for.is_empty() && told.notes[0].starts_with("it waited: "), "{told:?}");
     }
@@ -87,7 +87,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let (state, error) = outcome(agent.follow(waiting.clone()));
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
     assert_eq!(error.outcome.as_deref(), Some("nothing was changed"));
-    // The journal, which answers from now on, says so too.
+    // The journal, which answers from now on, has the same outcome.
     let recorded = agent.operation(&waiting.id).error.unwrap();
     assert_eq!(recorded.outcome.as_deref(), Some("nothing was changed"));
     let again = agent.cancel(&waiting.id);
@@ -98,7 +98,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::TimedOut), "{error:?}");
     assert!(begun.elapsed() >= Duration::from_secs(1) && error.message.contains("within 1 s"), "{error:?}");
 
-    // Queued behind another one.
+    // The operation is queued behind another one.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --times 1 --delay-ms 1500");
     let first = agent.begin(&["1"], &["7g.80gb"]).unwrap();
     let queued = wait_for(&agent, &["1"], &["1g.10gb"], 3600);
@@ -107,7 +107,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
     assert!(!agent.operation(&first.id).state.is_final(), "it did not wait for the other one");
     assert_eq!(agent.follow(first).state, OperationState::Done);
-    // Its place in the queue delays no other operation.
+    // A cancelled operation no longer delays others.
     assert_eq!(agent.apply(&["1"], &["1g.10gb*2"]).state, OperationState::Done);
 
     // An impossible layout is refused at once.
@@ -154,7 +154,7 @@ fn reported_cancellation_is_true_after_agent_dies() {
     let mut agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
     let before = truth(&host, 0);
-    // Not begun: the operation has ended on record when the answer arrives.
+    // The operation has not begun. When the answer arrives, its end is recorded.
     let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     agent.kill();
@@ -162,7 +162,7 @@ fn reported_cancellation_is_true_after_agent_dies() {
     let ended = agent.operation(&waiting.id);
     assert_eq!((ended.state, ended.error.unwrap().code), (OperationState::RolledBack, Code::Cancelled));
     host.end_process(pid);
-    // Begun: the next agent rolls it back, although it could finish it.
+    // The operation has begun. The next agent rolls it back, although it could finish it.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 5000");
     let running = agent.begin(&["0"], &["3g.40gb@4", "1g.10gb*4"]).unwrap();
     let answer = agent.cancel(&running.id);
@@ -190,7 +190,7 @@ fn cancel_at_each_step_ends_in_previous_or_target_layout() {
     ];
     let (mut cancelled, mut points, mut step) = (0, 0, 0);
     loop {
-        // Each call of the way forward is slow, so that the cancellation arrives during a step.
+        // Each call of the apply is slow, so that the cancellation arrives during a step.
         for call in calls {
             host.fault(&format!("{call} --gpu 0 --delay-ms 100"));
         }
@@ -231,7 +231,7 @@ fn repeated_request_is_answered_and_not_repeated() {
     agent.settle_reads();
     let headers = "content-type: application/json\r\nidempotency-key: k-1\r\n";
     let wanted = |entries: &str| json!({"selectors": ["0"], "layout_source": {"entries": [entries]}}).to_string();
-    // Twice at once, while the GPU is being read: both answers name one operation.
+    // Two requests at the same time, while gpushd reads the GPU: both answers name the same operation.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 300");
     let ask = |agent: &Agent| agent.request("POST", "/v1/mig/apply", headers, wanted("7g.80gb").as_bytes());
     let answers: Vec<_> = std::thread::scope(|scope| {
@@ -244,7 +244,7 @@ fn repeated_request_is_answered_and_not_repeated() {
     assert_eq!(ids.into_iter().collect::<Vec<_>>(), ["op-1"]);
     let first = agent.follow(agent.operation("op-1"));
     assert_eq!(first.state, OperationState::Done);
-    // The next agent knows it too, and still refuses the other request with this key.
+    // The next agent knows the key too, and still refuses a different request with this key.
     for _ in 0..2 {
         agent.kill();
         agent = Agent::start(&host, "");
@@ -252,7 +252,7 @@ fn repeated_request_is_answered_and_not_repeated() {
         let other = agent.request("POST", "/v1/mig/apply", headers, wanted("1g.10gb").as_bytes());
         assert_eq!(other.error().code, Code::Conflict);
     }
-    // A cancellation is a change like any other.
+    // A cancellation is a change too, so it can be repeated with its key.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --delay-ms 500");
     let operation = agent.begin(&["0"], &["1g.10gb"]).unwrap();
     let path = format!("/v1/operations/{}/cancel", operation.id);
@@ -290,7 +290,7 @@ fn concurrent_requests_with_one_key_change_once() {
     };
     at_once("/v1/gpus/2/cordon", "k-3", &|| {});
     assert_eq!(recorded("gpu.cordon"), 1);
-    // A client may rely on the answer that the host is in maintenance, even after a hung worker.
+    // If gpushd answers that the host is in maintenance, no handle is open, even after a worker has hung.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --hang");
     agent.until("a reading that hangs", || agent.gpu(0).stale.then_some(()));
     let no_handle_is_open = || {
@@ -303,10 +303,9 @@ fn concurrent_requests_with_one_key_change_once() {
     assert_eq!(recorded("maintenance.enter"), 1);
 }
 
-/// Both operations wait for a process. When both processes have ended, the reading that precedes the first operation
-/// hangs.
+/// Both operations wait for a process. After both processes have ended, the reading before the first operation hangs.
 #[test]
-fn operation_that_waits_begins_while_a_reading_of_another_gpu_hangs() {
+fn waiting_operation_begins_while_other_gpu_hangs() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[driver]\nread_ms = 60000\n");
     let users: Vec<u32> = [0, 1]
@@ -317,7 +316,7 @@ fn operation_that_waits_begins_while_a_reading_of_another_gpu_hangs() {
         .into();
     let hangs = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     let works = agent.follow_until(wait_for(&agent, &["1"], &["7g.80gb"], 3600), is_waiting);
-    // The first reading shows that GPU 0 is idle, and the operation claims it.
+    // The first reading shows that GPU 0 is idle, so the operation claims it.
     host.fault("nvmlDeviceGetComputeMode --gpu 0 --after 1 --hang");
     host.end_process(users[0]);
     let has_fired = || host.sim("fault", &["list"]).contains("fired 1]");

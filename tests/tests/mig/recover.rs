@@ -1,5 +1,5 @@
-//! Recovery of an operation when its environment has changed: another boot, another config, no driver, a lost
-//! GPU, a new process.
+//! Recovery of an operation after its environment has changed: another boot, another config, no driver, a lost GPU, a
+//! new process.
 
 use gpush_api::{GpuState, OperationState};
 use gpush_tests::{
@@ -12,8 +12,8 @@ use serde_json::json;
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"2g.20gb\", \"1g.10gb\"]\n";
 const BEFORE: &[&str] = &["3g.40gb@4", "2g.20gb@0"];
 
-/// Begins a change of GPU 0 that kills the agent, and waits for that. Returns the operation's id; the agent may
-/// have died before it answered.
+/// Begins a change of GPU 0 that kills the agent, and waits for that. Returns the operation's id. The agent may have
+/// died before it answered.
 fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     let listed = agent.get("/v1/operations?limit=200").json();
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": entries } }).to_string();
@@ -29,8 +29,8 @@ fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     format!("op-{}", listed.as_array().expect("a list").len() + 1)
 }
 
-/// Starts an agent with this config and kills it during an apply from `BEFORE` to a 4g.40gb and a 3g.40gb at 4,
-/// after the 2g.20gb was destroyed. Returns the operation's id.
+/// Starts an agent with this config and kills it during an apply from `BEFORE` to a 4g.40gb and a 3g.40gb at 4, after
+/// it has destroyed the 2g.20gb. Returns the operation's id.
 fn killed_half_way(host: &Host, config: &str) -> String {
     let mut agent = Agent::start(host, config);
     agent.until("layout at start", || {
@@ -72,7 +72,7 @@ fn operation_resumes_on_same_boot_and_layout_stays() {
     assert_eq!(truth(&host, 0).len(), 2);
 }
 
-/// Of two operations on a GPU, the one that began later also ended later, whichever was requested first.
+/// Of two operations on a GPU, the one that began later also ended later, even if it was requested first.
 #[test]
 fn queued_operation_resumes_though_later_one_ended() {
     let host = Host::up("dgx-a100");
@@ -101,7 +101,8 @@ fn reason_of_rollback_survives_restart() {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     let before = truth(&host, 0);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
-    // Before that, the way forward creates no compute instance; the rollback is interrupted at its first one.
+    // Before the rollback, the apply creates no compute instance. The rollback is interrupted when it creates its
+    // first one.
     host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -115,7 +116,7 @@ fn reason_of_rollback_survives_restart() {
     assert!(error.causes.iter().any(|cause| cause.contains("gpushd ended")), "{error:?}");
 }
 
-/// Creates a GPU instance on GPU 0 outside the agent, as an administrator does with nvidia-smi.
+/// Creates a GPU instance on GPU 0 without the agent, as an administrator does with nvidia-smi.
 pub(crate) fn make_by_hand(host: &Host, profile: &str, start: u8) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
@@ -135,7 +136,7 @@ fn foreign_instances_are_kept_by_recovery() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "3g.40gb@4"]).state, OperationState::Done);
-    // Killed once both are destroyed.
+    // gpushd is killed after it has destroyed both instances.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -146,7 +147,7 @@ fn foreign_instances_are_kept_by_recovery() {
     let agent = Agent::start(&host, "");
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}\n{}", agent.log());
-    // The part of the previous layout that does not overlap with it is restored.
+    // gpushd restores the part of the previous layout that does not overlap with the foreign instance.
     assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(gi_at(&host, 0, 0), theirs);
     assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());
@@ -187,7 +188,7 @@ fn recovery_without_driver_waits_and_is_reported() {
         Some(agent.operation(&id)).filter(|operation| operation.state == OperationState::Interrupted)
     });
     assert!(shown.ended_at.is_none());
-    // A stop does not wait for an operation that cannot continue, and keeps it on record.
+    // When gpushd stops, it does not wait for an operation that cannot continue. It keeps the record.
     agent.stop();
     let agent = Agent::start(&host, "");
     host.clear_faults();
@@ -214,7 +215,7 @@ fn recovery_keeps_instance_entered_by_process() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // Killed once the 2g.20gb is destroyed; the 3g.40gb was next.
+    // gpushd is killed after it has destroyed the 2g.20gb, before the 3g.40gb.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --kill after --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -222,7 +223,7 @@ fn recovery_keeps_instance_entered_by_process() {
     assert_eq!(left.len(), 1, "{left:?}");
     let start: u64 = if left[0].starts_with("3g") { 4 } else { 0 };
     let gi = gi_at(&host, 0, start);
-    // It has no compute instance if that was destroyed already.
+    // If the compute instance was destroyed already, the GPU instance has none.
     if left[0].contains("[]") {
         println!("the other instance had lost its compute instance: no process can enter it");
         return;

@@ -1,4 +1,4 @@
-//! Invalid input and broken environments: the error names the object and the remedy, and nothing changes.
+//! Invalid input and broken environments. The error names the object and the remedy, and nothing changes.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -53,7 +53,7 @@ fn parts_without_mig_refuse_layouts() {
     host.start_trace();
     let refused = agent.begin(&["0"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
-    assert!(refused.message.contains("has no MIG"), "{refused:?}");
+    assert!(refused.message.contains("does not support MIG"), "{refused:?}");
     let error = agent.get("/v1/gpus/0/profiles").error();
     assert_eq!(error.code, Code::Unsupported);
     assert_eq!(host.trace(), []);
@@ -86,14 +86,14 @@ fn invalid_config_at_reload_keeps_old_config() {
     let mut agent = Agent::start(&host, "[layouts]\nsmall = [\"1g.6gb*4\"]\n");
     agent.write_config(b"[layouts]\nsmall = 7\n\xff");
     agent.signal(nix::sys::signal::Signal::SIGHUP);
-    agent.wait_for("STATUS=the config is wrong and was not taken");
+    agent.wait_for("STATUS=the config has errors and was not loaded");
     let view = agent.get("/v1/config").json();
     assert_eq!(view["layouts"][0]["entries"], json!(["1g.6gb*4"]), "{view}");
     let health = agent.get("/v1/health").json();
     assert_eq!(health["errors"][0]["code"], "config_invalid", "{health}");
     agent.write_config("[layouts]\nsmall = [\"1g.6gb*2\"]\n");
     agent.signal(nix::sys::signal::Signal::SIGHUP);
-    agent.wait_for("STATUS=the config was read again");
+    agent.wait_for("STATUS=the config was reloaded");
     assert_eq!(agent.get("/v1/config").json()["layouts"][0]["entries"], json!(["1g.6gb*2"]));
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
 }

@@ -1,5 +1,5 @@
-//! Driver calls that fail, die or hang during an apply: the GPU has the target or the previous layout, reported
-//! correctly, or it is named as degraded.
+//! Driver calls that fail, kill the worker or hang during an apply. Afterwards, the GPU must have the new or the
+//! previous layout and report it correctly, or be degraded.
 
 use gpush_api::{Code, GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -10,11 +10,11 @@ use gpush_tests::{
 use crate::faults::fault_at;
 
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
-/// Keeps the 3g.40gb with other compute instances, and replaces everything else.
+/// Keeps the 3g.40gb with other compute instances, and replaces all other instances.
 const AFTER: &[&str] = &["1c.3g.40gb*2", "4g.40gb"];
 const CONFIG: &str = "[driver]\nchange_s = 1\nread_ms = 2000\n";
 
-/// Returns the changing driver calls of one apply from BEFORE to AFTER.
+/// Returns the driver calls of one apply from BEFORE to AFTER that change something.
 fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     host.start_trace();
@@ -59,7 +59,7 @@ fn failure_of_any_call_restores_previous_layout() {
     {
         assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
         let before = truth(&host, 0);
-        // A call refused as in use is repeated once in a fresh session.
+        // If the driver refuses a call as in use, gpushd repeats it once in a new session.
         let times = if *code == "IN_USE" { 2 } else { 1 };
         let rule = fault_at(&calls, k, &format!("--rc {code}"));
         host.fault(&rule.replace("--times 1", &format!("--times {times}")));
@@ -107,7 +107,7 @@ fn worker_killed_at_any_call_leaves_target_or_previous_layout() {
     let uuid = agent.gpu(0).uuid;
     for line in died {
         assert!(line.contains("signal SIGKILL, while ") && line.contains(&uuid), "{line}");
-        assert!(line.contains("is read from the hardware"), "{line}");
+        assert!(line.contains("from the hardware"), "{line}");
     }
     println!("{} kills of the worker: {done} went on to the target, {back} back", done + back);
 }
@@ -121,7 +121,7 @@ fn hung_call_is_abandoned_and_judged_by_its_effect() {
     let (before, after) = (truth(&host, 0), Vec::new());
     host.fault(&fault_at(&calls, 3, "--hang"));
     let mut operation = agent.begin(&["0"], AFTER).unwrap();
-    // Until the step that hangs, and then until its deadline has passed.
+    // Wait for the step that hangs, and then until its deadline is over.
     while operation.progress[0].done < 3 && !operation.state.is_final() {
         operation = step(&agent, &operation);
     }
@@ -143,14 +143,14 @@ fn hung_call_is_abandoned_and_judged_by_its_effect() {
     assert!(seen.contains(&GpuState::Unknown), "{seen:?}\n{}", agent.log());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}");
     check(&host, &agent, &operation, &before, &after);
-    // By now the GPU is ready, and the hint says so.
+    // Now the GPU is ready, and the hint says so.
     let error = operation.error.unwrap();
     let hint = error.hint.unwrap();
     assert!(!hint.contains("unknown") && hint.contains("dmesg"), "{hint}");
     assert!(error.causes.iter().any(|cause| cause.contains("no effect")), "{:?}", error.causes);
     assert!(error.causes.iter().all(|cause| !cause.contains("may still take effect")), "{:?}", error.causes);
     assert_eq!(error.outcome.as_deref(), Some("the previous layout was restored and read back"));
-    // Other GPUs were available meanwhile, and still are.
+    // Other GPUs were usable meanwhile, and still are.
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
 }
 
@@ -166,7 +166,7 @@ fn late_call_counts_as_completed_step() {
     let calls = calls(&host, &agent);
     let after = truth(&host, 0);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // Later than the deadline of 1 s, but within its grace period.
+    // Later than the deadline of 1 s, but within the grace period.
     host.fault(&fault_at(&calls, 2, "--delay-ms 1500"));
     let operation = agent.apply(&["0"], AFTER);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
@@ -219,13 +219,13 @@ fn unlisted_handle_is_refused_with_hint_to_its_holder() {
 fn own_session_handle_blocks_nothing() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
-    // It blocks the creation, after everything was destroyed.
+    // The handle blocks the creation, after everything was destroyed.
     assert_eq!(agent.apply(&["0"], &["1g.10gb*7"]).state, OperationState::Done);
     host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
     let operation = agent.apply(&["0"], &["3g.40gb*2"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     host.clear_faults();
-    // It blocks a rollback.
+    // The handle blocks a rollback.
     let before = truth(&host, 0);
     host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
@@ -254,7 +254,7 @@ fn failed_rollback_degrades_gpu_until_a_change_succeeds() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // Every creation fails, also in the rollback.
+    // Every creation fails, including those of the rollback.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc UNKNOWN");
     let operation = agent.apply(&["0"], AFTER);
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
@@ -263,7 +263,7 @@ fn failed_rollback_degrades_gpu_until_a_change_succeeds() {
     assert!(gpu.reasons.iter().any(|reason| reason.contains("failed")), "{:?}", gpu.reasons);
     assert_eq!(agent.gpu(1).state, GpuState::Ready);
     assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
-    // A change that is rolled back to a degraded layout repairs nothing.
+    // A change that is rolled back to a degraded layout does not repair the GPU.
     let operation = agent.apply(&["0"], &["2g.20gb"]);
     assert_ne!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(agent.gpu(0).state, GpuState::Degraded, "{operation:?}");
@@ -286,7 +286,7 @@ fn mode_without_effect_is_rolled_back() {
     assert_eq!(truth(&host, 0), ["MIG off"]);
     let mig = agent.gpu(0).mig.unwrap();
     assert_eq!((mig.enabled, mig.pending_mode()), (false, false));
-    // On Hopper, a busy GPU shows only at the first creation: then MIG mode goes off again too.
+    // On Hopper, the driver reports a busy GPU only at the first creation. Then gpushd also disables MIG mode again.
     host.fault("nvmlDeviceCreateGpuInstance* --times 2 --rc IN_USE");
     let operation = agent.apply(&["0"], &["3g.40gb"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
@@ -297,7 +297,7 @@ fn mode_without_effect_is_rolled_back() {
 #[test]
 fn unchanged_gpu_lost_at_read_back_is_named() {
     let mut lost = 0;
-    // Other readings count too, so the call at which the GPU must be lost differs from run to run.
+    // Other readings count too. So the call at which the GPU must be lost differs between runs.
     for after in (0..5).cycle().take(50) {
         if lost > 0 && after == 0 {
             break;
@@ -306,7 +306,7 @@ fn unchanged_gpu_lost_at_read_back_is_named() {
         let agent = Agent::start(&host, CONFIG);
         assert_eq!(agent.apply(&["1"], &["4g.24gb"]).state, OperationState::Done);
         host.fault(&format!("nvmlDeviceGetMigMode --gpu 1 --after {after} --times 1 --mutate lose"));
-        // If the GPU is lost too early, the operation is refused; too late, it is done.
+        // If the GPU is lost too early, gpushd refuses the operation. If it is lost too late, the operation is done.
         let Ok(operation) = agent.begin(&["0", "1"], &["4g.24gb"]) else { continue };
         let operation = agent.follow(operation);
         if operation.state == OperationState::Done {
@@ -325,8 +325,8 @@ fn unchanged_gpu_lost_at_read_back_is_named() {
 fn outcome_unknown(host: &Host, agent: &Agent, when: &str) -> Operation {
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
-    // The only compute instance of an empty GPU. Creating its GPU instance is the first step; after that, the
-    // creation of the compute instance either took effect or did not.
+    // The GPU gets one GPU instance with one compute instance. With "before", the worker dies before the GPU instance
+    // is created. With "after", it dies after the compute instance was created.
     let function =
         if when == "after" { "nvmlGpuInstanceCreateComputeInstance*" } else { "nvmlDeviceCreateGpuInstance*" };
     host.fault(&format!("{function} --gpu 0 --times 1 --delay-ms 800 --kill {when}"));
@@ -348,7 +348,7 @@ fn unknown_outcome_ends_when_layout_is_read_back() {
         let operation = outcome_unknown(&host, &agent, when);
         assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
         let causes = &operation.error.as_ref().unwrap().causes;
-        assert!(causes.iter().any(|cause| cause.contains("not known")), "{causes:?}");
+        assert!(causes.iter().any(|cause| cause.contains("unknown state")), "{causes:?}");
         assert_ne!(agent.gpu(0).state, GpuState::Ready);
         host.clear_faults();
         agent.settle_reads();
@@ -363,7 +363,7 @@ fn unknown_outcome_ends_when_layout_is_read_back() {
 fn unknown_outcome_with_neither_layout_stays_degraded() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
-    // The first of two steps took effect; the second was never called.
+    // The first of two steps took effect. The second was never called.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 800 --kill after");
     let mut operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     while operation.progress[0].doing.is_none() {
@@ -381,7 +381,7 @@ fn unknown_outcome_with_neither_layout_stays_degraded() {
 #[test]
 fn unchanged_gpu_altered_by_others_is_named_and_kept() {
     let mut changed = 0;
-    // Other readings occur too, so the last reading differs from run to run.
+    // Other readings occur too. So the number of the last reading differs between runs.
     for after in (0..18).map(|round| round % 6) {
         if changed > 0 && after == 0 {
             break;
@@ -392,7 +392,7 @@ fn unchanged_gpu_altered_by_others_is_named_and_kept() {
         let mps = host.scratch("other.mps").display().to_string();
         let other = Setup::on(&host).named("other").env("GPUSH_MPS_DIR", mps).start();
         assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
-        // One of the readings is slow. If it is the last, another agent changes the GPU during it.
+        // One of the readings is slow. If it is the last one, another agent changes the GPU during it.
         host.fault(&format!("nvmlDeviceGetMigMode --gpu 0 --after {after} --times 1 --delay-ms 1500"));
         let operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
         if operation.state.is_final() {
@@ -409,7 +409,7 @@ fn unchanged_gpu_altered_by_others_is_named_and_kept() {
         assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
         let error = operation.error.unwrap();
         assert!(error.message.contains("another program has changed it"), "{error:?}");
-        assert!(error.causes.iter().any(|cause| cause.contains("left as it is")), "{error:?}");
+        assert!(error.causes.iter().any(|cause| cause.contains("stays as it is")), "{error:?}");
         assert_eq!(error.outcome, None, "{error:?}");
         assert_eq!(agent.gpu(0).state, GpuState::Ready, "it is well, only other than was asked");
     }

@@ -1,4 +1,4 @@
-//! Layouts at start: on a new boot, on the same boot, with a driver that appears later, and with drift.
+//! Layouts at start: after a reboot, in the same boot, with a driver that appears later, and with drift.
 
 use gpush_api::OperationState;
 use gpush_tests::{
@@ -33,7 +33,7 @@ fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     assert!(truth(&host, 2).is_empty(), "no rule claims GPU 2");
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
 
-    // A user applies another layout; a restart on the same boot keeps it and reports the drift.
+    // A user applies another layout. After a restart in the same boot, gpushd keeps it and reports the drift.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     host.start_trace();
@@ -46,7 +46,7 @@ fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     assert_eq!(host.trace(), [], "a restart on the same boot made no change");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 
-    // After a reboot no instance exists; the agent creates the layout again.
+    // After a reboot, no instance exists. gpushd creates the layout again.
     host.sim::<&str>("reboot", &[]);
     assert!(truth(&host, 0).is_empty());
     let agent = Agent::start_again(&host, CONFIG);
@@ -61,7 +61,7 @@ fn killed_agent_restarts_without_changing_layouts() {
     let config = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"2g.12gb\", \"1g.6gb*2\"]\n";
     let agent = Agent::start(&host, config);
     applied(&agent, 4);
-    // The boot is recorded after its layouts are applied; an agent killed before that applies them again.
+    // gpushd records the boot after it has applied the layouts. If it is killed before that, it applies them again.
     agent.wait_for_layouts_at_start();
     assert_eq!(agent.apply_once(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
@@ -81,14 +81,14 @@ fn auto_reconcile_repairs_drift_at_start() {
     let agent = Agent::start_again(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     applied(&agent, 1);
     assert_eq!(truth(&host, 0).len(), 4);
-    // And after a reload.
+    // The same after a reload.
     assert_eq!(agent.apply_once(&["1"], &["7g.80gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
     applied(&agent, 3);
     assert_eq!(truth(&host, 1).len(), 4);
 }
 
-/// Waits for a cause in health that contains `says` about a GPU.
+/// Waits until health reports a cause about a GPU that contains `says`.
 fn told(agent: &Agent, gpu: u32, says: &str) -> Value {
     agent.until(says, || {
         let health = agent.get("/v1/health").json();
@@ -114,10 +114,10 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc INSUFFICIENT_RESOURCES");
     let agent = Agent::start(&host, CONFIG);
     let trouble = told(&agent, 0, "tried 1 of 6 times");
-    assert!(trouble["causes"].to_string().contains("gpushd tries again by itself"), "{trouble}");
+    assert!(trouble["causes"].to_string().contains("gpushd tries again"), "{trouble}");
     assert_eq!(record(&agent)["complete"], json!(false), "it is still being tried");
     let trouble = told(&agent, 0, "tried 6 times");
-    assert!(trouble["causes"].to_string().contains("`gpushctl apply 0`"), "{trouble}");
+    assert!(trouble["causes"].to_string().contains("`gpushctl apply 0` (administrator)"), "{trouble}");
     agent.wait_for_layouts_at_start();
     assert_eq!(on(&agent, 0), [OperationState::RolledBack; 6]);
     assert_eq!(on(&agent, 1), [OperationState::Done]);
@@ -128,7 +128,7 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
     let mended = agent.follow(agent.begin_with(&json!({ "selectors": ["0"] })).unwrap());
     assert_eq!(mended.state, OperationState::Done);
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
-    // gpushd has given up on it: a restart on this boot does not try again.
+    // gpushd has stopped trying. A restart in the same boot does not try again.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     let agent = Agent::start_again(&host, CONFIG);
@@ -140,10 +140,10 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
 #[test]
 fn transient_driver_error_delays_but_keeps_layouts() {
     for (fault, says) in [
-        // The apply fails and is rolled back; the worker dies in it; the GPU cannot be read.
+        // Three faults: the apply fails and is rolled back; the worker dies during it; the GPU cannot be read.
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 2 --rc UNKNOWN", "tried 1 of 6 times"),
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before", "tried 1 of 6 times"),
-        ("nvmlDeviceGetMigMode --gpu 0 --times 3 --rc UNKNOWN", "looks again by itself"),
+        ("nvmlDeviceGetMigMode --gpu 0 --times 3 --rc UNKNOWN", "gpushd tries again"),
     ] {
         let host = Host::up("dgx-a100");
         host.fault(fault);
@@ -152,7 +152,7 @@ fn transient_driver_error_delays_but_keeps_layouts() {
         agent.wait_for_layouts_at_start();
         assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4), "{fault}");
         assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
-        // A worker that dies also aborts the other GPU's call.
+        // A worker that dies also aborts the call for the other GPU.
         assert_eq!(on(&agent, 1).last(), Some(&OperationState::Done), "{fault}");
         let health = agent.get("/v1/health").json();
         assert_eq!(health["status"], "ok", "{fault}: {health}");
@@ -170,7 +170,7 @@ fn unidentified_gpus_get_layouts_after_restart() {
     assert_eq!(truth(&host, 0).len(), 4);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
-    // After another start on this boot, it continues with the GPU that now has an identity, and with no other.
+    // After another start in this boot, gpushd continues with the GPU that now has an identity, and with no other.
     host.clear_faults();
     let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
@@ -228,7 +228,7 @@ fn driver_loaded_after_start_gets_layouts() {
     let health = agent.get("/v1/health").json();
     assert_eq!((&health["status"], &health["gpu_count"]), (&json!("degraded"), &json!(0)), "{health}");
     assert_eq!(agent.get("/v1/version").json()["agent"], env!("CARGO_PKG_VERSION"));
-    // The log reports it once, however often the worker probes.
+    // gpushd logs it once, even if the worker probes often.
     agent.until("third look", || (agent.log().matches("driver worker started").count() >= 3).then_some(()));
     let log = agent.log();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
@@ -263,11 +263,11 @@ fn blocker_of_start_layout_is_named_only_in_log() {
         (health["errors"][0]["code"] == "blocked").then(|| health.to_string())
     });
     assert!(!health.contains(&format!("{pid}")), "pid {pid} in {health}");
-    // The log is for root.
+    // Only root can read the log.
     agent.wait_for_log(&format!("is held by pid {pid} ("));
 }
 
-/// Two agents on one directory would adopt and end each other's daemons.
+/// If two agents used one directory, each would adopt and end the daemons of the other.
 #[test]
 fn second_agent_on_the_same_mps_directory_is_refused() {
     let host = Host::up("a30x4");

@@ -1,5 +1,5 @@
-//! Resets that concern other GPUs, operations and services: GPUs that are reset together, operations that wait
-//! for a reset, services that several operations stop.
+//! Resets that affect other GPUs, operations and services: GPUs that are reset together, operations that wait for a
+//! reset, and services that several operations stop.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -65,7 +65,7 @@ fn reset_group_rolls_back_together() {
     let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
-    // Longer than the rollback attempts take: no GPU waits for another.
+    // The delay is longer than the rollback attempts take. No GPU waits for another.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
     let operation = agent.apply(&["all"], &["1g.10gb*7"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
@@ -172,7 +172,7 @@ fn other_operations_are_refused_or_queued_during_reset() {
 fn operation_cancelled_during_another_reset_resets_nothing() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
-    // Both begin before either resets.
+    // Both operations begin before either resets.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\"; sleep 0.3;; esac");
     let agent = Agent::start(&host, &around.config(&[], ""));
     host.start_trace();

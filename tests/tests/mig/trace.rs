@@ -1,4 +1,4 @@
-//! The golden log: the driver calls of an apply in order, all successful.
+//! The driver calls of an apply in order, compared with a snapshot. All must succeed.
 
 use gpush_api::OperationState;
 use gpush_tests::{agent::Agent, host::Host};

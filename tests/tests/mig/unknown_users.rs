@@ -1,6 +1,8 @@
-//! Process lists that the driver cannot read, and sessions with outdated lists. If it is unknown which
-//! processes use a GPU, idle-looking instances may be in use: gpushd destroys nothing there, leaves MIG mode
-//! alone, and reports why. A session that still lists deleted instances makes no change fail.
+//! Process lists that the driver cannot read, and sessions with outdated lists.
+//!
+//! If gpushd cannot know which processes use a GPU, instances that look idle may be in use. Then it destroys no
+//! instance there, does not change MIG mode, and reports why. A session that still lists deleted instances makes no
+//! change fail.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -57,7 +59,7 @@ fn unknown_users_block_destruction() {
         assert_eq!(agent.apply(&["1"], &["none"]).state, OperationState::Done, "{code}");
         host.clear_faults();
     }
-    // Once the driver lists processes again, busy instances block a change and idle ones do not.
+    // After the driver can list processes again, busy instances block a change, and idle ones do not.
     assert_eq!(agent.begin(&["0"], &["7g.80gb"]).unwrap_err().code, Code::Blocked);
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]).state, OperationState::Done);
     assert!(agent.gpu(0).processes_known);
@@ -73,7 +75,7 @@ fn new_instances_are_created_without_process_list() {
     let grown = agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]);
     assert_eq!(grown.state, OperationState::Done, "{grown:?}");
     assert_eq!(truth(&host, 0).len(), 2);
-    // The layout is already present: a request without changes is not refused.
+    // The layout already exists. A request that changes nothing is not refused.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]).state, OperationState::Done);
 }
 

@@ -1,5 +1,5 @@
-//! Access to pipe directories: no client is lost that connects just before a stop, and access is closed while the
-//! daemon does not serve. Concurrent requests of two administrators both take effect.
+//! Access to pipe directories. A client that connects just before a stop is not lost. Access is closed while the
+//! daemon does not serve. If two administrators send requests at the same time, both take effect.
 
 use std::path::Path;
 
@@ -69,6 +69,7 @@ fn client_waiting_for_its_server_counts_as_client() {
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     clear_faults(&host);
     assert!(waits.says().starts_with("active"), "the client is served until it ends");
+    release_all(&agent, "0");
     waits.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
@@ -91,9 +92,9 @@ fn unprobed_server_counts_as_used_unless_the_driver_denies_it() {
     assert!(refused.message.contains("cannot tell whether it has clients"), "{refused:?}");
     let untold = daemon(&agent, "0");
     assert!(!untold.clients_known, "{untold:#?}");
-    assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not tell")), "{untold:#?}");
+    assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not list")), "{untold:#?}");
     host.clear_faults();
-    // The driver lists no client, and no client waits for the server. The lease ends once that was seen.
+    // The driver lists no client, and no client waits for the server. The lease ends after gpushd has seen that.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     clear_faults(&host);
     reaches(&agent, "0", MpsState::Stopped);
@@ -113,7 +114,7 @@ fn daemon_with_unknown_clients_is_not_ended() {
     release_all(&agent, "0");
     assert!(signal(pid, Signal::SIGSTOP));
     let hung = becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
-    assert!(hung.reasons.iter().any(|reason| reason.contains("can't be told")), "{hung:#?}");
+    assert!(hung.reasons.iter().any(|reason| reason.contains("not known")), "{hung:#?}");
     assert!(hung.reasons.iter().any(|reason| reason.contains(&format!("kill -CONT {pid}"))), "{hung:#?}");
     assert_eq!(act(&agent, "0", "stop", &json!({})).error().code, Code::Blocked);
     // A restarted gpushd does not know the clients either.
@@ -166,7 +167,7 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     assert!(client.first.starts_with("active"), "{}", client.first);
     host.clear_faults();
     reaches(&agent, "0", MpsState::Ready);
-    // A gpushd with another rule does not close access either: only an operation changes the mode.
+    // A gpushd with another rule does not close access either, because only an operation changes the mode.
     agent.kill();
     let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
     becomes(&agent, &zero.target, "reported with its changed rule", |daemon| {
@@ -296,6 +297,7 @@ fn drain_without_a_deadline_removes_the_earlier_deadline() {
     assert!(["terminated", "lost"].contains(&ends.says().as_str()), "the deadline has passed");
     assert!(patient.lives() && patient.said().is_empty(), "the client outlives the removed deadline");
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
+    release_all(&agent, "0");
     patient.end();
     reaches(&agent, "0", MpsState::Stopped);
 }

@@ -35,14 +35,14 @@ fn refusals(agent: &Agent, target: &str) -> Vec<ApiError> {
     ]
 }
 
-/// The error was `not_found`, not retryable, for as long as the driver took to start.
+/// Earlier, the error was `not_found` and not retryable while the driver started.
 #[test]
 fn target_is_unavailable_while_the_driver_starts() {
     let host = served();
     host.fault("nvmlInit* --delay-ms 600000");
     let agent = Agent::start(&host, CONFIG);
     for refused in refusals(&agent, "0") {
-        // A request for a lease reads the GPUs itself, and reports the missing driver.
+        // A request for a lease reads the GPUs, and reports the missing driver.
         let is_unavailable = matches!(refused.code, Code::Unavailable | Code::DriverUnavailable);
         assert!(is_unavailable && refused.retryable, "{refused:?}");
     }
@@ -59,7 +59,7 @@ fn run_waits_until_the_driver_has_started() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An empty list would say that nothing is shared.
+/// An empty list would mean that no GPU is shared.
 #[test]
 fn targets_without_a_driver_are_an_error_and_not_an_empty_list() {
     let host = Host::up(HOST);
@@ -76,7 +76,7 @@ fn targets_without_a_driver_are_an_error_and_not_an_empty_list() {
     }
 }
 
-/// gpushd finds the daemon of a lost GPU by its directory; the GPU's index leads to the GPU's error.
+/// gpushd finds the daemon of a lost GPU by its directory. The index of the GPU gives the error of the GPU.
 #[test]
 fn target_on_a_lost_gpu_is_refused_with_gpu_lost() {
     let host = served();

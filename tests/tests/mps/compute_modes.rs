@@ -1,5 +1,5 @@
-//! Compute modes that were set for MPS and cannot be restored at once. gpushd reports and retries them, also after its
-//! restart. And the part of a daemon's log that gpushd shows to users.
+//! Compute modes that were set for MPS and cannot be restored immediately. gpushd reports and retries them, even
+//! after its restart. Also the part of a daemon's log that gpushd shows to users.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const SHARED: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
-const TROUBLE: &str = "still has the compute mode that it was given for MPS";
+const TROUBLE: &str = "still has the compute mode that gpushd set for MPS";
 
 /// Returns the compute mode of the GPU, read without gpushd: 0 default, 3 exclusive process.
 fn mode(host: &Host) -> u64 {
@@ -78,7 +78,7 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     agent.await_that("the failure is reported", || is_told(&agent));
     agent.stop();
     host.clear_faults();
-    // An administrator sets another mode without waiting for gpushd.
+    // An administrator sets another mode, without waiting for gpushd.
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(0);
     driver.set_compute_mode(&uuid, ComputeMode::Prohibited).await.expect("the compute mode can be set");
@@ -97,7 +97,7 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     assert!(!is_told(&agent));
 }
 
-/// Without the mode, programs could get past MPS.
+/// Without the mode, programs could bypass MPS.
 #[tokio::test]
 async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     let host = Host::up(HOST);
@@ -152,8 +152,8 @@ fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
     assert_eq!(mode(&host), 0, "{}", agent.log());
     agent.settle_reads();
     assert_eq!(mode(&host), 0, "retries do not change the mode\n{}", agent.log());
-    // gpushd is killed after it has set the mode, before it starts a daemon. The next gpushd has no rule, and restores
-    // the mode.
+    // gpushd is killed after it has set the mode, before it starts a daemon. The next gpushd has no rule, and
+    // restores the mode.
     host.fault("nvmlDeviceSetComputeMode --kill after --parent --times 1");
     let body = json!({ "selectors": ["0"], "layout_source": "wanted" }).to_string();
     let head = format!(

@@ -1,5 +1,5 @@
-//! Processes that keep an MPS daemon from answering, and daemons with an unknown protocol: what gpushd reports, and to
-//! which users.
+//! Processes that keep an MPS daemon from answering, and daemons with an unknown protocol. The tests check what
+//! gpushd reports, and to which users.
 
 use std::{
     os::{fd::OwnedFd, unix::process::CommandExt},
@@ -83,7 +83,7 @@ fn blocking_process_is_named_only_to_permitted_users() {
     let hung = until("the process is named", &agent, |daemon| daemon["reasons"].to_string().contains(&named));
     let reasons = hung["reasons"].to_string();
     assert!(reasons.contains("another process is connected to it and keeps it from answering"), "{reasons}");
-    assert!(reasons.contains("has its ear"), "{reasons}");
+    assert!(reasons.contains("holds its control connection"), "{reasons}");
     agent.wait_for_log("keeps it from answering");
     agent.wait_for_log(&format!("pid={}", peer.0.id()));
     if nix::unistd::geteuid().is_root()
@@ -104,7 +104,7 @@ fn daemon_with_unknown_protocol_is_used_through_its_front_end() {
     let host = Host::up("mixed");
     let agent = Agent::start(&host, CONFIG);
     let daemon = ready(&agent);
-    assert_eq!(daemon["protocol"], "of driver 550.163.01, spoken to directly");
+    assert_eq!(daemon["protocol"], "of driver 550.163.01, direct connection");
     host.sim("mps", &["fault", "add", "foreign-hello"]);
     let front_end = until("gpushd uses the front-end", &agent, |daemon| {
         daemon["protocol"].as_str().is_some_and(|how| how.contains("through NVIDIA's front-end"))

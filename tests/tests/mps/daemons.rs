@@ -1,5 +1,5 @@
-//! MPS daemons started, adopted, stopped, drained and ended through the real gpushd. The control daemon is simulated,
-//! and NVIDIA's own if it is installed. The servers are simulated.
+//! MPS daemons that the real gpushd starts, adopts, stops, drains and ends. The control daemon is simulated, and also
+//! NVIDIA's own if it is installed. The servers are simulated.
 
 use std::path::{Path, PathBuf};
 
@@ -125,9 +125,13 @@ fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
         assert!(client.first.starts_with("active"), "{}", client.first);
         assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3600 })).status, 200);
         let draining = reaches(&agent, "0", MpsState::Draining);
-        assert!(draining.reasons.iter().any(|reason| reason.contains("its client may finish")), "{draining:#?}");
+        assert!(
+            draining.reasons.iter().any(|reason| reason.contains("the leases on its target and its client")),
+            "{draining:#?}"
+        );
         assert_eq!(lease(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict);
         client.end();
+        assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 1 })).status, 200);
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);
 
@@ -174,7 +178,10 @@ fn settings_take_effect_at_once_for_new_clients() {
         assert_eq!(set_as["detail"]["percentage"], 33.3, "{set_as}");
         assert_eq!((&set_as["detail"]["memory_limit_mib"], set_as["detail"].get("priority")), (&json!(1536), None));
         let reaches_text = answer["reaches"].to_string();
-        assert!(reaches_text.contains("not the 1 that run") && reaches_text.contains("next server"), "{reaches_text}");
+        assert!(
+            reaches_text.contains("the clients that run now (1)") && reaches_text.contains("keeps its memory limit"),
+            "{reaches_text}"
+        );
         let second = Client::start(host, &bare);
         assert_eq!(second.word("percentage"), "33.3", "the running server has it, too");
         for (bad, why) in [

@@ -1,10 +1,13 @@
-//! Clients keep their drain deadline even if their daemon ends meanwhile, and the API reports the deadline.
+//! Clients keep their drain deadline even if their daemon ends. The API reports the deadline.
 
-use gpush_api::{Code, Happening, MpsState};
+use gpush_api::{Code, Happening, LeaseState, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::Host,
-    mps::{Client, Served, act, base, becomes, controls, daemon, lease, parts, pid_of, reaches, real_programs, signal},
+    mps::{
+        Client, Served, act, base, becomes, controls, daemon, lease, lease_becomes, parts, pid_of, reaches,
+        real_programs, release, release_all, signal,
+    },
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -21,7 +24,7 @@ fn served(host: &Host) -> (Agent, Client) {
     (agent, client)
 }
 
-/// Kills the daemon of a client, and drains the leftovers.
+/// Kills the daemon of a client, and drains the leftover processes.
 fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert!(signal(pid_of(&daemon(agent, "0")), Signal::SIGKILL));
     becomes(agent, "0", "waiting for its leftovers", |daemon| {
@@ -30,9 +33,57 @@ fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert_eq!(act(agent, "0", "drain", within).status, 200);
     let left = daemon(agent, "0");
     assert_eq!((left.state, left.pid, left.clients.len()), (MpsState::Draining, None, 1), "{left:#?}");
-    assert!(left.reasons.iter().any(|why| why.contains("which the daemon before left behind")), "{left:#?}");
-    assert!(!left.reasons.iter().any(|why| why.contains("another daemon is started")), "{left:#?}");
+    assert!(left.reasons.iter().any(|why| why.contains("which the previous daemon left")), "{left:#?}");
+    assert!(!left.reasons.iter().any(|why| why.contains("starts another daemon")), "{left:#?}");
     assert_eq!(controls(&base(host)), Vec::<i32>::new());
+}
+
+/// A program with a lease may not have called cuInit yet. Without its daemon it would silently run without MPS.
+#[test]
+fn drain_waits_for_a_lease_whose_program_has_not_connected_yet() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let granted = lease(&agent, "0", &json!({ "percentage": 20 })).expect("a lease");
+    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
+    let drained = daemon(&agent, "0");
+    assert_eq!((drained.state, drained.leases.len()), (MpsState::Draining, 1), "{drained:#?}");
+    assert!(
+        drained.reasons.iter().any(|why| why.starts_with("it ends after the leases on its target")),
+        "{drained:#?}"
+    );
+    assert_eq!(lease(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict, "no new lease is granted");
+    // Also when gpushd has restarted meanwhile.
+    agent.kill();
+    let agent = Agent::start(&host, CONFIG);
+    becomes(&agent, "0", "draining again", |daemon| daemon.state == MpsState::Draining && daemon.gpu.is_some());
+    // Now the program starts, and is a client.
+    let client = Client::start(&host, &granted.environment);
+    assert!(client.first.starts_with("active"), "{}", client.first);
+    becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
+    release(&agent, granted.lease.id);
+    assert_eq!(daemon(&agent, "0").state, MpsState::Draining, "the client may finish");
+    client.end();
+    lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
+    reaches(&agent, "0", MpsState::Stopped);
+}
+
+#[test]
+fn drain_ends_with_the_last_lease_or_at_its_deadline() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let granted = lease(&agent, "0", &json!({})).expect("a lease");
+    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
+    assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
+    release(&agent, granted.lease.id);
+    reaches(&agent, "0", MpsState::Stopped);
+    assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
+    reaches(&agent, "0", MpsState::Ready);
+    let granted = lease(&agent, "0", &json!({})).expect("a lease");
+    assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 1 })).status, 200);
+    reaches(&agent, "0", MpsState::Stopped);
+    release(&agent, granted.lease.id);
 }
 
 /// A killed daemon leaves a server that still has a client. A drain lets the client finish.
@@ -44,7 +95,7 @@ fn leftover_server_is_drained_without_a_new_daemon() {
     assert_eq!(daemon(&agent, "0").clients_end_at, None);
     assert!(client.lives() && client.said().is_empty());
     client.end();
-    // Its server has no client any more, and ends.
+    // The server has no client left, and ends.
     reaches(&agent, "0", MpsState::Stopped);
     assert!(parts(&base(&host)).is_empty());
     assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
@@ -58,7 +109,7 @@ fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     orphaned(&host, &agent, &json!({ "end_after_s": 3600 }));
     let until = daemon(&agent, "0").clients_end_at.expect("a time");
     let told = daemon(&agent, "0").reasons.concat();
-    assert!(told.contains("may finish until") && told.contains("is then ended"), "{told}");
+    assert!(told.contains("may run until") && told.contains("is then ended"), "{told}");
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     let left = becomes(&agent, "0", "drained until then", |daemon| daemon.clients_end_at.is_some());
@@ -118,6 +169,7 @@ fn drain_writes_few_log_lines_and_ends_with_the_last_client() {
     let more = lines() - before;
     println!("{more} more lines after 20 requests");
     assert!(more < 60, "{more} lines after 20 requests; a probe sends several commands of three or more lines each");
+    release_all(&agent, "0");
     client.end();
     reaches(&agent, "0", MpsState::Stopped);
 }

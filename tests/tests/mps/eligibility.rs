@@ -1,5 +1,5 @@
-//! A cordoned GPU grants no lease. It is drained once its leases and clients have ended, although its MPS server
-//! remains.
+//! gpushd grants no lease on a cordoned GPU. The GPU is drained when its leases and clients have ended, even if its
+//! MPS server remains.
 
 use std::{
     io::{BufRead, BufReader},

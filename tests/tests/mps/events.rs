@@ -1,4 +1,4 @@
-//! Reports about MPS daemons: events of state changes, too many clients and unsupported protocol versions. Also logs
+//! Reports about MPS daemons: events of state changes, too many clients, and unsupported protocol versions. Also logs
 //! that gpushd truncates before they fill a disk.
 
 use std::{
@@ -34,7 +34,7 @@ fn daemon_state_changes_are_events() {
     assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Starting, MpsState::Ready]);
     let client = served.client();
     assert!(signal(daemon(&served.agent, "0").pid.expect("a pid").cast_signed(), Signal::SIGKILL));
-    // The server still serves, so the event has the reason for the state.
+    // The server still serves, so the event contains the reason for the state.
     let (state, why) = next(&mut listener);
     assert_eq!(state, MpsState::BackingOff);
     assert!(why.contains("was ended by signal 9"), "{why}");
@@ -51,7 +51,7 @@ fn too_many_clients_are_reported() {
     // Two programs use one lease: its environment gives access, and the daemon does not limit the number of clients.
     let second = served.client();
     let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
-    assert_eq!(told.findings, ["2 clients are there, 1 is wanted at most"]);
+    assert_eq!(told.findings, ["2 clients are connected, but 1 is allowed"]);
     let pids: Vec<_> = told.clients.iter().map(|client| client.pid.expect("a pid").cast_signed()).collect();
     assert!([first.pid(), second.pid()].iter().all(|pid| pids.contains(pid)), "{told:#?}");
     assert!(told.clients.iter().all(|client| client.uid.is_some() && client.command.is_some()), "{told:#?}");

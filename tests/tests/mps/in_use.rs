@@ -1,4 +1,4 @@
-//! Leases count as use: a program takes seconds from its start until it calls cuInit.
+//! Leases count as use, because a program takes seconds from its start until it calls cuInit.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -9,14 +9,14 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::{act, becomes, daemon, reaches},
+    mps::{act, becomes, daemon, lease, reaches, release},
 };
 use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// Without the lease, `stop` ended the daemon and the program ran without MPS.
+/// If the lease did not count, `stop` would end the daemon, and the program would run without MPS.
 #[test]
 fn lease_of_a_program_without_cuda_yet_blocks_stop_and_restart() {
     let host = Host::up(HOST);
@@ -43,7 +43,33 @@ fn lease_of_a_program_without_cuda_yet_blocks_stop_and_restart() {
     BufReader::new(run.stdout.take().expect("piped")).read_line(&mut first).expect("the program writes");
     assert!(first.starts_with("active"), "it runs through MPS: {first}");
     run.kill().and_then(|()| run.wait()).expect("the program ends");
-    // The lease has ended with the program, whether or not gpushd has noticed.
+    // The lease has ended with the program, whether or not gpushd has noticed that.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
+    reaches(&agent, "0", MpsState::Stopped);
+}
+
+#[test]
+fn stop_that_waits_ends_the_daemon_after_the_last_lease() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let id = lease(&agent, "0", &json!({ "percentage": 20 })).expect("a lease").lease.id;
+    let stop = |wait: &str| {
+        let mut command = host.command(program("gpushctl"));
+        command.args(["mps", "stop", "0", wait]).env("GPUSH_SOCKET", agent.socket());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl")
+    };
+    let too_long = stop("--wait=1s").wait_with_output().expect("an end");
+    let text = String::from_utf8_lossy(&too_long.stderr);
+    assert_eq!(too_long.status.code(), Some(8), "{text}");
+    assert!(text.contains("it serves again") && !text.contains("gpushd continues"), "{text}");
+    let pid = reaches(&agent, "0", MpsState::Ready).pid;
+    let mut waiting = stop("--wait");
+    reaches(&agent, "0", MpsState::Draining);
+    assert_eq!(daemon(&agent, "0").pid, pid, "the daemon was there all the time");
+    assert!(waiting.try_wait().expect("a state").is_none());
+    release(&agent, id);
+    let output = waiting.wait_with_output().expect("an end");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     reaches(&agent, "0", MpsState::Stopped);
 }

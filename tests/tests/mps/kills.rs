@@ -1,8 +1,8 @@
-//! Random kills and faults of MPS daemons, servers, clients and gpushd. After each round the target has one daemon and
-//! no leftovers, and gpushd has adopted the daemon if it survived.
+//! Random kills and faults of MPS daemons, servers, clients and gpushd. After each round, the target must have one
+//! daemon and no leftover processes. If the daemon survived, gpushd must have adopted it.
 //!
-//! One hundred rounds by default; `GPUSH_TEST_KILLS` sets more, `GPUSH_TEST_SEED` repeats a run. `cargo xtask soak`
-//! runs a thousand.
+//! The default is one hundred rounds. `GPUSH_TEST_KILLS` sets another number, and `GPUSH_TEST_SEED` repeats a run.
+//! `cargo xtask soak` runs a thousand.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 3\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\nfailures = 100\nwithin_s = 60\n\
                       [[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// Actions, one of which is chosen per round.
+/// Actions. Each round executes one of them.
 const DEEDS: [&str; 14] = [
     "kill the daemon",
     "kill the server",
@@ -42,7 +42,7 @@ const DEEDS: [&str; 14] = [
 ];
 
 struct World {
-    // Dropped before the host: gpushd would restart the daemons that the host ends.
+    // Dropped before the host, because gpushd would restart the daemons that the host ends.
     agent: Option<Agent>,
     host: Host,
     environment: Vec<(String, String)>,
@@ -146,8 +146,8 @@ impl World {
 
     /// Waits until the daemon serves, and checks the processes, directories and leases.
     fn is_well(&mut self, deed: &str) -> MpsDaemon {
-        // These actions must not affect a client. After other actions, the client has lost its server or blocks the
-        // next one, so the test ends it.
+        // These actions must not affect a client. After other actions the client has lost its server, or it blocks
+        // the next server, so the test ends it.
         let spared = ["kill the agent", "end the agent", "silent-hello --times 2"];
         if let Some(client) = self.client.as_mut().filter(|_| spared.contains(&deed)) {
             let said = client.said();

@@ -1,4 +1,4 @@
-//! Leases on MPS targets: granted, used, refused, ended; and who has access to the pipe directory.
+//! Leases on MPS targets: granted, used, refused, ended. Also who has access to the pipe directory.
 
 use std::{
     fs,
@@ -39,9 +39,9 @@ fn public() -> Host {
     opened(Host::up(HOST))
 }
 
-/// Opens a host's directories to other users.
+/// Gives other users access to a host's directories.
 pub(crate) fn opened(host: Host) -> Host {
-    // By default only the test's own user can open its directory.
+    // By default, only the test's own user has access.
     let around = host.dir().parent().expect("a directory");
     fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
     // Programs on the simulated host register there.
@@ -54,7 +54,7 @@ fn pipe(taken: &LeaseGrant) -> String {
 }
 
 #[test]
-fn lease_gives_an_environment_and_its_capacity_is_free_after_its_last_client() {
+fn lease_capacity_is_free_after_its_last_client() {
     let (host, agent) = ready(CONFIG);
     let body = json!({ "percentage": 25, "memory_limit_mib": 2048, "duration_s": 7200 });
     let granted = lease(&agent, "0", &body).expect("a lease");
@@ -80,7 +80,8 @@ fn lease_gives_an_environment_and_its_capacity_is_free_after_its_last_client() {
     let seen = becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
     assert_eq!((seen.leases.len(), seen.granted_percent), (1, 25));
     assert_eq!(seen.clients[0].lease, Some(id.to_string()));
-    // A released lease keeps its capacity until its client ends, so that the next user never meets the client.
+    // A released lease keeps its capacity until its client ends. So the next user never shares the daemon with that
+    // client.
     assert_eq!(release(&agent, id).state, LeaseState::Releasing);
     let waits = format!("process {} ", client.pid());
     agent.await_that("what it waits for", || {
@@ -139,6 +140,55 @@ fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
     assert_eq!(lease(&agent, "1", &json!({})).unwrap_err().code, Code::NotFound);
     assert_eq!(daemon(&agent, "0").leases.len(), 3);
     drop(host);
+}
+
+/// A lease of half a daemon whose client was killed. `reaps` is whether its parent has waited for it when the next
+/// request comes.
+fn request_right_after_a_kill(rounds: usize, reaps: bool) {
+    let (host, agent) = ready(CONFIG);
+    let run = || {
+        let mut command = host.command(program("gpushctl"));
+        let words = ["--socket", agent.socket().to_str().expect("text"), "run", "--mps", "50", "--"];
+        command.args(words).arg(program("gpush-sim")).arg("mps-client");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gpushctl");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("piped");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).expect("a line");
+        assert!(line.starts_with("active"), "{line}");
+        child
+    };
+    let (mut clients, mut refused) = (vec![run(), run()], Vec::new());
+    for round in 0..rounds {
+        let mut killed = clients.remove(0);
+        killed.kill().expect("it runs");
+        if reaps {
+            killed.wait().expect("its end");
+        }
+        // Without `wait`: gpushd waits for a lease whose process has ended.
+        let asked = std::time::Instant::now();
+        match lease(&agent, "0", &json!({ "percentage": 50 })) {
+            Ok(granted) => drop(release(&agent, granted.lease.id)),
+            Err(error) => refused.push((round, asked.elapsed(), error)),
+        }
+        killed.wait().expect("its end");
+        becomes(&agent, "0", "with one lease", |daemon| daemon.leases.len() == 1);
+        clients.push(run());
+    }
+    for mut client in clients {
+        client.kill().expect("it runs");
+        client.wait().expect("its end");
+    }
+    assert!(refused.is_empty(), "{} of {rounds}: {refused:#?}\n{}", refused.len(), agent.log());
+}
+
+#[test]
+fn share_of_a_killed_client_is_granted_at_once() {
+    request_right_after_a_kill(15, true);
+}
+
+#[test]
+fn share_of_a_client_that_is_a_zombie_is_granted_at_once() {
+    request_right_after_a_kill(15, false);
 }
 
 #[test]
@@ -220,7 +270,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
     let told = becomes(&agent, "0", "with a waiting client", |daemon| !daemon.findings.is_empty());
     let named = format!("(pid {}, root) waits: a daemon serves one user at a time", waits.pid());
     assert!(told.findings.iter().any(|finding| finding.contains(&named)), "{:?}", told.findings);
-    agent.wait_for_log("a client waits, for its daemon serves another user");
+    agent.wait_for_log("a client waits because its daemon serves another user");
     waits.end();
     becomes(&agent, "0", "without a waiting client", |daemon| daemon.findings.is_empty());
     // The error for another user names the holder.
@@ -247,7 +297,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
     assert_eq!(controls(&base(&host)), [second.pid.expect("a pid").cast_signed()]);
     let client = Client::begin(&host, &others.environment, Some(OTHER));
     assert!(client.says().starts_with("active"));
-    // The environment of the first lease reaches no daemon any more.
+    // The environment of the first lease no longer leads to a daemon.
     let late = Client::begin(&host, &theirs.environment, Some(NOBODY));
     assert_eq!(late.says(), "without MPS");
     late.end();
@@ -282,7 +332,8 @@ fn concurrent_restarts_end_no_client() {
         }
         for _ in 0..30 {
             open();
-            // Several clients and requests: while a client blocks one administrator, the other one's restart may run.
+            // Several clients and requests. While a client blocks one administrator's restart, the other one's may
+            // run.
             let come = [(); 3].map(|()| Client::begin(&host, &theirs.environment, Some(NOBODY)));
             // A client that starts while the daemon does not serve runs without MPS.
             let mut inside: Vec<Client> = come.into_iter().filter(|one| one.says().starts_with("active")).collect();
@@ -334,7 +385,7 @@ fn user_of_a_deleted_directory_is_remembered() {
 }
 
 #[test]
-fn daemon_that_does_not_serve_admits_no_client_and_gets_no_lease() {
+fn daemon_that_does_not_serve_gets_no_client_and_no_lease() {
     let (host, agent) = ready(CONFIG);
     let taken = lease(&agent, "0", &json!({ "percentage": 50 })).expect("a lease");
     let pipe = daemon(&agent, "0").pipe_directory.expect("a directory");

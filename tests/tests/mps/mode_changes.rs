@@ -1,5 +1,5 @@
-//! Mode changes of GPUs through the real programs. Each change is one operation, which ends and starts MPS
-//! daemons. A reload does neither, and a lease on the GPU blocks the operation.
+//! Mode changes of GPUs through the real programs. Each change is one operation, which ends and starts MPS daemons. A
+//! reload does neither. A lease on the GPU blocks the operation.
 
 use std::fs;
 
@@ -43,7 +43,7 @@ fn all_ended(agent: &Agent) {
     }
 }
 
-/// Requests the desired state. Returns the operation's id, or `None` if gpushd ends before it answers.
+/// Requests the desired state. Returns the operation's id, or `None` if gpushd dies before it answers.
 fn asked(agent: &Agent) -> Option<String> {
     let body = wanted().to_string();
     let length = body.len();
@@ -96,7 +96,7 @@ fn mode_change_is_one_operation_and_reaches_the_new_mode() {
     }
 }
 
-/// A reload changes nothing by itself. The operation is refused until the lease is released and its client has ended.
+/// A reload alone changes nothing. The operation is refused until the lease is released and its client has ended.
 #[test]
 fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     let host = Host::up(HOPPER);
@@ -125,7 +125,7 @@ fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     agent.await_that("no GPU is shared", || agent.get("/v1/mps").json() == json!([]));
 }
 
-/// The second operation is refused while the first runs, or waits for it with `wait_s`.
+/// While the first operation runs, the second is refused, or waits for it with `wait_s`.
 #[test]
 fn conflicting_mode_changes_run_one_after_the_other() {
     let host = Host::up(HOPPER);
@@ -145,7 +145,7 @@ fn conflicting_mode_changes_run_one_after_the_other() {
     waiting["wait_s"] = json!(600);
     let second = agent.begin_with(&waiting).unwrap();
     mps::clear_faults(&host);
-    // The first operation may succeed, or may be rolled back because its rule has changed.
+    // The first operation may succeed. It may also be rolled back, because its rule has changed.
     assert!(agent.follow(first).state.is_final());
     let second = agent.follow(second);
     assert_eq!(second.state, OperationState::Done, "{second:#?}\n{}", agent.log());
@@ -168,12 +168,12 @@ fn failed_daemon_start_rolls_the_operation_back() {
     let operation = agent.follow(agent.begin_with(&wanted()).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}\n{}", agent.log());
     let error = operation.error.expect("the operation has an error");
-    assert!(error.message.contains("does not come up"), "{error:?}");
+    assert!(error.message.contains("does not start"), "{error:?}");
     assert_eq!(truth(&host, 0), before);
     assert_eq!((mps::controls(&mps::base(&host)).len(), agent.gpu(0).compute_mode), (0, Some(ComputeMode::Default)));
 }
 
-/// Daemon and client of the device that remains are not affected.
+/// The daemon and the client of the device that remains are not affected.
 #[test]
 fn removed_mig_device_ends_only_its_own_daemon() {
     let host = Host::up(HOPPER);
@@ -279,7 +279,7 @@ fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
     mps::lease_becomes(&agent, share.lease.id, LeaseState::Ended);
     agent.await_that("the target is forgotten", || agent.get("/v1/mps").json() == json!([]));
     agent.await_that("its compute mode is restored", || agent.gpu(0).compute_mode == Some(ComputeMode::Default));
-    // Under an MPS rule again: a reload only reports the difference, an operation applies it.
+    // The GPU has an MPS rule again. A reload only reports the difference; an operation applies it.
     agent.reload(rule("mode = \"mps\""));
     assert_eq!(agent.gpu(0).drift, ["it is not shared through MPS yet"]);
     assert_eq!(agent.get("/v1/mps").json(), json!([]));
@@ -287,7 +287,8 @@ fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
     assert_eq!(mps::reaches(&agent, "0", MpsState::Ready).leases, []);
 }
 
-/// The current lease continues until its release. A daemon that was drained by request does not block the mode change.
+/// The current lease continues until its release. A daemon that was drained on request does not block the mode
+/// change.
 #[test]
 fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     let host = Host::up(HOPPER);

@@ -79,7 +79,7 @@ fn rule_with_several_users_serves_one_before_driver_555() {
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
 }
 
-/// A daemon in use keeps its setting. gpushd reports the change, and applies it once the daemon is idle.
+/// A daemon in use keeps its setting. gpushd reports the change, and applies it when the daemon is idle.
 #[test]
 fn change_of_users_waits_until_the_daemon_is_idle() {
     if skipped() {
@@ -90,7 +90,7 @@ fn change_of_users_waits_until_the_daemon_is_idle() {
     let first = reaches(&agent, "0", MpsState::Ready);
     let taken = lease(&agent, "0", &json!({})).expect("a lease");
     agent.reload(rule("many"));
-    let waits = "this takes effect when no share and no client is left";
+    let waits = "this takes effect when it has no lease and no client";
     let told =
         becomes(&agent, "0", "with a finding", |daemon| daemon.findings.iter().any(|finding| finding.contains(waits)));
     assert_eq!(told.pid, first.pid);

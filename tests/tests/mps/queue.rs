@@ -1,4 +1,4 @@
-//! Operations that wait for the leases of a GPU, and later requests for leases.
+//! Operations that wait for the leases of a GPU, and lease requests that arrive later.
 
 use gpush_api::{Code, MpsDaemon, MpsState, Operation, OperationState};
 use gpush_tests::{
@@ -12,7 +12,8 @@ const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
 const CONFIG: &str =
     "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb@4:mps\", \"2g.20gb@0:mps\"]\n";
 
-/// Short names of the daemons of the larger and the smaller device, once they serve.
+/// Waits until the daemons of both devices serve. Returns the short name of the larger device, then of the smaller
+/// one.
 fn served(agent: &Agent) -> (String, String) {
     agent.wait_for_layouts_at_start();
     agent.await_that("two daemons", || daemons(agent).len() == 2);
@@ -30,15 +31,15 @@ fn is_waiting(operation: &Operation) -> bool {
     operation.state == OperationState::Waiting && !operation.waits_for.is_empty()
 }
 
-/// An operation waits for a lease on the device that it takes away. Without the queue, later leases on the device kept
-/// it waiting until its time was over.
+/// An operation waits for a lease on a device that it removes. Earlier, later leases on that device made it wait
+/// until its time was over.
 #[test]
 fn waiting_operation_is_not_overtaken_by_new_leases() {
     let host = Host::up(HOST);
     let mut agent = Agent::start(&host, CONFIG);
     let (large, small) = served(&agent);
     let held = lease(&agent, &large, &json!({ "percentage": 10 })).expect("a lease").lease.id;
-    // It keeps the smaller device.
+    // The operation keeps the smaller device.
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
     let waiting = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
 
@@ -82,7 +83,11 @@ fn cancelled_operation_lets_leases_be_granted_again() {
     lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
     let second = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
-    assert!(second.waits_for[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.waits_for);
+    assert!(
+        second.waits_for[0].contains(&format!("operation {} is ahead in the queue", waiting.id)),
+        "{:?}",
+        second.waits_for
+    );
     assert_eq!(agent.cancel(&second.id).status, 202);
     assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::RolledBack);
     lease(&agent, &small, &json!({ "percentage": 10 })).expect_err("the first operation takes it away, too");

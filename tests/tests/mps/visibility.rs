@@ -70,7 +70,7 @@ fn json(agent: &Agent, uid: u32, path: &str) -> Value {
     serde_json::from_str(&ask(agent, uid, "GET", path, "")).expect("JSON")
 }
 
-/// Returns whether a JSON value contains a number, as a number or as a word of a string.
+/// Returns whether a JSON value contains a number, either as a number or as a word in a string.
 fn names(value: &Value, number: u32) -> bool {
     let word = number.to_string();
     match value {
@@ -114,7 +114,7 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
     // Its owner sees all of it.
     let own = json(&agent, OWNER, "/v1/mps/0");
     assert!(hidden.iter().all(|(_, pid)| names(&own, *pid)), "{own}");
-    // Another user's lease can be seen, and neither used nor changed.
+    // A user can see the lease of another user, but can neither use nor change it.
     for (method, path, body) in [
         ("POST", "release", "{}"),
         ("POST", "renew", "{\"duration_s\": 60}"),
@@ -143,12 +143,12 @@ fn binding_to_another_users_process_is_refused_like_no_process() {
         assert_eq!(error.code, Code::BadRequest, "{told}");
         told.replace(&pid.to_string(), "PID")
     };
-    // The second pid is above the kernel's largest pid.
+    // The second pid is above the kernel's maximum pid.
     assert_eq!(refused(holder.id()), refused(4_200_000));
     holder.kill().and_then(|()| holder.wait()).expect("the process ends");
 }
 
-/// The trail shows who tried to administer the host. Many attempts leave few records.
+/// The audit trail shows who tried to administer the host. Many attempts leave only a few records.
 #[test]
 fn refused_administration_is_in_the_audit_trail() {
     let Some((_host, agent)) = start() else { return };

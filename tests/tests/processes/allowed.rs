@@ -20,7 +20,7 @@ fn reload(agent: &Agent, processes: &str) {
     listener.next_of(EventKind::Config);
 }
 
-/// A reload adds the user to `allow`, and the next reload removes it.
+/// A reload adds the user to `allow`, and the next reload removes the user.
 #[test]
 fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     let Some((host, agent)) = start("strays that are allowed later", &processes(3600, "")) else { return };

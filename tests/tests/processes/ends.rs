@@ -1,4 +1,4 @@
-//! Actions on unleased processes, and reports of these actions.
+//! Actions on unleased processes, and the reports of these actions.
 
 use gpush_api::{AuditRecord, GpuProcesses, MpsState, ProcessKind, StrayStep};
 use gpush_tests::{host::program, mps::reaches};
@@ -41,7 +41,7 @@ fn stray_is_warned_about_once_and_not_ended() {
     assert_eq!((warned.next(), draws.lives()), (None, true));
 }
 
-/// Processes of root, and of users with a lease, are reported and not ended.
+/// Processes of root, and of users who hold a lease, are reported and not ended.
 #[test]
 fn stray_is_ended_only_when_its_user_has_no_lease() {
     let Some((host, agent)) = start("strays that are ended", END) else { return };

@@ -1,15 +1,16 @@
-//! Unleased processes ("strays") on a shared GPU: shown, warned about, ended. And processes that gpushd never ends.
+//! Unleased processes ("strays") on a shared GPU: shown, warned about, ended. Also processes that gpushd never ends.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ends` | actions on unleased processes, and reports of these actions |
+//! | `ends` | actions on unleased processes, and the reports of these actions |
 //! | `servers` | MPS servers, which are not unleased processes |
 //! | `unseen` | unreadable GPUs, and a lost database |
 //! | `long` | processes with command lines of any length |
-//! | `jobs` | jobs of users with a lease |
+//! | `jobs` | jobs of users who hold a lease |
 //! | `allowed` | processes that the config allows, now or after a change |
 //!
-//! To check that gpushd does not end a process, a test starts another one that is ended in the same round: the witness.
+//! To check that gpushd does not end a process, a test starts a witness: another process, which gpushd ends in the
+//! same round.
 
 mod allowed;
 mod ends;
@@ -61,7 +62,7 @@ fn start_on(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
     Some((host, agent))
 }
 
-/// A lease of another user.
+/// Requests a lease for another user.
 fn lease_of(uid: u32, agent: &Agent) -> LeaseGrant {
     lease_for(agent, uid, "0", &serde_json::json!({ "duration_s": 3600 })).expect("a lease")
 }
@@ -95,7 +96,7 @@ fn done(agent: &Agent, pid: u32) -> String {
     agent.until("the action on the process is reported", || listed(agent, pid)?.stray_action)
 }
 
-/// A program of a user that the driver lists on a GPU; killed when dropped.
+/// A program of a user that the driver lists on a GPU. It is killed when dropped.
 struct Job(Child);
 
 impl Job {
@@ -143,7 +144,7 @@ fn told(listener: &mut Listener, pid: u32, step: StrayStep) -> StrayChange {
     }
 }
 
-/// Starts an unleased process, and waits until gpushd asks it to end. Other unleased processes were checked in the
+/// Starts an unleased process, and waits until gpushd asks it to end. gpushd has then checked other processes in the
 /// same round.
 fn witness(host: &Host, agent: &Agent, place: &str) {
     let mut listener = agent.listen("?kinds=stray", None);

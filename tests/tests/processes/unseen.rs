@@ -1,4 +1,4 @@
-//! Unreadable GPUs, maintenance, and a lost database: no process counts as a stray.
+//! Unreadable GPUs, maintenance, and a lost database. In these cases, no process counts as a stray.
 
 use gpush_api::{GpuState, MpsState, ProcessKind, StrayStep};
 use gpush_tests::{
@@ -24,7 +24,7 @@ fn no_stray_is_ended_on_an_unreadable_gpu() {
     witness(&host, &agent, "--gpu 1 --kind compute");
     assert!(job.lives());
     host.clear_faults();
-    // Once the GPU can be read, the process is a stray.
+    // When the GPU can be read again, the process is a stray.
     agent.until("the process is ended", || (!job.lives()).then_some(()));
 }
 
@@ -69,7 +69,7 @@ fn no_process_is_a_stray_until_database_loss_is_accepted() {
     assert_eq!((seen.stray, seen.stray_action), (None, None));
     assert!(client.lives() && client.said().is_empty());
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
-    // The lease is no longer on record, but the client may have had one. The same holds after a restart of gpushd.
+    // The lease is no longer recorded, but the client may have had one. The same is true after a restart of gpushd.
     let pid = client.pid().cast_unsigned();
     let left = |agent: &Agent| {
         agent.until("the process is not ended", || {
@@ -87,10 +87,10 @@ fn no_process_is_a_stray_until_database_loss_is_accepted() {
         Job::start(std::process::Command::new("/bin/sleep").arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
     told(&mut listener, other.pid(), StrayStep::Asked);
     assert!(client.lives() && client.said().is_empty());
-    // The running daemon is accepted as it is.
+    // gpushd accepts the running daemon unchanged.
     assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, before.pid);
     assert!(agent.gpu(0).drift.is_empty());
-    // The compute mode is kept as well, until the rule changes.
+    // gpushd also keeps the compute mode until the rule changes.
     drop(client);
     agent.reload("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
     let wanted = json!({ "selectors": ["0"], "layout_source": "wanted" });

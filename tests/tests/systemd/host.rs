@@ -1,16 +1,16 @@
-//! gpushd as a service of a real systemd: installed from files in a container, with a simulated host, within
-//! the sandbox of its unit.
+//! gpushd as a service of a real systemd. It is installed from files in a container, with a simulated host, and runs
+//! in the sandbox of its unit.
 
 use gpush_tests::machine::Machine;
 
-/// Two GPUs: one can be partitioned at once, one needs a reset first.
+/// Two GPUs: one has MIG enabled, and one needs a reset first.
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = false\n";
 
-/// Highest accepted figures of `systemd-analyze security`.
+/// Maximum accepted scores of `systemd-analyze security`.
 const GPUSHD_EXPOSURE: f64 = 3.3;
 const MPS_EXPOSURE: f64 = 5.2;
 
-/// Starts a machine with gpush installed and the simulated GPUs; returns `None` where that is not possible.
+/// Starts a machine with gpush installed and the simulated GPUs. Returns `None` if that is not possible here.
 fn machine(what: &str) -> Option<Machine> {
     let machine = Machine::boot(what)?;
     println!("booted in {:.2} s", machine.boot.as_secs_f64());
@@ -22,30 +22,30 @@ fn machine(what: &str) -> Option<Machine> {
 #[test]
 fn service_starts_reloads_recovers_and_stops() {
     let Some(machine) = machine("gpushd under systemd") else { return };
-    // Type=notify: the command returns once gpushd is ready.
+    // Because of Type=notify, the command returns when gpushd is ready.
     machine.sh("systemctl start gpushd.service");
     let first = machine.main_pid("gpushd.service");
     assert_eq!(machine.property("gpushd.service", "ActiveState"), "active");
     assert_eq!(machine.sh("systemctl is-active gpushd.socket gpushd-admin.socket"), "active\nactive");
     assert_eq!(machine.sh("stat -c '%a %G' /run/gpush/gpushd.sock /run/gpush/admin.sock"), "666 gpush\n600 root");
 
-    // Another user sees the GPUs, through the sandbox.
+    // Another user sees the GPUs, despite the sandbox.
     let status = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl status");
     assert!(status.contains("A100"), "{status}");
 
-    // Within its sandbox gpushd changes the hardware, and resets a GPU through a helper unit.
+    // In its sandbox, gpushd changes the hardware, and resets a GPU through a helper unit.
     let sandbox = machine.sh(&format!("cat /proc/{first}/status"));
     assert!(sandbox.lines().any(|line| line == "NoNewPrivs:\t1"), "{sandbox}");
     for gpu in ["0", "1"] {
         machine.sh(&format!("gpushctl mig apply --gpu {gpu} --layout '3g.40gb,1g.10gb*2' --once"));
     }
-    // The unit is named after operation and step.
+    // The name of the unit contains the operation and the step.
     let reset = machine.journal_until("-u 'gpush-op-*.reset.1.service'", "Started");
     assert!(reset.contains("gpush op-") && reset.contains(": reset"), "{reset}");
 
     machine.write("/etc/gpush/config.toml", "[log]\nlevel = \"debug\"\n");
     machine.sh("systemctl reload gpushd.service");
-    let _ = machine.journal_until("-u gpushd.service", "the config was read again");
+    let _ = machine.journal_until("-u gpushd.service", "the config was reloaded");
     assert_eq!(machine.main_pid("gpushd.service"), first, "a reload is no restart");
 
     machine.sh("systemctl restart gpushd.service");
@@ -101,7 +101,7 @@ fn emptied_state_directory_under_systemd_is_reported() {
     assert!(machine.sh("gpushctl gpu show 0").contains("7g.80gb"));
     machine.sh("gpushctl recover --reason 'nobody uses it'");
 
-    // The system's service refuses a config that another user could have written.
+    // The system service rejects a config that another user can write.
     machine.sh("systemctl stop gpushd.service && chmod 666 /etc/gpush/config.toml");
     let refused = machine.run("timeout 20 /usr/sbin/gpushd");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

@@ -1,15 +1,16 @@
-//! The .deb on a booted Debian: install, upgrade under load, remove, purge, and what it refuses.
+//! The .deb on a booted Debian: install, upgrade under load, remove, purge, and the cases in which it refuses to
+//! install.
 
 use gpush_tests::machine::Machine;
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// Version of the package to upgrade to: the same programs under another number.
+/// Version of the package to upgrade to. It has the same programs.
 const LATER: &str = "99.0.0";
 
 const CONFIG: &str = "/etc/gpush/config.toml";
 
-/// A machine with the package installed and a simulated GPU.
+/// Boots a machine with the package installed and a simulated GPU.
 fn machine(what: &str) -> Option<Machine> {
     let machine = Machine::boot(what)?;
     let _ = machine.install_package(None)?;
@@ -36,7 +37,7 @@ fn installed_package_serves_without_config_driver_and_gpu() {
     assert_eq!(machine.sh("stat -c '%a %G' /run/gpush/gpushd.sock /run/gpush/admin.sock"), "666 gpush\n600 root");
     // Every file has the checksum that the package lists.
     assert_eq!(machine.sh("dpkg --verify gpush"), "");
-    // A user can connect to gpushd, and so can a hook that runs as root.
+    // A user can connect to gpushd, and the man page is installed.
     let _ = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl version");
     assert!(machine.sh("zcat /usr/share/man/man1/gpushctl.1.gz | head -5").contains("gpushctl"));
 }
@@ -53,7 +54,7 @@ fn upgrade_fails_no_request_and_keeps_config_layout_and_sockets() {
     let (agent, socket) =
         (machine.main_pid("gpushd.service"), machine.property("gpushd.socket", "InactiveExitTimestamp"));
 
-    // Continuous requests, from before the upgrade until after it.
+    // Requests run continuously, from before the upgrade until after it.
     machine.sh("mkdir /run/load && systemd-run --quiet --unit=load sh -c \
         'until [ -e /run/load/stop ]; do if gpushctl version >/dev/null 2>>/run/load/errors; \
          then echo >>/run/load/answered; else echo >>/run/load/failed; fi; done'");
@@ -93,7 +94,7 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}"));
 
-    // Recorded state is available when the package is installed again.
+    // The recorded state is available after the package is installed again.
     let _ = machine.install_package(None);
     let history = machine.sh("gpushctl operation list");
     assert!(history.contains("op-1"), "{history}");
@@ -123,7 +124,7 @@ fn package_refuses_old_kernel_and_newer_database() {
     assert!(!machine.run("test -e /usr/sbin/gpushd").status.success(), "nothing was unpacked");
     machine.sh("rm /usr/local/sbin/uname");
 
-    // `user_version` of SQLite's header is at offset 60.
+    // `user_version` is at offset 60 of SQLite's header.
     machine.sh("mkdir -p /var/lib/gpush && { head -c 60 /dev/zero; printf '\\0\\0\\1\\0'; } > /var/lib/gpush/gpush.db");
     let newer = machine.run(&install);
     let said = String::from_utf8_lossy(&newer.stdout).into_owned();

@@ -1,4 +1,5 @@
-//! The systemd units and their drop-ins: systemd accepts them, and they contain the settings that gpushd depends on.
+//! The systemd units and their drop-ins. systemd must accept them, and they must contain the settings that gpushd
+//! needs.
 
 use std::{path::PathBuf, process::Command};
 
@@ -17,7 +18,8 @@ fn systemd_verify_accepts_units() {
         return;
     };
     println!("{}", String::from_utf8_lossy(&version.stdout).lines().next().unwrap_or_default());
-    // The program is at the unit's path, in a root directory for this test: verify looks for it.
+    // `systemd-analyze verify` looks for the program at the unit's path. So it must exist in the root directory of
+    // this test.
     let scratch = tempfile::tempdir().unwrap();
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no", "--recursive-errors=no"]);

@@ -1,6 +1,6 @@
 //! Output of the simulated `nvidia-smi compute-policy`, parsed as gpushd parses it.
 
-#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+#![allow(clippy::unwrap_used)] // A test fails by a panic.
 
 use gpush_api::TimesliceLevel;
 use gpush_core::compute_policy::{Told, level_of, levels};

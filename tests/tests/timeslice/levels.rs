@@ -1,7 +1,7 @@
-//! Time-sliced GPUs: level and compute mode through the real programs, kept, lost, repaired and restored; and
-//! an nvidia-smi that is unsupported, fails, hangs or is missing.
+//! Time-sliced GPUs: level and compute mode through the real programs, kept, lost, repaired and restored. Also an
+//! nvidia-smi that lacks support, fails, hangs or is missing.
 
-#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+#![allow(clippy::unwrap_used)] // A test fails by a panic.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
 /// No GPU is time-sliced.
 const NOBODY: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
 
-/// Returns level and compute mode of each GPU, read without gpushd.
+/// Returns the level and the compute mode of each GPU, read without gpushd.
 fn truth(host: &Host) -> Vec<(String, u64)> {
     let show = host.show();
     let gpus = show["gpus"].as_array().unwrap().iter();
@@ -69,7 +69,7 @@ fn smi(host: &Host, arguments: &str) {
 fn reload(agent: &mut Agent, config: &str) {
     agent.write_config(config);
     agent.signal(Signal::SIGHUP);
-    agent.wait_for("STATUS=the config was read again");
+    agent.wait_for("STATUS=the config was reloaded");
 }
 
 fn health(agent: &Agent) -> Health {
@@ -97,7 +97,7 @@ fn level_is_set_at_start_and_not_again_after_a_restart() {
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
     assert_eq!(agent.gpu(1).timeslice, None);
     assert!(health(&agent).errors.is_empty());
-    agent.wait_for_log("its time-slice level is long now, it was default");
+    agent.wait_for_log("its time-slice level changed from default to long");
     agent.stop();
     let calls = host.trace().len();
     let agent = Agent::start(&host, LONG);
@@ -121,7 +121,7 @@ fn forgotten_level_is_set_again() {
     smi(&host, "-pm 0");
     let ask = |verb: &str| agent.post(&format!("/v1/maintenance/{verb}"), &serde_json::json!({})).status;
     assert_eq!(ask("enter") / 100, 2, "{}", agent.log());
-    // The next process that opens the GPU finds the defaults.
+    // The next process that opens the GPU finds the default settings.
     smi(&host, "-pm 0");
     assert!(are(&host, NOT_SET), "{:?}", truth(&host));
     assert_eq!(ask("leave") / 100, 2);
@@ -139,7 +139,7 @@ async fn foreign_level_is_drift_and_is_repaired() {
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(2);
     driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
-    // A changed level is noticed within a minute, or on request.
+    // gpushd notices a changed level within a minute, or on request.
     reload(&mut agent, LONG);
     agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
@@ -186,7 +186,7 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
     agent.await_that("no GPU is time-sliced", || agent.gpus().iter().all(|gpu| gpu.timeslice.is_none()));
     agent.await_that("a log line", || {
         let log = agent.log();
-        log.contains("its time-slice level is default again") && log.contains("its compute mode is DEFAULT again")
+        log.contains("restored its time-slice level default") && log.contains("restored its compute mode DEFAULT")
     });
     // The same without reads: the next gpushd knows which settings were applied.
     reload(&mut agent, LONG);
@@ -218,13 +218,13 @@ fn failed_change_still_restores_earlier_settings() {
         let told = troubles(&agent);
         told.contains("time-slice level short") && told.contains("compute mode")
     });
-    // The same after a kill of gpushd: the intended level is on record.
+    // The same after gpushd was killed: the intended level is recorded.
     agent.kill();
     let mut agent = Agent::start(&host, NOBODY);
     agent.await_that("neither GPU is restored", || !troubles(&agent).is_empty());
     assert!(are(&host, SET), "{:?}", truth(&host));
     host.clear_faults();
-    // The next reload retries at once.
+    // The next reload retries immediately.
     reload(&mut agent, NOBODY);
     agent.await_that("both GPUs are restored", || are(&host, NOT_SET));
 }
@@ -288,7 +288,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     host.fault("compute-policy-set --gpu 0 --rc SUCCESS");
     reload(&mut agent, LONG);
     agent.await_that("the failed change is reported", || {
-        troubles(&agent).contains("says that long was set, and it is default")
+        troubles(&agent).contains("reported that long was set, but the level is default")
     });
     // nvidia-smi cannot read levels.
     host.clear_faults();
@@ -345,7 +345,7 @@ fn part_with_recorded_level_is_not_unsupported() {
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);
-    // The same at the first read after a restart of gpushd: the applied level is on record.
+    // The same at the first read after a restart of gpushd: the applied level is recorded.
     agent.stop();
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, NOBODY);

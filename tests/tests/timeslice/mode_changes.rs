@@ -1,6 +1,5 @@
-//! Changes to and from mode `timeslice` through the real programs. An operation is done once level and compute
-//! mode are read back. It begins after earlier time-slice settings are removed, and reports settings that
-//! failed.
+//! Changes to and from mode `timeslice` through the real programs. An operation is done after level and compute mode
+//! are read back. It begins after earlier time-slice settings are removed. It reports settings that failed.
 
 use gpush_api::{Operation, OperationState};
 use gpush_tests::{
@@ -25,7 +24,7 @@ fn wanted() -> Value {
     json!({ "selectors": ["0"], "layout_source": "wanted" })
 }
 
-/// Returns level and compute mode, read without gpushd.
+/// Returns the level and the compute mode, read without gpushd.
 fn turns(host: &Host) -> (String, u64) {
     let state = host.show()["gpus"][0]["state"].clone();
     (state["timeslice"].as_str().expect("a level").to_owned(), state["compute_mode"].as_u64().expect("a mode"))
@@ -35,7 +34,7 @@ fn is(level: &str, mode: u64) -> (String, u64) {
     (level.to_owned(), mode)
 }
 
-/// Returns the expected state of the GPU under a rule: level, compute mode, MIG mode, number of MPS daemons.
+/// Returns the state that the GPU must have under a rule: level, compute mode, MIG mode, number of MPS daemons.
 fn reached(how: &str) -> (&'static str, u64, bool, usize) {
     match how {
         TURNS => ("long", 3, false, 0),
@@ -66,7 +65,7 @@ fn operation_ends_when_level_and_compute_mode_are_set() {
     for how in [MPS, TURNS, MIG, TURNS, MPS, MIG, MPS, TURNS] {
         agent.reload(rule(how));
         let operation = done(&agent);
-        // Checked at once: no part of it is applied later.
+        // Checked immediately: no part of the change may come later.
         assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), truth(&host, 0), agent.log());
         assert_eq!(operation.plans[0].sets_timeslice(), how == TURNS, "{how}");
         assert_eq!(operation.notes, [] as [String; 0], "{how}");
@@ -96,7 +95,7 @@ fn killed_mode_change_is_finished_by_next_gpushd() {
     for (round, how) in [MPS, TURNS, MIG, TURNS, MPS, TURNS, MIG, TURNS].into_iter().enumerate() {
         agent.reload(rule(how));
         let operation = agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}"));
-        // Each round kills gpushd one step later; there are few steps.
+        // Each round kills gpushd one step later. There are only a few steps.
         let step = u32::try_from(round).expect("a small number") % 3;
         let now = agent.follow_until(operation, |now| now.state.is_final() || now.progress[0].done >= step);
         killed += u32::from(!now.state.is_final());

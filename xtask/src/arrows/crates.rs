@@ -1,13 +1,7 @@
-//! Test of the arrows between crates in ARCHITECTURE.md.
+//! The check of the dependencies between crates, which ARCHITECTURE.md shows.
 //!
-//! ```text
-//! geometry ──► core ◄── api          api ← core ← nvml ← agent
-//!                                    api ← client;  {client, core} ← ctl
-//! geometry ──► silicon ──► nvml-sim, mps-sim ──► gpush-sim     (nothing that ships knows these)
-//! ```
-//!
-//! It reads `cargo metadata`: normal dependencies only, including indirect ones for the crates that must stay
-//! pure or must not ship something. Dev-dependencies are not limited: tests may use the simulator.
+//! It reads normal dependencies from `cargo metadata`. For crates that must stay pure, or must not ship something, it
+//! also follows indirect ones. Dev-dependencies are not limited: tests may use the simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +10,7 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// Workspace crates that each workspace crate may depend on. A new crate must be added here.
+/// Workspace crates that each workspace crate may depend on. Add new crates here.
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-geometry", &[]),
     ("gpush-api", &[]),
@@ -99,7 +93,7 @@ fn read(metadata: &Value) -> Result<(Graph, BTreeSet<String>)> {
     for node in list(&metadata["resolve"], "nodes")? {
         let below = graph.entry(name(&node["id"])?).or_default();
         for dependency in list(&node, "deps")? {
-            // Kind null is a normal dependency; build scripts and tests do not ship.
+            // A null kind is a normal dependency. Build scripts and tests do not ship.
             if list(&dependency, "dep_kinds")?.iter().any(|kind| kind["kind"].is_null()) {
                 below.insert(name(&dependency["pkg"])?);
             }
@@ -169,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrows_of_this_workspace_hold() {
+    fn crates_of_this_workspace_match_the_arrows() {
         println!("{}", check().unwrap());
     }
 

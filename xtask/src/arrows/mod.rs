@@ -1,7 +1,7 @@
-//! `cargo xtask arrows`: dependencies of crates and modules, compared with ARCHITECTURE.md.
+//! `cargo xtask arrows`: compares the dependencies of crates and modules with ARCHITECTURE.md.
 //!
-//! [`crates`] checks the dependencies between the crates, [`modules`] those between the top-level modules of the
-//! agent.
+//! [`crates`] checks the dependencies between the crates. [`modules`] checks those between the top-level modules of
+//! the agent.
 
 mod crates;
 mod modules;
@@ -13,12 +13,12 @@ use anyhow::Result;
 /// What to do besides checking.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Update the lists of used modules in ARCHITECTURE.md first; the order of the rows stays
+    /// Update the lists of used modules in ARCHITECTURE.md first; the order of the rows does not change
     #[arg(long)]
     write: bool,
 }
 
-/// Runs the command and returns the text to print.
+/// Runs the command. Returns the text to print.
 pub(crate) fn run(arguments: &Arguments) -> Result<String> {
     if arguments.write {
         modules::write_table()?;
@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String> {
     check()
 }
 
-/// Checks the arrows between crates and between the agent's modules; returns a summary.
+/// Checks the arrows between crates and between the agent's modules. Returns a summary.
 pub(crate) fn check() -> Result<String> {
     Ok(format!("{}\n{}", crates::check()?, modules::check()?))
 }

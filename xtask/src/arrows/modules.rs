@@ -1,7 +1,7 @@
 //! The arrows between the agent's top-level modules.
 //!
 //! The table in ARCHITECTURE.md lists the modules from the highest layer to the lowest, each with the modules that it
-//! uses. A module may only use modules further down, so there is no cycle.
+//! uses. A module may use only modules further down, so there is no cycle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    source::{self, Source},
+    source::{self, CrateSource},
     table::Table,
 };
 use crate::workspace;
@@ -20,13 +20,13 @@ use crate::workspace;
 const DOCUMENT: &str = "ARCHITECTURE.md";
 const SRC: &str = "agent/src";
 
-/// Arrows, as the module that uses and the module that is used.
+/// Arrows: the module that uses, and the module that is used.
 type Arrows = BTreeSet<(String, String)>;
 
-/// Checks the modules of the agent; returns a summary.
+/// Checks the modules of the agent. Returns a summary.
 ///
 /// # Errors
-/// If the code and the table do not agree; names every difference.
+/// If the code and the table differ. The error names every difference.
 pub(crate) fn check() -> Result<String> {
     let (source, table) = (source()?, Table::find(&read(DOCUMENT)?)?);
     let wrong = violations(&source, &table);
@@ -43,7 +43,7 @@ pub(crate) fn check() -> Result<String> {
 /// Updates the lists of used modules in the table.
 ///
 /// # Errors
-/// If a module has no row; a row's place is a decision.
+/// If a module has no row: a person must decide where its row goes.
 pub(crate) fn write_table() -> Result<()> {
     let (source, text) = (source()?, read(DOCUMENT)?);
     let table = updated(&source, Table::find(&text)?);
@@ -58,19 +58,19 @@ fn read(name: &str) -> Result<String> {
     fs::read_to_string(path(name)).with_context(|| format!("cannot read {name}"))
 }
 
-fn source() -> Result<Source> {
+fn source() -> Result<CrateSource> {
     source::read(&path(SRC))
 }
 
 /// Returns the arrows that do not point down in the table.
-fn upward(source: &Source, table: &Table) -> Arrows {
+fn upward(source: &CrateSource, table: &Table) -> Arrows {
     let points_down =
         |from: &str, to: &str| table.rank(from).is_none_or(|from| table.rank(to).is_none_or(|to| from < to));
     source.uses.keys().filter(|(from, to)| !points_down(from, to)).cloned().collect()
 }
 
-/// Returns the table with the used modules as in the code. Modules that no longer exist lose their rows.
-fn updated(source: &Source, mut table: Table) -> Table {
+/// Returns the table with the modules that the code uses. Removes the rows of modules that no longer exist.
+fn updated(source: &CrateSource, mut table: Table) -> Table {
     let upward = upward(source, &table);
     table.rows.retain(|row| source.modules.contains(&row.module));
     for row in &mut table.rows {
@@ -80,7 +80,7 @@ fn updated(source: &Source, mut table: Table) -> Table {
     table
 }
 
-fn violations(source: &Source, table: &Table) -> Vec<String> {
+fn violations(source: &CrateSource, table: &Table) -> Vec<String> {
     let mut wrong = Vec::new();
     for module in source.modules.iter().filter(|module| table.rank(module).is_none()) {
         wrong.push(format!("`{module}` has no row: add one above the modules that it uses"));
@@ -117,12 +117,12 @@ fn violations(source: &Source, table: &Table) -> Vec<String> {
 }
 
 /// Returns the modules that a module uses.
-fn used_by<'a>(source: &'a Source, module: &'a str) -> impl Iterator<Item = &'a str> {
+fn used_by<'a>(source: &'a CrateSource, module: &'a str) -> impl Iterator<Item = &'a str> {
     source.uses.keys().filter(move |(from, _)| from == module).map(|(_, to)| to.as_str())
 }
 
-/// Returns a shortest path from one module to another along the arrows, both included.
-fn path_between<'a>(source: &'a Source, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
+/// Returns a shortest path from one module to another along the arrows, including both ends.
+fn path_between<'a>(source: &'a CrateSource, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
     let mut came_from: BTreeMap<&str, Option<&str>> = BTreeMap::from([(from, None)]);
     let mut open = std::collections::VecDeque::from([from]);
     while let Some(module) = open.pop_front() {
@@ -149,9 +149,9 @@ mod tests {
     const TABLE: &str = "| layer | module | uses |\n|---|---|---|\n| top | `main` | `http` |\n| | `http` | `state` |\n\
                          | low | `state` | |\n";
 
-    fn crate_with(arrows: &[(&str, &str)]) -> Source {
+    fn crate_with(arrows: &[(&str, &str)]) -> CrateSource {
         let place = Place { file: "x.rs".into(), line: 7 };
-        Source {
+        CrateSource {
             modules: ["main", "http", "state"].map(str::to_owned).into(),
             uses: arrows.iter().map(|(from, to)| (((*from).to_owned(), (*to).to_owned()), place.clone())).collect(),
         }

@@ -1,8 +1,8 @@
-//! The top-level modules of a crate, and which of them uses which, read from its source.
+//! The top-level modules of a crate, and which module uses which, read from the source.
 //!
-//! Code that is compiled for tests only does not count. A use is a path that begins with `crate` or `super`, wherever
-//! it occurs: in an import, in code, or in the arguments of a macro. In the crate's root, a path that begins with the
-//! name of a module counts too; such uses belong to the module [`ROOT`].
+//! Code that is compiled only for tests does not count. A use is a path that begins with `crate` or `super`. It may
+//! be in an import, in code, or in the arguments of a macro. In the crate's root, a path that begins with the name of
+//! a module counts too. Such uses belong to the module [`ROOT`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,10 +29,10 @@ pub(crate) struct Place {
 
 /// The modules of a crate and the arrows between them.
 #[derive(Debug, Default)]
-pub(crate) struct Source {
+pub(crate) struct CrateSource {
     /// Names of the top-level modules, with [`ROOT`].
     pub(crate) modules: BTreeSet<String>,
-    /// First place of each use, by the module that uses and the module that is used.
+    /// First position of each use, by the module that uses and the module that is used.
     pub(crate) uses: BTreeMap<(String, String), Place>,
 }
 
@@ -40,12 +40,12 @@ pub(crate) struct Source {
 ///
 /// # Errors
 /// If a file cannot be read or parsed, or a module has a `#[path]`.
-pub(crate) fn read(src: &Path) -> Result<Source> {
+pub(crate) fn read(src: &Path) -> Result<CrateSource> {
     let mut reader = Reader { src, modules: BTreeSet::from([ROOT.to_owned()]), found: Vec::new() };
     reader.file(Path::new("main.rs"), &[])?;
     let mut uses = BTreeMap::new();
     for Found { from, name, place, bare } in reader.found {
-        // A name in the root that is not a module: an item or a macro of the root.
+        // A name in the root that is not a module is an item or a macro of the root.
         let to = match reader.modules.contains(&name) {
             true => name,
             false if bare => continue,
@@ -57,7 +57,7 @@ pub(crate) fn read(src: &Path) -> Result<Source> {
                 .or_insert(place);
         }
     }
-    Ok(Source { modules: reader.modules, uses })
+    Ok(CrateSource { modules: reader.modules, uses })
 }
 
 /// A path to a name in the crate's root.
@@ -65,7 +65,7 @@ struct Found {
     from: String,
     name: String,
     place: Place,
-    /// Whether the path has no `crate` or `super`: then the name may also be that of another crate.
+    /// Whether the path has no `crate` or `super`. Then the name may also be that of another crate.
     bare: bool,
 }
 
@@ -76,7 +76,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads a file that contains the module of that path, empty for the root.
+    /// Reads the file of the module with that path. The path is empty for the root.
     fn file(&mut self, file: &Path, module: &[String]) -> Result<()> {
         let path = self.src.join(file);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -145,7 +145,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Follows what comes after `crate::`, `self::` or `super::`, which leads to the module `base`.
+    /// Reads what follows `crate::`, `self::` or `super::`, which name the module `base`.
     fn path(&mut self, rest: &[TokenTree], file: &Path, module: &[String], base: &[String]) {
         match rest.first() {
             Some(TokenTree::Ident(name)) if name == "super" && is_path_separator(&rest[1..]) => {

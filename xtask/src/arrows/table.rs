@@ -7,7 +7,7 @@
 //! |      | `http` | `state` |
 //! ```
 //!
-//! The layers are for readers. The order of the rows counts: a module may only use modules further down.
+//! The layers are for readers. The order of the rows matters: a module may use only modules further down.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ pub(crate) struct Row {
     pub(crate) uses: BTreeSet<String>,
 }
 
-/// The rows, highest layer first.
+/// The table of modules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Table {
     /// The rows, highest layer first.

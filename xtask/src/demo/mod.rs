@@ -1,9 +1,9 @@
-//! `cargo xtask demo`: a first look at gpush on a simulated host. The short tour fits on three screens;
-//! `--full` shows every subject.
+//! `cargo xtask demo`: shows gpush on a simulated host. The short tour fits on three screens; `--full` shows every
+//! subject.
 //!
-//! Nothing is staged. `gpush-sim run` creates the host and runs this program again on it; that instance starts
-//! the real `gpushd` and runs real `gpushctl` commands, each printed with its output. Every command has a
-//! required exit status, including refusals, so the demo is also a test.
+//! All output is real. `gpush-sim run` creates the host and runs this program again on it. That instance starts the
+//! real `gpushd`, runs real `gpushctl` commands, and prints each with its output. Every command must end with a given
+//! exit code, including those that must fail. So the demo is also a test.
 
 use std::{
     path::{Path, PathBuf},
@@ -27,19 +27,19 @@ pub(crate) struct Arguments {
     /// Simulated host: dgx-a100, dgx-h100, dgx-h200, dgx-b200, a30x4, rtx-pro-6000x2 or mixed
     #[arg(long, default_value = "dgx-a100")]
     preset: String,
-    /// Show it on every preset, one after the other
+    /// Show every preset, one after the other
     #[arg(long, conflicts_with_all = ["preset", "shell"])]
     every_preset: bool,
     /// Show every subject, not the short tour
     #[arg(long, conflicts_with = "shell")]
     full: bool,
-    /// Leave you in a shell on the host, with gpushd running, instead of typing for you
+    /// Start a shell on the host, with gpushd running, instead of the tour
     #[arg(long)]
     shell: bool,
     /// Use the programs of the last debug build instead of building them
     #[arg(long, hide = true)]
     built: bool,
-    /// Set by the demo itself on the host that it made: folder of the built programs
+    /// Folder of the built programs; the demo sets this on the host that it has created
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
 }
@@ -190,7 +190,7 @@ fn full(tour: &Tour, session: &mut Session) -> Result<bool> {
     end(&wrong, "`cargo xtask demo --shell` leaves you on such a host.")
 }
 
-/// The second part: GPUs shared through MPS instead of MIG.
+/// Runs the second part: GPUs shared through MPS instead of MIG.
 fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<()> {
     let gpu = tour.shared;
     say("The second rule is to share its GPUs through MPS in place of cutting them.");
@@ -214,12 +214,12 @@ fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<
     types(session, wrong, "gpushctl mps list", 0)
 }
 
-/// A program that uses a GPU; ended when dropped.
+/// A program that uses a GPU. Dropping it ends the program.
 struct Worker(Child);
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It only sleeps, so nothing is lost, and a failure does not matter.
+        // The program only sleeps, so nothing is lost, and a failure does not matter.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -233,7 +233,7 @@ fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worke
     let pid = worker.0.id();
     let line = format!("gpush-sim process $NVML_SIM_STATE add --gpu 0 --gi {id} --ci 0 --memory 9216 --pid {pid}");
     types(session, wrong, &line, 0)?;
-    // The agent's readings can be a second old; the demo waits until it shows the program.
+    // gpushd's readings can be a second old. The demo waits until gpushd shows the program.
     let started = Instant::now();
     while used(tour, session)?["compute_instances"][0]["processes"][0].is_null() {
         if started.elapsed() > Duration::from_secs(30) {
@@ -243,7 +243,7 @@ fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worke
     Ok(worker)
 }
 
-/// Returns the tour's instance on GPU 0 as the agent shows it; null if it does not exist.
+/// Returns the tour's instance on GPU 0 as gpushd shows it; null if it does not exist.
 fn used(tour: &Tour, session: &Session) -> Result<Value> {
     let shown = session.command("gpushctl").args(["gpu", "show", "0", "--json"]).stdin(Stdio::null()).output()?;
     let gpus: Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;
@@ -251,7 +251,7 @@ fn used(tour: &Tour, session: &Session) -> Result<Value> {
     Ok(instances.iter().find(|instance| instance["profile"] == tour.used).cloned().unwrap_or_default())
 }
 
-/// Runs a command and compares its exit status with the required one.
+/// Runs a command, and compares its exit code with the required one.
 fn types(session: &Session, wrong: &mut Vec<String>, line: &str, status: i32) -> Result<()> {
     typed(line);
     let mut words = line.split_whitespace();

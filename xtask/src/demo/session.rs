@@ -17,13 +17,12 @@ use nix::{
 /// Time for the agent to start, to reload its config, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An agent on the simulated host on which this process runs. It uses a separate folder, in which the commands
-/// run.
+/// An agent on the simulated host on which this process runs. It has its own folder, in which the commands run.
 pub(super) struct Session {
     programs: PathBuf,
     folder: tempfile::TempDir,
     agent: Child,
-    /// The agent's notifications to its service manager, such as readiness.
+    /// Receives the agent's notifications to its service manager, such as readiness.
     told: UnixDatagram,
 }
 
@@ -50,7 +49,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Returns a command in the session's folder; `gpushctl` finds the agent there.
+    /// Returns a command in the session's folder. There, `gpushctl` finds the agent.
     pub(super) fn command(&self, program: &str) -> Command {
         let own = self.programs.join(program);
         let mut command = Command::new(if own.is_file() { own } else { program.into() });
@@ -58,7 +57,7 @@ impl Session {
         command
     }
 
-    /// Returns the search path of programs: the built ones first.
+    /// Returns the search path of programs, with the built programs first.
     fn path(&self) -> std::ffi::OsString {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let all = std::iter::once(self.programs.clone()).chain(std::env::split_paths(&path));
@@ -69,7 +68,7 @@ impl Session {
     pub(super) fn reload(&mut self, config: &str) -> Result<()> {
         fs::write(self.folder.path().join("config.toml"), config).context("the config cannot be written")?;
         self.signal(Signal::SIGHUP)?;
-        self.wait_for("STATUS=the config was read again")
+        self.wait_for("STATUS=the config was reloaded")
     }
 
     /// Runs a shell on the host.
@@ -78,11 +77,11 @@ impl Session {
         let mut shell = self.command(&program);
         shell.env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
         let status = shell.status().with_context(|| format!("{program} cannot be started"))?;
-        // The exit status of a shell is that of its last command, which does not matter here.
+        // The exit code of a shell is that of its last command, which does not matter here.
         Ok(status.signal().is_none())
     }
 
-    /// Ends the agent and waits for its end.
+    /// Ends the agent, and waits until it has ended.
     pub(super) fn end(mut self) -> Result<()> {
         self.signal(Signal::SIGTERM)?;
         let started = Instant::now();
@@ -97,7 +96,7 @@ impl Session {
             if started.elapsed() > PATIENCE {
                 bail!("gpushd does not end; its log:\n{}", self.log());
             }
-            // No notification is expected any more: this waits a moment, and returns early if one arrives.
+            // No notification is expected. This waits a moment, and returns early if one arrives.
             let _ = self.told.recv(&mut buffer);
         }
     }
@@ -111,7 +110,7 @@ impl Session {
         fs::read_to_string(self.folder.path().join("gpushd.log")).unwrap_or_default()
     }
 
-    /// Waits until the agent sends its service manager this line.
+    /// Waits until the agent sends this line to its service manager.
     fn wait_for(&mut self, line: &str) -> Result<()> {
         let started = Instant::now();
         let mut buffer = [0; 4096];
@@ -136,7 +135,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // After `end` the process is gone; after a failure it may still run.
+        // After `end`, the process has ended. After a failure, it may still run.
         let _ = self.agent.kill();
         let _ = self.agent.wait();
     }

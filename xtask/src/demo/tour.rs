@@ -1,5 +1,5 @@
-//! The commands of the demo, for each preset: layouts in the profile names of its parts, and the required exit
-//! status of each command.
+//! The commands of the demo for each preset: layouts in the profile names of its parts, and the exit code that each
+//! command must have.
 
 use anyhow::{Result, bail};
 use gpush_geometry::PRESETS;
@@ -9,19 +9,19 @@ use gpush_geometry::PRESETS;
 pub(super) struct Tour {
     /// Description of the host in a few words.
     pub(super) about: &'static str,
-    /// Selectors of the GPUs that get the mixed layout, and of those that get the even one.
+    /// Selectors of the GPUs that get the mixed layout, and of those that get the even layout.
     pub(super) gpus: [&'static str; 2],
-    /// Instances of different sizes on one GPU; the first of them is used by a program.
+    /// Instances of different sizes on one GPU. A program uses the first of them.
     mixed: &'static [&'static str],
     /// Instances of nearly equal size.
     even: &'static [&'static str],
     /// Another layout with room for the instance in use.
     pub(super) reshaped: &'static [&'static str],
-    /// A layout without room for it: the whole GPU as one instance.
+    /// A layout without room for the instance in use: the whole GPU as one instance.
     pub(super) whole: &'static str,
     /// Profile of the instance in use.
     pub(super) used: &'static str,
-    /// Index of one of the GPUs with the even layout, which are shared through MPS at the end.
+    /// Index of one of the GPUs that have the even layout and are shared through MPS at the end.
     pub(super) shared: u32,
 }
 
@@ -51,7 +51,7 @@ const FOUR_96: Layouts =
 /// The MPS settings at the end.
 pub(super) const MPS: &str = "mode = \"mps\"\nmps = { percentage = 50, shares_percent = 100 }";
 
-/// Layouts in the names of one part.
+/// Layouts in the profile names of one part.
 struct Layouts {
     mixed: &'static [&'static str],
     even: &'static [&'static str],
@@ -78,12 +78,12 @@ impl Tour {
         Ok(Self { about: known.about, gpus, mixed, even, reshaped, whole, used: mixed[0], shared })
     }
 
-    /// Returns the config of the agent: two rules, two named layouts.
+    /// Returns the config of the agent, with two rules and two named layouts.
     pub(super) fn config(&self) -> String {
         self.config_with("mode = \"mig\"\nlayout = \"even\"")
     }
 
-    /// Returns the config with the GPUs of the second rule shared through MPS.
+    /// Returns the config in which the GPUs of the second rule are shared through MPS.
     pub(super) fn config_with_mps(&self) -> String {
         self.config_with(MPS)
     }

@@ -1,4 +1,4 @@
-//! The contents of each package: which file goes where, with which mode.
+//! The contents of each package: the path and the mode of each file.
 
 /// A package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,7 +15,7 @@ impl Package {
     /// All packages.
     pub(super) const ALL: [Self; 3] = [Self::Gpush, Self::Sim, Self::Symbols];
 
-    /// Its name, and that of its staged tree.
+    /// Returns the name of the package, which is also that of its staged tree.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Gpush => "gpush",
@@ -25,16 +25,16 @@ impl Package {
     }
 }
 
-/// The origin of a file.
+/// Where a file comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// A built program or library, by file name; its debug symbols are split off.
+    /// A built program or library, by file name. Its debug symbols are split off.
     Program(&'static str),
     /// A file of the repository.
     File(&'static str),
     /// A file of the repository, compressed.
     Compressed(&'static str),
-    /// All files below `target/` of this folder that end so, made from the code; compressed when they are man pages.
+    /// All generated files in this folder below `target/` whose names have this ending. Man pages are compressed.
     Made(&'static str, &'static str),
     /// A symbolic link to this path.
     Link(&'static str),
@@ -45,18 +45,22 @@ pub(super) enum Source {
 pub(super) struct Entry {
     pub(super) package: Package,
     pub(super) source: Source,
-    /// Path on the host; a folder when it ends with `/`.
+    /// Path on the host. If it ends with `/`, it is a folder.
     pub(super) path: &'static str,
     pub(super) mode: u32,
 }
 
-/// Config files: an upgrade keeps what the administrator changed.
+/// Config files. An upgrade keeps the administrator's changes.
 pub(super) const CONFIG: [&str; 2] = ["/etc/gpush/config.toml", "/etc/needrestart/conf.d/gpush.conf"];
 
 const UNITS: &str = "/usr/lib/systemd/system/";
 
 const fn file(source: &'static str, path: &'static str) -> Entry {
     Entry { package: Package::Gpush, source: Source::File(source), path, mode: 0o644 }
+}
+
+const fn script(source: &'static str, path: &'static str) -> Entry {
+    Entry { package: Package::Gpush, source: Source::File(source), path, mode: 0o755 }
 }
 
 const fn program(package: Package, name: &'static str, path: &'static str) -> Entry {
@@ -67,7 +71,7 @@ const fn made(folder: &'static str, end: &'static str, path: &'static str) -> En
     Entry { package: Package::Gpush, source: Source::Made(folder, end), path, mode: 0o644 }
 }
 
-/// Every file that is listed; licences, SBOM and changelogs of the formats are added by `stage` and `deb`.
+/// All files, except those that `stage` and `deb` add: licences, SBOM, and changelogs of the package formats.
 pub(super) const ENTRIES: &[Entry] = &[
     program(Package::Gpush, "gpushd", "/usr/sbin/gpushd"),
     program(Package::Gpush, "gpushctl", "/usr/bin/gpushctl"),
@@ -82,6 +86,11 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("packaging/tmpfiles.d/gpush.conf", "/usr/lib/tmpfiles.d/"),
     file("packaging/system-preset/80-gpush.preset", "/usr/lib/systemd/system-preset/"),
     file("packaging/needrestart/gpush.conf", "/etc/needrestart/conf.d/"),
+    // For Slurm's prolog.d and epilog.d, and the source of the plugin for `--gpush`.
+    script("packaging/slurm/prolog.sh", "/usr/share/gpush/slurm/"),
+    script("packaging/slurm/epilog.sh", "/usr/share/gpush/slurm/"),
+    script("packaging/slurm/task-prolog.sh", "/usr/share/gpush/slurm/"),
+    file("packaging/slurm/spank_gpush.c", "/usr/share/gpush/slurm/"),
     file("config.example.toml", "/etc/gpush/config.toml"),
     file("config.example.toml", "/usr/share/doc/gpush/examples/config.toml"),
     made("man", ".1", "/usr/share/man/man1/"),

@@ -25,7 +25,7 @@ const SCRIPTS: [&str; 4] = ["preinst", "postinst", "prerm", "postrm"];
 /// Builds one file per package and returns their paths.
 ///
 /// # Errors
-/// When a control file can't be written, or `dpkg-deb` fails.
+/// If a control file cannot be written, or `dpkg-deb` fails.
 pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Path) -> Result<Vec<PathBuf>> {
     let mut made = Vec::new();
     for package in packages(release.profile) {
@@ -59,7 +59,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     Ok(made)
 }
 
-/// Returns the packages of a build: a debug build has no separate symbols.
+/// Returns the packages of a build. A debug build has no separate symbols.
 pub(super) fn packages(profile: Profile) -> impl Iterator<Item = Package> {
     Package::ALL.into_iter().filter(move |package| profile == Profile::Release || *package != Package::Symbols)
 }
@@ -113,7 +113,7 @@ fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<St
     ))
 }
 
-/// Adds Debian's own changelog: the changes for users are in another file.
+/// Adds Debian's changelog, which refers to another file for the changes.
 fn add_changelog(release: &Release, package: Package, tree: &Path) -> Result<()> {
     let date = output(Command::new("date").args(["--utc", "--rfc-email", &format!("--date=@{}", release.epoch)]))?;
     let text = format!(
@@ -133,7 +133,7 @@ fn changelog(package: Package) -> String {
     format!("usr/share/doc/{}/changelog.Debian.gz", package.name())
 }
 
-/// Returns Debian's name of the architecture.
+/// Returns Debian's name for the architecture.
 fn architecture(arch: &str) -> Result<&'static str> {
     match arch {
         "x86_64" => Ok("amd64"),

@@ -1,6 +1,6 @@
-//! The libraries that the programs contain: their licences, and a bill of materials (SBOM) in CycloneDX's JSON.
+//! The libraries that the programs contain: their licences, and a bill of materials (SBOM) as CycloneDX JSON.
 //!
-//! Source: `cargo metadata`, reduced to what `gpushd` and `gpushctl` reach by normal dependencies.
+//! The source is `cargo metadata`, reduced to the packages that `gpushd` and `gpushctl` reach by normal dependencies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ const LICENCE_FILES: [&str; 4] = ["license", "licence", "copying", "notice"];
 /// Returns the text of all licences, and the SBOM.
 ///
 /// # Errors
-/// When `cargo metadata` fails, or prints what this cannot read.
+/// If `cargo metadata` fails, or its output has an unknown form.
 pub(super) fn describe(release: &Release) -> Result<(String, String)> {
     let triple = format!("{}-unknown-linux-gnu", release.arch);
     let mut cargo = workspace::cargo();
@@ -65,7 +65,7 @@ fn reached(metadata: &Value) -> Result<BTreeSet<&str>> {
 
 fn licences(packages: &[&Value]) -> Result<String> {
     let mut whole = String::from("Libraries that the programs of gpush contain, with their licences.\n");
-    // Many libraries share one text: each text is printed once, below all their names.
+    // Many libraries have the same text. Each text is printed once, below the names of all its libraries.
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in packages {
         let name = format!("{} {}", text(package, "name"), text(package, "version"));
@@ -122,7 +122,7 @@ fn array<'v>(value: &'v Value, name: &str) -> Result<&'v Vec<Value>> {
     value[name].as_array().with_context(|| format!("cargo metadata has no list {name}"))
 }
 
-/// Returns a text field; empty if it is absent.
+/// Returns a text field; empty if the field is absent.
 fn text<'v>(value: &'v Value, name: &str) -> &'v str {
     value[name].as_str().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Requirements of a built program, as `objdump` of binutils shows them.
+//! What a built program requires, as `objdump` of binutils shows it.
 
 use std::{path::Path, process::Command};
 
@@ -9,7 +9,7 @@ use super::output;
 /// A version of glibc: major and minor number.
 pub(super) type Glibc = (u32, u32);
 
-/// Libraries that a program may need, by file name, with Debian's package of each.
+/// Libraries that a program may need, by file name, each with its Debian package.
 const LIBRARIES: [(&str, &str); 6] = [
     ("libc.so.6", "libc6"),
     ("libm.so.6", "libc6"),
@@ -19,10 +19,10 @@ const LIBRARIES: [(&str, &str); 6] = [
     ("libgcc_s.so.1", "libgcc-s1"),
 ];
 
-/// Returns the newest version of glibc that symbols of a program require.
+/// Returns the newest glibc version that symbols of a program require.
 ///
 /// # Errors
-/// When `objdump` fails.
+/// If `objdump` fails.
 pub(super) fn glibc(program: &Path) -> Result<Glibc> {
     Ok(newest(&output(Command::new("objdump").arg("-T").arg(program))?))
 }
@@ -30,7 +30,7 @@ pub(super) fn glibc(program: &Path) -> Result<Glibc> {
 /// Returns the Debian packages of the libraries that a program is linked with, sorted.
 ///
 /// # Errors
-/// When `objdump` fails, or a library belongs to no package of the list.
+/// If `objdump` fails, or a library is not in the list.
 pub(super) fn packages(program: &Path) -> Result<Vec<&'static str>> {
     let headers = output(Command::new("objdump").arg("-p").arg(program))?;
     let mut packages = Vec::new();

@@ -1,22 +1,22 @@
-//! `cargo xtask package`: the .deb and .rpm files of gpush, from one staged tree.
+//! `cargo xtask package`: builds the .deb and .rpm files of gpush from one staged tree.
 //!
 //! ```text
 //! build ──► programs ──┐
-//! man, completions ────┼──► stage: one tree a package ──┬──► dpkg-deb ──► .deb
-//! packaging/, systemd/ ┘     (list of files, modes)     └──► rpmbuild ──► .rpm
+//! man, completions ────┼──► stage: one tree per package ─┬──► dpkg-deb ──► .deb
+//! packaging/, systemd/ ┘     (list of files, modes)      └──► rpmbuild ──► .rpm
 //! cargo metadata ──► licences, SBOM ┘
 //! ```
 //!
-//! Nothing in a package depends on the time, the user or the folder of the build: file times are those of the last
+//! The packages do not depend on the time, the user or the folder of the build. File times are those of the last
 //! commit, and owners are root.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `build` | the programs, built against an old glibc where cargo-zigbuild is installed |
-//! | `contents` | which file goes where, with which mode |
+//! | `build` | the programs, built against an old glibc if cargo-zigbuild is installed |
+//! | `contents` | the path and the mode of each file |
 //! | `stage` | the staged trees |
 //! | `dependencies` | licences of the libraries, and the SBOM |
-//! | `elf` | what a program needs of the host: libraries, glibc version |
+//! | `elf` | what a program needs from the host: libraries, glibc version |
 //! | `scripts` | maintainer scripts and the spec, with their placeholders filled in |
 //! | `deb`, `rpm` | the two formats |
 
@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
     /// Package debug builds, without compression: for tests of the packages, not for hosts
     #[arg(long)]
     debug_build: bool,
-    /// Use the debug build as it is, without a look whether it is up to date
+    /// Use the debug build as it is, without checking that it is up to date
     #[arg(long, hide = true, requires = "debug_build")]
     built: bool,
     /// Architecture, as Rust names it
@@ -76,16 +76,16 @@ struct Release {
     version: String,
     arch: String,
     profile: Profile,
-    /// Seconds since 1970 of the last commit: the time of every file in a package.
+    /// Time of the last commit in seconds since 1970. Every file in a package has this time.
     epoch: u64,
     /// Name and address of the person who builds, in the form `NAME <ADDRESS>`.
     maintainer: String,
 }
 
-/// `cargo xtask package`.
+/// Runs `cargo xtask package`.
 ///
 /// # Errors
-/// When a program does not build or needs a newer glibc than the floor has, a file is missing, or `dpkg-deb` or
+/// If a program does not build or needs a newer glibc than [`build::GLIBC`], a file is missing, or `dpkg-deb` or
 /// `rpmbuild` fails.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let release = Release {
@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns the time of the last commit, or `SOURCE_DATE_EPOCH` if that is set, in seconds since 1970.
+/// Returns the time of the last commit in seconds since 1970, or `SOURCE_DATE_EPOCH` if it is set.
 fn last_commit() -> Result<u64> {
     if let Ok(set) = std::env::var("SOURCE_DATE_EPOCH") {
         return set.parse().with_context(|| format!("SOURCE_DATE_EPOCH is not a number: {set}"));

@@ -22,12 +22,12 @@ use crate::workspace;
 /// Builds one file per package and returns their paths.
 ///
 /// # Errors
-/// When `rpmbuild` is not installed or fails.
+/// If `rpmbuild` is not installed or fails.
 pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Path) -> Result<Vec<PathBuf>> {
     if !workspace::is_installed("rpmbuild") {
         bail!("rpmbuild is not installed (Debian's package rpm); `--format deb` makes .deb files alone");
     }
-    // Packages for tests do not justify the time that compression takes.
+    // Packages for tests are not worth the time that compression takes.
     let payload = if release.profile == Profile::Release { "w9.gzdio" } else { "w1.gzdio" };
     let work = out.join("work").join("rpm");
     let root = work.join("root");
@@ -81,7 +81,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     Ok(made)
 }
 
-/// Returns the spec without its package of debug symbols.
+/// Returns the spec without the package of debug symbols.
 fn without_package(spec: &str) -> String {
     let mut kept = String::new();
     let mut left_out = false;
@@ -103,7 +103,7 @@ fn without_package(spec: &str) -> String {
 mod tests {
     use super::*;
 
-    /// rpm expands `%` in scripts too, so that `${x%%y}` would become another command.
+    /// rpm expands `%` in scripts too, so `${x%%y}` would become another command.
     #[test]
     fn shared_scripts_contain_no_rpm_macro() {
         let scripts = crate::workspace::root().join("packaging/scripts");

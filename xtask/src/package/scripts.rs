@@ -1,7 +1,7 @@
-//! Maintainer scripts and the spec: templates below `packaging/` with two kinds of placeholders.
+//! Maintainer scripts and the spec. They are templates below `packaging/` with two kinds of placeholders.
 //!
-//! - `#include NAME` becomes the text of `packaging/scripts/NAME`, with the indentation of its line: scripts
-//!   for both formats exist once;
+//! - `#include NAME` becomes the text of `packaging/scripts/NAME`, with the indentation of its line. So scripts for
+//!   both formats exist once.
 //! - `@NAME@` becomes a value of the build.
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -22,12 +22,12 @@ impl Values {
         Self(values.into())
     }
 
-    /// Newest database schema that the packaged gpushd reads.
+    /// Returns the newest database schema that the packaged gpushd reads.
     pub(super) fn schema(&self) -> &str {
         &self.0["SCHEMA"]
     }
 
-    /// Returns the same values and one more.
+    /// Returns these values with one added.
     pub(super) fn with(&self, name: &'static str, value: String) -> Self {
         let mut values = self.clone();
         values.0.insert(name, value);
@@ -37,7 +37,7 @@ impl Values {
     /// Returns a template of `packaging/` with its placeholders filled in.
     ///
     /// # Errors
-    /// When a file can't be read, or a placeholder has no value.
+    /// If a file cannot be read, or a placeholder has no value.
     pub(super) fn fill(&self, template: &str) -> Result<String> {
         let folder = workspace::root().join("packaging");
         let text = read(&folder.join(template))?;

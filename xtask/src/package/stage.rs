@@ -1,4 +1,4 @@
-//! The staged trees: one folder a package, with every file as it is on the host.
+//! The staged trees: one folder per package, with every file as it is on the host.
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +40,7 @@ impl Stage {
     /// Creates the trees below `folder`.
     ///
     /// # Errors
-    /// When a file is missing or can't be written, or a program needs a newer glibc than [`GLIBC`].
+    /// If a file is missing or cannot be written, or a program needs a newer glibc than [`GLIBC`].
     pub(super) fn create(release: &Release, programs: &Path, folder: &Path) -> Result<Self> {
         generate::make_all(programs)?;
         let stage = Self { folder: folder.join("stage"), programs: programs.to_owned() };
@@ -67,15 +67,15 @@ impl Stage {
         self.folder.join(package.name())
     }
 
-    /// Returns the location of a host path in a package's tree.
+    /// Returns the path in a package's tree of a path on the host.
     pub(super) fn path(&self, package: Package, path: &str) -> PathBuf {
         self.root(package).join(path.trim_start_matches('/'))
     }
 
-    /// Returns the total size of a package's files, bytes.
+    /// Returns the total size of a package's files in bytes.
     ///
     /// # Errors
-    /// When the tree can't be read.
+    /// If the tree cannot be read.
     pub(super) fn size(&self, package: Package) -> Result<u64> {
         let mut size = 0;
         for staged in self.files(package)? {
@@ -87,7 +87,7 @@ impl Stage {
     /// Returns the files of a package, sorted by path.
     ///
     /// # Errors
-    /// When the tree can't be read.
+    /// If the tree cannot be read.
     pub(super) fn files(&self, package: Package) -> Result<Vec<Staged>> {
         let root = self.root(package);
         let mut found = Vec::new();
@@ -112,10 +112,10 @@ impl Stage {
             .collect()
     }
 
-    /// Returns the newest glibc that any program needs, as `2.31`.
+    /// Returns the newest glibc version that any program needs, such as `2.31`.
     ///
     /// # Errors
-    /// When a program can't be examined.
+    /// If a program cannot be examined.
     pub(super) fn glibc(&self) -> Result<String> {
         let mut newest = (0, 0);
         for program in Package::ALL.iter().flat_map(|package| self.programs(*package)) {
@@ -155,7 +155,7 @@ impl Stage {
         }
     }
 
-    /// Returns the staged path of an entry with this source file.
+    /// Returns the staged path of an entry that has this source file.
     fn target(&self, entry: &Entry, source: &Path) -> PathBuf {
         let path = self.path(entry.package, entry.path);
         if entry.path.ends_with('/') { path.join(source.file_name().unwrap_or_default()) } else { path }
@@ -183,7 +183,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Copies a program and moves its debug symbols to their own package, found there by its build id.
+    /// Copies a program, and moves its debug symbols to the package of symbols. There, a debugger finds them by build
+    /// id.
     fn add_program(&self, name: &str, entry: &Entry, profile: Profile) -> Result<()> {
         let (built, target) = (self.programs.join(name), self.path(entry.package, entry.path));
         copy(&built, &target, entry.mode)?;
@@ -202,7 +203,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Gives every file and folder the time of the release.
+    /// Sets the time of every file and folder to that of the release.
     fn set_times(&self, epoch: u64) -> Result<()> {
         let mut paths = walk(&self.folder)?;
         paths.push(self.folder.clone());
@@ -220,7 +221,7 @@ fn build_id(program: &Path) -> Result<String> {
     id.filter(|id| id.len() > 2).with_context(|| format!("{} has no build id", program.display()))
 }
 
-/// Returns all paths below a folder, the deepest first.
+/// Returns all paths below a folder, deepest first.
 fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
@@ -250,15 +251,15 @@ fn write(to: &Path, content: &[u8], mode: u32) -> Result<()> {
     fs::set_permissions(to, fs::Permissions::from_mode(mode)).with_context(|| to.display().to_string())
 }
 
-/// Compresses a file in place, without its name and time in the result.
+/// Compresses a file in place. The result does not contain its name and time.
 fn compress(path: &Path) -> Result<()> {
     output(Command::new("gzip").args(["-9", "--no-name", "--force"]).arg(path)).map(|_| ())
 }
 
-/// Returns the MD5 sums of the files below a folder, in the form of Debian's `md5sums`.
+/// Returns the MD5 sums of the files below a folder, in the format of Debian's `md5sums`.
 ///
 /// # Errors
-/// When `md5sum` fails.
+/// If `md5sum` fails.
 pub(super) fn md5sums(tree: &Path) -> Result<String> {
     let mut lines = BTreeMap::new();
     for path in walk(tree)?.into_iter().filter(|path| !path.is_symlink() && path.is_file()) {

@@ -1,4 +1,4 @@
-//! Tests of the names in the description: one name means one thing in the whole API.
+//! Tests that a name in the description means the same everywhere in the API.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,13 +6,12 @@ use serde_json::{Value, json};
 
 /// Names whose types may differ, with the reason.
 const EXCEPTIONS: [&str; 3] = [
-    // The tag of a step: each schema has its own constant.
-    "do",    // MPS shares are replaced by leases.
-    "share", // The terms of a rule, as the config has them; the lease of a grant.
-    "lease",
+    // `do` is the tag of a step; each schema has another constant. `share` is the kind of a share, a requested share, or
+    // a granted share. `lease` is the terms of a rule, as in the config, or the lease of a grant.
+    "do", "share", "lease",
 ];
 
-/// The type of a property. Strings are one type, whatever their values or format.
+/// Returns the type of a property. All strings count as one type.
 fn type_of(schema: &Value) -> String {
     if let Some(reference) = schema["$ref"].as_str() {
         return reference.rsplit('/').next().unwrap_or(reference).to_owned();
@@ -34,7 +33,7 @@ fn type_of(schema: &Value) -> String {
     }
 }
 
-/// Collects the properties of a schema and of the schemas in it.
+/// Collects the properties of a schema and of its nested schemas.
 fn properties(owner: &str, schema: &Value, into: &mut BTreeMap<String, BTreeMap<String, Vec<String>>>) {
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         into.entry(name.clone()).or_default().entry(type_of(property)).or_default().push(owner.to_owned());
@@ -50,7 +49,7 @@ fn properties(owner: &str, schema: &Value, into: &mut BTreeMap<String, BTreeMap<
     }
 }
 
-/// Returns what breaks the naming rules, one line each.
+/// Returns the violations of the naming rules, one line each.
 fn faults(description: &Value) -> Vec<String> {
     let schemas = description["components"]["schemas"].as_object().unwrap();
     let is_text = |name: &String| {
@@ -66,7 +65,7 @@ fn faults(description: &Value) -> Vec<String> {
     }
     let mut faults = Vec::new();
     for (name, types) in &found {
-        // Each enum of strings is a string in JSON.
+        // In JSON, every enum of strings is a string.
         let kinds: BTreeSet<&str> =
             types.keys().map(|one| if is_text(one) { "string" } else { one.as_str() }).collect();
         if kinds.len() > 1 && !EXCEPTIONS.contains(&name.as_str()) {
@@ -78,7 +77,7 @@ fn faults(description: &Value) -> Vec<String> {
             }
         }
     }
-    // `uuid` is of the object itself; where the object concerns a GPU, `gpu` and `gpu_uuid` name it.
+    // `uuid` identifies the object itself. If the object concerns a GPU, `gpu` and `gpu_uuid` name that GPU.
     for (owner, schema) in schemas {
         let has = |name: &str| schema["properties"][name].is_object();
         if has("gpu") && has("uuid") && !has("gi") && !["MpsDaemon", "MpsChange"].contains(&owner.as_str()) {

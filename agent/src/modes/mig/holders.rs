@@ -1,4 +1,5 @@
-//! Processes that have a GPU open, with user and command. [`gpush_host::device_files`] searches the open files of all processes.
+//! Processes that have a GPU open, with user and command. [`gpush_host::device_files`] searches the open files of all
+//! processes.
 
 use std::time::Duration;
 
@@ -8,13 +9,13 @@ use gpush_host::device_files;
 use super::MigMode;
 use crate::outside::Outside;
 
-/// How long a search of all processes may take.
+/// Maximum duration of a search of all processes.
 const SEARCH: Duration = Duration::from_secs(10);
 
-/// Finds the processes that have one of the GPUs with these minor numbers open, except gpushd's own.
+/// Finds the processes that have one of the GPUs with these minor numbers open, except gpushd's own processes.
 ///
 /// # Errors
-/// When the processes of the host cannot be searched.
+/// If the processes of the host cannot be searched in time.
 pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, ApiError> {
     let status = mig.driver.hardware.status();
     let own = [Some(std::process::id()), status.worker];
@@ -38,8 +39,8 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
     Ok(found)
 }
 
-/// Returns whether a trusted user runs a fabric manager. An unknown answer counts as no: then a reset needs more GPUs
-/// to be free, not fewer.
+/// Returns whether a trusted user runs a fabric manager. If the search fails, the answer is no: a reset then requires
+/// more GPUs to be free, not fewer.
 pub(super) async fn fabric_manager_runs(outside: &Outside) -> bool {
     let proc = outside.proc.clone();
     let search = tokio::task::spawn_blocking(move || device_files::fabric_manager_runs(&proc));
@@ -53,7 +54,7 @@ fn unknown(why: &str) -> ApiError {
         .retryable()
 }
 
-/// Removes what only administrators may see of a holder.
+/// Removes the identity of a holder, which only administrators may see.
 pub(super) fn blank(holder: Holder) -> Holder {
     Holder { pid: None, uid: None, user: None, command: None, ..holder }
 }

@@ -9,10 +9,10 @@ use crate::modes::{
     driver::{Driver, without_effect},
 };
 
-/// Executes a step and waits until its outcome is known. `instances` are those before the step, and after it on return.
+/// Executes a step and waits until its outcome is known. Updates `instances` to the state after the step.
 ///
 /// # Errors
-/// When the step had no effect, the GPU is lost, or the step may still take effect.
+/// If the step had no effect, the GPU is lost, or the step may still take effect.
 pub(crate) async fn execute(
     driver: &Driver,
     gpu: &GpuName,
@@ -20,7 +20,7 @@ pub(crate) async fn execute(
     instances: &mut Instances,
 ) -> Result<(), Trouble> {
     let called = call(&driver.hardware, &gpu.uuid, step, instances).await;
-    // Whatever the outcome: earlier readings are out of date.
+    // Even a failed call may have changed the GPU.
     driver.readings.outdate(&gpu.uuid);
     let Err(error) = called else { return Ok(()) };
     let what = format!("{}: {} failed", gpu.label, step::describe_instance(step));
@@ -52,7 +52,7 @@ async fn call(
         InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
             let made = hardware.create_gpu_instance(uuid, *profile_id, *placement).await?;
             if made.placement != *placement || made.profile_id != *profile_id {
-                // No later plan would recognise it as made by gpushd.
+                // A later plan would not recognize the instance as one that gpushd created.
                 if let Err(error) = hardware.destroy_gpu_instance(uuid, made.id).await {
                     tracing::warn!(gpu = uuid, %error, "the driver created another instance, which cannot be destroyed");
                 }

@@ -1,4 +1,4 @@
-//! Steps of mode `mig`: MIG mode with the resets that it needs on Ampere, and instances.
+//! Steps of mode `mig`: changes of MIG mode, with the resets that Ampere GPUs need, and instances.
 //!
 //! ```text
 //! set the mode on all GPUs ─┬─ effective on all ──────────────► done
@@ -15,7 +15,7 @@
 //!          a new worker ─► each GPU by its UUID ─► effective, read back
 //! ```
 //!
-//! A rollback takes the same path to the mode from before.
+//! A rollback takes the same path to the previous mode.
 //!
 //! | file | subject |
 //! |---|---|
@@ -38,11 +38,11 @@ use gpush_host::identity::Users;
 use super::driver::Driver;
 use crate::{outside::Outside, state::State};
 
-/// Where the output of a helper unit is. It may name any user's processes, so it goes to the log, which only root
-/// reads, and not into the operation, which everybody reads.
-pub(crate) const LOGGED: &str = "what it printed is in gpushd's log: `journalctl -u gpushd`";
+/// Text that names the place of the output of a helper unit. The output may name processes of any user. So it goes to
+/// the log, which only root reads, and not into the operation, which every user may read.
+pub(crate) const LOGGED: &str = "gpushd's log has its output: `journalctl -u gpushd`";
 
-/// Changes and resets MIG mode: the driver, the helper units for resets, and the names of the processes in the way.
+/// Handles for changes of MIG mode and resets.
 #[derive(Debug, Clone)]
 pub(crate) struct MigMode {
     pub(crate) driver: Driver,

@@ -20,23 +20,23 @@ pub(crate) struct ModeChange {
     /// Position of the GPU in the plans of the operation.
     pub(crate) position: usize,
     pub(crate) gpu: GpuName,
-    /// Whether the GPU may be reset to put the mode into force.
+    /// Whether the GPU may be reset to make the mode effective.
     pub(crate) may_reset: bool,
-    /// UUIDs of the GPUs that are reset together with it.
+    /// UUIDs of the GPUs that are reset together with this GPU.
     pub(crate) peers: Vec<String>,
 }
 
 /// The result of a call that sets MIG mode.
 #[derive(Debug)]
-enum Outcome {
+enum SetModeResult {
     /// The mode is effective.
     InForce,
-    /// The mode is effective after a reset. The error applies if there is no reset.
+    /// The mode becomes effective with a reset. If no reset follows, the error applies.
     Pending(ApiError),
 }
 
-/// Sets MIG mode on several GPUs, with resets where needed. Returns those that failed, by position. When one of them
-/// refuses the mode, none is reset.
+/// Sets MIG mode on several GPUs, with resets where needed. Returns the failures by position. If the mode cannot be set
+/// on one of the GPUs, none of them is reset.
 pub(crate) async fn execute(
     mig: &MigMode,
     purpose: &Purpose<'_>,
@@ -47,9 +47,9 @@ pub(crate) async fn execute(
     let mut due = Vec::new();
     for change in changes {
         match set(&mig.driver, &change.gpu, enable).await {
-            Ok(Outcome::InForce) => {}
-            Ok(Outcome::Pending(_)) if change.may_reset => due.push(change),
-            Ok(Outcome::Pending(error)) => {
+            Ok(SetModeResult::InForce) => {}
+            Ok(SetModeResult::Pending(_)) if change.may_reset => due.push(change),
+            Ok(SetModeResult::Pending(error)) => {
                 troubled.insert(change.position, Trouble::Failed(error));
             }
             Err(trouble) => {
@@ -69,7 +69,7 @@ pub(crate) async fn execute(
     troubled
 }
 
-/// Verifies after a reset, or an attempt at one, that a mode is effective.
+/// Verifies that a mode is effective, after a reset or an attempt at one.
 async fn put_into_force(
     mig: &MigMode,
     change: &ModeChange,
@@ -90,42 +90,42 @@ async fn put_into_force(
         (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::Failed(error))) => Err(failed(error.clone())),
         (Verdict::NotDone | Verdict::MayTakeEffect, Ok(())) => {
             let error = ApiError::new(Code::DriverError, "the GPU was reset, but MIG mode did not change");
-            let seen = "what the driver says of it may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`";
+            let seen = "look for the cause in the kernel's log: `dmesg | grep -i -e nvrm -e xid`";
             Err(failed(error.hint(seen)))
         }
     }
 }
 
-/// Sets the MIG mode of a GPU without putting it into force.
+/// Sets the MIG mode of a GPU without a reset, so that it may stay pending.
 ///
 /// # Errors
-/// When the driver refuses the mode, the GPU is lost, or the call may still take effect.
+/// If the driver refuses the mode, the GPU is lost, or the call may still take effect.
 pub(crate) async fn set_pending(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<(), Trouble> {
     set(driver, gpu, enable).await.map(|_| ())
 }
 
-async fn set(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<Outcome, Trouble> {
+async fn set(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<SetModeResult, Trouble> {
     let what = format!("{}: {} failed", gpu.label, step::describe_mode(enable));
     let called = driver.hardware.set_mig_mode(&gpu.uuid, enable).await;
     driver.readings.outdate(&gpu.uuid);
     match called {
-        Ok(change) if change.is(enable) => Ok(Outcome::InForce),
+        Ok(change) if change.is(enable) => Ok(SetModeResult::InForce),
         Ok(change) => {
             let mut error = match &change.activation {
                 Some(error) => explain(&what, error),
                 None => ApiError::new(Code::DriverError, what),
             };
             if change.pending != change.enabled {
-                error = error.cause("the driver accepted it, but it comes into force only with a GPU reset");
+                error = error.cause("the driver accepted it, but it takes effect only with a GPU reset");
             }
-            if change.pending == enable { Ok(Outcome::Pending(error)) } else { Err(Trouble::Failed(error)) }
+            if change.pending == enable { Ok(SetModeResult::Pending(error)) } else { Err(Trouble::Failed(error)) }
         }
         Err(error) => {
             let reading = driver.after_failed_call(gpu, &what, &error).await?;
             let without_effect = without_effect(&what, &error);
             match step::verify_mode(enable, reading.mig.as_ref()) {
-                Verdict::Done => Ok(Outcome::InForce),
-                Verdict::MayTakeEffect => Ok(Outcome::Pending(without_effect)),
+                Verdict::Done => Ok(SetModeResult::InForce),
+                Verdict::MayTakeEffect => Ok(SetModeResult::Pending(without_effect)),
                 Verdict::NotDone => Err(Trouble::Failed(without_effect)),
             }
         }

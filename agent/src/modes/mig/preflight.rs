@@ -1,5 +1,5 @@
-//! What blocks a reset, found before anything is changed: processes that have the GPU open and that gpushd may not stop,
-//! and a virtual machine.
+//! Checks for what blocks a reset, before anything is changed: processes that have the GPU open and that gpushd may not
+//! stop, and a virtual machine.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use super::{MigMode, holders};
 use crate::{caller::Viewer, state::readings::Readings};
 
 impl MigMode {
-    /// Refuses the plans whose reset is blocked now. `gpus` are those of the host. Processes in `idle` hold GPUs for
-    /// no user: the plan ends them.
+    /// Refuses the plans whose reset is blocked now. `gpus` are all GPUs of the host. Processes in `idle` do not block,
+    /// because the plan ends them.
     pub(crate) async fn refuse_blocked_resets(
         &self,
         viewer: Viewer,
@@ -68,7 +68,7 @@ impl MigMode {
         holders::fabric_manager_runs(&self.outside).await
     }
 
-    /// Checks that every program that a reset needs may be run.
+    /// Checks that gpushd may run every program that a reset needs.
     fn programs_exist(&self, reset: &Reset) -> Result<(), ApiError> {
         let change = &self.state.config().mode_change;
         let systemctl = (!reset.services.is_empty()).then(|| change.systemctl.clone());
@@ -76,15 +76,16 @@ impl MigMode {
         programs.into_iter().try_for_each(|program| Helpers::may_run(&program).map(|_| ()))
     }
 
-    /// Returns whether this host is a virtual machine, as the processor says.
+    /// Returns whether this host is a virtual machine, according to the processor flags.
     fn is_guest(&self) -> bool {
         let text = std::fs::read_to_string(self.outside.proc.join("cpuinfo")).unwrap_or_default();
         let flags = text.lines().find(|line| line.starts_with("flags"));
         flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
     }
 
-    /// Describes the processes that have a GPU open, for a change that the driver refused because the GPU is busy.
-    /// Everybody reads the sentences, so they name no process; the log does.
+    /// Describes the processes that have a GPU open, after the driver has refused a change because the GPU is busy.
+    ///
+    /// Every user may read the returned sentences, so they do not name processes. The log names them.
     pub(crate) async fn suspects(&self, uuid: &str) -> Vec<String> {
         let Ok(minors) = minors(&self.driver.readings, &[uuid.to_owned()]) else { return Vec::new() };
         let Ok(found) = holders::scan(self, &minors).await else { return Vec::new() };
@@ -95,17 +96,17 @@ impl MigMode {
     }
 }
 
-/// Refuses to reset peers while the reset would destroy something on them. `changes` are the GPUs whose mode the
-/// operation itself changes: theirs may be pending.
+/// Refuses to reset peers that the reset would disturb. A pending MIG mode is permitted on the GPUs in `changes`, whose
+/// mode the operation itself changes.
 ///
 /// # Errors
-/// When one of them is in use, holds instances, or can't be read.
+/// If a peer is in use, has instances or an unrelated pending MIG mode, or cannot be read.
 pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes: &[String]) -> Result<(), ApiError> {
     for (uuid, reading) in readings.now(uuids).await {
         let why = match reading {
             Err(error) => {
                 let said = error.to_api();
-                let message = format!("{uuid} would be reset as well, and can't be read");
+                let message = format!("{uuid} would be reset as well, but cannot be read");
                 let causes = [vec![said.message.clone()], said.causes.clone()].concat();
                 return Err(ApiError { message, causes, ..said });
             }
@@ -123,7 +124,7 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
         let message = format!("{uuid} would be reset as well, but is in use");
         return Err(ApiError::new(Code::Blocked, message)
             .cause(why)
-            .hint("free it, then ask again: `gpushctl status` shows it"));
+            .hint("wait until it is idle, then try again: `gpushctl status` shows its users"));
     }
     Ok(())
 }
@@ -131,12 +132,12 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
 /// Returns the minor numbers of GPUs.
 ///
 /// # Errors
-/// When one of them is not known.
+/// If a GPU is not known.
 pub(super) fn minors(readings: &Readings, uuids: &[String]) -> Result<Vec<u32>, ApiError> {
     let host = readings.known()?;
     let minor = |uuid: &String| {
         host.gpu(uuid).map(|gpu| gpu.gpu.minor).ok_or_else(|| {
-            ApiError::new(Code::NotFound, format!("there is no {uuid} any more"))
+            ApiError::new(Code::NotFound, format!("{uuid} does not exist any more"))
                 .hint("`gpushctl status` shows the GPUs")
         })
     };

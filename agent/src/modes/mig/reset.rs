@@ -1,4 +1,4 @@
-//! Resets of GPUs that put a MIG mode into force. While one runs, gpushd has no GPU open: nothing can be read.
+//! Resets of GPUs that make a MIG mode effective. During a reset gpushd has no GPU open, so it cannot read any GPU.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,23 +9,23 @@ use tokio_util::sync::CancellationToken;
 use super::{LOGGED, MigMode, holders, mode::ModeChange, preflight};
 use crate::outside::Outside;
 
-/// The name of the helper step that resets GPUs.
+/// Name of the helper step that resets GPUs.
 pub(crate) const RESET: &str = "reset";
 
-/// What a reset is for.
+/// The purpose of a reset.
 pub(crate) struct Purpose<'a> {
     /// Id of the operation.
     pub(crate) operation: &'a str,
     /// UUIDs of all GPUs whose MIG mode the operation changes.
     pub(crate) changes: &'a [String],
-    /// How the operation is cancelled; `None` when it is being rolled back.
+    /// Cancellation of the operation; `None` during a rollback.
     pub(crate) cancel: Option<Cancel<'a>>,
 }
 
 /// The cancellation of an operation.
 pub(crate) struct Cancel<'a> {
     pub(crate) cancelled: &'a CancellationToken,
-    /// Explains the cancellation once it has happened.
+    /// Returns the error of the cancellation, after it has happened.
     pub(crate) why: &'a (dyn Fn() -> ApiError + Send + Sync),
 }
 
@@ -44,7 +44,7 @@ impl From<ApiError> for NotReset {
     }
 }
 
-/// Lets the driver be used again when dropped.
+/// Permits driver calls again when dropped.
 struct Paused<'a>(&'a MigMode);
 
 impl Drop for Paused<'_> {
@@ -53,22 +53,22 @@ impl Drop for Paused<'_> {
     }
 }
 
-/// Refuses what would have to read GPUs while one is being reset.
+/// Refuses a request that must read GPUs while one is being reset.
 ///
 /// # Errors
-/// [`Code::Resetting`] then; it passes.
+/// [`Code::Resetting`] during a reset. The condition is temporary.
 pub(crate) fn not_resetting(outside: &Outside) -> Result<(), ApiError> {
     if outside.driverless.try_read().is_ok() {
         return Ok(());
     }
-    Err(ApiError::new(Code::Resetting, "a GPU is being reset, and until that is over no other can be read")
-        .hint("`gpushctl operation list` shows for which operation; ask again when it is over, or with --wait")
+    Err(ApiError::new(Code::Resetting, "a GPU is being reset: gpushd can read no GPU until the reset has ended")
+        .hint("`gpushctl operation list` shows the operation; try again when it has ended, or add --wait")
         .retryable())
 }
 
 impl MigMode {
-    /// Resets GPUs together with their peers. gpushd gives up all its own handles for that time. The reset does not
-    /// begin once the operation is cancelled.
+    /// Resets GPUs together with their peers. Meanwhile gpushd closes all its own driver handles. The reset does not
+    /// start if the operation is cancelled first.
     pub(super) async fn reset(&self, purpose: &Purpose<'_>, due: &[&ModeChange]) -> Result<(), NotReset> {
         let mut uuids: Vec<String> = due.iter().map(|change| change.gpu.uuid.clone()).collect();
         uuids.extend(due.iter().flat_map(|change| change.peers.iter().cloned()));
@@ -88,7 +88,7 @@ impl MigMode {
         let minors = preflight::minors(&self.driver.readings, &uuids)?;
         let _paused = Paused(self);
         self.driver.hardware.pause().await.map_err(|error| {
-            ApiError::new(Code::DriverError, "gpushd can't give the GPU up itself")
+            ApiError::new(Code::DriverError, "gpushd cannot close its own handles of the GPU")
                 .cause(error.to_string())
                 .hint("a driver call hangs in the kernel: only a reboot of the host ends it")
         })?;
@@ -96,7 +96,7 @@ impl MigMode {
         if !found.is_empty() {
             let label = due.iter().map(|change| change.gpu.label.clone()).collect::<Vec<_>>().join(", ");
             let in_full = gpush_core::holders::explain(&label, &found, &[]);
-            tracing::error!(op = purpose.operation, "{in_full}; {}", in_full.causes.join("; "));
+            tracing::error!(operation = purpose.operation, "{in_full}; {}", in_full.causes.join("; "));
             let found: Vec<_> = found.into_iter().map(holders::blank).collect();
             return Err(NotReset::Failed(gpush_core::holders::explain(&label, &found, &[])));
         }
@@ -127,7 +127,7 @@ impl MigMode {
             | End::Void
             | End::Hangs) => Err(ApiError::new(Code::DriverError, format!("the reset {end}"))
                 .cause(LOGGED)
-                .hint("what the driver says of it may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`")),
+                .hint("look for the cause in the kernel's log: `dmesg | grep -i -e nvrm -e xid`")),
         }
     }
 }

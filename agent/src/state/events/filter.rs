@@ -1,18 +1,18 @@
-//! Selects the events that a listener gets.
+//! Selects the events that a listener receives.
 
 use gpush_api::{Event, EventKind, Happening};
 
-/// What a listener asked for.
+/// The events that a listener asked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Filter {
-    /// The kinds of the events; `None` for all kinds.
+    /// Kinds of events; `None` selects all kinds.
     pub(crate) kinds: Option<Vec<EventKind>>,
-    /// UUIDs of GPUs that an event must concern; `None` for events about anything.
+    /// UUIDs of GPUs; `None` selects the events of all GPUs and of the host.
     pub(crate) gpus: Option<Vec<String>>,
 }
 
 impl Filter {
-    /// Returns whether the listener gets this event.
+    /// Returns whether the listener receives this event.
     pub(crate) fn wants(&self, event: &Event) -> bool {
         let kind = event.what.kind();
         self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind))
@@ -20,7 +20,7 @@ impl Filter {
     }
 }
 
-/// UUIDs of the GPUs that something is about; none for what is about the agent or the host.
+/// Returns the UUIDs of the GPUs that an event concerns. An event about gpushd or the host has none.
 fn about(what: &Happening) -> &[String] {
     match what {
         Happening::Operation(change) => &change.gpu_uuids,

@@ -1,20 +1,21 @@
-//! Events: modules publish changes here; clients follow them.
+//! Events: modules publish changes here, and clients follow them.
 //!
 //! ```text
 //! operations, config, driver, Xids, mutations ──► ring ◄── cursor ── stream of a client
 //! differences of snapshots ─────────────────────┘ (bounded) ◄── cursor ── another
 //! ```
 //!
-//! All clients read the same ring, each at its own position. A client that does not read falls behind, and gets an
-//! event that it has missed some. Publishing never waits, and following events causes no driver call.
+//! All clients read the same ring, each at its own position. A client that reads too slowly falls behind. It then
+//! receives a `resync` event, which says that it has missed events. Publishing never waits, and following events causes
+//! no driver call.
 //!
-//! An id is `<epoch>-<number>`. The epoch names this run of gpushd. A client that returns with an id of another run
-//! gets an event that it has missed some.
+//! An event id is `<epoch>-<number>`. The epoch names this run of gpushd. A client that returns with an id of another
+//! run also receives a `resync`.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ring` | the events kept, and a client's position among them |
-//! | `filter` | which events a client wants |
+//! | `ring` | the stored events, and a client's position among them |
+//! | `filter` | which events a client receives |
 
 mod filter;
 mod ring;
@@ -31,7 +32,8 @@ pub(crate) use self::{
     ring::{Cursor, Next},
 };
 
-/// Events kept for clients that reconnect: some dozens of operations on eight GPUs, in about a MiB.
+/// Number of events that are stored for clients that reconnect. That is some dozens of operations on eight GPUs, in
+/// about 1 MiB.
 const KEPT: usize = 1024;
 
 /// All events of this run of gpushd. A handle, cheap to clone.
@@ -45,16 +47,16 @@ struct Inner {
     news: channel::Sender<News>,
 }
 
-/// What waiting listeners watch.
+/// State that waiting listeners watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct News {
     last: u64,
-    /// Nothing more comes: streams end.
+    /// Whether no more events follow, so that streams end.
     closed: bool,
 }
 
 impl Events {
-    /// Creates the events of the run of gpushd that `instance`, a UUID, names.
+    /// Creates the events of one run of gpushd. `instance` is the UUID of the run.
     pub(crate) fn new(instance: &str) -> Self {
         Self::keeping(instance, KEPT)
     }
@@ -70,22 +72,22 @@ impl Events {
         self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes that something happened. Recorded changes are published once they are durable. Every user who may
-    /// connect may read an event, except the process of a [`gpush_api::Actor`], which is removed for listeners that may
-    /// not see it.
+    /// Publishes an event. A change that is recorded is published after its commit.
+    ///
+    /// Every user who may connect may read events. [`super::redact::event`] removes what a listener may not see.
     pub(crate) fn publish(&self, what: Happening) {
         let mut ring = self.ring();
         let last = ring.push(|number| Event { id: self.id(number), at: Timestamp::now(), what });
-        // Under the lock, so that no listener sees a later event first.
+        // Sent while the ring is locked, so that no listener sees a later event first.
         self.0.news.send_modify(|news| news.last = last);
     }
 
-    /// Id of the last event.
+    /// Returns the id of the last event.
     pub(super) fn last_id(&self) -> String {
         self.id(self.ring().last())
     }
 
-    /// Ends all streams once they have sent the events that there are.
+    /// Ends all streams after they have sent the stored events.
     pub(crate) fn close(&self) {
         self.0.news.send_modify(|news| news.closed = true);
     }
@@ -94,7 +96,7 @@ impl Events {
         format!("{}-{number}", self.0.epoch)
     }
 
-    /// Returns the number of an id of this run, if there is such an event.
+    /// Returns the number in an event id. `None` if this run has not published such an event.
     fn number(&self, id: &str) -> Option<u64> {
         let (epoch, number) = id.rsplit_once('-')?;
         let number = number.parse().ok()?;

@@ -1,4 +1,4 @@
-//! The events kept, and a listener's position among them.
+//! The stored events, and a listener's position among them.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{Events, News};
 
-/// Most events that a listener takes at once.
+/// Maximum number of events that a listener receives at once.
 const BATCH: usize = 32;
 
 /// The last events, numbered from 1.
@@ -40,7 +40,7 @@ impl Ring {
         self.last
     }
 
-    /// Returns the first events after a number; `None` when some of them are no longer kept.
+    /// Returns the first events after a number. `None` if some of them are no longer stored.
     fn after(&self, number: u64, most: usize) -> Option<Vec<Arc<Event>>> {
         let wanted = usize::try_from(self.last.saturating_sub(number)).unwrap_or(usize::MAX);
         let skip = self.kept.len().checked_sub(wanted)?;
@@ -53,27 +53,27 @@ impl Ring {
 pub(crate) struct Cursor {
     events: Events,
     news: watch::Receiver<News>,
-    /// Number of the last event that it received.
+    /// Number of the last event that the listener received.
     at: u64,
-    /// Why it has missed events before this position, which is not reported yet.
+    /// Why the listener has missed events, if that is not reported yet.
     resync: Option<ResyncReason>,
 }
 
-/// What a listener receives next.
+/// The next result of a listener.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// At least one event.
     Events(Vec<Arc<Event>>),
-    /// It has missed events.
+    /// The listener has missed events.
     Resync(ResyncReason),
-    /// Nothing before the deadline.
+    /// No event before the deadline.
     Nothing,
     /// No more events follow.
     Closed,
 }
 
 impl Events {
-    /// Creates a listener that has all events up to and including `id`; without an id, all so far.
+    /// Creates a listener that continues after the event `id`. Without an id, it continues after the last event.
     pub(crate) fn listen(&self, id: Option<&str>) -> Cursor {
         let news = self.0.news.subscribe();
         let last = self.ring().last();
@@ -85,7 +85,7 @@ impl Events {
         Cursor { events: self.clone(), news, at, resync }
     }
 
-    /// Creates a listener that has received none of the kept events.
+    /// Creates a listener that starts with the oldest stored event.
     pub(crate) fn listen_to_all_kept(&self) -> Cursor {
         let news = self.0.news.subscribe();
         let ring = self.ring();
@@ -96,12 +96,12 @@ impl Events {
 }
 
 impl Cursor {
-    /// Returns the id of its position, to continue from later.
+    /// Returns the id of the last received event, to continue from later.
     pub(crate) fn id(&self) -> String {
         self.events.id(self.at)
     }
 
-    /// Returns what is available now.
+    /// Returns the events that are available now.
     pub(crate) fn now(&mut self) -> Next {
         if let Some(reason) = self.resync.take() {
             return Next::Resync(reason);
@@ -131,7 +131,7 @@ impl Cursor {
             }
             match timeout_at(until, self.news.changed()).await {
                 Ok(Ok(())) => {}
-                // The sender lives as long as this handle.
+                // Cannot happen: this handle keeps the sender alive.
                 Ok(Err(_)) => return Next::Closed,
                 Err(_) => return Next::Nothing,
             }
@@ -154,7 +154,7 @@ mod tests {
         }
     }
 
-    /// Returns the numbers of a cursor's pending events, `R` for a resync.
+    /// Returns the numbers of a cursor's pending events, and `missed` or `other life` for a resync.
     fn heard(cursor: &mut Cursor) -> Vec<String> {
         let mut heard = Vec::new();
         loop {
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(heard(&mut events.listen(Some("new-0"))), ["missed"]);
         assert_eq!(heard(&mut events.listen(Some("new-1"))), ["2", "3", "4", "5"]);
         assert_eq!(heard(&mut events.listen_to_all_kept()), ["2", "3", "4", "5"]);
-        // An id that this agent cannot have given belongs to a previous one.
+        // An id that this run has not published belongs to a previous run.
         for other in ["old-3", "new-6", "new-", "new", "", "-", "new-x", "new--1"] {
             let mut cursor = events.listen(Some(other));
             assert_eq!(heard(&mut cursor), ["other life"], "{other}");

@@ -39,7 +39,7 @@ fn member(target: &str) -> LeaseMember {
     LeaseMember { target: target.to_owned(), gpu: "GPU-0".to_owned(), share, memory_mib: 1, gpu_memory_mib: 4 }
 }
 
-/// The events of leases since the cursor was last asked.
+/// Returns the lease events since the last call.
 fn events(cursor: &mut Cursor) -> Vec<(LeaseId, LeaseState, Option<EndReason>)> {
     let mut told = Vec::new();
     while let Next::Events(events) = cursor.now() {
@@ -61,7 +61,7 @@ fn step(state: &State, event: Event) {
 }
 
 #[test]
-fn reservation_occupies_its_target_until_it_is_a_lease_or_undone() {
+fn reservation_occupies_its_target_until_it_ends() {
     let state = State::empty();
     let reservation = || Reservation { holder: 1000, members: vec![member("GPU-0")] };
     let (first, second) = state.change_leases(|table| (table.reserve(reservation()), table.reserve(reservation())));
@@ -79,7 +79,7 @@ fn reservation_occupies_its_target_until_it_is_a_lease_or_undone() {
 }
 
 #[test]
-fn lease_keeps_its_capacity_while_releasing_and_its_holder_is_not_admitted() {
+fn releasing_lease_keeps_its_capacity_without_admission() {
     let state = State::empty();
     let mut cursor = state.events().listen(None);
     state.change_leases(|table| table.put(record(1, 1000, "GPU-0")));
@@ -109,7 +109,7 @@ fn lease_expires_by_either_clock() {
     assert!(!lease.has_expired(now, at));
     // The wall clock was set forward.
     assert!(lease.has_expired(in_an_hour, at));
-    // It was set back, and the time has passed all the same.
+    // The wall clock was set back, but the time has passed on the monotonic clock.
     assert!(lease.has_expired(Timestamp::UNIX_EPOCH, at + Duration::from_secs(3601)));
     assert!(!OpenLease::new(record(1, 1000, "GPU-0")).has_expired(Timestamp::MAX, at + Duration::from_secs(1 << 30)));
 }

@@ -1,9 +1,10 @@
 //! A value that is read from the hardware on request, by one reader at a time.
 //!
-//! A caller that asks during a reading waits for its result. A caller that asks while the last reading is fresh gets
-//! that without a driver call. After a reading that fails or takes too long, the last good reading stays, marked stale.
-//! Callers wait until a fixed time after the reading began. So a reading that hangs delays only callers that ask soon
-//! after it began.
+//! While the last reading is fresh, a caller gets it without a driver call. A caller that asks during a reading waits
+//! for its result. If a reading fails or takes too long, the last good reading stays, marked stale.
+//!
+//! The deadline of a wait counts from the start of the reading. So a reading that hangs delays only the callers that
+//! ask soon after it began.
 
 use std::{
     fmt,
@@ -19,10 +20,10 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// How long a reading is fresh.
+/// How long a reading stays fresh.
 pub(crate) const LIFE: Duration = Duration::from_secs(1);
 
-/// A moment on two clocks. The wall clock is shown and may be set back; the monotonic clock is for comparisons.
+/// A moment on two clocks. The wall clock is for display and may be set back; the monotonic clock is for comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
     /// By the wall clock.
@@ -32,20 +33,20 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    /// The current moment.
+    /// Returns the current moment.
     pub(crate) fn now() -> Self {
         Self { wall: Timestamp::now(), own: Instant::now() }
     }
 }
 
-/// The last readings of a value.
+/// The last good reading of a value, and the result of the last attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LastReading<V> {
-    /// The last good reading and when it was begun.
+    /// The last good reading and when it began.
     pub(crate) good: Option<(V, Moment)>,
     /// Why the last attempt failed.
     pub(crate) error: Option<DriverError>,
-    /// Whether the last attempt failed, or the value has changed since it was begun.
+    /// Whether the last attempt failed, or the value has changed since that attempt began.
     pub(crate) stale: bool,
 }
 
@@ -55,7 +56,7 @@ impl<V> Default for LastReading<V> {
     }
 }
 
-/// Called with each new reading, in the order in which they count, under the cache's lock.
+/// A function that the cache calls with each new reading, in order, while its lock is held.
 pub(crate) type OnChange<V> = Box<dyn Fn(LastReading<V>) + Send + Sync>;
 
 /// The cache of one value. A handle, cheap to clone.
@@ -74,26 +75,26 @@ impl<V: fmt::Debug> fmt::Debug for Cached<V> {
 }
 
 struct Inner<V> {
-    state: Mutex<State<V>>,
-    /// Counts finished readings.
+    state: Mutex<CachedState<V>>,
+    /// Number of finished readings.
     ended: watch::Sender<u64>,
     on_change: OnChange<V>,
 }
 
 #[derive(Debug)]
-struct State<V> {
+struct CachedState<V> {
     good: Option<(V, Moment)>,
     error: Option<DriverError>,
-    /// When the last attempt that ended was begun.
+    /// When the last finished attempt began.
     begun: Option<Instant>,
-    /// When gpushd last changed the value: readings begun before that do not show the change.
+    /// When gpushd last changed the value. Readings that began before do not show the change.
     changed: Option<Instant>,
-    /// When the reading in progress began.
+    /// When the current reading began.
     running: Option<Instant>,
 }
 
-impl<V: Clone> State<V> {
-    /// Whether the last attempt was begun before the value changed.
+impl<V: Clone> CachedState<V> {
+    /// Returns whether the last attempt began before the value changed.
     fn is_outdated(&self) -> bool {
         self.changed.is_some_and(|changed| self.begun.is_some_and(|begun| begun <= changed))
     }
@@ -107,11 +108,11 @@ impl<V: Clone> State<V> {
 impl<V: Clone + Send + 'static> Cached<V> {
     /// Creates an empty cache.
     pub(crate) fn new(on_change: OnChange<V>) -> Self {
-        let state = State { good: None, error: None, begun: None, changed: None, running: None };
+        let state = CachedState { good: None, error: None, begun: None, changed: None, running: None };
         Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0), on_change }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State<V>> {
+    fn state(&self) -> MutexGuard<'_, CachedState<V>> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -120,7 +121,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.state().begun.is_some()
     }
 
-    /// Begins a reading unless the last one is fresh or one is in progress.
+    /// Starts a reading, unless the last one is fresh or another one is in progress.
     pub(crate) fn refresh<F>(&self, read: impl FnOnce() -> F)
     where
         F: Future<Output = Result<V, DriverError>> + Send + 'static,
@@ -140,14 +141,13 @@ impl<V: Clone + Send + 'static> Cached<V> {
         });
     }
 
-    /// Waits for the reading in progress, if there is one, until it has taken as long as `patience`. Returns whether it
-    /// is still in progress then.
+    /// Waits for the reading in progress, until `patience` after it began. Returns whether it is still in progress.
     pub(crate) async fn wait(&self, patience: Duration) -> bool {
         let lasts = |begun: &Instant| begun.elapsed() < patience;
         if self.state().running.as_ref().is_some_and(lasts) {
             let mut ended = self.0.ended.subscribe();
             ended.borrow_and_update();
-            // Checked again: it may have ended before this subscribed.
+            // Checked again, because the reading may have finished before the subscription.
             let running = self.state().running;
             if let Some(begun) = running {
                 let _ = timeout_at(begun + patience, ended.changed()).await;
@@ -156,10 +156,10 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.state().running.is_some()
     }
 
-    /// Takes a reading that was made outside of the cache, begun at `begun`.
+    /// Stores a reading that was made outside of the cache and began at `begun`.
     pub(crate) fn put(&self, begun: Moment, outcome: Result<V, DriverError>) {
         let mut state = self.state();
-        // A reading that began earlier and ended later is out of date.
+        // A newer reading has already finished.
         if state.begun.is_some_and(|other| other > begun.own) {
             return;
         }
@@ -174,7 +174,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
         (self.0.on_change)(state.last());
     }
 
-    /// Makes the next caller read again, and forgets why the last attempt failed.
+    /// Makes the next caller read again, and clears the error of the last attempt.
     pub(crate) fn begin_anew(&self) {
         self.state().error = None;
         self.outdate();
@@ -190,7 +190,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
     }
 }
 
-/// Ends a reading even if its task is dropped.
+/// A reading in progress. When dropped, it marks the reading as finished, even if its task panicked.
 struct Ended<V: Clone + Send + 'static> {
     cache: Cached<V>,
     begun: Moment,
@@ -273,7 +273,7 @@ mod tests {
         let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
         assert!(asked.elapsed() >= SOON);
-        // A request while it still hangs is answered at once.
+        // While the reading still hangs, the next request is answered at once.
         let asked = Instant::now();
         assert!(cache.waited(SOON).await.stale);
         assert_eq!(asked.elapsed(), Duration::ZERO);

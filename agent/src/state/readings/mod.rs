@@ -2,13 +2,13 @@
 //!
 //! There are two kinds of readings:
 //!
-//! - [`Readings::host`] and [`Readings::recent`], for answers: each GPU is read again when its last reading is older
-//!   than a second. Callers at the same time share a reading, and none is waited for once it has taken 75 ms: a GPU
-//!   that hangs is shown as it was, marked stale, and delays no other. So there is an answer within 100 ms, whatever
-//!   the driver does.
-//! - [`Readings::now`], before a change: a reading begun after the call.
+//! - [`Readings::host`] and [`Readings::recent`] serve responses. They read a GPU again when its last reading is
+//!   older than one second. Concurrent callers share a reading. A caller waits at most until 75 ms after the reading
+//!   began; a GPU that hangs is then shown as last read, marked stale. So after a GPU's first reading, a response takes
+//!   less than 100 ms, even if the driver hangs.
+//! - [`Readings::now`] serves changes: the reading begins after the call.
 //!
-//! GPUs are identified by UUID. A GPU that the driver no longer lists stays known, as lost, until gpushd ends.
+//! GPUs are identified by UUID. A GPU that the driver no longer lists stays known, as lost, until gpushd exits.
 
 mod cached;
 mod identify;
@@ -27,10 +27,10 @@ pub(crate) use self::cached::{LastReading, Moment};
 use self::{cached::Cached, identify::identify};
 use super::{HostState, Observed, State, view, words};
 
-/// How long a newer reading may take before callers get the last one.
+/// How long callers wait for a newer reading before they get the last one.
 const WAIT: Duration = Duration::from_millis(75);
 
-/// How long the first reading ever may take: without persistence mode a driver initialises each GPU first.
+/// How long callers wait for a first reading. Without persistence mode, the driver initializes each GPU first.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// Reads the hardware into the [`State`]. A handle, cheap to clone.
@@ -47,7 +47,7 @@ struct Inner {
 }
 
 impl Readings {
-    /// Creates the handle. It has read nothing yet, and calls the driver only on request.
+    /// Creates the handle. Nothing is read until a caller requests it.
     pub(crate) fn new(hardware: Hardware, users: Users, state: State) -> Self {
         let to = state.clone();
         let list = Cached::new(Box::new(move |list| to.listed(list)));
@@ -58,7 +58,7 @@ impl Readings {
         self.0.gpus.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the cache of a listed GPU.
+    /// Returns the cache of a GPU that was listed.
     fn cache(&self, uuid: &str) -> Option<Cached<Arc<Reading>>> {
         if let Some(cache) = self.gpus().get(uuid) {
             return Some(cache.clone());
@@ -69,10 +69,10 @@ impl Readings {
         Some(self.gpus().entry(uuid.to_owned()).or_insert_with(cache).clone())
     }
 
-    /// Returns the host as it was at most a second ago, or as last read. In maintenance nothing is read.
+    /// Returns the host as it was at most one second ago, or as last read. During maintenance nothing is read.
     ///
     /// # Errors
-    /// If there is no driver, it has not answered yet, or nothing was read before maintenance began.
+    /// If there is no driver, the driver has not answered yet, or nothing was read before maintenance began.
     pub(crate) async fn host(&self) -> Result<Observed, ApiError> {
         if let Some(maintenance) = self.0.state.maintenance() {
             let host = self.0.state.now();
@@ -97,14 +97,14 @@ impl Readings {
         }
     }
 
-    /// Returns the host as it was at most a second ago, or as last read.
+    /// Returns the host as it was at most one second ago, or as last read.
     ///
     /// # Errors
-    /// If there is no driver, or it has not answered yet.
+    /// If there is no driver, or the driver has not answered yet.
     pub(crate) async fn recent(&self) -> Result<Observed, DriverError> {
         self.0.state.expire_overrides();
         self.0.state.unsettled(&self.0.hardware.status().unsettled);
-        // Known GPUs are read while the list is made.
+        // Known GPUs are read while the driver lists the GPUs.
         let known: Vec<String> = self.gpus().keys().cloned().collect();
         known.iter().for_each(|uuid| self.refresh(uuid));
         self.0.list.refresh(|| self.list());
@@ -126,8 +126,8 @@ impl Readings {
         Ok(Observed { host: self.0.state.now(), late })
     }
 
-    /// Returns the host as last read, with one GPU as it was at most a second ago or last read. Does not wait
-    /// for other GPUs.
+    /// Returns the host as last read, except that one GPU is at most one second old if its reading finishes in time.
+    /// Does not wait for other GPUs.
     ///
     /// # Errors
     /// As [`Readings::host`].
@@ -154,13 +154,13 @@ impl Readings {
         Ok(Observed { host: self.0.state.now(), late })
     }
 
-    /// Makes the next caller read everything again; earlier failures no longer count.
+    /// Makes the next caller read everything again, and clears earlier errors.
     pub(crate) fn begin_anew(&self) {
         self.0.list.begin_anew();
         self.gpus().values().for_each(Cached::begin_anew);
     }
 
-    /// Reads these GPUs now: each reading begins after the call.
+    /// Reads these GPUs. Each reading begins after the call.
     pub(crate) async fn now(&self, uuids: &[String]) -> Vec<(String, Result<Arc<Reading>, DriverError>)> {
         let mut tasks = tokio::task::JoinSet::new();
         for (position, uuid) in uuids.iter().enumerate() {
@@ -177,7 +177,7 @@ impl Readings {
         uuids.iter().cloned().zip(read.into_iter().map(|outcome| outcome.unwrap_or_else(missing))).collect()
     }
 
-    /// Reads one GPU now.
+    /// Reads one GPU. The reading begins after the call.
     pub(crate) async fn read_now(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
         let begun = Moment::now();
         let outcome = self.read(uuid).await;
@@ -187,7 +187,7 @@ impl Readings {
         outcome
     }
 
-    /// Makes the next caller read this GPU again, because it has changed.
+    /// Makes the next caller read this GPU again, because the GPU has changed.
     pub(crate) fn outdate(&self, uuid: &str) {
         if let Some(cache) = self.cache(uuid) {
             cache.outdate();
@@ -220,7 +220,7 @@ impl Readings {
     }
 }
 
-/// Returns how long a reading may take.
+/// Returns how long callers wait for a reading.
 fn patience<V: Clone + Send + 'static>(cached: &Cached<V>) -> Duration {
     if cached.is_known() { WAIT } else { FIRST }
 }

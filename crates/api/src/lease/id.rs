@@ -4,13 +4,13 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-/// Number of a lease, `L17`. In JSON it is a string.
+/// Id of a lease: `L` and a number, such as `L17`. In JSON it is a string.
 ///
-/// Numbers grow, and none is used twice within a boot, even after the database was lost.
+/// Numbers increase. No number is used twice within a boot, even if the database was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub u64);
 
-/// Why a text is not a lease id.
+/// The error for a text that is not a lease id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotALeaseId;
 
@@ -31,7 +31,7 @@ impl fmt::Display for LeaseId {
 impl FromStr for LeaseId {
     type Err = NotALeaseId;
 
-    /// Reads `L17` or `l17`. A bare number is refused: it would also name a GPU.
+    /// Reads `L17` or `l17`. Refuses a bare number, because it could also be the index of a GPU.
     fn from_str(text: &str) -> Result<Self, NotALeaseId> {
         let digits = text.strip_prefix(['L', 'l']).ok_or(NotALeaseId)?;
         // `parse` accepts a sign, and leading zeros would give one lease several names.

@@ -1,10 +1,10 @@
-//! Members and bindings: which targets a lease consists of, and what its life depends on.
+//! Members and bindings: the targets of a lease, and what the lease is bound to.
 
 use serde::{Deserialize, Serialize};
 
 use crate::mps::{MemoryLimit, Percentage, Priority};
 
-/// What a lease grants on one target.
+/// The share that a lease grants on one target.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -19,7 +19,7 @@ pub enum MemberShare {
         /// Active thread percentage.
         #[cfg_attr(feature = "openapi", schema(value_type = f64))]
         percentage: Percentage,
-        /// Most device memory that one client process may pin, MiB.
+        /// Maximum device memory that one client process may pin, in MiB.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
         memory_limit_mib: Option<MemoryLimit>,
@@ -29,14 +29,14 @@ pub enum MemberShare {
     },
     /// A time-slice replica.
     Timeslice {
-        /// Replicas of the GPU at the time of the grant.
+        /// Number of replicas of the GPU at the time of the grant.
         replicas: u32,
     },
     /// The whole GPU.
     Whole,
 }
 
-/// A target of a lease with its settings.
+/// One target of a lease, with the share that is granted on it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseMember {
@@ -45,56 +45,66 @@ pub struct LeaseMember {
     /// UUID of the GPU.
     #[serde(rename = "gpu_uuid")]
     pub gpu: String,
-    /// What is granted there.
+    /// Share that is granted on the target.
     pub share: MemberShare,
-    /// Memory that counts for quotas, MiB: of the MIG device, or the part of the GPU.
+    /// Memory that counts for quotas, in MiB: that of the MIG device, or the leased part of the GPU's memory.
     pub memory_mib: u64,
-    /// Memory of the GPU, MiB.
+    /// Memory of the whole GPU, in MiB.
     pub gpu_memory_mib: u64,
 }
 
-/// What the life of a lease depends on, and how its processes are found.
+/// What a lease is bound to, and how gpushd finds its processes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LeaseBinding {
     /// A transient systemd scope that was created for the lease.
     Scope {
-        /// Unit name. Absent when the caller may not see it.
+        /// Unit name; absent if the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         unit: Option<String>,
-        /// Path of its cgroup below the cgroup root. Absent when the caller may not see it.
+        /// Path of the scope's cgroup below the cgroup root; absent if the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cgroup: Option<String>,
     },
-    /// An existing cgroup: of a session, service or container. No process is moved.
+    /// An existing cgroup of a session, service or container. gpushd moves no process into it.
     Cgroup {
-        /// Path below the cgroup root. Absent when the caller may not see it.
+        /// Path below the cgroup root; absent if the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cgroup: Option<String>,
     },
-    /// A process: the lease ends when it exits.
+    /// A process. The lease ends when the process exits.
     Process {
-        /// Process id in the host's pid namespace. Absent when the caller may not see it.
+        /// Process id in the host's pid namespace; absent if the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pid: Option<u32>,
-        /// Start time of the process in clock ticks since boot: pids are reused.
+        /// Start time of the process, in clock ticks since boot. It distinguishes the process from a later one with the
+        /// same pid.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         start: Option<u64>,
     },
-    /// A Slurm job on this node.
+    /// A Slurm job on this host.
     Job {
-        /// Cluster name.
+        /// Name of the Slurm cluster.
         cluster: String,
-        /// Job id.
+        /// Job id; of a heterogeneous job, that of the component on this node.
         job: u32,
+        /// Node name: one host can have several nodes.
+        #[serde(default)]
+        node: String,
+        /// How often the job was requeued before this run.
+        #[serde(default)]
+        restart: u32,
+        /// Job id of the leader of a heterogeneous job.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        leader: Option<u32>,
         /// Path of the job's cgroup. Absent when there is none, or the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cgroup: Option<String>,
     },
-    /// Nothing but the end time.
+    /// The end time only.
     Time,
-    /// Nothing: the lease ends when it is released.
+    /// Nothing. The lease lasts until it is released.
     None,
 }
 

@@ -1,7 +1,7 @@
 //! Leases: the right of a user to a share of one or more targets.
 //!
-//! The holder and the caller who requested the lease may be different users: root or a Slurm hook can request a
-//! lease for a user. The holder is admitted to the targets.
+//! The holder and the caller who requested the lease may be different users. An administrator or a Slurm hook can
+//! request a lease for a user. The holder may use the targets.
 //!
 //! Callers who are neither the holder nor an administrator see [`Lease::redact`]ed leases: user name, kind,
 //! members and end, but no process id, cgroup, command or request.
@@ -31,38 +31,38 @@ pub use usage::LeaseUse;
 pub struct LeaseHolder {
     /// User id.
     pub uid: u32,
-    /// User name, when the uid has one.
+    /// User name; absent if the uid has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
 }
 
-/// Position of a waiting lease.
+/// Position of a lease in the queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseQueuePosition {
-    /// 1 for the first.
+    /// Position in the queue; 1 is the first.
     pub position: u32,
     /// Leases and operations that must end first, such as `L12` and `op-7`.
     #[serde(default)]
     pub behind: Vec<String>,
-    /// Why it waits, one sentence each.
+    /// Reasons why the lease waits, one sentence each.
     #[serde(default)]
     pub reasons: Vec<String>,
 }
 
-/// A revocation by an administrator.
+/// Revocation of a lease by an administrator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseRevocation {
-    /// The administrator.
+    /// Administrator who revoked the lease.
     pub by: Actor,
-    /// The administrator's words.
+    /// Reason that the administrator gave.
     pub reason: String,
-    /// When it was revoked.
+    /// Time of the revocation.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub at: Timestamp,
-    /// When gpushd ends the processes of the lease; without it, they may run to their end.
+    /// Time at which gpushd ends the processes of the lease; absent if they may finish.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub processes_end_at: Option<Timestamp>,
@@ -72,57 +72,57 @@ pub struct LeaseRevocation {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Lease {
-    /// `L17`.
+    /// Lease id, such as `L17`.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub id: LeaseId,
-    /// The user who is admitted.
+    /// User who may use the targets.
     pub holder: LeaseHolder,
-    /// The caller who requested it. Absent when the caller of this answer may not see it.
+    /// Caller who requested the lease; absent if the caller of this request may not see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<Actor>,
-    /// How it shares GPUs.
+    /// Kind of the lease: how it shares GPUs.
     pub kind: LeaseKind,
-    /// What limits its holder.
+    /// What limits the holder to the share.
     pub enforcement: Enforcement,
-    /// State.
+    /// State of the lease.
     pub state: LeaseState,
-    /// Why it ends or ended; in the states `releasing` and `ended`.
+    /// Reason for the end; present in the states `releasing` and `ended`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<EndReason>,
-    /// The request. Absent when the caller may not see it.
+    /// Request for the lease; absent if the caller may not see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<LeaseRequest>,
-    /// Targets with their settings; empty while it is queued.
+    /// Targets with their shares; empty while the lease is queued.
     #[serde(default)]
     pub members: Vec<LeaseMember>,
-    /// What its life depends on.
+    /// What the lease is bound to.
     pub binding: LeaseBinding,
-    /// Operation that creates its MIG devices, `op-7`.
+    /// Operation that creates MIG devices for the lease, such as `op-7`.
     #[serde(rename = "operation_id", default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<String>,
-    /// When it was requested.
+    /// Time of the request.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
-    /// When it was granted.
+    /// Time of the grant.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub granted_at: Option<Timestamp>,
-    /// When it expires, by the wall clock.
+    /// Time of expiry, by the system clock; absent if the lease has no end time.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
-    /// When it ended.
+    /// Time of the end.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
-    /// Its place in the queue, while it is queued.
+    /// Position in the queue, while the lease is queued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<LeaseQueuePosition>,
-    /// What it waits for in the state `releasing`, one sentence each.
+    /// What the lease waits for in the state `releasing`, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<String>,
-    /// Its revocation.
+    /// Revocation by an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revocation: Option<LeaseRevocation>,
 }
@@ -149,11 +149,11 @@ impl Lease {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseGrant {
-    /// The lease.
+    /// Lease, in the state `active`.
     pub lease: Lease,
-    /// Environment of its processes, in order.
+    /// Environment variables for processes of the lease, as pairs of name and value, in order.
     pub environment: Vec<(String, String)>,
-    /// What the holder should know: a warning each.
+    /// Warnings for the holder, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// Why the lease is not bound to what the request asked for, one clause.
@@ -161,29 +161,29 @@ pub struct LeaseGrant {
     pub binding_reason: Option<String>,
 }
 
-/// `POST /v1/leases/{id}/renew`.
+/// Body of `POST /v1/leases/{id}/renew`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseRenewRequest {
-    /// Seconds from now to the new end.
+    /// Seconds from now to the new end, 1 to 31449600 (52 weeks).
     pub duration_s: u64,
 }
 
-/// `POST /v1/leases/{id}/revoke`.
+/// Body of `POST /v1/leases/{id}/revoke`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseRevokeRequest {
-    /// Why: the holder sees it.
+    /// Reason, shown to the holder.
     pub reason: String,
-    /// Whether gpushd ends the processes of the lease. Without it, they may run to their end.
+    /// Whether gpushd ends the processes of the lease. If false, they may finish, unless the rule has `at_end = "end"`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub end: bool,
-    /// With `end`: seconds until SIGTERM.
+    /// Seconds until SIGTERM; 60 if absent. Allowed only with `end`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice_s: Option<u64>,
-    /// With `end`: seconds from SIGTERM to SIGKILL.
+    /// Seconds from SIGTERM to SIGKILL; `processes.grace_s` of the config if absent. Allowed only with `end`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_s: Option<u64>,
 }
@@ -232,7 +232,14 @@ mod tests {
             LeaseBinding::Scope { unit: secret(), cgroup: secret() },
             LeaseBinding::Cgroup { cgroup: secret() },
             LeaseBinding::Process { pid: Some(471_147), start: Some(471_147) },
-            LeaseBinding::Job { cluster: "ci".to_owned(), job: 7, cgroup: secret() },
+            LeaseBinding::Job {
+                cluster: "ci".to_owned(),
+                job: 7,
+                node: "n1".to_owned(),
+                restart: 0,
+                leader: None,
+                cgroup: secret(),
+            },
             LeaseBinding::Time,
             LeaseBinding::None,
         ] {

@@ -1,49 +1,49 @@
-//! What a client requests of `POST /v1/leases`.
+//! The body of `POST /v1/leases`.
 
 use serde::{Deserialize, Serialize};
 
 use super::LeaseKind;
 use crate::mps::{MemoryLimit, Percentage, Priority};
 
-/// Most members of one lease.
+/// Maximum number of members of one lease.
 pub const MOST_MEMBERS: u32 = 64;
 
-/// Longest duration of a lease in seconds: 52 weeks.
+/// Maximum duration of a lease in seconds: 52 weeks.
 pub const LONGEST_LEASE_S: u64 = 52 * 7 * 86_400;
 
-/// The share that a request asks for, once for each member.
+/// The share that a request asks for on each target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LeaseShare {
-    /// The only kind that the GPUs offer. Refused where they offer several.
+    /// The only kind that the GPUs offer. The request is refused if they offer several kinds.
     #[default]
     Default,
     /// A MIG device of one profile.
     MigProfile {
-        /// Profile name, `1g.10gb` or `1c.3g.40gb`.
+        /// Profile name, such as `1g.10gb` or `1c.3g.40gb`.
         profile: String,
     },
-    /// The smallest MIG device that has at least this.
+    /// The smallest MIG device with at least this memory and this many compute slices.
     MigSize {
-        /// Memory in MiB, compared with the profile's nominal size: `1g.10gb` has 10 GiB.
+        /// Minimum memory in MiB. It is compared with the nominal size of profiles: `1g.10gb` has 10 GiB.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         memory_mib: Option<u64>,
-        /// Compute slices.
+        /// Minimum number of compute slices.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         slices: Option<u8>,
     },
     /// A part of a target that is shared through MPS.
     Mps {
-        /// Active thread percentage; without it, the rule's.
+        /// Active thread percentage; the rule's if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
         percentage: Option<Percentage>,
-        /// Most device memory that one client process may pin, MiB; without it, the rule's limit.
+        /// Maximum device memory that one client process may pin, in MiB; the rule's limit if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
         memory_limit_mib: Option<MemoryLimit>,
-        /// Priority of kernels; without it, the rule's.
+        /// Priority of kernels; the rule's if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         priority: Option<Priority>,
     },
@@ -72,12 +72,12 @@ impl LeaseShare {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LeaseWait {
-    /// Not at all: the request is refused when the capacity is not free.
+    /// No wait: the request is refused if the capacity is not free.
     #[default]
     No,
-    /// At most this many seconds.
+    /// At most this number of seconds.
     Seconds(u64),
-    /// Without a limit.
+    /// No limit.
     Unlimited,
 }
 
@@ -107,29 +107,29 @@ impl BindTo {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseRequest {
-    /// Share of each member.
+    /// Share on each target.
     #[serde(default)]
     pub share: LeaseShare,
-    /// Selectors of the GPUs that may be used; empty for all.
+    /// Selectors of the GPUs that may be used; empty for all GPUs.
     #[serde(rename = "selectors", default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<String>,
-    /// The MPS target or MIG device that must be granted: `0:2g.20gb@2`, a short name as in `/v1/mps`, or a UUID.
+    /// MPS target or MIG device that must be granted: `0:2g.20gb@2`, a short name as in `/v1/mps`, or a UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// Number of MIG devices or whole GPUs: all of them are granted, or none. 1 to 64.
+    /// Number of MIG devices or whole GPUs, 1 to 64. All of them are granted, or none.
     #[serde(default = "one")]
     pub count: u32,
-    /// Seconds from the grant to the end; without it, the lease has no end time.
+    /// Seconds from the grant to the end of the lease; if absent, the lease has no end time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_s: Option<u64>,
-    /// Whether and how long to wait.
+    /// How long the request may wait for capacity.
     #[serde(default)]
     pub wait: LeaseWait,
-    /// Uid of the holder, where root or a Slurm hook requests a lease for a user.
+    /// User id of the holder; the caller's if absent. Only administrators may request leases for other users.
     #[serde(rename = "holder_uid", default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<u32>,
-    /// Pid, in the caller's pid namespace, of the process that the lease is bound to: the lease ends when it exits. It
-    /// must be a process of the holder, or the caller must be an administrator.
+    /// Process to which the lease is bound, as a pid in the caller's pid namespace. The lease ends when the process
+    /// exits. The process must belong to the holder, unless the caller is an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
     /// What the lease is bound to. Where that is not possible, such as without systemd, it is bound as with `process`,

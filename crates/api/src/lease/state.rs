@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How a lease shares a GPU.
+/// Kind of a lease: how it shares a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -20,7 +20,7 @@ pub enum LeaseKind {
 }
 
 impl LeaseKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Mig, Self::Mps, Self::Timeslice, Self::Whole];
 
     /// Name in JSON, in requests and in messages.
@@ -52,14 +52,15 @@ impl fmt::Display for LeaseKind {
     }
 }
 
-/// What limits a holder to its share.
+/// What limits the holder of a lease to the share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Enforcement {
     /// The GPU separates MIG devices: memory, compute and faults.
     Hardware,
-    /// The MPS daemon and the client's environment set ceilings that cooperating clients keep.
+    /// The MPS daemon and the client's environment set ceilings. A client that changes its environment has only the
+    /// daemon's ceiling.
     MpsCeiling,
     /// No other lease is granted on the GPU.
     Exclusive,
@@ -87,7 +88,7 @@ pub enum LeaseState {
 }
 
 impl LeaseState {
-    /// All of them, in order.
+    /// All states, in order.
     pub const ALL: [Self; 5] = [Self::Queued, Self::Granting, Self::Active, Self::Releasing, Self::Ended];
 
     /// Name in JSON and in messages.
@@ -102,7 +103,7 @@ impl LeaseState {
         }
     }
 
-    /// Whether the lease occupies capacity.
+    /// Returns whether the lease occupies capacity.
     #[must_use]
     pub fn holds_capacity(self) -> bool {
         match self {
@@ -118,7 +119,7 @@ impl fmt::Display for LeaseState {
     }
 }
 
-/// Why a lease ends or ended.
+/// Reason for the end of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -142,7 +143,7 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 8] = [
         Self::Released,
         Self::Expired,

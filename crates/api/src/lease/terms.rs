@@ -1,15 +1,15 @@
-//! What a config rule says about leases on its GPUs.
+//! The lease settings of a config rule.
 
 use serde::{Deserialize, Serialize};
 
-/// Whether a process needs a lease to use a GPU.
+/// Whether processes need a lease to use a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LeaseRequirement {
     /// Processes may run without a lease.
     Optional,
-    /// Processes without a lease are reported, warned of or ended, as `[processes]` says.
+    /// Processes without a lease are strays. `[processes]` of the config says what gpushd does about them.
     Required,
 }
 
@@ -29,7 +29,7 @@ impl LeaseRequirement {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum AtLeaseEnd {
-    /// They may run to their end, and are reported until then.
+    /// They may finish. Until then, the lease stays in the state `releasing`.
     #[default]
     Report,
     /// gpushd ends them: SIGTERM, and SIGKILL after the grace period.
@@ -70,11 +70,11 @@ impl LeaseOwner {
     }
 }
 
-/// What a config rule says about leases on its GPUs.
+/// The lease settings of a config rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseTerms {
-    /// Whether processes need a lease; without it, they do on targets that are shared through MPS.
+    /// Whether processes need a lease. If absent, they need one only on targets that are shared through MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requirement: Option<LeaseRequirement>,
     /// What happens to the processes of a lease that expires or is revoked.

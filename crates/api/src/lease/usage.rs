@@ -1,4 +1,4 @@
-//! Leases on a target, as the target shows them.
+//! A lease as the GPU or MIG device shows it.
 
 use std::fmt;
 
@@ -11,23 +11,23 @@ use super::{Lease, LeaseHolder, LeaseId, LeaseKind};
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseUse {
-    /// `L17`.
+    /// Lease id, such as `L17`.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub id: LeaseId,
     /// UUID of the GPU or MIG device.
     pub target: String,
-    /// How it shares the target.
+    /// Kind of the lease: how it shares the target.
     pub kind: LeaseKind,
-    /// The user who is admitted.
+    /// User who may use the target.
     pub holder: LeaseHolder,
-    /// When it expires; without it, it has no end.
+    /// Time of expiry; absent if the lease has no end time.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub until: Option<Timestamp>,
 }
 
 impl LeaseUse {
-    /// Returns what a lease has on the GPU with this UUID; nothing while it holds no capacity.
+    /// Returns the targets of a lease on the GPU with this UUID. There are none while the lease holds no capacity.
     pub fn of<'a>(lease: &'a Lease, gpu: &'a str) -> impl Iterator<Item = Self> + 'a {
         let members = lease.members.iter().filter(|_| lease.state.holds_capacity());
         members.filter(move |member| member.gpu == gpu).map(|member| Self {

@@ -1,7 +1,7 @@
-//! MPS: one supervised control daemon a target, what its clients may take, who they are.
+//! MPS: the control daemon of each target, its settings, and its clients.
 //!
-//! A percentage or a memory limit is a ceiling that cooperating clients keep, not a reservation and no
-//! wall: a client that clears its environment has the daemon's own ceiling, and no other.
+//! A percentage or a memory limit is a ceiling for clients that cooperate. It reserves nothing and isolates nothing. A
+//! client that clears its environment has only the daemon's own ceiling.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -12,14 +12,14 @@ mod value;
 
 pub use value::{BadValue, MemoryLimit, Percentage, Priority};
 
-/// What a daemon lets each client have that does not take less itself. May be changed while it serves.
+/// Limits that a daemon sets for each client. A client can set lower ones. They can be changed while the daemon serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsSettings {
     /// Active thread percentage.
     #[cfg_attr(feature = "openapi", schema(value_type = f64))]
     pub percentage: Percentage,
-    /// Device memory that one client process may pin, MiB; without it all there is.
+    /// Maximum device memory that one client process may pin, in MiB; absent for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
     pub memory_limit_mib: Option<MemoryLimit>,
@@ -34,48 +34,48 @@ impl Default for MpsSettings {
     }
 }
 
-/// Whose clients one daemon serves at a time.
+/// Which users' clients a daemon serves at a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsUsers {
-    /// One uid's: another's would only queue, unseen, until the first one's have left.
+    /// Clients of one user. A client of another user would hang until the clients of the first user have ended.
     #[default]
     One,
-    /// Several uids', where the daemon can: they share one server, and its faults.
+    /// Clients of several users, if the daemon supports it. They share one server, and its faults.
     Many,
 }
 
-/// What becomes of a GPU's compute mode while it is shared through MPS.
+/// Compute mode of a GPU while it is shared through MPS.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsComputeMode {
-    /// Exclusive process, so that nobody slips past MPS; the mode from before is put back afterwards.
+    /// `EXCLUSIVE_PROCESS`, so that programs cannot bypass MPS. gpushd restores the previous mode afterwards.
     #[default]
     ExclusiveProcess,
-    /// Left as it is.
+    /// gpushd does not change the mode.
     Keep,
 }
 
-/// How a config rule wants a target shared through MPS.
+/// The MPS settings of a config rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsPolicy {
-    /// What each client may have.
+    /// Limits for each client.
     #[serde(flatten)]
     pub settings: MpsSettings,
-    /// Most clients at a time.
+    /// Maximum number of clients at a time.
     pub max_clients: u32,
-    /// Most that all shares together may come to, percent: over 100 they oversubscribe the target.
+    /// Maximum sum of the percentages of all leases. More than 100 oversubscribes the target.
     pub shares_percent: u32,
-    /// Whose clients.
+    /// Which users' clients the daemon serves at a time.
     pub users: MpsUsers,
-    /// Compute mode of a full GPU; means nothing on MIG devices.
+    /// Compute mode of a whole GPU. It has no effect on MIG devices.
     pub compute_mode: MpsComputeMode,
 }
 
-/// Clients that one GPU can have since Volta, as the driver documents it (60 from CUDA 13.1 on).
+/// Maximum number of clients of a Volta or newer GPU, according to NVIDIA's documentation. From CUDA 13.1 on it is 60.
 pub const MPS_CLIENTS: u32 = 48;
 
 impl Default for MpsPolicy {
@@ -90,33 +90,33 @@ impl Default for MpsPolicy {
     }
 }
 
-/// Where an MPS daemon is in its life. Clients are let in while it is `ready`, and only then.
+/// State of an MPS daemon. New clients are admitted only in the state `ready`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsState {
-    /// There is none, and none is wanted.
+    /// The daemon does not run: an administrator or an operation stopped it, or gpushd is about to start it.
     Stopped,
-    /// It was started and has not answered with our settings yet.
+    /// The daemon was started or found, and has not answered with the desired settings yet.
     Starting,
-    /// It serves.
+    /// The daemon serves clients.
     Ready,
-    /// Its server met a fatal fault of a client, or ends as soon as it is started.
+    /// A client caused a fatal fault in a server, or servers end as soon as they are started.
     Fault,
-    /// It runs and does not answer.
+    /// The daemon runs, but does not answer.
     Hung,
-    /// It ended; the next start is due.
+    /// The daemon ended or hung, or processes of the previous daemon still run. gpushd will restart it.
     BackingOff,
-    /// It ended too often: started by hand only.
+    /// The daemon failed too often. Only an administrator can start it.
     GivenUp,
-    /// It is not wanted any more, and its clients may finish.
+    /// The daemon is no longer desired. Its clients may finish.
     Draining,
-    /// It was told to end.
+    /// gpushd asked the daemon to end.
     Stopping,
 }
 
 impl MpsState {
-    /// As it is written in JSON.
+    /// Returns the name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -133,46 +133,46 @@ impl MpsState {
     }
 }
 
-/// State of a server, by its control daemon.
+/// State of an MPS server, as its control daemon reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsServerState {
-    /// It starts.
+    /// The server starts.
     Initializing,
-    /// It serves.
+    /// The server serves clients.
     Active,
-    /// A client's fatal fault; it takes nobody until those concerned have ended.
+    /// A client caused a fatal fault. The server accepts no new clients until the affected ones have ended.
     Fault,
 }
 
-/// A server of a control daemon: the process that holds the GPU on behalf of clients. Pid, uid and user are absent for
-/// other users than the one it serves.
+/// An MPS server: the process that uses the GPU for its clients. Only the user that it runs as, and administrators, see
+/// `pid`, `uid` and `user`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsServer {
     /// Process id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// User it serves.
+    /// User id that the server runs as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Name of the user.
+    /// User name that the server runs as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What it says of itself; `None` from daemons that do not tell (before version 550).
+    /// State of the server; absent if the daemon does not report it (before version 550).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<MpsServerState>,
 }
 
-/// A process that computes through a daemon. For other users than its owner everything is absent.
+/// A client of an MPS daemon. Only its owner and administrators see the fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsClient {
     /// Process id in the host's pid namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Process id of its server.
+    /// Process id of the client's server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<u32>,
     /// User id.
@@ -181,10 +181,10 @@ pub struct MpsClient {
     /// User name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Command line, for its owner and admins; at most 256 characters.
+    /// Command line, at most 256 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// The lease that it runs with, `L17`; `None` when its environment names no lease of its user on this target.
+    /// Lease of the client, such as `L17`; absent if its environment does not name a lease of its user on this target.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
 }
@@ -193,89 +193,89 @@ pub struct MpsClient {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsDaemon {
-    /// Short name of the target, of its directory and its systemd unit: `g5d1b03a2`.
+    /// Short name of the target, which its directory and its systemd unit also have: `g5d1b03a2`.
     pub target: String,
     /// UUID of the GPU, or of the MIG device.
     pub uuid: String,
-    /// Index of the GPU; `None` while the driver does not show it.
+    /// Index of the GPU; absent while the driver does not list it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// The MIG device in words, `2g.20gb@2`; `None` for a full GPU.
+    /// MIG device, such as `2g.20gb@2`; absent for a whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Where it is in its life.
+    /// State of the daemon.
     pub state: MpsState,
-    /// Why, and what is not as it should be, one sentence each.
+    /// Reasons for the state, and problems of the daemon, one sentence each.
     #[serde(default)]
     pub reasons: Vec<String>,
-    /// What goes on there that the daemon does not keep anybody from: clients without share, too many
-    /// of them, a second user. One sentence each.
+    /// Findings that gpushd cannot prevent, one sentence each: clients without a lease, too many clients, clients of a
+    /// second user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
-    /// The desired policy: the rule's, with the settings that an administrator changed.
+    /// Desired policy: that of the rule, with the limits that an administrator has changed.
     #[serde(rename = "desired_policy")]
     pub wanted: MpsPolicy,
-    /// Settings of its rule, when an administrator changed them.
+    /// Limits of the rule; present only if an administrator has changed them.
     #[serde(default, rename = "rule_settings", skip_serializing_if = "Option::is_none")]
     pub rule: Option<MpsSettings>,
-    /// Settings that the daemon reported last; absent before its first answer. It reports a memory limit in whole GiB.
+    /// Limits that the daemon reported last; absent before its first answer. It reports a memory limit in whole GiB.
     #[serde(default, rename = "effective_settings", skip_serializing_if = "Option::is_none")]
     pub in_force: Option<MpsSettings>,
     /// Process id of the control daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Since when it is in this state.
+    /// Start of the present state.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
-    /// When it is started again, while it backs off.
+    /// Time of the next start, in the state `backing_off`.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub next_start_at: Option<Timestamp>,
-    /// When clients that are still there are ended, while it drains and was told so.
+    /// Time at which gpushd ends the remaining clients, while the daemon drains with a deadline.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub clients_end_at: Option<Timestamp>,
-    /// How often it failed within the time that counts.
+    /// Number of failures within the last `mps.within_s` seconds.
     #[serde(default)]
     pub failures: u32,
-    /// Why it is not to be there any more, where that is so: who has something of it may finish.
+    /// Why the target is not shared through MPS any more; absent if it is. Leases and clients may finish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends: Option<String>,
-    /// Its version, or that of the driver, and how it is spoken to.
+    /// Version of the daemon, or of the driver, and the protocol that gpushd uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
-    /// `CUDA_MPS_PIPE_DIRECTORY` of its clients.
+    /// Value of `CUDA_MPS_PIPE_DIRECTORY` for clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pipe_directory: Option<String>,
-    /// Where its logs are.
+    /// Directory of the daemon's logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_directory: Option<String>,
-    /// User whose it is now; `None` while nobody has a share, and nobody computes there.
+    /// User id that the daemon serves now; absent while it has neither leases nor clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// The user's name.
+    /// Name of that user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Its servers.
+    /// Servers of the daemon.
     #[serde(default)]
     pub servers: Vec<MpsServer>,
-    /// Its clients.
+    /// Clients of the daemon.
     #[serde(default)]
     pub clients: Vec<MpsClient>,
-    /// Whether these are all: of a daemon that does not answer, the driver alone may know them, and not tell.
+    /// Whether `clients` is complete. It may not be if the daemon does not answer and the driver does not report them.
     #[serde(default = "yes")]
     pub clients_known: bool,
     /// Leases on the target that have not ended.
     #[serde(rename = "granted_leases", default)]
     pub leases: Vec<Lease>,
-    /// Sum of their percentages, rounded up.
+    /// Sum of the percentages of these leases, rounded up.
     #[serde(default)]
     pub granted_percent: u32,
 }
 
 impl MpsDaemon {
-    /// The target in messages: `GPU 0`, `GPU 0, 2g.20gb@2`, or its UUID.
+    /// Returns the name of the target for messages: `GPU 0`, `GPU 0, 2g.20gb@2`, or its UUID.
     #[must_use]
     pub fn label(&self) -> String {
         match (self.gpu, &self.device) {
@@ -290,8 +290,8 @@ fn yes() -> bool {
     true
 }
 
-/// `POST /v1/mps/{target}/settings`: what shall be in force from now on, above the config's rule, until
-/// the rule says something else. What is left out stays.
+/// Body of `POST /v1/mps/{target}/settings`: limits that override those of the rule, until they are cleared or the rule
+/// changes. Absent limits do not change.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -300,62 +300,63 @@ pub struct MpsSetRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
     pub percentage: Option<Percentage>,
-    /// Memory limit in MiB. A running server keeps the one that it has: none can be taken back.
+    /// Memory limit in MiB. A running server keeps its limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
     pub memory_limit_mib: Option<MemoryLimit>,
-    /// Priority.
+    /// Priority of kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
-    /// Whether what was set before is taken back first, so that what is left out is the rule's again.
+    /// Whether to clear earlier changes first, so that absent limits are those of the rule.
     #[serde(default, rename = "clear", skip_serializing_if = "std::ops::Not::not")]
     pub reset: bool,
 }
 
-/// What a change of settings came to.
+/// Answer of `POST /v1/mps/{target}/settings`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsSet {
-    /// The daemon, the change read back.
+    /// Daemon after the change.
     pub daemon: MpsDaemon,
-    /// Which clients it reaches, one sentence each.
+    /// Which clients the change reaches, one sentence each.
     pub reaches: Vec<String>,
 }
 
-/// `POST /v1/mps/{target}/stop`, `/restart`, `/drain`.
+/// Body of `POST /v1/mps/{target}/start`, `/stop`, `/restart` and `/drain`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsEndRequest {
-    /// Whether clients that are there are ended. Without it a stop or restart under clients is refused.
+    /// For `stop` and `restart`: whether to proceed although clients or leases use the daemon. The clients end. If
+    /// false, such a request is refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
-    /// Of a drain: after how many seconds those who are still there are ended. Without it they may take as long
-    /// as they need.
+    /// For `drain`: seconds after which gpushd ends the remaining clients, at most 2592000 (30 days). If absent,
+    /// clients may run as long as they like.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_after_s: Option<u64>,
 }
 
-/// `GET /v1/mps/{target}/logs`.
+/// Answer of `GET /v1/mps/{target}/logs`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsLogs {
-    /// Of the control daemon, then of its servers.
+    /// Log of the control daemon, then that of its servers.
     pub files: Vec<MpsLog>,
 }
 
-/// The end of a log.
+/// The last lines of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsLog {
-    /// Its path.
+    /// Path of the log.
     pub path: String,
-    /// Its last lines.
+    /// Last lines of the log.
     pub lines: Vec<String>,
-    /// How many lines were left out there: gpushd's own questions.
+    /// Number of lines that were left out, because only probes of gpushd caused them.
     #[serde(default)]
     pub left_out: usize,
-    /// Why it can't be read.
+    /// Why the log cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }

@@ -1,48 +1,48 @@
-//! What can be set of an MPS daemon and its clients, checked before the daemon sees it, which takes
-//! nonsense without a word.
+//! Values for MPS daemons and clients. gpush checks them, because the daemon accepts invalid values without an error.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-/// Why a text is no value that may be set.
+/// The error for a text that is not a valid value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadValue {
-    /// What was given.
+    /// The text.
     pub text: String,
-    /// What was wanted, in words.
+    /// Description of the expected value.
     pub what: &'static str,
-    /// What is wrong with it, and what is right.
+    /// What is wrong, or what is allowed.
     pub why: &'static str,
 }
 
 impl fmt::Display for BadValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is no {}: {}", self.text, self.what, self.why)
+        write!(f, "`{}` is not a valid {}: {}", self.text, self.what, self.why)
     }
 }
 
 impl std::error::Error for BadValue {}
 
-/// An active thread percentage: over 0, at most 100, in tenths. In JSON it is a number: `25`, `12.5`.
+/// An active thread percentage: more than 0, at most 100, with at most one decimal. In JSON it is a number: `25`,
+/// `12.5`.
 ///
-/// The daemon keeps a float and shows one decimal; more than it shows could not be read back.
+/// The daemon reports only one decimal, so gpushd could not read back more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Percentage {
     tenths: u16,
 }
 
 impl Percentage {
-    /// All of the GPU: the daemon's default.
+    /// 100 %, which is the daemon's default.
     pub const ALL: Self = Self { tenths: 1000 };
 
-    /// From tenths of a percent: 1 to 1000.
+    /// Converts tenths of a percent, 1 to 1000.
     #[must_use]
     pub fn of_tenths(tenths: u16) -> Option<Self> {
         (1..=1000).contains(&tenths).then_some(Self { tenths })
     }
 
-    /// In tenths of a percent.
+    /// Returns tenths of a percent.
     #[must_use]
     pub fn tenths(self) -> u16 {
         self.tenths
@@ -61,20 +61,20 @@ impl fmt::Display for Percentage {
 impl FromStr for Percentage {
     type Err = BadValue;
 
-    /// `25`, `12.5`, `50%`.
+    /// Reads `25`, `12.5` or `50%`.
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let bad = |why| BadValue { text: text.to_owned(), what: "active thread percentage", why };
         let number = text.trim();
         let number = number.strip_suffix('%').unwrap_or(number).trim_end();
         let (whole, tenth) = match number.split_once('.') {
             None => (number, "0"),
-            Some((_, tenth)) if tenth.len() != 1 => return Err(bad("give one decimal at most, as in 12.5")),
+            Some((_, tenth)) if tenth.len() != 1 => return Err(bad("write at most one decimal, as in 12.5")),
             Some(parts) => parts,
         };
-        // `parse` would take a sign.
+        // `parse` would accept a sign.
         let digits = |text: &str| !text.is_empty() && text.len() <= 3 && text.bytes().all(|b| b.is_ascii_digit());
         if !digits(whole) || !digits(tenth) {
-            return Err(bad("give a number over 0 and up to 100"));
+            return Err(bad("write a number over 0 and up to 100"));
         }
         let tenths = whole.parse::<u16>().ok().zip(tenth.parse::<u16>().ok()).map(|(whole, tenth)| whole * 10 + tenth);
         tenths.and_then(Self::of_tenths).ok_or_else(|| bad("it must be over 0 and up to 100"))
@@ -92,33 +92,33 @@ impl Serialize for Percentage {
 
 impl<'de> Deserialize<'de> for Percentage {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        // By its text: 33.3 is no sum of binary fractions.
+        // The text of the number is parsed, because a float has no exact value for 33.3.
         serde_json::Number::deserialize(from)?.to_string().parse().map_err(D::Error::custom)
     }
 }
 
-/// A limit of pinned device memory: whole MiB, at least one. In JSON it is their number.
+/// A limit of pinned device memory in whole MiB, at least one. In JSON it is the number of MiB.
 ///
-/// The daemon reads `1.5G`, `1 G` and `1T` as 1 MiB and `512K` as 512 MiB, so it is only ever given `NM`.
+/// gpushd passes it only as `NM`. The daemon reads `1.5G`, `1 G` and `1T` as 1 MiB, and `512K` as 512 MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryLimit {
     mib: u64,
 }
 
-/// More than any GPU has, and far from where the daemon overflows.
+/// Maximum limit: more than any GPU has, and too small to overflow in the daemon.
 const MOST_MIB: u64 = 16 << 20;
 
-const NONE: &str = "at least 1M is needed; leave it out for no limit";
-const TOO_MUCH: &str = "no GPU has as much; leave it out for no limit";
+const NONE: &str = "write 1M or more, or leave it out for no limit";
+const TOO_MUCH: &str = "no GPU has that much memory; leave it out for no limit";
 
 impl MemoryLimit {
-    /// From MiB: 1 to 16 TiB.
+    /// Converts a number of MiB, 1 MiB to 16 TiB.
     #[must_use]
     pub fn of_mib(mib: u64) -> Option<Self> {
         (1..=MOST_MIB).contains(&mib).then_some(Self { mib })
     }
 
-    /// In MiB.
+    /// Returns the number of MiB.
     #[must_use]
     pub fn mib(self) -> u64 {
         self.mib
@@ -134,13 +134,13 @@ impl Serialize for MemoryLimit {
 impl<'de> Deserialize<'de> for MemoryLimit {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mib = u64::deserialize(from)?;
-        let bad = || D::Error::custom(format!("{mib} MiB is not a memory limit: give 1 to {MOST_MIB}"));
+        let bad = || D::Error::custom(format!("{mib} MiB is not a memory limit: write 1 to {MOST_MIB}"));
         Self::of_mib(mib).ok_or_else(bad)
     }
 }
 
 impl fmt::Display for MemoryLimit {
-    /// As the daemon is told: `1536M`.
+    /// Writes the form that the daemon gets: `1536M`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}M", self.mib)
     }
@@ -149,7 +149,7 @@ impl fmt::Display for MemoryLimit {
 impl FromStr for MemoryLimit {
     type Err = BadValue;
 
-    /// `8G`, `1536M`, `8GiB`, `1536 MiB`: binary units, whole numbers.
+    /// Reads `8G`, `1536M`, `8GiB` or `1536 MiB`: whole numbers with binary units.
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let bad = |why| BadValue { text: text.to_owned(), what: "memory limit", why };
         let upper = text.trim().to_ascii_uppercase();
@@ -159,11 +159,11 @@ impl FromStr for MemoryLimit {
             "M" | "MIB" => 1,
             "G" | "GIB" => 1024,
             "" if !number.is_empty() && number.bytes().all(|digit| digit == b'0') => return Err(bad(NONE)),
-            "" => return Err(bad("say of what: 8G or 8192M")),
-            unit if unit.starts_with('.') => return Err(bad("give whole GiB or MiB: 1536M for 1.5 GiB")),
-            _ => return Err(bad("give whole MiB or GiB, such as 8192M or 8G")),
+            "" => return Err(bad("add the unit: 8G or 8192M")),
+            unit if unit.starts_with('.') => return Err(bad("write whole GiB or MiB: 1536M for 1.5 GiB")),
+            _ => return Err(bad("write whole MiB or GiB, such as 8192M or 8G")),
         };
-        let number: u64 = number.parse().map_err(|_| bad("give whole MiB or GiB, such as 8192M or 8G"))?;
+        let number: u64 = number.parse().map_err(|_| bad("write whole MiB or GiB, such as 8192M or 8G"))?;
         let mib = number.checked_mul(factor).ok_or_else(|| bad(TOO_MUCH))?;
         match Self::of_mib(mib) {
             Some(limit) => Ok(limit),
@@ -173,20 +173,20 @@ impl FromStr for MemoryLimit {
     }
 }
 
-/// Priority of a client's kernels; a hint to the driver.
+/// Priority of a client's kernels. It is a hint to the driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Priority {
-    /// 0: as processes without MPS have it.
+    /// 0: the priority of processes without MPS.
     #[default]
     Normal,
-    /// 1: behind those.
+    /// 1: lower than normal.
     BelowNormal,
 }
 
 impl Priority {
-    /// By the daemon's number.
+    /// Returns the priority with the daemon's number.
     #[must_use]
     pub fn of_number(number: u32) -> Option<Self> {
         match number {
@@ -196,7 +196,7 @@ impl Priority {
         }
     }
 
-    /// The daemon's number.
+    /// Returns the daemon's number.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {
@@ -218,12 +218,12 @@ impl fmt::Display for Priority {
 impl FromStr for Priority {
     type Err = BadValue;
 
-    /// `normal` or `below-normal`.
+    /// Reads `normal` or `below-normal`.
     fn from_str(text: &str) -> Result<Self, BadValue> {
         match text.trim() {
             "normal" => Ok(Self::Normal),
             "below-normal" => Ok(Self::BelowNormal),
-            _ => Err(BadValue { text: text.to_owned(), what: "priority", why: "give `normal` or `below-normal`" }),
+            _ => Err(BadValue { text: text.to_owned(), what: "priority", why: "write `normal` or `below-normal`" }),
         }
     }
 }

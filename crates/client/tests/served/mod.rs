@@ -11,7 +11,7 @@ use hyper::{Request, Response, body::Bytes, body::Incoming, service::service_fn}
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixListener, sync::Notify};
 
-/// Requests: `METHOD path body`, and the idempotency key.
+/// The received requests: `METHOD path body`, and the idempotency key.
 pub(crate) type Asked = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
 /// Answers every request with `not_found`, and returns the list of requests.
@@ -59,7 +59,7 @@ pub(crate) fn answers_when_notified(path: &Path) -> Arc<Notify> {
                     let notified = Arc::clone(&notified);
                     async move {
                         notified.notified().await;
-                        // The next question is which version answers.
+                        // The client's next request asks for the version.
                         notified.notify_one();
                         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("{}"))))
                     }

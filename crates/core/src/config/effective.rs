@@ -1,5 +1,4 @@
-//! The config in force, written out whole: as TOML that reads back to the same config, and as the
-//! API shows it.
+//! The complete effective config: as TOML that parses to the same config, and as the API shows it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +11,7 @@ use super::{Config, WantedLayout, leasing, rules::mode_name, sharing, timeslice}
 use crate::{desired, layout::DYNAMIC};
 
 impl Config {
-    /// The whole config as TOML, defaults filled in. Reading it gives the same config.
+    /// Returns the whole config as TOML, including defaults. Parsing it gives the same config.
     #[must_use]
     pub fn effective(&self) -> String {
         let mut out = String::new();
@@ -71,8 +70,8 @@ impl Config {
         out
     }
 
-    /// What a file has otherwise than what is in force and waits for a restart: `self` has those settings
-    /// as they were at the start, and all others by the file.
+    /// Returns the settings in the file that take effect only after a restart. `self` has these settings as they were
+    /// at gpushd's start, and all other settings from the file.
     #[must_use]
     pub fn pending_restart(&self, in_file: &Self) -> Vec<PendingRestart> {
         let both = self.settings().into_iter().zip(in_file.settings());
@@ -85,8 +84,8 @@ impl Config {
             .collect()
     }
 
-    /// All settings that a file has otherwise than this config, rules excepted: what those come to is
-    /// told GPU by GPU.
+    /// Returns all settings of a file that differ from this config. Rules are excluded: their effect is compared for
+    /// each GPU.
     #[must_use]
     pub fn differences(&self, in_file: &Self) -> Vec<SettingDiff> {
         let ours = self.by_key();
@@ -102,7 +101,7 @@ impl Config {
         keys.into_iter().filter(changed).map(diff).collect()
     }
 
-    /// Settings, layouts and quotas by key with their table, as TOML.
+    /// Returns settings, layouts and quotas as TOML, by table and key.
     fn by_key(&self) -> BTreeMap<String, String> {
         let settings = self.settings().into_iter();
         let settings = settings.filter_map(|(table, key, value)| Some((dotted(table, key), value?)));
@@ -114,7 +113,8 @@ impl Config {
         settings.chain(layouts).chain(quotas).collect()
     }
 
-    /// As the API shows it; `path` is the file it came from, `gpus` those that rules may claim.
+    /// Returns the config as the API shows it. `path` is the file that it came from, `gpus` are the GPUs that rules may
+    /// claim.
     #[must_use]
     pub fn view(&self, path: Option<&str>, gpus: &[Gpu]) -> ConfigView {
         let claimed = desired::claims(self, gpus);

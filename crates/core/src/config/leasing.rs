@@ -5,7 +5,7 @@ use toml::de::DeTable;
 
 use super::reader::{Reader, get};
 
-/// Values of `lease`, and whether gpushd supports them.
+/// Values of `lease`. `None`: not supported yet.
 const REQUIREMENTS: [(&str, Option<LeaseRequirement>); 3] = [
     ("optional", Some(LeaseRequirement::Optional)),
     ("required", Some(LeaseRequirement::Required)),
@@ -16,7 +16,7 @@ const AT_END: [(&str, AtLeaseEnd); 2] = [("report", AtLeaseEnd::Report), ("end",
 
 const OWNERS: [(&str, LeaseOwner); 2] = [("users", LeaseOwner::Users), ("slurm", LeaseOwner::Slurm)];
 
-/// Reads what a rule says about leases. Rules of mode `unmanaged` have no leases.
+/// Reads the keys about leases from a rule. Rules of mode `unmanaged` have no leases.
 pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<LeaseTerms> {
     if mode == Some(Mode::Unmanaged) {
         for key in ["lease", "at_end", "owner"] {
@@ -41,8 +41,8 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     })
 }
 
-/// The requirement of a rule that names none. In mode `mig` it depends on the MIG device: a device that is shared
-/// through MPS needs a lease.
+/// Returns the requirement for a rule without the key `lease`. In mode `mig` it depends on the MIG device: a device
+/// that is shared through MPS requires a lease.
 fn default_requirement(mode: Option<Mode>) -> Option<LeaseRequirement> {
     match mode? {
         Mode::Mps => Some(LeaseRequirement::Required),

@@ -1,8 +1,7 @@
-//! The config file: what the administrator of a host wants, and everything that can be wrong
-//! with saying so.
+//! The config file: the desired state of a host, and the errors that the file can have.
 //!
-//! A file is read in three passes, each in its own module, and every pass reports all that it
-//! finds, so that one look at the output mends the file:
+//! Parsing has three passes, each in its own module. Every pass reports all errors that it finds, so that one run shows
+//! all of them:
 //!
 //! ```text
 //! bytes ──► UTF-8, TOML ──► settings (parse) ──► rules against each other (rules) ──► Config
@@ -10,9 +9,9 @@
 //!              └─────────────────┴──────────────────────────┴──► ConfigErrors (diagnostic)
 //! ```
 //!
-//! `schema` lists the keys there are; a key that is not there is refused, and
-//! `config.example.toml` and `docs/config.md` are tested against it. A file is taken whole or not
-//! at all. No file at the default path is no error: then every GPU is unmanaged.
+//! `schema` lists the keys; any other key is an error. Tests compare `config.example.toml` and `docs/config.md` with
+//! that list. A file with an error has no effect at all. A missing file at the default path is not an error: then every
+//! GPU is unmanaged.
 
 use std::collections::BTreeMap;
 
@@ -32,21 +31,23 @@ mod rules;
 pub mod schema;
 mod settings;
 mod sharing;
+mod slurm;
 mod timeslice;
 
 pub use mps::Mps;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
+pub use slurm::{AgentDown, Leftovers, Slurm};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 
-/// Largest config file that is read, in bytes.
+/// Maximum size of a config file in bytes.
 pub const MOST_BYTES: usize = 1 << 20;
 
-/// The whole config. `Config::default()` is what holds without a file: every GPU unmanaged.
+/// The whole config. `Config::default()` is the config without a file: every GPU is unmanaged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Config {
-    /// Whether drift is put right whenever it is seen, rather than at a new boot or on request only.
+    /// Whether gpushd repairs drift whenever it finds any. Otherwise it does so only on a new boot or on request.
     pub auto_reconcile: bool,
     /// `[log]`
     pub log: Log,
@@ -66,11 +67,13 @@ pub struct Config {
     pub processes: Processes,
     /// `[leases]`
     pub leases: Leases,
+    /// `[slurm]`
+    pub slurm: Slurm,
     /// `[[quota]]` tables in order: the first for a user applies alone.
     pub quotas: Vec<QuotaRule>,
-    /// `[layouts]`, without the reserved `none`.
+    /// `[layouts]`, without the reserved layout `none`.
     pub layouts: BTreeMap<String, Layout>,
-    /// `[[gpu]]` rules in order: the first that matches a GPU claims it.
+    /// `[[gpu]]` rules, in order. The first one that matches a GPU claims it.
     pub rules: Vec<Rule>,
 }
 
@@ -84,24 +87,24 @@ pub struct Log {
 /// Severity of log records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
-    /// What failed.
+    /// Failures.
     Error,
-    /// And what may fail.
+    /// Also possible problems.
     Warn,
-    /// And what was done.
+    /// Also gpushd's actions.
     #[default]
     Info,
-    /// And how.
+    /// Also details of the actions.
     Debug,
-    /// And every driver call.
+    /// Also every driver call.
     Trace,
 }
 
 impl LogLevel {
-    /// All, most severe first.
+    /// All levels, most severe first.
     pub const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
 
-    /// As the config writes it.
+    /// Returns the name in the config.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -114,22 +117,22 @@ impl LogLevel {
     }
 }
 
-/// `[driver]`: which library is loaded, and how long its calls may take.
+/// `[driver]`: the library to load, and time limits for its calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
-    /// Soname, looked up as the dynamic linker does, or an absolute path.
+    /// An absolute path, or a name for which the dynamic linker searches.
     pub library: String,
-    /// Seconds for loading and initialising the library.
+    /// Maximum number of seconds for loading and initialising the library.
     pub start_s: u32,
-    /// Milliseconds for listing the GPUs or reading one.
+    /// Maximum number of milliseconds for listing the GPUs or reading one.
     pub read_ms: u32,
-    /// Seconds for one change.
+    /// Maximum number of seconds for one change.
     pub change_s: u32,
 }
 
 impl Default for Driver {
     fn default() -> Self {
-        // Without persistence mode the first call brings up every GPU, seconds each.
+        // Without persistence mode, the first call initialises every GPU, which takes seconds for each.
         Self { library: "libnvidia-ml.so.1".to_owned(), start_s: 60, read_ms: 10_000, change_s: 60 }
     }
 }
@@ -137,43 +140,52 @@ impl Default for Driver {
 /// `[api]`: the socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Api {
-    /// Group that owns the socket; the agent's own when absent.
+    /// Group that owns the socket; `None`: gpushd's own group.
     pub socket_group: Option<String>,
     /// Permission bits of the socket.
     pub socket_mode: u32,
-    /// Path of the second socket, for root; beside the first when absent.
+    /// Path of the second socket, for root; `None`: in the directory of the first one.
     pub admin_socket: Option<String>,
 }
 
 impl Default for Api {
     fn default() -> Self {
-        // Anybody may connect: what they see and do is decided by who the kernel says they are.
+        // Any user may connect. The kernel's credentials of the peer decide what that user may see and do.
         Self { socket_group: None, socket_mode: 0o666, admin_socket: None }
     }
 }
 
-/// `[access]`: who may change things besides root and the agent's own user.
+/// `[access]`: who may make changes, in addition to root and gpushd's own user.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Access {
-    /// Groups whose members may.
+    /// Groups whose members are administrators.
     pub admin_groups: Vec<String>,
 }
 
-/// `[health]`: which faults keep new work off a GPU, and how often they are looked for.
+/// `[health]`: faults for which gpushd cordons a GPU, and how often it checks for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Xid errors that cordon the GPU that reports them, in order.
+    /// Xid errors for which gpushd cordons the reporting GPU, in order.
     pub cordon_xids: Vec<u32>,
-    /// Seconds between two looks at GPUs that nobody asks about; 0 for none.
+    /// Interval in seconds between readings of GPUs that no caller asks about; 0: no such readings.
     pub poll_s: u32,
 }
 
-/// Xid errors after which NVIDIA's own guidance is to drain the GPU and reset it, or to replace it:
-/// the GPU stopped (46), an uncorrectable memory error (48), its microcontroller halted (62), a bad
-/// row could not be recorded (64), NVLink (74), off the bus (79), an uncontained memory error (95),
-/// its firmware processor (119, 120), unrecovered memory errors (140). Those of applications (13, 31,
-/// 43, 45, 68, 109) are not among them, nor is a contained memory error (94), of which only the
-/// program dies that met it: a row that waits for its replacement is seen by itself.
+/// Xid errors after which NVIDIA recommends to drain and reset the GPU, or to replace it:
+///
+/// - 46: the GPU stopped;
+/// - 48: an uncorrectable memory error;
+/// - 62: the GPU's microcontroller halted;
+/// - 64: a bad row could not be recorded;
+/// - 74: NVLink;
+/// - 79: off the bus;
+/// - 95: an uncontained memory error;
+/// - 119, 120: the firmware processor;
+/// - 140: unrecovered memory errors.
+///
+/// Errors caused by applications (13, 31, 43, 45, 68, 109) are not included. A contained memory error (94) is not
+/// included either: it ends only the affected program, and gpushd detects rows that wait for a replacement in another
+/// way.
 pub const CORDON_XIDS: [u32; 10] = [46, 48, 62, 64, 74, 79, 95, 119, 120, 140];
 
 impl Default for Health {
@@ -182,24 +194,24 @@ impl Default for Health {
     }
 }
 
-/// `[mode_change]`: what is done around a reset, which a change of MIG mode needs on Ampere.
+/// `[mode_change]`: actions before and after a reset, which a change of MIG mode needs on Ampere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModeChange {
-    /// Systemd services that are stopped before and started after, if they run.
+    /// systemd services that gpushd stops before the reset if they run, and starts afterwards.
     pub services: Vec<String>,
-    /// Program that is run before, absolute.
+    /// Absolute path of a program to run before the reset.
     pub before: Option<String>,
-    /// Program that is run after, absolute.
+    /// Absolute path of a program to run after the reset.
     pub after: Option<String>,
-    /// Seconds that a hook may take.
+    /// Maximum number of seconds for a hook.
     pub hook_s: u32,
-    /// Seconds that stopping or starting a service may take.
+    /// Maximum number of seconds for stopping or starting a service.
     pub service_s: u32,
-    /// Seconds that a reset may take.
+    /// Maximum number of seconds for a reset.
     pub reset_s: u32,
-    /// `nvidia-smi`, absolute.
+    /// Absolute path of `nvidia-smi`.
     pub nvidia_smi: String,
-    /// `systemctl`, absolute.
+    /// Absolute path of `systemctl`.
     pub systemctl: String,
     /// Groups of GPUs that can only be reset together.
     pub reset_together: Vec<Selector>,
@@ -224,48 +236,48 @@ impl Default for ModeChange {
 /// A `[[gpu]]` rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Name, when it has one.
+    /// Name, if it has one.
     pub name: Option<String>,
-    /// GPUs that it claims unless an earlier rule does.
+    /// GPUs that the rule claims, unless an earlier rule does.
     pub matches: Vec<Selector>,
-    /// How they are shared.
+    /// How the GPUs are shared.
     pub mode: Mode,
-    /// Layout, in mode `mig` only and always.
+    /// Layout. It is always set in mode `mig`, and never in other modes.
     pub layout: Option<WantedLayout>,
-    /// How clients of MPS share what it claims: always in mode `mps`; in mode `mig`, where it is for MIG
-    /// devices that the layout shares, only when the file says it.
+    /// How MPS clients share the GPUs. Always set in mode `mps`. In mode `mig` it is set only if the file contains it,
+    /// and applies to MIG devices that the layout shares.
     pub mps: Option<MpsPolicy>,
-    /// How holders of what it claims take turns, in mode `timeslice` only and always.
+    /// How lease holders share the time of the GPUs; set if and only if the mode is `timeslice`.
     pub timeslice: Option<TimeslicePolicy>,
-    /// How its GPUs are leased; `None` in mode `unmanaged` only.
+    /// How the GPUs are leased; `None` only in mode `unmanaged`.
     pub lease: Option<LeaseTerms>,
 }
 
 /// The layout of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WantedLayout {
-    /// One of `[layouts]`, or `none`.
+    /// A name in `[layouts]`, or `none`.
     Named(String),
-    /// Entries in the rule itself.
+    /// Entries in the rule.
     Inline(Layout),
     /// `dynamic`: leases create the instances on demand.
     Dynamic,
 }
 
 impl Rule {
-    /// Whether leases create the instances of its GPUs on demand.
+    /// Returns whether leases create the instances of the rule's GPUs on demand.
     #[must_use]
     pub fn is_dynamic(&self) -> bool {
         self.mode == Mode::Mig && self.layout == Some(WantedLayout::Dynamic)
     }
 
-    /// Its name, or `rule 2` by position from 0.
+    /// Returns the name, or one such as `rule 2`. `position` counts from 0.
     #[must_use]
     pub fn label(&self, position: usize) -> String {
         self.name.clone().unwrap_or_else(|| format!("rule {}", position + 1))
     }
 
-    /// How clients of MPS share what it claims, where they do.
+    /// Returns how MPS clients share the rule's GPUs, if they do.
     #[must_use]
     pub fn mps_policy(&self) -> MpsPolicy {
         self.mps.clone().unwrap_or_else(|| sharing::default_of(self.mode))
@@ -273,23 +285,23 @@ impl Rule {
 }
 
 impl Config {
-    /// Reads a config file. `path` is its name, for errors.
+    /// Parses a config file. `path` is its name, for errors.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors in the file.
     pub fn from_bytes(bytes: &[u8], path: &str) -> Result<Self, ConfigErrors> {
         parse::bytes(bytes, path)
     }
 
-    /// As [`Config::from_bytes`], from text.
+    /// Parses the text of a config file, like [`Config::from_bytes`].
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors in the file.
     pub fn parse(text: &str, path: &str) -> Result<Self, ConfigErrors> {
         parse::bytes(text.as_bytes(), path)
     }
 
-    /// The layout of that name, the reserved `none` among them.
+    /// Returns the layout with this name, which may be the reserved `none`.
     #[must_use]
     pub fn layout(&self, name: &str) -> Option<Layout> {
         if name.eq_ignore_ascii_case(crate::layout::NONE) {
@@ -298,7 +310,7 @@ impl Config {
         self.layouts.get(name).cloned()
     }
 
-    /// The instances that a rule wants; `None` for rules of other modes, and for a dynamic layout.
+    /// Returns the desired instances of a rule; `None` for rules of other modes than `mig`, and for a dynamic layout.
     #[must_use]
     pub fn layout_of(&self, rule: &Rule) -> Option<Layout> {
         match rule.layout.as_ref()? {

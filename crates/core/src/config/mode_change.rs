@@ -1,4 +1,4 @@
-//! `[mode_change]`, read.
+//! Reads `[mode_change]`.
 
 use toml::de::DeTable;
 
@@ -25,7 +25,7 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> ModeChange {
     }
 }
 
-/// The name of a unit, and of nothing that `systemctl` would take for something else.
+/// Reads the name of a service. Refuses names that `systemctl` would not treat as the name of a unit.
 fn service(reader: &mut Reader<'_>, text: Text) -> Option<String> {
     let name = text.value.strip_suffix(".service").unwrap_or(&text.value).to_owned();
     let fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@' | ':');
@@ -35,7 +35,7 @@ fn service(reader: &mut Reader<'_>, text: Text) -> Option<String> {
         return None;
     }
     if name == "gpushd" {
-        let hint = "leave it out: gpushd gives its handles up by itself";
+        let hint = "leave it out: gpushd closes its own handles before a reset";
         reader.report(Problem::new(text.span, "gpushd can't stop itself", hint));
         return None;
     }

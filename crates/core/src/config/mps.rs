@@ -1,5 +1,5 @@
-//! `[mps]`: where NVIDIA's Multi-Process Service is, and how its daemons are looked after. Which GPUs
-//! are shared through it, and how, is for the rules to say.
+//! `[mps]`: the paths of NVIDIA's Multi-Process Service, and the supervision of its daemons. Rules determine which GPUs
+//! are shared through MPS, and how.
 
 use std::time::Duration;
 
@@ -8,35 +8,36 @@ use toml::de::DeTable;
 use super::reader::Reader;
 use crate::{diagnostic::Problem, quote::Quoted, supervisor::Policy};
 
-/// File name of the server: the control daemon looks for it by this name, on its PATH.
+/// File name of the server. The control daemon searches for this name in its PATH.
 const SERVER: &str = "nvidia-cuda-mps-server";
 
 /// `[mps]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mps {
-    /// `nvidia-cuda-mps-control`, absolute.
+    /// Absolute path of `nvidia-cuda-mps-control`.
     pub control: String,
-    /// `nvidia-cuda-mps-server`, absolute; its directory is what daemons have for a PATH.
+    /// Absolute path of `nvidia-cuda-mps-server`. Its directory becomes the PATH of the daemons.
     pub server: String,
-    /// Directory below which each daemon has its logs, absolute.
+    /// Absolute path of the directory that contains a log directory for each daemon.
     pub log_directory: String,
-    /// Size in MiB from which a log is rotated.
+    /// Size in MiB at which a log is rotated.
     pub log_mib: u32,
-    /// Seconds between two looks at a daemon.
+    /// Interval in seconds between two probes of a daemon.
     pub health_s: u32,
-    /// Seconds that a daemon may take until it answers.
+    /// Maximum number of seconds until a new daemon answers.
     pub start_s: u32,
-    /// Seconds of pause after the second failure; each further one doubles it. After the first there is none.
+    /// Pause in seconds after the second failure. Each further failure doubles it. After the first one there is no
+    /// pause.
     pub pause_s: u32,
     /// Longest pause in seconds.
     pub longest_pause_s: u32,
-    /// So many failures …
+    /// Number of failures within `within_s` that are too many.
     pub failures: u32,
-    /// … within so many seconds are too many.
+    /// See `failures`.
     pub within_s: u32,
-    /// Seconds that a daemon may take to end before it is killed.
+    /// Maximum number of seconds for the end of a daemon. After that gpushd kills it.
     pub stop_s: u32,
-    /// Whether a hung daemon is restarted although it has clients, who die of it.
+    /// Whether gpushd restarts a hung daemon that has clients. This ends the clients.
     pub restart_hung_with_clients: bool,
 }
 
@@ -60,7 +61,7 @@ impl Default for Mps {
 }
 
 impl Mps {
-    /// What a supervisor is given.
+    /// Returns the policy for the supervisors.
     #[must_use]
     pub fn policy(&self) -> Policy {
         let seconds = |seconds: u32| Duration::from_secs(u64::from(seconds));
@@ -97,25 +98,34 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Mps {
     }
 }
 
-/// One that the daemon finds: it is not told this path, but has its directory for a PATH.
+/// Reads the path of the server. The daemon gets only its directory, as PATH, and searches there for the name.
 fn server(reader: &mut Reader<'_>, table: &DeTable<'_>, default: &str) -> Option<String> {
     let text = reader.absolute_text(table, "server", default)?;
     let (directory, name) = text.value.rsplit_once('/')?;
     let hint = format!("write the path of {SERVER}, such as \"{default}\"");
     if name != SERVER {
-        let problem = format!("`server` {} has another name than the daemon looks for", Quoted(&text.value));
+        let problem = format!(
+            "`server` {} has the wrong name: the MPS daemon looks for \
+            `{SERVER}`",
+            Quoted(&text.value)
+        );
         reader.report(Problem::new(text.span, problem, hint));
         return None;
     }
     if directory.contains(':') {
-        let problem = format!("`server` {} is in a directory that can't be on a PATH", Quoted(&text.value));
-        reader.report(Problem::new(text.span, problem, "name one without a colon, a link to it will do"));
+        let problem = format!(
+            "`server` {} is in a directory with a colon in its name, which cannot be in \
+            PATH",
+            Quoted(&text.value)
+        );
+        reader.report(Problem::new(text.span, problem, "use a path without a colon, such as a symbolic link"));
         return None;
     }
     Some(text.value)
 }
 
-/// At least the first pause. One that is left out grows with that.
+/// Reads the longest pause, which must be at least `pause_s`. If it is missing, it is `default`, or `pause_s` if that
+/// is longer.
 fn longest_pause_s(reader: &mut Reader<'_>, table: &DeTable<'_>, pause_s: u32, default: u32) -> u32 {
     let longest = reader.number(table, "longest_pause_s", 1..=3600, default.max(pause_s));
     if longest < pause_s {

@@ -1,4 +1,4 @@
-//! From bytes to a config: UTF-8, TOML, then the settings; the rules are their own module.
+//! Parses the bytes of a config: UTF-8, TOML, then the settings. `rules` parses the rules.
 
 use std::ops::Range;
 
@@ -11,7 +11,8 @@ use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change, mps, processes, quotas,
     reader::{Reader, Text, Value, get, unknown},
     rules,
-    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, TOP},
+    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, SLURM, TOP},
+    slurm,
 };
 use crate::{
     diagnostic::{self, Document, FileErrors as ConfigErrors, Problem},
@@ -24,7 +25,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
         let problem = Problem::new(
             0..0,
             format!("the file has {} bytes", bytes.len()),
-            format!("a config has at most {MOST_BYTES}: is this the right file?"),
+            format!("the limit is {MOST_BYTES} bytes: is this the right file?"),
         );
         return Err(ConfigErrors::new(Document::Config, path, "", vec![problem]));
     }
@@ -44,7 +45,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
     }
 }
 
-/// A TOML error in our words where the parser's own lack the fix.
+/// Converts a TOML error. Replaces the parser's message where that does not contain the solution.
 fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> Problem {
     let end = text.len();
     let span = error.span().unwrap_or(end..end);
@@ -70,14 +71,14 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
     } else if is_value && bare.starts_with(|c: char| c.is_alphabetic() || c == '/') && !bare.contains(['"', '\n']) {
         format!("write \"{bare}\" with quotes")
     } else if message.contains("unclosed") || message.contains("invalid basic string") {
-        "close what was opened: each \" and [ needs its counterpart".to_owned()
+        "close the string or list: each \" and [ needs a matching end".to_owned()
     } else {
         "the file is TOML: `key = value` lines under `[table]` headers; https://toml.io has the rules".to_owned()
     };
     Problem::new(span, format!("this is not TOML: {message}"), hint)
 }
 
-/// The last header `[name]` before `before`. The parser forgets the first of two equal tables.
+/// Finds the last header `[name]` before `before`. The parser does not keep the first of two equal tables.
 fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>> {
     let header = format!("[{name}]");
     let mut at = 0;
@@ -92,7 +93,7 @@ fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>>
     found
 }
 
-/// The last place before `before` where a key of that name stands.
+/// Finds the last position before `before` that has a key of this name.
 fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Range<usize>>) {
     for (key, value) in table {
         let span = key.span();
@@ -118,7 +119,7 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, QUOTA, LAYOUTS, RULE];
+    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, SLURM, QUOTA, LAYOUTS, RULE];
     let tables = tables.map(|section| section.table());
     reader.strangers(top, TOP, &tables);
     let mut config = Config::default();
@@ -161,8 +162,12 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         reader.strangers(table, LEASES, &[]);
         config.leases = quotas::leases(reader, table);
     }
+    if let Some(table) = reader.table(top, SLURM) {
+        reader.strangers(table, SLURM, &[]);
+        config.slurm = slurm::read(reader, table);
+    }
     config.quotas = quotas::read(reader, top);
-    // A layout that is wrong keeps its name: a rule that names it is not wrong too.
+    // A layout with an error still counts as defined, so that a rule that names it gets no second error.
     let mut names = Vec::new();
     if let Some(table) = reader.table(top, LAYOUTS) {
         for (key, value) in table {
@@ -248,9 +253,9 @@ fn socket_mode(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<u32> {
     let problem = match u32::from_str_radix(&text.value, 8) {
         Ok(mode) if octal && mode & !0o666 == 0 && mode & 0o600 == 0o600 => return Some(mode),
         Ok(mode) if octal && mode & !0o666 != 0 => {
-            format!("`socket_mode` {} has bits that mean nothing on a socket", Quoted(&text.value))
+            format!("`socket_mode` {} has bits that have no effect on a socket", Quoted(&text.value))
         }
-        Ok(_) if octal => format!("`socket_mode` {} shuts the owner out", Quoted(&text.value)),
+        Ok(_) if octal => format!("`socket_mode` {} denies access to the owner", Quoted(&text.value)),
         Ok(_) | Err(_) => format!("{} is not a file mode", Quoted(&text.value)),
     };
     reader.report(Problem::new(text.span, problem, hint));
@@ -322,14 +327,14 @@ fn named_layout(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>) -> Op
     if layout.is_none() {
         reader.report(Problem::new(
             value.span(),
-            format!("layout `{name}` is just `none`"),
+            format!("layout `{name}` is the same as `none`"),
             "write layout = \"none\" in the rule",
         ));
     }
     Some(layout)
 }
 
-/// The texts of a layout: a list of strings or one string.
+/// Returns the texts of a layout: a list of strings or a single string.
 pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, '_>) -> Option<Vec<Text>> {
     let example = "[\"3g.40gb\", \"1g.10gb*2\"]";
     let items = match value.get_ref() {
@@ -354,7 +359,7 @@ pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, 
                 let written = reader.text.get(span.clone()).unwrap_or_default().to_owned();
                 reader.report(Problem::new(
                     span,
-                    format!("a layout entry is a string, and {} is none", Quoted(&written)),
+                    format!("a layout entry must be a string, but {} is not", Quoted(&written)),
                     format!("write {key} = {example}"),
                 ));
             }
@@ -363,7 +368,7 @@ pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, 
     (texts.len() == items.len()).then_some(texts)
 }
 
-/// Reads the texts of a layout, mapping errors into the file.
+/// Parses the texts of a layout. The spans of errors refer to the file.
 pub(super) fn entries(reader: &mut Reader<'_>, texts: &[Text], value: Value<'_, '_>) -> Option<Layout> {
     let plain: Vec<&str> = texts.iter().map(|text| text.value.as_str()).collect();
     match Layout::parse_all(&plain) {

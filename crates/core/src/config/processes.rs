@@ -1,4 +1,4 @@
-//! `[processes]`: what is done about processes on a GPU that belong to nobody who was given a share of it.
+//! `[processes]`: the treatment of unleased processes, which use a GPU without a share of it.
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ use crate::diagnostic::Problem;
 /// `[processes]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Processes {
-    /// What is done about strays.
+    /// Treatment of unleased processes.
     pub stray: StrayPolicy,
     /// Seconds from SIGTERM to SIGKILL.
     pub grace_s: u32,
-    /// Processes that are none, whatever they do.
+    /// Processes that never count as unleased.
     pub allow: Vec<Allowed>,
 }
 
@@ -28,20 +28,21 @@ impl Default for Processes {
     }
 }
 
-/// Processes that are no strays: those that have all that is given here, which is never nothing.
+/// Processes that never count as unleased. A process matches if it has all values that are set; at least one is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allowed {
-    /// Program, absolute. Matched by the file that the process runs, never by its name.
+    /// Absolute path of the program. It is compared with the file that the process executes, never with the process's
+    /// name.
     pub exe: Option<String>,
     /// User id.
     pub uid: Option<u32>,
 }
 
-/// What is done about strays, as the config writes it.
+/// Names of the policies in the config.
 const STRAY: [(&str, StrayPolicy); 3] =
     [("report", StrayPolicy::Report), ("warn", StrayPolicy::Warn), ("end", StrayPolicy::End)];
 
-/// A policy as the config writes it.
+/// Returns the name of a policy in the config.
 pub(super) fn stray_name(policy: StrayPolicy) -> &'static str {
     match policy {
         StrayPolicy::Report => "report",
@@ -86,20 +87,20 @@ fn entry(reader: &mut Reader<'_>, item: Value<'_, '_>) -> Option<Allowed> {
     let span = reader.clip(item.span());
     let DeValue::Table(table) = item.get_ref() else {
         let hint = format!("write allow = {EXAMPLE}");
-        reader.report(Problem::new(span, "who is allowed is a table, and this is none", hint));
+        reader.report(Problem::new(span, "an entry of `allow` must be a table", hint));
         return None;
     };
     let before = reader.problems.len();
     reader.strangers(table, ALLOW, &[]);
     let exe = reader.absolute(table, "exe", "/usr/bin/nvtop");
-    // The last number is no user's: it says "nobody in particular" to the kernel.
+    // 4294967295 is not a user: the kernel uses it for "no user".
     let uid = get(table, "uid").map(|_| reader.number(table, "uid", 0..=u32::MAX - 1, 1000));
     if reader.problems.len() > before {
         return None;
     }
     if exe.is_none() && uid.is_none() {
-        let hint = "give it an `exe`, a `uid` or both: { exe = \"/usr/bin/nvtop\", uid = 1000 }";
-        reader.report(Problem::new(span, "this entry allows no process", hint));
+        let hint = "add `exe`, `uid` or both: { exe = \"/usr/bin/nvtop\", uid = 1000 }";
+        reader.report(Problem::new(span, "this entry has neither `exe` nor `uid`, so it allows no process", hint));
         return None;
     }
     Some(Allowed { exe, uid })

@@ -1,7 +1,7 @@
 //! `[[quota]]` and `[leases]`: what users may lease.
 //!
-//! The file names GPUs by selectors and memory as a part of the host. [`Config::quotas`] resolves both for the GPUs
-//! of a host, into [`Quota`]s.
+//! The file selects GPUs by selectors, and may give memory as a part of the host. [`Config::quotas`] resolves both for
+//! the GPUs of a host, and returns [`Quota`]s.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -29,45 +29,45 @@ use crate::{
 /// `[leases]`
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Leases {
-    /// Where leases are placed when there is a choice.
+    /// How gpushd places leases that fit in several places.
     pub placement: Policy,
 }
 
 /// A `[[quota]]` table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuotaRule {
-    /// Users that it applies to: each gets all of its limits.
+    /// Users that the quota applies to. Each of them gets all of its limits.
     pub subjects: Vec<Subject>,
-    /// Kinds of lease.
+    /// Kinds of leases that are allowed.
     pub kinds: Option<BTreeSet<LeaseKind>>,
-    /// Leases that hold capacity.
+    /// Maximum number of leases that hold capacity.
     pub leases: Option<u32>,
-    /// Requests that wait.
+    /// Maximum number of waiting requests.
     pub waiting: Option<u32>,
-    /// Memory of all leases together.
+    /// Maximum memory of all leases together.
     pub memory: Option<QuotaMemory>,
-    /// MPS percentage of all leases together.
+    /// Maximum MPS percentage of all leases together.
     pub mps_percent: Option<u32>,
-    /// Longest duration of a lease in seconds.
+    /// Maximum duration of a lease in seconds.
     pub longest_s: Option<u64>,
-    /// GPUs that may be used.
+    /// GPUs that are allowed.
     pub gpus: Option<Vec<Selector>>,
 }
 
 /// Memory in a quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QuotaMemory {
-    /// `"40G"`.
+    /// A fixed amount: `"40G"`.
     Limit(MemoryLimit),
-    /// `"1.5 GPUs"`: thousandths of a GPU.
+    /// The memory of GPUs, in thousandths of a GPU: `"1.5 GPUs"`.
     Gpus(u32),
-    /// `"75%"` of the memory of all GPUs: tenths of a percent.
+    /// A part of the memory of all GPUs, in tenths of a percent: `"75%"`.
     Host(u32),
 }
 
 const PLACEMENTS: [(&str, Policy); 2] = [("pack", Policy::Pack), ("spread", Policy::Spread)];
 
-/// Returns a placement policy as the config writes it.
+/// Returns the name of a placement policy in the config.
 pub(super) fn placement_name(policy: Policy) -> &'static str {
     match policy {
         Policy::Pack => "pack",
@@ -75,10 +75,10 @@ pub(super) fn placement_name(policy: Policy) -> &'static str {
     }
 }
 
-/// Most leases and requests that a quota may allow.
+/// Maximum number of leases, and of requests, in a quota.
 const MOST_LEASES: u32 = 10_000;
 
-/// Most GPUs whose memory a quota may allow.
+/// Maximum number of GPUs in a memory limit.
 const MOST_GPUS: u32 = 1000;
 
 pub(super) fn leases(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Leases {
@@ -125,8 +125,8 @@ fn quota(reader: &mut Reader<'_>, table: &DeTable<'_>, subjects: Vec<Subject>) -
     }
 }
 
-/// Reads the users of a quota. A user, or everybody, that an earlier quota names already is an error: the first
-/// quota for a user applies alone.
+/// Reads the users of a quota. It is an error if an earlier quota applies to the same user or to everybody, because
+/// only the first quota for a user applies.
 fn subjects(
     reader: &mut Reader<'_>,
     table: &DeTable<'_>,
@@ -148,7 +148,7 @@ fn subjects(
         let span = get(table, "everybody").map(toml::Spanned::span).unwrap_or_default();
         found.push((Subject::Everybody, span));
     }
-    // A key with an error, or a misspelt one, names users all the same.
+    // A key with an error or a misspelt name still counts: the quota names users.
     let is_wrong = reader.problems.len() > before
         || meant.iter().any(|key| ["users", "groups", "everybody"].contains(&key.as_str()));
     if found.is_empty() && !is_wrong {
@@ -180,7 +180,7 @@ fn whose(subject: &Subject) -> String {
     }
 }
 
-/// Checks the form of a user's or group's name. Whether the host has it is not asked here.
+/// Checks the form of a user's or group's name. Does not check whether the host has this user or group.
 fn account(reader: &mut Reader<'_>, text: Text, key: &str) -> Option<String> {
     if text.value.chars().any(|c| c.is_whitespace() || matches!(c, ':' | ',' | '/' | '*')) {
         let (what, file) = if key == "users" { ("user", "passwd") } else { ("group", "group") };
@@ -251,7 +251,7 @@ fn parse_memory(text: &str) -> Option<QuotaMemory> {
     text.to_ascii_uppercase().parse().ok().map(QuotaMemory::Limit)
 }
 
-/// Reads a decimal number with at most `places` places after the point, in units of the last place.
+/// Parses a decimal number with at most `places` digits after the point. Returns it in units of the last digit.
 fn decimal(text: &str, places: usize) -> Option<u32> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
@@ -261,7 +261,7 @@ fn decimal(text: &str, places: usize) -> Option<u32> {
     format!("{whole}{fraction:0<places$}").parse().ok()
 }
 
-/// Writes a decimal number that [`decimal`] reads.
+/// Formats a decimal number so that [`decimal`] can read it.
 fn written_decimal(number: u32, places: u32) -> String {
     let unit = 10u32.pow(places);
     let fraction = format!("{:0width$}", number % unit, width = places as usize);
@@ -272,7 +272,7 @@ fn written_decimal(number: u32, places: u32) -> String {
 }
 
 impl QuotaMemory {
-    /// Returns the amount on a host with this many GPUs. The GPUs of a host are taken to be alike.
+    /// Returns the amount on a host with this number of GPUs. Assumes that all GPUs are equal.
     fn on_host(self, gpus: usize) -> MemoryAmount {
         match self {
             Self::Limit(limit) => MemoryAmount::Mib(limit.mib()),
@@ -328,7 +328,7 @@ impl QuotaRule {
         all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
     }
 
-    /// Returns its limits on a host with these GPUs.
+    /// Returns the limits of the quota on a host with these GPUs.
     fn limits(&self, gpus: &[Gpu]) -> Limits {
         let allowed = |selectors: &Vec<Selector>| {
             let found = selectors.iter().flat_map(|selector| selector.matching(gpus));
@@ -347,7 +347,7 @@ impl QuotaRule {
 }
 
 impl Config {
-    /// Returns the quotas for a host with these GPUs, in order: the first one for a user applies alone.
+    /// Returns the quotas for a host with these GPUs, in order. Only the first one for a user applies.
     #[must_use]
     pub fn quotas(&self, gpus: &[Gpu]) -> Vec<Quota> {
         let of = |rule: &QuotaRule| {

@@ -1,6 +1,6 @@
-//! Reading typed values out of parsed TOML, and saying what was expected where another type is.
+//! Reads typed values from parsed TOML, and reports values of other types.
 //!
-//! Not serde: serde stops at the first error and forgets where the others are.
+//! This does not use serde, which stops at the first error and does not keep the positions of the values.
 
 use std::{
     ops::{Range, RangeInclusive},
@@ -16,27 +16,27 @@ use toml::{
 use super::schema::{SECTIONS, Section};
 use crate::{diagnostic::Problem, nearest::nearest, quote::Quoted};
 
-/// A value and where it stands.
+/// A value with its position.
 pub(super) type Value<'a, 'i> = &'a Spanned<DeValue<'i>>;
 
-/// Problems found so far, and the text they point into.
+/// The text of the file, and the problems found in it so far.
 pub(super) struct Reader<'t> {
     pub(super) text: &'t str,
     pub(super) problems: Vec<Problem>,
 }
 
-/// A text of the file, and where what is between its quotes stands.
+/// A string of the file, with its position.
 #[derive(Debug, Clone)]
 pub(super) struct Text {
     pub(super) value: String,
-    /// The value with its quotes.
+    /// Span of the string with its quotes.
     pub(super) span: Range<usize>,
-    /// Where `value` stands letter by letter; `None` when it is written with escapes.
+    /// Position of the first character between the quotes; `None` if the string has escapes.
     inner: Option<usize>,
 }
 
 impl Text {
-    /// The place in the file of a part of the value.
+    /// Returns the position in the file of a part of the value.
     pub(super) fn part(&self, of: &Range<usize>) -> Range<usize> {
         match self.inner {
             Some(from) if !self.value.trim().is_empty() => from + of.start..from + of.end,
@@ -45,7 +45,7 @@ impl Text {
     }
 }
 
-/// What a value is, with its article.
+/// Returns the type of a value, with an article.
 fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
@@ -67,7 +67,7 @@ impl<'t> Reader<'t> {
         self.problems.push(problem);
     }
 
-    /// Reports something about a key that is there.
+    /// Reports a problem with an existing key.
     pub(super) fn report_at(
         &mut self,
         table: &DeTable<'_>,
@@ -88,14 +88,14 @@ impl<'t> Reader<'t> {
         ));
     }
 
-    /// A span that marks its first line only: the caret of a table is its header.
+    /// Cuts a span to its first line, which is the header of a table.
     pub(super) fn clip(&self, span: Range<usize>) -> Range<usize> {
         let end = self.text.get(span.clone()).and_then(|text| text.find('\n')).map_or(span.end, |n| span.start + n);
         span.start..end
     }
 
-    /// Refuses keys that the section does not have, and gives back which ones were probably meant.
-    /// `tables` are what else may stand there.
+    /// Refuses keys that the section does not have. Returns the keys that were probably meant. `tables` are the tables
+    /// that are allowed in the section.
     pub(super) fn strangers(&mut self, table: &DeTable<'_>, section: Section, tables: &[&str]) -> Vec<String> {
         let mut meant_keys = Vec::new();
         for (key, value) in table {
@@ -111,7 +111,7 @@ impl<'t> Reader<'t> {
             };
             let what = if is_table && section.header.is_empty() { "table" } else { "key" };
             let known = section.keys.iter().chain(tables).copied();
-            // What stands in a list of tables is about one thing: no other table is meant.
+            // A table in a list describes one object, so the key cannot belong to another table.
             let listed = !SECTIONS.iter().any(|own| own.header == section.header);
             let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name) && !listed);
             let within: Vec<String> = SECTIONS
@@ -121,7 +121,7 @@ impl<'t> Reader<'t> {
                 .map(|inner| format!("`{} = {{ {name} = … }}`", inner.key()))
                 .collect();
             let hint = if !within.is_empty() {
-                format!("it is written {}", within.join(" or "))
+                format!("its name is written {}", within.join(" or "))
             } else if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
                 format!("did you mean `{meant}`?")
@@ -136,7 +136,7 @@ impl<'t> Reader<'t> {
         meant_keys
     }
 
-    /// A table of the file by name; an absent one is `None`.
+    /// Returns a table of the file by name; `None` if it is missing.
     pub(super) fn table<'a, 'i>(&mut self, of: &'a DeTable<'i>, section: Section) -> Option<&'a DeTable<'i>> {
         let name = section.key();
         let value = get(of, name)?;
@@ -161,7 +161,7 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// A whole number within bounds; the default is the example where it is something else.
+    /// Reads a whole number within bounds. Returns `default` if it is missing or wrong.
     pub(super) fn number(&mut self, table: &DeTable<'_>, key: &str, bounds: RangeInclusive<u32>, default: u32) -> u32 {
         let Some(value) = get(table, key) else { return default };
         if !matches!(value.get_ref(), DeValue::Integer(_)) {
@@ -171,7 +171,7 @@ impl<'t> Reader<'t> {
         self.bounded(key, value, &bounds).unwrap_or(default)
     }
 
-    /// A list of whole numbers within bounds.
+    /// Reads a list of whole numbers within bounds.
     pub(super) fn numbers(
         &mut self,
         table: &DeTable<'_>,
@@ -193,7 +193,7 @@ impl<'t> Reader<'t> {
                 let found = kind(item.get_ref());
                 self.report(Problem::new(
                     self.clip(item.span()),
-                    format!("`{key}` takes {what}, and this is {found}"),
+                    format!("`{key}` takes {what}, not {found}"),
                     format!("write {key} = {example}"),
                 ));
             }
@@ -201,7 +201,7 @@ impl<'t> Reader<'t> {
         (numbers.len() == items.len()).then_some(numbers)
     }
 
-    /// An integer within bounds; one outside of them is reported.
+    /// Converts an integer, and reports it if it is out of bounds.
     fn bounded(&mut self, key: &str, value: Value<'_, '_>, bounds: &RangeInclusive<u32>) -> Option<u32> {
         let DeValue::Integer(integer) = value.get_ref() else { return None };
         match i64::from_str_radix(integer.as_str(), integer.radix()).ok().and_then(|n| u32::try_from(n).ok()) {
@@ -217,7 +217,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A text that is not blank.
+    /// Reads a string that is not blank.
     pub(super) fn word(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Text> {
         let value = get(table, key)?;
         let Some(text) = self.text_of(value) else {
@@ -247,12 +247,12 @@ impl<'t> Reader<'t> {
         Some(text)
     }
 
-    /// The path of a file, from the root.
+    /// Reads an absolute path.
     pub(super) fn absolute(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<String> {
         self.absolute_text(table, key, example).map(|text| text.value)
     }
 
-    /// As [`Reader::absolute`], with its place.
+    /// Reads an absolute path like [`Reader::absolute`], with its position.
     pub(super) fn absolute_text(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Text> {
         let example = format!("\"{example}\"");
         let text = self.word(table, key, &example)?;
@@ -264,7 +264,7 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// One of several words, and what it stands for.
+    /// Reads one of several words, and returns its meaning.
     pub(super) fn choice<T: Copy>(
         &mut self,
         table: &DeTable<'_>,
@@ -281,19 +281,19 @@ impl<'t> Reader<'t> {
         found
     }
 
-    /// A value that the API can read from text too, told in the same words when it is none.
+    /// Parses a value of a type of the API. The error has the same text as in the API.
     pub(super) fn valued<T: FromStr<Err = BadValue>>(&mut self, text: &str, span: Range<usize>) -> Option<T> {
         match text.parse() {
             Ok(value) => Some(value),
             Err(error) => {
-                let message = format!("{} is no {}", Quoted(&error.text), error.what);
+                let message = format!("{} is not a valid {}", Quoted(&error.text), error.what);
                 self.report(Problem::new(self.clip(span), message, error.why));
                 None
             }
         }
     }
 
-    /// A list of texts, none of them blank.
+    /// Reads a list of strings that are not blank.
     pub(super) fn words(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Vec<Text>> {
         let value = get(table, key)?;
         let what = "a list of strings";
@@ -310,17 +310,17 @@ impl<'t> Reader<'t> {
                     let found = kind(item.get_ref());
                     self.report(Problem::new(
                         self.clip(item.span()),
-                        format!("`{key}` takes {what}, and this is {found}"),
+                        format!("`{key}` takes {what}, not {found}"),
                         format!("write {key} = {example}"),
                     ));
                 }
             }
         }
-        // What was wrong has been said; a shortened list would only cause errors that are none.
+        // The errors are already reported. A shortened list would only cause wrong errors.
         (texts.len() == array.len()).then_some(texts)
     }
 
-    /// The text of a value when it is one.
+    /// Returns the text of a value; `None` if it is not a string.
     pub(super) fn text_of(&self, value: Value<'_, '_>) -> Option<Text> {
         let DeValue::String(text) = value.get_ref() else { return None };
         let span = value.span();
@@ -333,7 +333,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// A word that is not among those there are.
+/// Returns the problem about a word that is not one of the known ones.
 pub(super) fn unknown(text: &Text, what: &str, known: &[&str]) -> Problem {
     let hint = match nearest(&text.value, known.iter().copied()) {
         Some(meant) => format!("did you mean \"{meant}\"? There are: {}", known.join(", ")),
@@ -346,12 +346,12 @@ fn shortened(figure: &str) -> String {
     if figure.len() > 20 { format!("{}…", &figure[..20]) } else { figure.to_owned() }
 }
 
-/// The value of a key.
+/// Returns the value of a key.
 pub(super) fn get<'a, 'i>(table: &'a DeTable<'i>, key: &str) -> Option<Value<'a, 'i>> {
     table.iter().find(|(name, _)| name.get_ref().as_ref() == key).map(|(_, value)| value)
 }
 
-/// Where a key stands.
+/// Returns the position of a key.
 pub(super) fn key_span(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
     table.iter().find(|(name, _)| name.get_ref().as_ref() == key).map(|(name, _)| name.span())
 }

@@ -1,8 +1,7 @@
-//! The `[[gpu]]` rules: each by itself, then against each other.
+//! The `[[gpu]]` rules: each one separately, then their combination.
 //!
-//! The first rule that matches a GPU claims it. A selector that an earlier one already covers can
-//! therefore never match; it is refused rather than ignored, because whoever wrote it expects it
-//! to do something.
+//! The first rule that matches a GPU claims it. If an earlier selector covers a later one, the later one can never
+//! match. This is an error, because its author expects it to have an effect.
 
 use std::ops::Range;
 
@@ -24,7 +23,7 @@ use crate::{
     selector::Selector,
 };
 
-/// Modes as the config writes them, and whether they are built.
+/// Names of the modes in the config. `None`: not supported yet.
 const MODES: [(&str, Option<Mode>); 6] = [
     ("unmanaged", Some(Mode::Unmanaged)),
     ("exclusive", Some(Mode::Exclusive)),
@@ -34,7 +33,7 @@ const MODES: [(&str, Option<Mode>); 6] = [
     ("hami", None),
 ];
 
-/// A mode as the config writes it.
+/// Returns the name of a mode in the config.
 pub(super) fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Unmanaged => "unmanaged",
@@ -45,7 +44,7 @@ pub(super) fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// A selector, where it stands and in which rule.
+/// A selector with its rule and its position.
 struct Claim {
     rule: usize,
     selector: Selector,
@@ -58,7 +57,7 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
         let span = key_span(top, "gpu").unwrap_or_else(|| reader.clip(value.span()));
         reader.report(Problem::new(
             span,
-            "`gpu` is a list of rules, and this is none",
+            "`gpu` must be a list of rules",
             "write [[gpu]] with two brackets above each rule",
         ));
         return Vec::new();
@@ -70,13 +69,13 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
         let DeValue::Table(table) = item.get_ref() else {
             reader.report(Problem::new(
                 reader.clip(item.span()),
-                "a rule is a table, and this is none",
+                "a rule must be a table",
                 "write [[gpu]] above each rule",
             ));
             continue;
         };
         let header = reader.clip(item.span());
-        // A key that is only misspelt is not missing too.
+        // A misspelt key is not reported as missing too.
         let meant = reader.strangers(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
         let name = name(reader, table, &mut names);
         let matches = matches(reader, table, &header, &meant, position, &mut claims);
@@ -124,7 +123,7 @@ fn matches(
         reader.report(Problem::new(
             header.clone(),
             "this rule has no `match`",
-            "write match = [\"all\"], or which GPUs are meant: [\"0-3\"], [\"*A100*\"]",
+            "write match = [\"all\"], or select GPUs: match = [\"0-3\"], match = [\"*A100*\"]",
         ));
         return None;
     }
@@ -145,7 +144,7 @@ fn matches(
     Some(selectors)
 }
 
-/// Reads a key that holds selectors of GPUs and may be left out. An empty list is an error.
+/// Reads a key with GPU selectors. The key may be missing, but an empty list is an error.
 pub(super) fn selectors(reader: &mut Reader<'_>, table: &DeTable<'_>, key: &str) -> Option<Vec<Selector>> {
     let example = "[\"0-3\"]";
     let texts = reader.words(table, key, example)?;
@@ -156,7 +155,7 @@ pub(super) fn selectors(reader: &mut Reader<'_>, table: &DeTable<'_>, key: &str)
     parse_selectors(reader, &texts)
 }
 
-/// Reads selectors; `None` when one of them is wrong.
+/// Parses selectors; `None` if one of them has an error.
 fn parse_selectors(reader: &mut Reader<'_>, texts: &[Text]) -> Option<Vec<Selector>> {
     let mut selectors = Vec::new();
     for text in texts {
@@ -194,7 +193,7 @@ fn mode(reader: &mut Reader<'_>, table: &DeTable<'_>, header: &Range<usize>, mea
         Some((name, None)) => {
             reader.report(Problem::new(
                 text.span,
-                format!("mode `{name}` is not built yet"),
+                format!("mode `{name}` is not supported yet"),
                 format!("use one of: {}; \"unmanaged\" leaves the GPUs as they are", built.join(", ")),
             ));
             None
@@ -228,7 +227,7 @@ fn layout(
         let span = key_span(table, "layout").unwrap_or_else(|| value.span());
         reader.report(Problem::new(
             span,
-            format!("`layout` means nothing in mode `{}`", mode_name(other)),
+            format!("`layout` has no effect in mode `{}`", mode_name(other)),
             "write mode = \"mig\", or leave the layout out",
         ));
     }
@@ -237,10 +236,10 @@ fn layout(
     match named.filter(|text| is_name(text.value.trim())) {
         Some(text) => reference(reader, text.value.trim(), value, known),
         None => match texts.as_slice() {
-            // A list of one name: what was meant is plain.
+            // For a list of one name, the hint can say what was meant.
             [only] if is_name(&only.value) && reserved(&only.value).is_none() => {
                 let hint = format!("write layout = \"{}\" without brackets to use a layout of [layouts]", only.value);
-                let what = format!("{} is a name, and a list holds entries", Quoted(&only.value));
+                let what = format!("{} is the name of a layout, but a list takes entries only", Quoted(&only.value));
                 reader.report(Problem::new(only.span.clone(), what, hint));
                 None
             }
@@ -265,7 +264,7 @@ fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &
         return Some(WantedLayout::Named(name.to_owned()));
     }
     let names: Vec<&str> = known.iter().map(String::as_str).chain([NONE, layout::DYNAMIC]).collect();
-    // Never `none`, which takes every instance away.
+    // Never suggest `none`, which destroys all idle instances.
     let hint = match nearest(name, known.iter().map(String::as_str)) {
         Some(meant) => format!("did you mean \"{meant}\"? There are: {}", names.join(", ")),
         None if known.is_empty() => {
@@ -277,13 +276,13 @@ fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &
     None
 }
 
-/// Reports selectors that can never match, whatever the host has.
+/// Reports selectors that can never match on any host.
 fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
     let mut told = None;
     for (at, claim) in claims.iter().enumerate() {
         let Some(earlier) = covering(&claims[..at], &claim.selector) else { continue };
         let everything = claims_everything(&earlier.selector);
-        // One that claims everything is told once a rule, not once a selector.
+        // If an earlier selector claims everything, report that once for each rule, not for each selector.
         if everything && told == Some(claim.rule) {
             continue;
         }
@@ -294,14 +293,14 @@ fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
             let message = format!("rule {} can never match: {which} claims every GPU", claim.rule + 1);
             Problem::new(claim.span.clone(), message, "the first match wins: put the rule for all GPUs last")
         } else if earlier.selector == claim.selector {
-            let message = format!("`{}` is claimed twice: {which} already has it", claim.selector);
+            let message = format!("`{}` is claimed twice: {which} already claims it", claim.selector);
             Problem::new(claim.span.clone(), message, "the first match wins: keep one of the two")
         } else {
-            let message = format!("`{}` can never match: {which} already has it", claim.selector);
+            let message = format!("`{}` can never match: {which} already claims it", claim.selector);
             Problem::new(
                 claim.span.clone(),
                 message,
-                "the first match wins: put the narrower one first, or leave it out",
+                "the first match wins: put the more specific rule first, or leave it out",
             )
         };
         reader.report(problem.also(earlier.span.clone(), format!("claimed by `{}`", earlier.selector)));
@@ -316,7 +315,8 @@ fn claims_everything(selector: &Selector) -> bool {
     }
 }
 
-/// The earlier claim that leaves nothing to a selector; of several that do so together, the last.
+/// Returns the earlier claim that covers a selector. If several claims cover it only together, returns the last of
+/// them.
 fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> {
     if let Some(claim) = earlier.iter().find(|claim| claims_everything(&claim.selector) || claim.selector == *selector)
     {
@@ -341,8 +341,8 @@ fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> 
                 next = to + 1;
             }
         }
-        // The beginning of a UUID claims all that it claims whole, unless it is ambiguous on the
-        // host: then it claims nothing, and the longer one would match. So only equals count.
+        // A prefix of a UUID usually covers a longer prefix. But if the shorter one is ambiguous on the host, it claims
+        // nothing, and the longer one may match. So only equal selectors count.
         Selector::All | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => None,
     }
 }

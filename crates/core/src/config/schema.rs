@@ -1,10 +1,10 @@
-//! The keys that a config may have: one list that the parser refuses strangers by and that the
-//! example file and the reference are tested against, so that no key goes undocumented.
+//! The keys that a config may have. The parser refuses all others. Tests compare the example file and the reference
+//! with this list, so that every key is documented.
 
 /// A table of the config.
 #[derive(Debug, Clone, Copy)]
 pub struct Section {
-    /// Header as people write it; empty for the top of the file.
+    /// Header in the file; empty for the top of the file.
     pub header: &'static str,
     /// Keys in it.
     pub keys: &'static [&'static str],
@@ -57,26 +57,28 @@ pub const MPS: Section = Section {
 };
 /// `[processes]`
 pub const PROCESSES: Section = Section { header: "[processes]", keys: &["stray", "grace_s", "allow"] };
-/// An entry of `processes.allow`; not a section of its own to readers, who write it inline.
+/// An entry of `processes.allow`. Users write it inline, so for them it is not a section.
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement"] };
+/// `[slurm]`
+pub const SLURM: Section = Section { header: "[slurm]", keys: &["agent_down", "deadline_s", "leftovers", "directory"] };
 /// `[[quota]]`
 pub const QUOTA: Section = Section {
     header: "[[quota]]",
     keys: &["users", "groups", "everybody", "kinds", "leases", "waiting", "memory", "mps_percent", "longest", "gpus"],
 };
-/// `[layouts]`: its keys are names that the administrator gives.
+/// `[layouts]`: its keys are names that the administrator chooses.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[[gpu]]`
 pub const RULE: Section =
     Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner"] };
-/// `[gpu.mps]`: a table of the rule above it.
+/// `[gpu.mps]`: belongs to the rule above it.
 pub const RULE_MPS: Section = Section {
     header: "[gpu.mps]",
     keys: &["percentage", "memory_limit", "priority", "max_clients", "shares_percent", "users", "compute_mode"],
 };
-/// `[gpu.timeslice]`: a table of the rule above it.
+/// `[gpu.timeslice]`: belongs to the rule above it.
 pub const RULE_TIMESLICE: Section = Section { header: "[gpu.timeslice]", keys: &["replicas", "level", "compute_mode"] };
 
 /// All sections, in the order of the file.
@@ -91,6 +93,7 @@ pub const SECTIONS: &[Section] = &[
     MPS,
     PROCESSES,
     LEASES,
+    SLURM,
     QUOTA,
     LAYOUTS,
     RULE,
@@ -99,13 +102,13 @@ pub const SECTIONS: &[Section] = &[
 ];
 
 impl Section {
-    /// Name of the table: `gpu` of `[[gpu]]`.
+    /// Returns the name of the table: `gpu` for `[[gpu]]`.
     #[must_use]
     pub fn table(&self) -> &'static str {
         self.header.trim_matches(['[', ']'])
     }
 
-    /// Key of the table in the one that it is in: `mps` of `[gpu.mps]`.
+    /// Returns the key of the table in its parent table: `mps` for `[gpu.mps]`.
     #[must_use]
     pub fn key(&self) -> &'static str {
         self.table().rsplit('.').next().unwrap_or_default()

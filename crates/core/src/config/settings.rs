@@ -1,24 +1,28 @@
-//! The settings as a list: what is shown, compared and told of is all of them, so that none is forgotten
-//! in one of these places.
+//! The settings as one list. Displaying, comparing and reporting settings all use it, so that none is missing in one of
+//! them.
 
 use super::{
     Allowed, Config,
     effective::{list, text},
     processes::stray_name,
     quotas::placement_name,
+    slurm,
 };
 
-/// Table, key and value as TOML; `None` when it is not set.
+/// Table, key, and value as TOML; `None` if it is not set.
 pub(super) type Setting = (&'static str, &'static str, Option<String>);
 
 impl Config {
-    /// All settings but quotas, layouts and rules, in the order of the file.
+    /// Returns all settings except quotas, layouts and rules, in the order of the file.
     pub(super) fn settings(&self) -> Vec<Setting> {
-        let Self { auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, leases, .. } = self;
+        let Self {
+            auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, leases, slurm, ..
+        } = self;
         let xids: Vec<String> = health.cordon_xids.iter().map(u32::to_string).collect();
         let together: Vec<String> = mode_change.reset_together.iter().map(ToString::to_string).collect();
         let allowed: Vec<String> = processes.allow.iter().map(allowed).collect();
-        vec![
+        let of_slurm = slurm::written(slurm).map(|(key, value)| ("slurm", key, Some(value)));
+        let mut all: Vec<Setting> = vec![
             ("", "auto_reconcile", Some(auto_reconcile.to_string())),
             ("log", "level", Some(text(log.level.name()))),
             ("driver", "library", Some(text(&driver.library))),
@@ -56,7 +60,9 @@ impl Config {
             ("processes", "grace_s", Some(processes.grace_s.to_string())),
             ("processes", "allow", Some(format!("[{}]", allowed.join(", ")))),
             ("leases", "placement", Some(text(placement_name(leases.placement)))),
-        ]
+        ];
+        all.extend(of_slurm);
+        all
     }
 }
 

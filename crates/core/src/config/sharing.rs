@@ -1,7 +1,7 @@
-//! What a rule says about sharing through MPS: its key `mps`, read and written.
+//! Reads and formats the key `mps` of a rule.
 //!
-//! In mode `mps` it is about the whole GPU; in mode `mig` about the MIG devices whose entry of the
-//! layout ends in `:mps`, be that the rule's layout or an override's.
+//! In mode `mps` the key applies to the whole GPU. In mode `mig` it applies to the MIG devices whose layout entry ends
+//! in `:mps`, both in the rule's layout and in an override's.
 
 use gpush_api::{Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Percentage, Priority};
 use toml::de::{DeTable, DeValue};
@@ -12,7 +12,7 @@ use super::{
     schema::RULE_MPS,
 };
 
-/// Most clients that any daemon takes, from CUDA 13.1 on.
+/// Maximum number of clients of any daemon, from CUDA 13.1 on.
 const MOST_CLIENTS: u32 = 60;
 
 const USERS: [(&str, MpsUsers); 2] = [("one", MpsUsers::One), ("many", MpsUsers::Many)];
@@ -20,17 +20,18 @@ const USERS: [(&str, MpsUsers); 2] = [("one", MpsUsers::One), ("many", MpsUsers:
 const MPS_COMPUTE_MODES: [(&str, MpsComputeMode); 2] =
     [("exclusive_process", MpsComputeMode::ExclusiveProcess), ("keep", MpsComputeMode::Keep)];
 
-/// The policy of a rule. A rule of mode `mps` always has one; one of mode `mig` if it says so.
+/// Returns the policy of a rule. A rule of mode `mps` always has one; a rule of mode `mig` only if the file contains
+/// it.
 pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<MpsPolicy> {
     if get(rule, "mps").is_none() {
         return (mode == Some(Mode::Mps)).then(MpsPolicy::default);
     }
     let mode = match mode {
         Some(mode @ (Mode::Mig | Mode::Mps)) => mode,
-        // What is wrong with the mode is told; the rest of the rule is read all the same.
+        // The error in the mode is already reported. The rest of the rule is still checked.
         None => Mode::Mps,
         Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice)) => {
-            let problem = format!("`mps` means nothing in mode `{}`", mode_name(other));
+            let problem = format!("`mps` has no effect in mode `{}`", mode_name(other));
             let hint = "write mode = \"mps\", or mode = \"mig\" with entries such as \"2g.20gb:mps\", or leave it out";
             reader.report_at(rule, "mps", problem, hint);
             return None;
@@ -50,7 +51,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
             .unwrap_or(default.settings.priority),
     };
     if mode == Mode::Mig && get(table, "compute_mode").is_some() {
-        let problem = "`compute_mode` means nothing in mode `mig`: a GPU that is cut has none";
+        let problem = "`compute_mode` has no effect in mode `mig`";
         reader.report_at(table, "compute_mode", problem, "leave it out");
         return None;
     }
@@ -64,13 +65,13 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
     })
 }
 
-/// What holds for what a rule leaves out. Under MIG there is not a compute mode to set.
+/// Returns the defaults for missing keys. A MIG device has no compute mode to set.
 pub(super) fn default_of(mode: Mode) -> MpsPolicy {
     let whole = MpsPolicy::default();
     if mode == Mode::Mig { MpsPolicy { compute_mode: MpsComputeMode::Keep, ..whole } } else { whole }
 }
 
-/// A percentage is a number to most people, and a text with its sign to some.
+/// Reads a percentage, which may be a number, or a text with or without the percent sign.
 fn percentage(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Percentage> {
     let value = get(table, "percentage")?;
     let written = match value.get_ref() {
@@ -90,7 +91,7 @@ fn percentage(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Percentage
     reader.valued(&written, value.span())
 }
 
-/// The policy as the rule's key has it, on one line.
+/// Formats the policy as the value of the rule's key, on one line.
 pub(super) fn written(policy: &MpsPolicy, mode: Mode) -> String {
     let MpsPolicy { settings, max_clients, shares_percent, users, compute_mode } = policy;
     let MpsSettings { percentage, memory_limit_mib, priority } = settings;

@@ -1,4 +1,4 @@
-//! What a rule says about taking turns: its key `timeslice`, read and written.
+//! Reads and formats the key `timeslice` of a rule.
 
 use gpush_api::{ComputeMode, Mode, TimesliceLevel, TimeslicePolicy};
 use toml::de::DeTable;
@@ -9,8 +9,8 @@ use super::{
     schema::RULE_TIMESLICE,
 };
 
-/// What a rule may want of the compute mode; `None` leaves it as it is. The one that today's drivers
-/// refuse to set is not among them.
+/// Values of the compute mode in a rule; `None` keeps the current mode. The mode EXCLUSIVE_THREAD is missing, because
+/// current drivers refuse it.
 const COMPUTE_MODES: [(&str, Option<ComputeMode>); 4] = [
     ("default", Some(ComputeMode::Default)),
     ("exclusive_process", Some(ComputeMode::ExclusiveProcess)),
@@ -18,16 +18,16 @@ const COMPUTE_MODES: [(&str, Option<ComputeMode>); 4] = [
     ("keep", None),
 ];
 
-/// The policy of a rule: a rule of mode `timeslice` always has one, and no other has.
+/// Returns the policy of a rule. A rule has one only in mode `timeslice`.
 pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<TimeslicePolicy> {
     if get(rule, "timeslice").is_none() {
         return (mode == Some(Mode::Timeslice)).then(TimeslicePolicy::default);
     }
     match mode {
-        // What is wrong with the mode is told; the rest of the rule is read all the same.
+        // The error in the mode is already reported. The rest of the rule is still checked.
         Some(Mode::Timeslice) | None => {}
         Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps)) => {
-            let problem = format!("`timeslice` means nothing in mode `{}`", mode_name(other));
+            let problem = format!("`timeslice` has no effect in mode `{}`", mode_name(other));
             reader.report_at(rule, "timeslice", problem, "write mode = \"timeslice\", or leave it out");
             return None;
         }
@@ -47,7 +47,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     Some(policy)
 }
 
-/// Refuses several replicas with a compute mode in which the driver admits one process.
+/// Refuses several replicas with a compute mode in which the driver allows only one process.
 fn refuse_unusable_replicas(reader: &mut Reader<'_>, table: &DeTable<'_>, policy: &TimeslicePolicy) {
     let admits_one = matches!(policy.compute_mode, Some(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread));
     if policy.replicas > 1 && admits_one {
@@ -60,10 +60,10 @@ fn refuse_unusable_replicas(reader: &mut Reader<'_>, table: &DeTable<'_>, policy
     }
 }
 
-/// The policy as the rule's key has it, on one line.
+/// Formats the policy as the value of the rule's key, on one line.
 pub(super) fn written(policy: &TimeslicePolicy) -> String {
     let TimeslicePolicy { replicas, level, compute_mode } = policy;
-    // A file can't say the mode that is not among them, nor can this.
+    // A mode that is not in the list is written as `keep`. A file cannot contain such a mode.
     let known = COMPUTE_MODES.iter().find(|(_, mode)| mode == compute_mode);
     let compute_mode = known.map_or("keep", |(name, _)| *name);
     format!("{{ replicas = {replicas}, level = \"{level}\", compute_mode = \"{compute_mode}\" }}")

@@ -25,12 +25,12 @@ fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
 }
 
 fn same(one: &WantedView, other: &WantedView) -> bool {
-    // A change of a rule's name, or of MPS sharing only, leaves the overridden layout unchanged.
+    // An override remains valid if only the rule's name or its MPS sharing changes.
     (one.mode, &one.layout) == (other.mode, &other.layout)
 }
 
-/// Returns those of `uuids` for which the rules of `new` want another state than those of `old`. The rule of a
-/// GPU that is not in `gpus` is unknown: for it, any change of rules counts.
+/// Returns those of `uuids` for which the rules of `new` give another desired state than those of `old`. For a GPU that
+/// is not in `gpus`, the matching rule is unknown, so any change of rules counts.
 #[must_use]
 pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String]) -> Vec<String> {
     let (before, after) = (by_rule(old, gpus), by_rule(new, gpus));
@@ -42,8 +42,7 @@ pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String])
     uuids.iter().filter(changed).cloned().collect()
 }
 
-/// Returns each GPU, in order, with its state in the file, in the active config, with its override, and at
-/// present.
+/// Returns four states of each GPU, in order: in the file, in the active config, with its override, and currently.
 #[must_use]
 pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec<GpuDiff> {
     let mut file = in_file.map(|config| by_rule(config, gpus).into_iter());

@@ -1,7 +1,8 @@
-//! Drift: the differences of a GPU from its desired state, in sentences for users.
+//! Drift: the differences between a GPU and its desired state, as sentences for users.
 //!
-//! It is found by comparison, not by planning: instances in use can make a plan impossible, but the difference
-//! exists. While MIG mode is on, and desired, a GPU has no drift exactly if a plan for it has no steps.
+//! Drift is found by comparison, not by planning: instances in use can make a plan impossible, but the difference
+//! exists. If MIG mode is on, both currently and in the desired state, a GPU has drift if and only if its plan has
+//! steps.
 
 use gpush_api::{Gpu, GpuInstance, GpuState, Mig, Mode};
 
@@ -19,7 +20,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
         Mode::Unmanaged => Vec::new(),
         Mode::Exclusive | Mode::Mps => not_whole(wish.mode, gpu),
         Mode::Timeslice => match not_whole(wish.mode, gpu) {
-            // A partitioned GPU has neither levels nor another compute mode.
+            // A partitioned GPU has no levels, and only one compute mode.
             whole if whole.is_empty() => turns::drift(wish, gpu),
             not_whole => not_whole,
         },
@@ -31,9 +32,9 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
                 | GpuState::Changing
                 | GpuState::Held
                 | GpuState::Maintenance => {
-                    vec![format!("{} has no MIG, but its rule has mode `mig`", gpu.name)]
+                    vec![format!("{} does not support MIG, but its rule has mode `mig`", gpu.name)]
                 }
-                // It is unreadable, so its instances are unknown.
+                // The GPU cannot be read, so its instances are unknown.
                 GpuState::Unknown | GpuState::Lost => Vec::new(),
             },
             (Some(mig), None) if wish.dynamic => mode_drift(mig),
@@ -46,7 +47,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
     }
 }
 
-/// Returns what prevents use of the whole GPU, one sentence each.
+/// Returns the obstacles to using the whole GPU, one sentence each.
 pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
     let wanted = mode.name();
     let Some(mig) = &gpu.mig else { return Vec::new() };
@@ -60,7 +61,7 @@ pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
     }
 }
 
-/// How the MIG mode differs from on.
+/// Returns sentences about a MIG mode that should be on.
 fn mode_drift(mig: &Mig) -> Vec<String> {
     match (mig.enabled, mig.pending_mode()) {
         (false, true) => vec!["MIG mode is off until the GPU is reset".to_owned()],
@@ -79,22 +80,22 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
         return drift;
     }
     if mig.profiles.is_empty() {
-        drift.push(format!("its MIG profiles are not known, so it can't be compared with the layout {layout}"));
+        drift.push(format!("cannot compare it with the layout {layout}: its MIG profiles are not known"));
         return drift;
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     match Target::resolve(&geometry, layout) {
         Ok(target) => drift.extend(instances(&mig.instances, &target)),
-        Err(_) => drift.push(format!("the layout {layout} can't be on this GPU")),
+        Err(_) => drift.push(format!("the layout {layout} does not fit this GPU")),
     }
     drift
 }
 
-/// Returns sentences about instances: first those that differ only in their compute instances, then the missing
-/// ones, then the excess ones.
+/// Returns sentences about instances. First come instances that differ only in their compute instances, then missing
+/// ones, then extra ones.
 fn instances(have: &[GpuInstance], target: &Target) -> Vec<String> {
     let mut have: Vec<&GpuInstance> = have.iter().collect();
-    // Those with a fixed placement first: only one instance can match them.
+    // Match the entries with a fixed placement first, because only one instance can match each of them.
     let mut want: Vec<&Wanted> = target.instances.iter().collect();
     want.sort_by_key(|wanted| wanted.at.is_none());
     want.retain(|wanted| take(&mut have, |instance| serves(wanted, instance) && computes(wanted, instance)).is_none());
@@ -114,13 +115,13 @@ fn instances(have: &[GpuInstance], target: &Target) -> Vec<String> {
     sentences
 }
 
-/// Describes missing and excess instances, after `place`.
+/// Describes missing and extra instances. The text begins with `place`.
 fn differences(place: &str, missing: &[String], extra: &[String]) -> Vec<String> {
     let one = |word: &str, what: &[String]| (!what.is_empty()).then(|| format!("{place}{word} {}", what.join(", ")));
     [one("missing", missing), one("extra", extra)].into_iter().flatten().collect()
 }
 
-/// Removes and returns the first that fits.
+/// Removes and returns the first instance that fits.
 fn take<'a>(from: &mut Vec<&'a GpuInstance>, fits: impl Fn(&GpuInstance) -> bool) -> Option<&'a GpuInstance> {
     let at = from.iter().position(|instance| fits(instance))?;
     Some(from.remove(at))
@@ -138,7 +139,7 @@ fn computes(wanted: &Wanted, instance: &GpuInstance) -> bool {
     wants == has
 }
 
-/// Returns the names of missing and of excess compute instances.
+/// Returns the names of missing and of extra compute instances.
 fn computes_differ(wanted: &Wanted, instance: &GpuInstance) -> (Vec<String>, Vec<String>) {
     let mut extra: Vec<_> = instance.compute.iter().collect();
     let mut missing = Vec::new();

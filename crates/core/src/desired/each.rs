@@ -1,5 +1,5 @@
-//! Plans for a request with a separate layout for each GPU: one operation over different GPUs. The request
-//! replaces the config; it does not affect GPUs that it does not name.
+//! Plans for a request with a separate layout for each GPU, as one operation. For the named GPUs, the request replaces
+//! the config. Other GPUs are not affected.
 
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, MigModeStep, Mode, Plans, Step};
 
@@ -23,17 +23,17 @@ enum Want {
     On(Layout),
 }
 
-/// Returns plans for each named GPU, in the host's order.
+/// Returns a plan for each named GPU, in the host's order.
 pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[GpuLayout]) -> Result<Plans, ApiError> {
     let bad = |message: String, hint: &str| Err(ApiError::new(Code::BadRequest, message).hint(hint));
     if !selectors.is_empty() {
-        return bad("GPUs are chosen twice: by `gpus` and with their layouts".to_owned(), "leave `gpus` empty");
+        return bad("the request names GPUs twice: in `gpus` and with their layouts".to_owned(), "leave `gpus` empty");
     }
     if each.is_empty() {
-        return bad("no GPU is named".to_owned(), "name each GPU with its layout");
+        return bad("the request names no GPU".to_owned(), "name each GPU with its layout");
     }
     if each.len() > gpus.len() {
-        let message = format!("{} GPUs are named, there are {}", each.len(), gpus.len());
+        let message = format!("the request names {} GPUs, but the host has {}", each.len(), gpus.len());
         return bad(message, "name each GPU once, by its UUID");
     }
     let mut wanted: Vec<(usize, Want)> = Vec::new();
@@ -52,7 +52,7 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
     for (at, want) in &wanted {
         match want {
             Want::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
-            // The other modes want MIG mode off; an unmanaged GPU is not touched.
+            // The other modes need MIG mode off. An unmanaged GPU is not changed.
             Want::Off => {
                 let stands = gpus[*at].mig.as_ref().is_none_or(gpush_api::Mig::is_off);
                 if !stands && wishes[*at].mode == Mode::Unmanaged {
@@ -76,7 +76,7 @@ fn want(gpu: &Gpu, one: &GpuLayout) -> Result<Want, ApiError> {
     }
 }
 
-/// Returns the plan for a GPU that is to have MIG mode off.
+/// Returns a plan that turns MIG mode off.
 pub(super) fn whole(gpu: &Gpu) -> GpuPlan {
     of(gpu, &Want::Off)
 }
@@ -88,13 +88,13 @@ fn of(gpu: &Gpu, want: &Want) -> GpuPlan {
     };
     match (workable(gpu, true), want) {
         (Err(error), _) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
-        // The request names the GPU and wants MIG mode, so a GPU without it needs a change.
+        // The request explicitly wants MIG mode, so a GPU with MIG mode off needs a change.
         (Ok(()), Want::On(layout)) => plan_gpu(gpu, layout, false),
         (Ok(()), Want::Off) => off(gpu, no_plan(gpu, layout)),
     }
 }
 
-/// Plans MIG mode off: first the instances are destroyed, then the mode changes.
+/// Plans to turn MIG mode off: first the instances are destroyed, then the mode changes.
 fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return answer };
     if mig.is_off() {

@@ -1,8 +1,9 @@
-//! The plan of a dynamic grant: the instances of an assignment are created, and free instances in their way destroyed.
+//! The plan of a dynamic grant. It creates the instances of an assignment, and destroys free instances that are in the
+//! way.
 //!
-//! Placement chooses with the same facts, but earlier: the final plan is made after the operation has claimed the
-//! GPU. So nothing of the assignment is trusted here. A plan destroys only instances that the assignment names, that
-//! gpushd created, and that are neither leased nor used.
+//! Placement makes the assignment from the same facts, but earlier. The final plan is made after the operation has
+//! claimed the GPU, so it checks everything in the assignment again. It destroys only instances that the assignment
+//! names, that gpushd created, and that are neither leased nor used.
 
 use std::collections::BTreeSet;
 
@@ -16,12 +17,12 @@ use crate::{
     plan::{self, Holds, entries, outcome},
 };
 
-/// Plans the part of a dynamic grant on one GPU, from a reading of the GPU with its leases. `created` are the
-/// placements of the instances that gpushd created there: it destroys no others. The layout of the plan lists all
+/// Plans the part of a dynamic grant on one GPU, from a reading of the GPU with its leases. `created` contains the
+/// placements of the instances that gpushd created there; the plan destroys no others. The layout of the plan lists all
 /// instances after the grant.
 ///
-/// # Errors
-/// None as such: a plan without steps has the reason. [`Refusal::Blocked`] names instances in use.
+/// The function does not return errors. A plan that cannot be executed has no steps, and contains the reason.
+/// [`Refusal::Blocked`] names instances in use.
 #[must_use]
 pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placement>) -> GpuPlan {
     let empty = no_plan(gpu, &Layout::none());
@@ -53,7 +54,7 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
             }
         },
         Err(refusal @ Refusal::Blocked { .. }) => refused(gpu, empty, refusal),
-        // The target fitted when it was placed: the GPU has changed since.
+        // The assignment fitted when it was made, so the GPU has changed since.
         Err(refusal) => {
             let plan = refused(gpu, empty, refusal);
             GpuPlan { error: plan.error.map(ApiError::retryable), ..plan }
@@ -61,7 +62,8 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
     }
 }
 
-/// Returns an instance that the assignment destroys and must not: it is absent, or another program created it.
+/// Returns an instance that the assignment destroys but must not: it does not exist any more, or another program
+/// created it.
 fn not_to_be_destroyed(
     gpu: &Gpu,
     instances: &[GpuInstance],
@@ -70,7 +72,7 @@ fn not_to_be_destroyed(
 ) -> Option<String> {
     let on_gpu = assignment.destroys.iter().filter(|(index, _)| *index == gpu.index);
     let unfit = |(_, id): &(u32, u32)| match instances.iter().find(|instance| instance.id == *id) {
-        None => Some(format!("GPU instance {id} is gone")),
+        None => Some(format!("GPU instance {id} does not exist any more")),
         Some(instance) if !created.contains(&instance.placement) => {
             let (profile, start) = (&instance.profile, instance.placement.start);
             Some(format!("another program created {profile}@{start} (GPU instance {id})"))
@@ -87,7 +89,7 @@ fn changed(gpu: &Gpu, cause: &str) -> ApiError {
         .retryable()
 }
 
-/// Returns the placements of the instances that gpushd created on a dynamic GPU, after the steps of a grant.
+/// Returns the placements of gpushd's instances on a dynamic GPU after the steps of a grant.
 #[must_use]
 pub fn created_after(created: &BTreeSet<Placement>, plan: &GpuPlan) -> BTreeSet<Placement> {
     let mut after = created.clone();

@@ -6,10 +6,9 @@
 //! Gpu::overridden ───────┘ replaces the rule's layout if a rule of mode mig claims the GPU
 //! ```
 //!
-//! An override is data of the GPU, like its instances; only this module decides its effect.
+//! An override is stored with the GPU's data, like its instances. Only this module determines its effect.
 //!
-//! The agent and `gpushctl` offline (for a preset or a saved host) both use this module, so they give the same
-//! answers.
+//! gpushd and `gpushctl` offline (for a preset or a saved host) both use this module, so they give the same answers.
 
 use gpush_api::{ComputeMode, Gpu, GpuState, Mode, TimeslicePolicy};
 
@@ -42,13 +41,13 @@ pub use standing::{Standing, standing};
 pub struct Wish {
     /// Its mode.
     pub mode: Mode,
-    /// Name or position of the rule that claims it; `None` if none does.
+    /// Name or position of the rule that claims the GPU; `None` if none does.
     pub rule: Option<String>,
-    /// Layout, in mode `mig`: that of an active override, else the rule's.
+    /// Layout in mode `mig`: the layout of an active override, else the rule's.
     pub layout: Option<Layout>,
-    /// The rule's own layout, in mode `mig`.
+    /// The rule's layout in mode `mig`, without the override.
     pub configured: Option<Layout>,
-    /// Whether the rule's own layout is `dynamic`.
+    /// Whether the rule's layout is `dynamic`.
     pub dynamic_rule: bool,
     /// Whether leases create the instances: the rule's layout is `dynamic`, and no override replaces it.
     pub dynamic: bool,
@@ -81,7 +80,7 @@ impl Wish {
         if self.dynamic { Some(vec![DYNAMIC.to_owned()]) } else { self.layout.as_ref().map(Layout::canonical) }
     }
 
-    /// Returns whether the config wants the GPU without MIG.
+    /// Returns whether the config needs the GPU without MIG.
     #[must_use]
     pub fn wants_whole(&self) -> bool {
         match self.mode {
@@ -91,7 +90,7 @@ impl Wish {
     }
 }
 
-/// Returns the position of the rule that claims each GPU, in order.
+/// Returns, for each GPU, the position of the rule that claims it.
 #[must_use]
 pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {
     let mut claimed = vec![None; gpus.len()];
@@ -103,7 +102,7 @@ pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {
     claimed
 }
 
-/// Returns the desired state of each GPU, in order, from the config and its override.
+/// Returns the desired state of each GPU, in order, from the config and the GPU's override.
 #[must_use]
 pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
     claims(config, gpus).into_iter().zip(gpus).map(|(claimed, gpu)| wish(config, claimed, gpu)).collect()
@@ -118,8 +117,8 @@ pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
     };
     let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
     let layout = match &gpu.overridden {
-        // An override that cannot be parsed any more must not be replaced by the rule's layout: nothing
-        // changes.
+        // If an override cannot be parsed any more, the rule's layout must not replace it. Then the GPU stays
+        // unchanged.
         Some(one) if rule.mode == Mode::Mig => Layout::parse_list(&one.layout).ok(),
         Some(_) | None => configured.clone(),
     };
@@ -129,9 +128,9 @@ pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
     Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured, dynamic_rule, dynamic, timeslice }
 }
 
-/// Writes the desired state, and how the GPU differs from it, into the reading of one GPU: the fields `mode`,
-/// `rule`, `layout` and `drift`, and the desired part of `timeslice`, where the known level must already be.
-/// `claimed` is the position of its rule, from [`claims`].
+/// Adds the desired state, and the drift from it, to the reading of a GPU. Sets the fields `mode`, `rule`, `layout` and
+/// `drift`, and the desired part of `timeslice`. The known level must already be in `timeslice`. `claimed` is the
+/// position of the GPU's rule, from [`claims`].
 pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
     let wish = wish(config, claimed, gpu);
     // The instances of a lost GPU are unknown.
@@ -149,8 +148,8 @@ pub fn describe_all(config: &Config, gpus: &mut [Gpu]) {
     }
 }
 
-/// Returns warnings about a config on a given host, one sentence each: selectors and rules that match nothing,
-/// and shares that its GPUs cannot provide.
+/// Returns warnings about a config on a given host, one sentence each. They are about selectors and rules that match
+/// nothing, and shares that the GPUs cannot provide.
 #[must_use]
 pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let claimed = claims(config, gpus);
@@ -170,7 +169,7 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
         }
         findings.extend(at_odds(rule).map(|finding| format!("{label}: {finding}")));
         if silent < rule.matches.len() && !claimed.contains(&Some(position)) {
-            findings.push(format!("{label} claims no GPU: earlier rules have all that it matches"));
+            findings.push(format!("{label} claims no GPU: earlier rules claim all GPUs that it matches"));
         }
     }
     findings.extend(quota_selectors(config, gpus));
@@ -178,7 +177,7 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     findings
 }
 
-/// Selectors of quotas that match no GPU, one sentence each.
+/// Returns sentences about selectors of quotas that match no GPU.
 fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let of = |(position, quota): (usize, &QuotaRule)| {
         let selectors = quota.gpus.iter().flatten().filter(|selector| selector.matching(gpus).is_empty());
@@ -189,7 +188,8 @@ fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     config.quotas.iter().enumerate().flat_map(of).collect()
 }
 
-/// Says that a rule's compute mode admits no process. The config refuses replicas that exceed the compute mode.
+/// Returns a warning if the compute mode of a rule allows no process. The config already refuses more replicas than the
+/// compute mode allows.
 fn at_odds(rule: &Rule) -> Option<String> {
     let TimeslicePolicy { replicas, compute_mode, .. } = rule.timeslice.as_ref()?;
     if *compute_mode != Some(ComputeMode::Prohibited) {

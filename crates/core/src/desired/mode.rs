@@ -1,5 +1,5 @@
-//! Changes of MIG mode in plans: whether they need a reset, what a reset disturbs, and what blocks it according
-//! to readings.
+//! Changes of MIG mode in plans: whether they need a reset, what a reset affects, and what blocks it according to
+//! readings.
 
 use gpush_api::{
     ApiError, Architecture, Code, Gpu, GpuPlan, Holder, InstanceStep, LeaseUse, Mig, Peer, Refusal, Reset,
@@ -12,7 +12,7 @@ use crate::{config::Config, holders};
 #[must_use]
 pub fn needs_reset(architecture: Architecture) -> bool {
     match architecture {
-        // Parts newer than this build are assumed to behave like the newest known one.
+        // GPUs that are newer than this build are assumed to behave like the newest known ones.
         Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => false,
         Architecture::Legacy
         | Architecture::Volta
@@ -22,14 +22,14 @@ pub fn needs_reset(architecture: Architecture) -> bool {
     }
 }
 
-/// Returns the reset that switching to `enable` needs, without its details.
+/// Returns the reset that is needed to set MIG mode to `enable`, without its details.
 pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
-    // A pending mode is reverted without a reset.
+    // Cancelling a pending mode change needs no reset.
     let changes = mig.enabled != enable;
     (changes && (needs_reset(gpu.architecture) || mig.reset_pending)).then(Reset::default)
 }
 
-/// Returns why the mode cannot change now: processes and leases on the whole GPU.
+/// Returns why the mode cannot change now: processes or leases use the whole GPU.
 pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
     let holder = |process: &gpush_api::Process| Holder {
         pid: process.pid,
@@ -44,18 +44,18 @@ pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
     is_used.then(|| Refusal::Held { holders: gpu.processes.iter().map(holder).collect(), leases })
 }
 
-/// Whether a fabric manager manages the host's NVSwitches. Without one, the GPUs on them can only be reset all
-/// together (nvidia-smi's manual, `--gpu-reset`). GPUs that are connected directly can always be reset alone.
+/// Whether a fabric manager manages the host's NVSwitches. Without one, all GPUs on NVSwitches must be reset together
+/// (nvidia-smi's manual, `--gpu-reset`). GPUs that are connected directly can always be reset separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fabric {
     /// A fabric manager runs, or there are no NVSwitches.
     Managed,
-    /// None runs, or none will run during the reset.
+    /// No fabric manager runs, or none will run during the reset.
     Unmanaged,
 }
 
-/// Adds what each reset disturbs, and refuses resets that would destroy instances of other GPUs. Whether a
-/// fabric manager runs is not known here: with NVSwitches, it is assumed.
+/// Adds what each reset affects, and refuses resets that would destroy instances of other GPUs. This function cannot
+/// check whether a fabric manager runs. If the host has NVSwitches, it assumes one.
 pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let stopped = holders::names(&config.mode_change.services, holders::FABRIC_MANAGER);
     fill_in(config, gpus, plans, if stopped { Fabric::Unmanaged } else { Fabric::Managed });
@@ -102,8 +102,8 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
     }
 }
 
-/// Returns what the same request does to other GPUs and blocks switching this mode off: that must come last,
-/// when they have their instances.
+/// Returns what prevents this reset because of other GPUs in the same request: they get instances in the operation, and
+/// a later reset would destroy them.
 fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Vec<String> {
     if plan.mig_mode() == Some(true) {
         return Vec::new();
@@ -119,8 +119,8 @@ fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Ve
     peers.iter().filter_map(|at| filled(&gpus[*at])).collect()
 }
 
-/// Returns the positions of the GPUs that are reset with the one at `own`: those in the config, and those on
-/// the same NVSwitches if no fabric manager runs.
+/// Returns the positions of the GPUs that are reset together with the one at `own`. These are the GPUs of its group in
+/// the config, and those on the same NVSwitches if no fabric manager runs.
 fn together(config: &Config, gpus: &[Gpu], own: usize, fabric: Fabric) -> Vec<usize> {
     let groups = config.mode_change.reset_together.iter().map(|group| group.matching(gpus));
     let mut peers: Vec<usize> = groups.filter(|group| group.contains(&own)).flatten().collect();
@@ -138,7 +138,7 @@ pub fn is_switched(gpu: &Gpu) -> bool {
     gpu.nvlink.as_ref().is_some_and(|nvlink| nvlink.switched)
 }
 
-/// Returns why a GPU must not be reset; `None` if a reset loses nothing.
+/// Returns why a GPU must not be reset; `None` if a reset destroys nothing.
 fn not_to_be_reset(gpu: &Gpu) -> Option<String> {
     let instances = gpu.mig.as_ref().map_or(0, |mig| mig.instances.len());
     let what = if gpu.stale {
@@ -148,11 +148,15 @@ fn not_to_be_reset(gpu: &Gpu) -> Option<String> {
     } else if let Some(lease) = gpu.leases.first() {
         format!("is leased: {lease}")
     } else if !gpu.processes_known {
-        "may be in use: the driver does not tell".to_owned()
+        "may be in use: the driver does not list its processes".to_owned()
     } else if instances > 0 {
         format!("has {instances} GPU instances, which a reset destroys")
     } else if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.reset_pending) {
-        format!("has MIG mode {} pending, which a reset puts into force", if mig.pending_mode() { "on" } else { "off" })
+        format!(
+            "has a pending MIG mode ({}), which takes effect with a \
+            reset",
+            if mig.pending_mode() { "on" } else { "off" }
+        )
     } else {
         return None;
     };

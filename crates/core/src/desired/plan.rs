@@ -1,8 +1,8 @@
-//! Plans for a host: the GPUs that a request means, and a plan for each.
+//! Plans for a host: selects the GPUs of a request, and makes a plan for each.
 //!
-//! A request is refused as a whole if it is invalid, or names a GPU whose rule has another mode than MIG.
-//! Otherwise every GPU gets its plan or the reason why there is none, so that one answer shows all of them, and
-//! a lost GPU does not hide the others.
+//! The whole request is refused if it is invalid, or if it names a GPU whose rule has a mode other than `mig`.
+//! Otherwise every GPU gets a plan, or the reason why there is none. So one answer shows all GPUs, and a lost GPU does
+//! not hide the others.
 
 use gpush_api::{
     ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LayoutSource, MigModeStep, Mode, PlanRequest,
@@ -22,26 +22,26 @@ use crate::{
     selector::{Selector, inventory},
 };
 
-/// What a request wants of one GPU.
+/// The goal of a request for one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Aim {
     /// MIG mode off.
     Whole,
     /// MIG mode on, with exactly these instances.
     Layout(Layout),
-    /// MIG mode on, with the instances that it has: leases create and destroy them.
+    /// MIG mode on, with the current instances, because leases create and destroy them.
     Dynamic,
 }
 
 /// Plans a request for a host.
 ///
-/// Without a selector it means every GPU that a `mig` rule claims. A GPU claimed by a rule of another mode is
-/// refused a layout; if it is named without a layout, MIG mode is switched off, as its rule wants. An unclaimed
-/// GPU may be named with an explicit layout.
+/// Without selectors, the request is for every GPU that a `mig` rule claims. If a rule of another mode claims a GPU, a
+/// layout for it is refused. If such a GPU is named without a layout, its MIG mode is turned off, as the rule needs. An
+/// unclaimed GPU may be named with an explicit layout.
 ///
 /// # Errors
-/// The request is invalid, matches no GPU, or names one of another mode. A GPU that cannot hold its layout or
-/// is unusable is not an error here: its plan reports that.
+/// The request is invalid, matches no GPU, or names a GPU of another mode. If a GPU cannot have its layout or cannot be
+/// used, that is not an error here: its plan reports it.
 pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result<Plans, ApiError> {
     let wishes = wishes(config, gpus);
     if let LayoutSource::PerGpu(each) = &request.layout {
@@ -91,7 +91,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     Ok(Plans { plans })
 }
 
-/// Returns a GPU's name for messages. It omits the identity of a GPU that does not exist.
+/// Returns a GPU's name for messages. Omits the UUID of a preset GPU.
 pub(super) fn label(gpu: &Gpu) -> String {
     if gpu.uuid.starts_with(UUID_PREFIX) {
         return format!("GPU {}", gpu.index);
@@ -99,7 +99,7 @@ pub(super) fn label(gpu: &Gpu) -> String {
     format!("GPU {} ({})", gpu.index, gpu.uuid)
 }
 
-/// Returns the request's own layout; `None` if it uses each rule's.
+/// Returns the layout in the request; `None` if it uses each rule's layout.
 fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiError> {
     let layout = match source {
         LayoutSource::Config | LayoutSource::Wanted | LayoutSource::PerGpu(_) => return Ok(None),
@@ -133,7 +133,7 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
     }
 }
 
-/// Returns the positions of the GPUs that are meant.
+/// Returns the positions of the selected GPUs.
 fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<usize>, ApiError> {
     if !request.gpus.is_empty() {
         return Selector::resolve(&request.gpus, gpus);
@@ -142,14 +142,14 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
         LayoutSource::Config | LayoutSource::Wanted => false,
         LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => true,
     };
-    // A request for all GPUs never disables MIG, because instances would be destroyed.
+    // A request for all GPUs never disables MIG, because that would destroy instances.
     let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending_mode());
     let whole = |at: usize| match wishes[at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && !is_cut(at),
         Mode::Mig | Mode::Unmanaged => false,
     };
     let of_mig = |at: usize| wishes[at].mode == Mode::Mig;
-    // GPUs without MIG that are as their rules want them are not listed.
+    // GPUs without MIG that are already as their rules need them are not listed.
     let claimed: Vec<usize> =
         (0..gpus.len()).filter(|at| of_mig(*at) || (whole(*at) && !gpus[*at].drift.is_empty())).collect();
     if !claimed.is_empty() {
@@ -160,7 +160,10 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
         return Ok(whole);
     }
     if gpus.is_empty() {
-        return Err(ApiError::new(Code::NotFound, "this host shows no GPU").hint("`gpushctl status` says why"));
+        return Err(ApiError::new(Code::NotFound, "the driver shows no GPU on this host").hint(
+            "`gpushctl status` \
+            says why",
+        ));
     }
     let to_be_whole = |at: &usize| match wishes[*at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && is_cut(*at),
@@ -179,18 +182,18 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
     Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
 }
 
-/// Returns the desired layout of the GPU, or its rule's own layout without the override.
+/// Returns the desired layout of the GPU. With `own`, returns the rule's layout without the override.
 fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result<Layout, ApiError> {
     if let Some(layout) = if own { &wish.configured } else { &wish.layout } {
         return Ok(layout.clone());
     }
     if wish.has_rule_layout() {
         let message = format!("the layout of the override on {} is not known to this gpushd", label(gpu));
-        let clear = format!("`gpushctl config overrides clear {}` ends it", gpu.index);
+        let clear = format!("`gpushctl config overrides clear {}` (administrator) ends it", gpu.index);
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
     claimed_otherwise(gpu, wish, others)?;
-    // An unreadable GPU shows no MIG but may have it.
+    // A GPU that cannot be read shows no MIG, but may have it.
     if gpu.mig.is_none() && workable(gpu, true).is_ok() {
         return Err(no_mig(gpu, wish, others));
     }
@@ -198,7 +201,7 @@ fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result
     Err(ApiError::new(Code::NotFound, message).hint(way_out::without_layout(gpu)))
 }
 
-/// Refuses GPUs whose rule has another mode.
+/// Refuses a GPU whose rule has a mode other than `mig`.
 pub(super) fn claimed_otherwise(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> Result<(), ApiError> {
     let Some(rule) = &wish.rule else { return Ok(()) };
     let mode = match wish.mode {
@@ -217,7 +220,7 @@ fn no_mig(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> ApiError {
     refusal::explain(&Refusal::NoMig, gpu.index, &label(gpu)).hint(way_out::without_mig(wish, others))
 }
 
-/// Refuses GPUs whose state is not known well enough to plan.
+/// Refuses a GPU whose state is not known well enough for a plan.
 pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     let refuse = |code, what: &str, hint: &str| {
         let mut error = ApiError::new(code, format!("{} {what}", label(gpu)));
@@ -226,27 +229,32 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     };
     match gpu.state {
         GpuState::Ready | GpuState::Changing => Ok(()),
-        // An administrator who names it intends to recover it, or knows of the cordon.
+        // An administrator who names the GPU wants to recover it, or knows about the cordon.
         GpuState::Degraded | GpuState::Cordoned if named => Ok(()),
         GpuState::Cordoned => refuse(
             Code::Conflict,
             "is cordoned, so a request for all GPUs does not change it",
-            &format!("name it (--gpu {0}) if it is meant, or leave it out; or `gpushctl gpu uncordon {0}`", gpu.index),
+            &format!(
+                "add `--gpu {0}` to include it, or end the cordon with `gpushctl gpu uncordon {0}` \
+                (administrator)",
+                gpu.index
+            ),
         ),
         GpuState::Degraded => refuse(
             Code::Conflict,
             "is degraded: a change failed, and so did its rollback",
-            &format!("check it with `gpushctl gpu show {0}`, then `gpushctl apply {0}`", gpu.index),
+            &format!("check it with `gpushctl gpu show {0}`, then `gpushctl apply {0}` (administrator)", gpu.index),
         ),
         GpuState::Held => refuse(
             Code::Conflict,
             "is held: gpushd lost its records of who uses it",
-            "check that no user needs its current instances, then `gpushctl recover`; a reboot releases it too",
+            "check that no user needs its current instances, then release it with `gpushctl recover` \
+            (administrator) or a reboot",
         ),
         GpuState::Maintenance => refuse(
             Code::Conflict,
             "is in maintenance, so nothing is planned on it",
-            "`gpushctl maintenance leave` ends it",
+            "`gpushctl maintenance leave` ends it (administrator)",
         ),
         GpuState::Unknown => refuse(
             Code::DriverTimeout,
@@ -284,7 +292,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     let mut answer = no_plan(gpu, layout);
     let refused = |answer, refusal| refused(gpu, answer, refusal);
     let Some(mig) = &gpu.mig else { return refused(answer, Refusal::NoMig) };
-    // A GPU without MIG mode has no instances, so nothing is to do.
+    // A GPU with MIG mode off has no instances, so there is nothing to do.
     if explicit && layout.is_none() && mig.is_off() {
         return answer;
     }
@@ -320,7 +328,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     }
 }
 
-/// Plans a GPU whose layout is `dynamic`: MIG mode is enabled, and each instance stays.
+/// Plans a GPU whose layout is `dynamic`: turns MIG mode on and keeps every instance.
 fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return refused(gpu, answer, Refusal::NoMig) };
     if mig.enabled {
@@ -339,8 +347,8 @@ fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
     }
 }
 
-/// While the processes on the GPU are unknown, idle-looking instances may be in use: nothing is destroyed, and
-/// MIG mode does not change. New instances affect no process.
+/// Refuses changes while the processes on the GPU are unknown. Instances that seem idle may be in use, so none is
+/// destroyed, and MIG mode does not change. New instances affect no process.
 pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep]) -> Option<ApiError> {
     let destroys = steps.iter().any(|step| step.destroys().is_some());
     let spared = match (gpu.processes_known, changes_mode, destroys) {
@@ -354,6 +362,6 @@ pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep
         let cause = reason.strip_prefix(USERS_UNKNOWN)?;
         Some(cause.trim_start_matches([':', ' ']).to_owned())
     }));
-    let show = format!("ask again when the driver tells who uses it: `nvidia-smi -q -d PIDS -i {}`", gpu.uuid);
+    let show = format!("try again when the driver lists its processes: `nvidia-smi -q -d PIDS -i {}`", gpu.uuid);
     Some(error.hint(show).retryable())
 }

@@ -1,13 +1,13 @@
 //! The effect of a request on a GPU's override.
 //!
-//! | layout of the request | effect, on a GPU whose rule has mode `mig` |
+//! | layout of the request | effect on a GPU whose rule has mode `mig` |
 //! |---|---|
-//! | explicit | sets one; the rule's own layout, written out, clears it |
-//! | the config's, GPU named | clears it |
-//! | the config's, GPU not named | keeps it, because it is the desired layout |
-//! | the desired layout | keeps it |
+//! | explicit | sets an override, or clears it if the layout equals the rule's |
+//! | the config's, GPU named | clears the override |
+//! | the config's, GPU not named | keeps the override, because it is the desired layout |
+//! | the desired layout | keeps the override |
 //!
-//! No other GPU has a rule's layout to override.
+//! On other GPUs there is no rule's layout to override.
 
 use std::collections::BTreeMap;
 
@@ -23,16 +23,16 @@ use crate::{
 /// The override of one GPU after the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// Unchanged, or none.
+    /// The override stays, or there is none.
     Stays,
-    /// Set, replacing a previous one.
+    /// The override is set. It replaces a previous one.
     Made {
         /// Rule that claims the GPU.
         rule: Option<String>,
         /// Layout in canonical text.
         layout: Vec<String>,
     },
-    /// Cleared, if there is one.
+    /// The override is cleared, if there is one.
     Ended,
 }
 
@@ -69,8 +69,8 @@ pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[G
     plans.iter().map(of).collect()
 }
 
-/// Returns whether both are the same layout. The order of entries, and writing two equal entries as one with a
-/// count, make no difference.
+/// Returns whether both are the same layout. The order of entries does not matter, and two equal entries equal one
+/// entry with a count.
 fn same(layout: &Layout, canonical: &[String]) -> bool {
     Layout::parse_list(canonical).is_ok_and(|other| counted(layout) == counted(&other))
 }

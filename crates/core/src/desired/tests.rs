@@ -73,8 +73,8 @@ fn process(pid: u32) -> Process {
     }
 }
 
-/// Returns a GPU instance as the driver would report it, with compute instances by name; none means one for the
-/// whole.
+/// Returns a GPU instance as the driver would report it. `compute` lists its compute instances; if it is empty, there
+/// is one that occupies the whole.
 fn instance(gpu: &Gpu, id: u32, profile: &str, start: u8, compute: &[&str]) -> GpuInstance {
     let of = gpu.mig.as_ref().unwrap().profiles.iter().find(|p| p.name == profile).unwrap();
     let compute = if compute.is_empty() { &[profile][..] } else { compute };
@@ -215,7 +215,7 @@ mode = "unmanaged"
             "rule 2: `*h100*` matches no GPU of this host",
             "rule 2: `9` matches no GPU of this host",
             "rule 2: `GPU-00000000` is the beginning of several UUIDs and claims none",
-            "rule 2 claims no GPU: earlier rules have all that it matches",
+            "rule 2 claims no GPU: earlier rules claim all GPUs that it matches",
         ]
     );
     assert!(findings(&Config::default(), &host()).is_empty());
@@ -238,7 +238,7 @@ mode = "unmanaged"
 }
 
 #[test]
-fn mig_mode_that_is_off() {
+fn plan_enables_mig_mode_that_is_off() {
     let off = |preset: &str, change: &dyn Fn(&mut Gpu)| {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();
@@ -264,7 +264,7 @@ fn mig_mode_that_is_off() {
             && plan.instance_steps().count() > 0
             && plan.error.is_none()
     );
-    // The mode is already pending: the same steps are left.
+    // The mode change is already pending. The same steps remain.
     let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(plan.mig_mode() == Some(true) && plan.reset().is_some() && plan.error.is_none());
     let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
@@ -277,7 +277,7 @@ fn mig_mode_that_is_off() {
     let error = plan.error.unwrap();
     assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 (ada, python train.py)".to_owned()]));
     assert!(plan.steps.is_empty());
-    // An impossible layout is reported as such, whatever the mode.
+    // An impossible layout is reported as such in any mode.
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().enabled = false;
     let plan = one(&Config::default(), &[gpu.clone()], &request(&["0"], entries("7g.80gb*2")));
@@ -305,7 +305,7 @@ fn mig_off_follows_instances_and_resets_ampere_only() {
     let services = "[mode_change]\nservices = [\"nvidia-dcgm\"]\nbefore = \"/x/y\"\n";
     let reset = whole(&gpus, services).unwrap().reset().cloned().unwrap();
     assert_eq!((reset.services, reset.hooks), (vec!["nvidia-dcgm".to_owned()], vec!["/x/y".to_owned()]));
-    // Pending on, but still off: reverted without a reset.
+    // On is pending, but the mode is still off: this is reverted without a reset.
     let pending = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
         mig.set_mode(enabled, pending);
@@ -320,7 +320,7 @@ fn mig_off_follows_instances_and_resets_ampere_only() {
     gpus[0].processes.push(process(4711));
     let plan = whole(&gpus, "").unwrap();
     assert!(plan.mig_mode() != Some(false) && matches!(plan.refusal, Some(Refusal::Held { .. })));
-    // A GPU with an unmanaged rule is not touched.
+    // A GPU whose rule has mode `unmanaged` is not changed.
     gpus[0].processes.clear();
     let unmanaged = "[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n";
     assert_eq!(whole(&gpus, unmanaged).unwrap_err().code, Code::Conflict);

@@ -1,4 +1,4 @@
-//! Time-sliced GPUs: the known level compared with the desired one.
+//! Time-sliced GPUs: compares the known level with the desired one.
 
 use gpush_api::{ComputeMode, Gpu, TimesliceLevel, TimesliceState, TimesliceView};
 
@@ -17,7 +17,7 @@ fn level(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
         (TimesliceState::Known, Some(level)) if level != wanted => {
             Some(format!("time-slice level is {level}, but the config says {wanted}"))
         }
-        // Without levels the driver uses its default, as desired.
+        // Without levels, the driver behaves as with the level `default`.
         (TimesliceState::Unsupported, _) if wanted != TimesliceLevel::Default => {
             Some(format!("the GPU has no time-slice levels, but the config says {wanted}"))
         }
@@ -29,7 +29,7 @@ fn compute_mode(now: ComputeMode, wanted: ComputeMode) -> Option<String> {
     (now != wanted).then(|| format!("compute mode is {now}, but the config says {wanted}"))
 }
 
-/// Returns the observed time-slicing state of the GPU, with the desired one.
+/// Returns the observed and the desired time-slicing state of a GPU.
 pub(super) fn view(wish: &Wish, gpu: &Gpu) -> Option<TimesliceView> {
     let policy = wish.timeslice.as_ref()?;
     let (replicas, wanted) = (policy.replicas, policy.level);

@@ -1,4 +1,4 @@
-//! Hints for a GPU that cannot have a layout: commands that work for that very GPU, or a change of the config.
+//! Hints for a GPU that cannot have a layout: commands that work for this GPU, or a change of the config.
 
 use gpush_api::{Gpu, GpuState, Mode};
 
@@ -7,20 +7,20 @@ use super::Wish;
 /// The commands that make a config change effective.
 const RELOAD: &str = "then `gpushctl config check FILE` and `systemctl reload gpushd`";
 
-/// Returns a rule's name in a sentence; one without a name is already called `rule 2`.
+/// Returns a rule's name for a sentence. A rule without a name has a label such as `rule 2`.
 pub(super) fn rule(label: &str) -> String {
     if label.starts_with("rule ") { label.to_owned() } else { format!("rule `{label}`") }
 }
 
-/// Returns a profile that the GPU can hold at least twice, as an example.
+/// Returns a profile of the GPU for an example. Prefers profiles that fit at least twice.
 pub(super) fn example(gpu: &Gpu) -> Option<&str> {
     let profiles = &gpu.mig.as_ref()?.profiles;
     let several = profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// Returns the GPUs that may be named with a layout, or without one for their rule's own, as `--gpu 0-2,5`;
-/// `None` if there are none.
+/// Returns the GPUs that can be named with a layout, as `--gpu 0-2,5`; `None` if there are none. With `by_rule`,
+/// returns the GPUs that can be named without a layout. They get the layout of their rule.
 pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<String> {
     let free = |wish: &Wish| match by_rule {
         true => wish.has_rule_layout(),
@@ -28,7 +28,7 @@ pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<Str
     };
     let works = |gpu: &Gpu| match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
-        // It could be named, but is not suggested.
+        // A cordoned GPU could be named, but is not suggested.
         GpuState::Cordoned => false,
         GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
@@ -45,28 +45,28 @@ pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<Str
     (!words.is_empty()).then(|| format!("--gpu {}", words.join(",")))
 }
 
-/// For a GPU whose rule has another mode than MIG.
+/// Returns the hint for a GPU whose rule has a mode other than `mig`.
 pub(super) fn of_another_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
     let other = others.map_or_else(String::new, |others| format!("choose from: {others}"));
     if gpu.mig.is_none() {
-        return if other.is_empty() { no_mig_here().to_owned() } else { format!("it has no MIG; {other}") };
+        return if other.is_empty() { no_mig_here().to_owned() } else { format!("it does not support MIG; {other}") };
     }
     let or = if other.is_empty() { String::new() } else { format!("{other}; or ") };
     let (index, entries) = (gpu.index, example(gpu).unwrap_or("none"));
     format!(
-        "{or}take it out of {0} of the config and add a rule (match = [\"{index}\"], mode = \"mig\", layout = \
+        "{or}remove it from {0} of the config and add a rule (match = [\"{index}\"], mode = \"mig\", layout = \
          [\"{entries}\"]) before {0}, {RELOAD}",
         rule(label)
     )
 }
 
-/// For a GPU without MIG.
+/// Returns the hint for a GPU without MIG.
 pub(super) fn without_mig(wish: &Wish, others: Option<&str>) -> String {
     let other = others.map(|others| format!("choose from: {others}"));
     match (&wish.rule, other) {
         (Some(label), other) if wish.mode == Mode::Mig => {
             let or = other.map_or_else(String::new, |other| format!("{other}; or "));
-            format!("{or}take it out of {} of the config, {RELOAD}", rule(label))
+            format!("{or}remove it from {} of the config, {RELOAD}", rule(label))
         }
         (_, Some(other)) => other,
         (_, None) => no_mig_here().to_owned(),
@@ -74,10 +74,10 @@ pub(super) fn without_mig(wish: &Wish, others: Option<&str>) -> String {
 }
 
 fn no_mig_here() -> &'static str {
-    "no other GPU of this host can be cut either: `gpushctl gpu list`"
+    "no other GPU of this host can have MIG instances either: `gpushctl gpu list`"
 }
 
-/// For a GPU that no rule claims, named without a layout.
+/// Returns the hint for a GPU that no rule claims and that was named without a layout.
 pub(super) fn without_layout(gpu: &Gpu) -> String {
     let index = gpu.index;
     let entries = example(gpu).unwrap_or("none");
@@ -87,15 +87,16 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
     )
 }
 
-/// For a request without GPUs on a host where no rule claims one for MIG. `layout` tells whether the request
-/// has a layout.
+/// Returns the hint for a request without GPUs, if no rule of the host claims a GPU for MIG. `layout`: whether the
+/// request has a layout.
 pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> String {
     let Some(others) = others(gpus, wishes, false) else {
-        return "none of them can be cut: `gpushctl gpu list` shows their modes, `gpushctl config show` the rules"
+        return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows their modes, `gpushctl config \
+            show` the rules"
             .to_owned();
     };
     if layout {
-        return format!("name GPUs, out of: {others}");
+        return format!("name GPUs: {others}");
     }
     let free = |wish: &Wish| wish.rule.is_none();
     let first = gpus.iter().zip(wishes).find(|(gpu, wish)| gpu.mig.is_some() && free(wish)).map(|(gpu, _)| gpu);
@@ -104,7 +105,8 @@ pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> Stri
     };
     let index = gpu.index;
     format!(
-        "name GPU and layout: `gpushctl mig apply --gpu {index} --layout {entries}`; or add a rule to the config \
+        "name GPU and layout: `gpushctl mig apply --gpu {index} --layout {entries}` (administrator); or add a rule \
+        to the config \
          ([[gpu]] match = [\"{index}\"] mode = \"mig\" layout = [\"{entries}\"]), {RELOAD}"
     )
 }

@@ -1,10 +1,10 @@
-//! What each mechanism keeps apart, as a table: aspects by mechanisms, each cell with its source.
+//! What each mechanism isolates, as a table. A row is an aspect, a column a mechanism, and each cell has its sources.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// A sharing mechanism: a column.
+/// A sharing mechanism; a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mechanism {
@@ -22,7 +22,7 @@ pub enum Mechanism {
 pub const MECHANISMS: [Mechanism; 4] = [Mechanism::Exclusive, Mechanism::Mig, Mechanism::Mps, Mechanism::Timeslice];
 
 impl Mechanism {
-    /// Heading of its column; the mode in the config.
+    /// Returns the heading of the column, which is the mode in the config.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,18 +34,18 @@ impl Mechanism {
     }
 }
 
-/// A document that a statement is from.
+/// A document that is the source of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Source {
     /// Number in the cells.
     pub number: u8,
-    /// Title and section.
+    /// Title and sections.
     pub title: &'static str,
-    /// Address; of gpush's own pages, relative to `docs`.
+    /// Address. For gpush's own pages, it is relative to `docs`.
     pub url: &'static str,
 }
 
-/// The documents.
+/// The source documents.
 pub const SOURCES: [Source; 4] = [
     Source {
         number: 1,
@@ -65,18 +65,18 @@ pub const SOURCES: [Source; 4] = [
     Source { number: 4, title: "gpush: docs/leases.md", url: "leases.md" },
 ];
 
-/// How far a mechanism keeps users apart in one aspect.
+/// How well a mechanism isolates users from each other in one aspect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Cell {
     /// `yes`, `limit`, or `no`.
     pub answer: &'static str,
-    /// What that means.
+    /// Explanation of the answer.
     pub text: &'static str,
     /// Numbers of the sources.
     pub sources: &'static [u8],
 }
 
-/// What users could take from or do to each other: a row.
+/// An aspect in which users could affect each other; a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Aspect {
     /// Name.
@@ -155,7 +155,7 @@ pub const TABLE: [Aspect; 5] = [
     },
 ];
 
-/// Writes the table and its sources as Markdown, for docs/isolation.md.
+/// Returns the table and its sources as Markdown, for docs/isolation.md.
 #[must_use]
 pub fn markdown() -> String {
     let mut out = String::from("| |");

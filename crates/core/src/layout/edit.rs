@@ -1,6 +1,6 @@
-//! The present layout of a GPU, with entries added or removed.
+//! The current layout of a GPU with entries added or removed.
 //!
-//! Every present instance keeps its placement, so that a plan for the result keeps it.
+//! Every current instance keeps its placement in the result, so that a plan keeps the instance.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use gpush_api::{ApiError, Code, Gpu, GpuInstance};
 
 use super::{Entry, Layout, Share};
 
-/// A present GPU instance as layout entries.
+/// A current GPU instance as layout entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Present {
     entries: Vec<Entry>,
     in_use: bool,
 }
 
-/// Returns the entries of the present instances. `shared` returns whether a device such as `2g.20gb@2` is
-/// shared through MPS.
+/// Returns the entries of the current instances. `shared` returns whether a device such as `2g.20gb@2` is shared
+/// through MPS.
 fn present(gpu: &Gpu, shared: impl Fn(&str) -> bool) -> Vec<Present> {
     let instances = gpu.mig.iter().filter(|mig| mig.enabled).flat_map(|mig| &mig.instances);
     instances
@@ -53,7 +53,7 @@ fn of(all: Vec<Present>) -> Vec<Entry> {
     all.into_iter().flat_map(|one| one.entries).collect()
 }
 
-/// Returns the present layout of a GPU with entries added.
+/// Returns the current layout of a GPU with additional entries.
 ///
 /// # Errors
 /// An entry is malformed.
@@ -64,11 +64,11 @@ pub fn added(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> Re
     Ok(Layout { entries: all })
 }
 
-/// Returns the present layout of a GPU without entries. Of several matching instances, idle ones are removed
+/// Returns the current layout of a GPU without some entries. If several instances match an entry, idle ones are removed
 /// first, then those with the highest start.
 ///
 /// # Errors
-/// An entry is malformed, or matches fewer instances than it counts.
+/// An entry is malformed, or fewer instances match it than its count.
 pub fn removed(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> Result<Layout, ApiError> {
     let less = Layout::parse_list(entries).map_err(ApiError::from)?;
     let mut all = present(gpu, shared);
@@ -85,7 +85,7 @@ pub fn removed(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> 
                 let hint = format!("list its instances with 'gpushctl mig list {}'", gpu.index);
                 return Err(ApiError::new(Code::NotFound, message).hint(hint));
             };
-            // In a split GPU instance, only the compute instance is removed.
+            // If the GPU instance has other compute instances, only the compute instance is removed.
             let own = &mut all[at].entries;
             match own.iter().position(|one| matches(one) && entry.compute_slices.is_some()) {
                 Some(part) if own.len() > 1 || own[part].count > 1 => match own[part].count {

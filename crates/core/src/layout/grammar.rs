@@ -1,6 +1,6 @@
 //! The parser of layouts, with its errors.
 //!
-//! It uses no parser generator because of the errors: each has a place in the text and suggests a correction.
+//! It is not generated, because of its errors: each has a place in the text and suggests a correction.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -10,20 +10,20 @@ use crate::quote::Quoted;
 
 use super::{DYNAMIC, Entry, LONGEST, Layout, MOST, MOST_IN_ALL, NONE, Share};
 
-/// A problem of a layout, with its place.
+/// A problem in a layout, with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayoutError {
     /// Index of the text in the list, from 0.
     pub item: usize,
-    /// That text, unchanged; shared by all errors in it.
+    /// The text, unchanged. All errors in it share it.
     pub text: Arc<str>,
-    /// The bytes of `text` that it concerns.
+    /// The place in `text`, in bytes.
     pub span: Range<usize>,
     /// The problem, in one sentence without a full stop.
     pub message: String,
     /// A correction, if there is one.
     pub hint: Option<String>,
-    /// Whether the feature is not implemented yet, so that this is not a mistake.
+    /// Whether the text is correct, but uses a feature that is not implemented yet.
     pub not_built: bool,
 }
 
@@ -53,7 +53,7 @@ impl From<LayoutError> for ApiError {
 const SHAPE: &str =
     "an entry is [Nc.]PROFILE[@START][*COUNT][:mps], such as 3g.40gb, 1g.10gb*2, 1g.10gb@4 or 1c.3g.40gb";
 
-/// Parses a list of texts. Reports all problems; a list of errors is never empty.
+/// Parses a list of texts. Returns all problems; the list of errors is never empty.
 pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutError>> {
     let mut entries = Vec::new();
     let mut errors = Vec::new();
@@ -61,7 +61,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
     let mut instances = 0;
     let pieces = pieces(texts)?;
     if pieces.iter().all(|piece| piece.content().is_empty()) && pieces.len() <= texts.len() {
-        // An entirely empty text, as opposed to a stray comma.
+        // The whole text is empty. A single comma too many is a different error.
         let text: Arc<str> = texts.first().map_or("", AsRef::as_ref).into();
         let span = 0..text.len();
         return Err(vec![LayoutError {
@@ -88,7 +88,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
                 Ok(entry) => {
                     let before = instances;
                     instances += usize::from(entry.count);
-                    // Reported once, at the first excess entry.
+                    // Report this only once, at the first entry that is too many.
                     if instances > MOST_IN_ALL && before <= MOST_IN_ALL {
                         errors.push(piece.error(
                             piece.span.clone(),
@@ -118,20 +118,20 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
 }
 
 /// The hint for a layout that is larger than any GPU.
-const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; it is applied to each GPU that you name";
+const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; each GPU that you name gets it";
 
-/// One entry's text within a text of the list.
+/// The text of one entry, within a text of the list.
 struct Piece<'a> {
     item: usize,
     text: &'a str,
-    /// The same text, for errors to keep.
+    /// The text of the list, which errors keep.
     shared: Arc<str>,
     span: Range<usize>,
 }
 
 /// Splits the texts at commas and trims spaces.
 ///
-/// The texts may come from any user of the socket: one that no GPU could hold is refused by its size, before
+/// Any user of the socket can send the texts. So a text that is too large for any GPU is refused by its size, before
 /// its entries are parsed.
 fn pieces<S: AsRef<str>>(texts: &[S]) -> Result<Vec<Piece<'_>>, Vec<LayoutError>> {
     let mut pieces = Vec::new();
@@ -205,7 +205,7 @@ impl Piece<'_> {
 fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
     let content = piece.content();
     if content.is_empty() {
-        return Err(piece.error(piece.span.clone(), "an entry is empty", "remove the comma that is too many"));
+        return Err(piece.error(piece.span.clone(), "an entry is empty", "remove the extra comma"));
     }
     let body = content.find(['@', '*', ':']).unwrap_or(content.len());
     let (compute_slices, profile) = profile(piece, &content[..body])?;
@@ -220,7 +220,15 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
         let span = piece.at(at, to);
         let twice = |what: &str| piece.error(span.clone(), format!("{what} is given twice"), "give it once");
         if entry.share.is_some() {
-            return Err(piece.error(span, format!("{} comes after the share", Quoted(&content[at..to])), SHAPE));
+            return Err(piece.error(
+                span,
+                format!(
+                    "{} comes after the suffix \
+                `:mps`",
+                    Quoted(&content[at..to])
+                ),
+                SHAPE,
+            ));
         }
         match mark {
             '@' if entry.start.is_some() => return Err(twice("the start")),
@@ -238,19 +246,19 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
         Some(start) if entry.count > 1 && !is_shared(&entry) => Err(piece.error(
             piece.span.clone(),
             format!("{} instances can't all start at slice {start}", entry.count),
-            format!("give each its own start, or none: {}", Entry { start: None, ..entry }),
+            format!("give each a start of its own, or leave it out: {}", Entry { start: None, ..entry }),
         )),
         Some(_) | None => Ok(entry),
     }
 }
 
-/// Returns whether several compute instances of the entry fit into one GPU instance: each has only some of its
+/// Returns whether several compute instances of this entry fit into one GPU instance, because each has only some of its
 /// slices.
 fn is_shared(entry: &Entry) -> bool {
     entry.compute_slices.is_some_and(|slices| gpu_slices(&entry.profile) != Some(slices))
 }
 
-/// Parses `[Nc.]PROFILE` without the rest.
+/// Parses `[Nc.]PROFILE`.
 fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), LayoutError> {
     let trimmed = written.trim_end();
     let span = piece.at(0, trimmed.len().max(1).min(piece.content().len()));
@@ -282,8 +290,8 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
     }
 }
 
-/// Returns the compute slices in a GPU instance profile's name; `None` if it is not such a name. Leading zeros
-/// and very long numbers or suffixes are refused: no driver writes them.
+/// Returns the compute slices in the name of a GPU instance profile; `None` if it is not such a name. Refuses leading
+/// zeros and very long numbers or suffixes, because no driver reports them.
 fn gpu_slices(name: &str) -> Option<u8> {
     let (slices, rest) = name.split_once("g.")?;
     let (memory, suffix) = rest.split_once("gb")?;
@@ -300,7 +308,7 @@ fn gpu_slices(name: &str) -> Option<u8> {
 /// Maximum length of a profile name's suffix in bytes; the longest known is `+me.all`.
 const LONGEST_SUFFIX: usize = 32;
 
-/// Returns a number for messages, or a placeholder if it is extremely long.
+/// Returns a number for messages, or a placeholder if it is very long.
 fn figure(digits: &str) -> &str {
     const LONGEST: usize = 20;
     if digits.len() > LONGEST { "that many" } else { digits }
@@ -310,10 +318,9 @@ fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Returns the entry that was probably meant: figures in the right order, with common typing errors between
-/// them.
+/// Returns the entry that was probably meant: the numbers in the right order, with common typing errors between them.
 fn meant(word: &str) -> Option<String> {
-    // NVML writes `MIG 3g.40gb`; people write `1g.10gb x2` and `2x1g.10gb`.
+    // NVML writes `MIG 3g.40gb`. Users write `1g.10gb x2` and `2x1g.10gb`.
     let word = word.strip_prefix("mig").map_or(word, |rest| rest.trim_start_matches([' ', '-', '_', '.']));
     let squeezed: String = word.chars().filter(|c| !c.is_whitespace()).collect();
     let (body, count) = match squeezed.split_once(['x', '×']) {
@@ -365,7 +372,7 @@ fn start(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, Layou
         Ok(start) if digits(value) => Ok(start),
         Ok(_) | Err(_) => Err(piece.error(
             span.clone(),
-            format!("{} is not a start: it takes the number of a memory slice", Quoted(piece.slice(&span))),
+            format!("{} is not a start: `@` takes the number of a memory slice", Quoted(piece.slice(&span))),
             "such as 1g.10gb@4; `gpushctl mig profiles` lists where each profile may start",
         )),
     }
@@ -391,8 +398,8 @@ fn share(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<Share, La
     } else {
         Err(piece.error(
             span.clone(),
-            format!("{} is not a way to share a MIG device", Quoted(piece.slice(&span))),
-            "the only share is `:mps`",
+            format!("{} is not a suffix of a layout entry", Quoted(piece.slice(&span))),
+            "the only suffix is `:mps`",
         ))
     }
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Every way to write an entry, and its canonical form.
+/// Every notation of an entry, with its canonical form.
 const GOOD: &[(&str, &str)] = &[
     ("3g.40gb", "3g.40gb"),
     ("3G.40GB", "3g.40gb"),
@@ -29,7 +29,7 @@ const GOOD: &[(&str, &str)] = &[
     ("None", "none"),
 ];
 
-/// Every way to get it wrong.
+/// Every kind of mistake.
 const BAD: &[&str] = &[
     "",
     "  ",
@@ -84,7 +84,7 @@ const BAD: &[&str] = &[
 ];
 
 #[test]
-fn canonical_forms() {
+fn layouts_have_their_canonical_forms() {
     for (written, canonical) in GOOD {
         let layout = Layout::parse(written).unwrap_or_else(|e| panic!("{written}: {e}"));
         assert_eq!(layout.to_string(), *canonical, "{written}");
@@ -94,7 +94,7 @@ fn canonical_forms() {
 }
 
 #[test]
-fn every_layout_error_has_its_place() {
+fn layout_errors_mark_their_place_and_have_hints() {
     let mut shown = String::new();
     for written in BAD {
         let errors = Layout::parse_all(&[written]).expect_err(written);
@@ -142,7 +142,7 @@ fn layout_names_and_entries_are_unambiguous() {
     }
 }
 
-/// A layout that is too large gets a single error, whatever its size, and errors in one text share that text.
+/// A layout that is too large gets a single error at any size. Errors in one text share that text.
 #[test]
 fn oversized_layout_gives_one_error() {
     let commas = ",".repeat(64_000);
@@ -176,7 +176,7 @@ fn largest_layout_is_accepted_and_one_more_instance_refused() {
     let mut more = most;
     more.extend(["1g.10gb", "1g.10gb"].map(str::to_owned));
     let errors = Layout::parse_all(&more).unwrap_err();
-    // At the first excess entry, and once.
+    // The error is reported once, at the first entry that is too many.
     assert_eq!((errors.len(), errors[0].item), (1, 8));
     assert_eq!(errors[0].message, "with this entry the layout has more than 64 instances");
     assert!(Layout::parse(&"1g.10gb*8,".repeat(3500)).is_err());

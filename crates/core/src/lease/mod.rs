@@ -1,5 +1,5 @@
-//! Leases, as pure decisions: what a request means, where it is placed, whether a quota allows it, in which order
-//! requests are served, and how a lease lives and ends.
+//! Leases as pure functions: the meaning of a request, its placement, its quota, the order in which requests are
+//! served, and the states of a lease.
 //!
 //! ```text
 //! flags, Slurm spec ──request──► LeaseRequest ──quota──► queue ──placement──► machine ──► environment
@@ -8,12 +8,12 @@
 //! | module | subject |
 //! |---|---|
 //! | `request` | the textual grammar of requests, and their validation |
-//! | `placement` | targets for a request, all of a gang or none |
+//! | `placement` | targets for a request; a gang gets all of its targets or none |
 //! | `quota` | limits by user and group |
 //! | `queue` | order of arrival and reservations |
 //! | `machine` | states of one lease |
-//! | `usage` | leases in the way of a change |
-//! | `environment` | the variables that the processes of a lease get |
+//! | `usage` | leases that block a change |
+//! | `environment` | the environment variables of a lease's processes |
 
 pub mod environment;
 pub mod machine;

@@ -1,11 +1,11 @@
-//! Leases in the way of a change: a leased target is in use, idle or not.
+//! Leases that block a change. A leased target counts as in use even if it is idle.
 
 use gpush_api::{LeaseId, LeaseUse};
 
-/// Most leases that a hint names.
+/// Maximum number of leases that a hint names.
 const MOST_NAMED: usize = 3;
 
-/// Returns what an administrator can do about leases in the way; `None` when there are none.
+/// Returns what an administrator can do about the leases; `None` if there are none.
 #[must_use]
 pub fn hint(leases: &[LeaseUse]) -> Option<String> {
     let mut ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_in_the_way_names_holder_and_end() {
+    fn blocking_lease_names_holder_and_end() {
         assert_eq!(lease(17, Some("alice")).to_string(), "lease L17 of alice, until 2026-12-01T08:00:00Z");
         assert_eq!(lease(18, None).to_string(), "lease L18 of uid 1000, without an end");
     }

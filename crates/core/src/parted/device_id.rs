@@ -1,26 +1,26 @@
-//! PCI ids in the form of device filters: `0xDDDDVVVV`, and `0xDDDDVVVV:0xDDDDVVVV` with the subsystem.
+//! PCI ids in the form of mig-parted's device filters: `0xDDDDVVVV`, or `0xDDDDVVVV:0xDDDDVVVV` with the subsystem.
 
 use std::{fmt, str::FromStr};
 
 use gpush_api::Gpu;
 
-/// A part by its PCI ids.
+/// A GPU model by its PCI ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId {
-    /// Device in the upper half, vendor in the lower, as packed by NVML.
+    /// Device id in the upper half, vendor id in the lower half, as NVML packs them.
     pub id: u32,
-    /// The same for the subsystem, if the filter distinguishes boards of one part.
+    /// Device id and vendor id of the subsystem, if the filter distinguishes boards.
     pub subsystem: Option<u32>,
 }
 
 impl DeviceId {
-    /// Returns the device's half.
+    /// Returns the device id.
     #[must_use]
     pub fn device(self) -> u16 {
         (self.id >> 16) as u16
     }
 
-    /// Returns whether the GPU is such a part; `None` if its ids are unknown.
+    /// Returns whether the GPU has these ids; `None` if its ids are unknown.
     #[must_use]
     pub fn matches(self, gpu: &Gpu) -> Option<bool> {
         if packed(gpu.pci_id.as_deref()?)? != self.id {

@@ -1,8 +1,8 @@
-//! The instances of a host's GPUs as a mig-parted file.
+//! Exports the instances of a host's GPUs as a mig-parted file.
 //!
-//! mig-parted counts MIG devices; it cannot express their placements, or which of them share a GPU instance.
-//! The export reports what the file omits, and finds that by planning: the file is complete for a GPU if a plan
-//! for its content has no steps.
+//! mig-parted counts MIG devices. Its format cannot express their placements, or which of them share a GPU instance.
+//! The export reports what the file omits. It finds that by planning: the file is complete for a GPU if a plan for its
+//! content has no steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,24 +23,24 @@ use crate::{
 pub struct Exported {
     /// The YAML.
     pub text: String,
-    /// What it omits, one sentence each.
+    /// What the file omits, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// The state of one GPU in mig-parted's terms: MIG mode off, or profiles with their counts.
+/// The state of one GPU in mig-parted's terms: MIG mode off, or counts of profiles.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Off,
     On(BTreeMap<String, u8>),
 }
 
-/// Exports the present state of the GPUs for which `chosen` returns true, under one label.
+/// Exports the current state of the GPUs for which `chosen` returns true, under one label.
 ///
 /// # Errors
-/// None of them has MIG.
+/// No chosen GPU has MIG.
 pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Result<Exported, ApiError> {
     let mut remarks = Vec::new();
-    // Groups in the order of their first GPU.
+    // The groups are in the order of their first GPU.
     let mut groups: Vec<(State, Vec<usize>)> = Vec::new();
     for (at, gpu) in gpus.iter().enumerate().filter(|(_, gpu)| chosen(gpu)) {
         let Some(state) = state(gpu, &mut remarks) else { continue };
@@ -50,7 +50,7 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
         }
     }
     if !gpus.iter().any(|gpu| gpu.mig.is_some() && chosen(gpu)) {
-        let error = ApiError::new(Code::NotFound, "no GPU with MIG can be written down");
+        let error = ApiError::new(Code::NotFound, "no GPU with MIG can be exported");
         let error = remarks.into_iter().fold(error, ApiError::cause);
         return Err(error.cause(inventory(gpus)).hint("`gpushctl status` shows what there is"));
     }
@@ -81,12 +81,12 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
     Ok(Exported { text, remarks })
 }
 
-/// Returns the file's content for a GPU; `None` without a reading.
+/// Returns the file's content for a GPU; `None` if the GPU was not read.
 fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
     let who = format!("GPU {}", gpu.index);
     match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => {}
-        // As last read: later changes are unknown.
+        // Uses the last reading. Later changes are unknown.
         GpuState::Maintenance => {
             remarks.push(format!("{who} is left out: the host is in maintenance"));
             return None;
@@ -100,11 +100,11 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
             return None;
         }
     }
-    // mig-parted requires a file to include such a GPU.
+    // mig-parted requires that the file includes such a GPU.
     let Some(mig) = &gpu.mig else { return Some(State::Off) };
     if mig.reset_pending {
         let to = if mig.pending_mode() { "on" } else { "off" };
-        remarks.push(format!("{who}: MIG mode goes {to} with the next reset, which the file does not say"));
+        remarks.push(format!("{who}: the next reset switches MIG mode {to}; the file does not say that"));
     }
     if !mig.enabled {
         return Some(State::Off);
@@ -128,14 +128,14 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
         && !says_all(mig, &counts)
     {
         remarks.push(format!(
-            "{who}: its compute instances are spread over GPU instances in a way that counts don't say; what it holds \
-             differs from this file"
+            "{who}: the file has only counts, not which GPU instance has which compute instances; the layout of the \
+            GPU differs from this file"
         ));
     }
     Some(State::On(counts))
 }
 
-/// Returns the layout entry for a profile's name.
+/// Returns the layout entry with the name of a profile.
 fn entry(profile: &str) -> Option<Entry> {
     match Layout::parse(profile).ok()?.entries.as_slice() {
         [entry] => Some(entry.clone()),
@@ -151,7 +151,8 @@ fn says_all(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
     target.and_then(|target| plan::plan(&geometry, &mig.instances, &target)).is_ok_and(|plan| plan.steps.is_empty())
 }
 
-/// Returns filters and `devices` for exactly these GPUs: all of a part by its id, the rest by index.
+/// Returns filters and `devices` that match exactly these GPUs. If all GPUs of a model are members, the model is
+/// matched by its id, otherwise the GPUs are matched by index.
 fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     if members.len() == gpus.len() {
         return vec![(Vec::new(), "all".to_owned())];
@@ -191,7 +192,7 @@ fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     groups
 }
 
-/// Returns a label as a key: unquoted if YAML reads it as text, else in quotes.
+/// Formats a label as a key. It is quoted unless YAML parses it as text.
 fn key(label: &str) -> String {
     const WORDS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
     let simple = label.starts_with(|c: char| c.is_ascii_alphabetic())

@@ -1,8 +1,8 @@
-//! A mig-parted file as layouts and rules of gpush's config, ready to paste.
+//! Converts a mig-parted file to layouts and rules for gpush's config.
 //!
-//! Without a label, labels become `[layouts]`. The groups of one label become `[[gpu]]` rules: mig-parted
-//! selects a label at each run, but a rule is permanent. What a rule cannot express is reported. Rules contain
-//! their layouts, so they can be appended to any config, which has only one `[layouts]`.
+//! Without a label, all labels become `[layouts]`. With a label, its groups become `[[gpu]]` rules: mig-parted selects
+//! a label at each run, but a rule is permanent. Anything that a rule cannot express is reported. A config may have
+//! only one `[layouts]`, so rules contain their layouts and can be appended to any config.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -15,19 +15,19 @@ use crate::{
 /// NVIDIA's PCI vendor id.
 const NVIDIA: u32 = 0x10de;
 
-/// Maximum length of a layout's name, without the reserve for a number at its end.
+/// Maximum length of a layout's name, without a number that may be added at the end.
 const LONGEST_NAME: usize = 58;
 
-/// A part of a config.
+/// A converted part of a config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
     /// TOML.
     pub text: String,
-    /// What it omits, one sentence each.
+    /// What the text omits, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// Returns the layouts of `file`; with a label, its rules instead.
+/// Returns the layouts of `file`, or with a label the rules of that label.
 #[must_use]
 pub fn import(file: &File, label: Option<&Label>) -> Imported {
     let mut remarks = Vec::new();
@@ -45,13 +45,13 @@ pub fn import(file: &File, label: Option<&Label>) -> Imported {
         Some(label) => rules(&mut text, file, label, &mut remarks),
         None => {
             layouts(&mut text, file, &mut remarks);
-            remarks.push("rules are made of one label: name it with -c to have them".to_owned());
+            remarks.push("rules come from one label: select it with -c LABEL".to_owned());
         }
     }
     Imported { text, remarks }
 }
 
-/// Writes all layouts of the file with names. A config has no layout without instances, so such a label is
+/// Writes all layouts of the file with names. A layout in a config cannot be empty, so a label without instances is
 /// reported.
 fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     let mut without = Vec::new();
@@ -83,29 +83,29 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     }
     if !without.is_empty() {
         remarks.push(format!(
-            "no layout is made of {}: no instance is wanted; -c makes rules of it, and `gpushctl mig apply {NONE}` \
-             takes instances away",
+            "{} is not imported as a layout: it has no instances; -c imports it as rules, and `gpushctl mig apply \
+            {NONE}` (administrator) removes instances",
             without.join(", ")
         ));
     }
     if !in_part.is_empty() {
-        remarks.push(format!("some groups of {} want no instance, and are left out", in_part.join(", ")));
+        remarks.push(format!("groups of {} without instances are left out", in_part.join(", ")));
     }
 }
 
-/// Returns a layout as a list for the config.
+/// Formats a layout as a list for the config.
 fn entries(layout: &Layout) -> String {
     let entries: Vec<String> = layout.canonical().into_iter().map(string).collect();
     format!("[{}]", entries.join(", "))
 }
 
-/// Names of layouts already in use.
+/// Names of layouts that are already used.
 struct Names {
     taken: BTreeSet<String>,
 }
 
 impl Names {
-    /// Returns a name for a layout, derived from the label's: letters, digits, `-` and `_`, and unique.
+    /// Returns a unique name for a layout, derived from the label's name. It consists of letters, digits, `-` and `_`.
     fn fresh(&mut self, label: &str) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let mut name: String = label.chars().map(plain).take(LONGEST_NAME).collect();
@@ -137,9 +137,9 @@ struct Claimed {
 fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String>) {
     let mut claimed = Claimed::default();
     if label.groups.iter().any(|group| group.want == Want::Off) {
-        remarks.push("mode exclusive shows MIG mode as drift, and does not switch it off".to_owned());
+        remarks.push("mode exclusive reports enabled MIG mode as drift, and does not disable it".to_owned());
     }
-    // The last group that names a GPU counts, but the first rule that matches it.
+    // In the file, the last group that names a GPU counts. In the config, the first rule that matches it counts.
     let mut rules = Vec::new();
     let before = remarks.len();
     for group in label.groups.iter().rev() {
@@ -152,7 +152,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
         }
     }
     remarks[before..].reverse();
-    // If no GPU can be in two groups, the order of the file is more familiar.
+    // If no GPU can be in two groups, keep the order of the file.
     let listed = |group: &Group| matches!(group.devices, Devices::Listed(_));
     let groups = &label.groups;
     let apart = groups.iter().all(listed) || groups.iter().all(|group| !listed(group) && !group.filter.is_empty());
@@ -176,11 +176,11 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
     }
 }
 
-/// Returns the selectors of a rule for the group; none if no selector can express it, or earlier rules match
-/// all its GPUs.
+/// Returns the selectors of a rule for the group. Returns none if no selector can express the group, or if earlier
+/// rules match all its GPUs.
 fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Vec<String>) -> Vec<String> {
     if claimed.all {
-        remarks.push(format!("{place}: a later group is for every GPU"));
+        remarks.push(format!("{place}: a later group selects every GPU"));
         return Vec::new();
     }
     match &group.devices {
@@ -190,7 +190,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
             }
             let fresh: Vec<u32> = indexes.iter().copied().filter(|index| claimed.indexes.insert(*index)).collect();
             if fresh.len() < indexes.len() {
-                remarks.push(format!("{place}: later groups have some of these indexes"));
+                remarks.push(format!("{place}: later groups select some of these GPUs too"));
             }
             ranges(&fresh)
         }
@@ -198,8 +198,8 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
             claimed.all = true;
             if group.want != Want::Off {
                 remarks.push(format!(
-                    "{place}: the rule for all GPUs is refused on GPUs without MIG: where the host has some, put a rule \
-                     for them before it, such as match = [\"NVIDIA L4\"], mode = \"unmanaged\""
+                    "{place}: the rule for all GPUs fails on GPUs without MIG: if the host has some, put a rule for \
+                    them before it, such as match = [\"NVIDIA L4\"], mode = \"unmanaged\""
                 ));
             }
             vec!["all".to_owned()]
@@ -208,14 +208,14 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
             let mut selectors = Vec::new();
             for id in &group.filter {
                 if id.subsystem.is_some() {
-                    remarks.push(format!("{place}: {id}: a rule does not tell boards apart by their subsystem"));
+                    remarks.push(format!("{place}: {id}: a rule cannot select boards by their subsystem id"));
                 }
                 match product(*id) {
                     Some(product) if claimed.products.insert(product.to_lowercase()) => selectors.push(product),
-                    Some(product) => remarks.push(format!("{place}: {id}: a rule has {product} already")),
+                    Some(product) => remarks.push(format!("{place}: {id}: a rule already selects {product}")),
                     None => remarks.push(format!(
-                        "{place}: {id} is a part that this build does not know: write its product name, as \
-                         `gpushctl gpu list` shows it, into a rule"
+                        "{place}: {id} is not known to this version: write a rule with its product name, which \
+                        `gpushctl gpu list` shows"
                     )),
                 }
             }
@@ -224,7 +224,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
     }
 }
 
-/// Returns the product name of a part, as its driver reports it.
+/// Returns the product name of a GPU model as the driver reports it.
 fn product(id: DeviceId) -> Option<String> {
     if id.id & 0xffff != NVIDIA {
         return None;
@@ -238,7 +238,7 @@ fn product(id: DeviceId) -> Option<String> {
         .map(|board| board.product)
 }
 
-/// Returns `0-2`, `5` for 0, 1, 2, 5.
+/// Formats indexes as ranges: `0-2`, `5` for 0, 1, 2, 5.
 fn ranges(indexes: &[u32]) -> Vec<String> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for index in indexes {
@@ -254,7 +254,7 @@ fn string(value: String) -> String {
     toml::Value::String(value).to_string()
 }
 
-/// Returns text for a comment, on one line.
+/// Returns the text on one line, for a comment.
 fn comment(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
 }

@@ -1,4 +1,4 @@
-//! Files of nvidia-mig-parted: read, checked, resolved for a host, and written.
+//! Files of nvidia-mig-parted: parsed, checked, resolved for a host, and exported.
 //!
 //! ```text
 //! bytes ──yaml──► nodes with their places ──read──► File ──select──► Label ──resolve──► a layout for each GPU
@@ -19,9 +19,9 @@
 //!         "3g.40gb": 1
 //! ```
 //!
-//! Every file that mig-parted accepts is accepted unchanged, except for entries that mig-parted ignores or
-//! executes only in part: indexes of GPUs that the host does not have, filters that are not PCI ids, counts of
-//! 0. `docs/migrating-from-mig-parted.md` lists the differences.
+//! gpush accepts every file that mig-parted accepts, with one exception: entries that mig-parted ignores or executes
+//! only in part. These are indexes of GPUs that the host does not have, filters that are not PCI ids, and counts of
+//! zero. `docs/migrating-from-mig-parted.md` lists the differences.
 
 use gpush_api::ApiError;
 
@@ -41,24 +41,24 @@ pub use export::{Exported, export};
 pub use import::{Imported, import};
 pub use resolve::{Resolved, resolve};
 
-/// Maximum size of a file, in bytes: fifty times NVIDIA's own.
+/// Maximum size of a file in bytes. NVIDIA's own file is fifty times smaller.
 pub const MOST_BYTES: usize = 1 << 20;
 
 /// A mig-parted file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// The file's name in messages.
+    /// Name of the file in messages.
     pub path: String,
     /// Labels in the order of the file.
     pub labels: Vec<Label>,
 }
 
-/// Invalid labels of a file that has valid ones too.
+/// Invalid labels of a file that also has valid ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wrong {
-    /// Their names, including those that were not read after too many problems.
+    /// Names of the labels, including those that were not read after too many problems.
     pub labels: Vec<String>,
-    /// Their problems.
+    /// The problems.
     pub errors: FileErrors,
 }
 
@@ -72,10 +72,10 @@ impl From<&Wrong> for ApiError {
     }
 }
 
-/// One of `mig-configs`.
+/// An entry of `mig-configs`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
-    /// Its name.
+    /// Name of the label.
     pub name: String,
     /// Groups in the order of the file; at least one.
     pub groups: Vec<Group>,
@@ -84,13 +84,13 @@ pub struct Label {
 /// The desired state of some GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Line of the file, from 1.
+    /// Line in the file, counted from 1.
     pub line: usize,
-    /// Parts that it applies to; every part if empty.
+    /// GPU models that the group applies to; all models if empty.
     pub filter: Vec<DeviceId>,
-    /// GPUs of these parts.
+    /// GPUs of these models.
     pub devices: Devices,
-    /// Their desired state.
+    /// The desired state.
     pub want: Want,
 }
 
@@ -99,7 +99,7 @@ pub struct Group {
 pub enum Devices {
     /// `all`
     All,
-    /// Indexes, ascending.
+    /// Indexes in ascending order.
     Listed(Vec<u32>),
 }
 
@@ -108,15 +108,15 @@ pub enum Devices {
 pub enum Want {
     /// MIG mode off.
     Off,
-    /// MIG mode on, with these instances; none for the empty layout.
+    /// MIG mode on, with the instances of this layout, which may be empty.
     On(Layout),
 }
 
 impl File {
-    /// Reads a file. `path` is its name, for errors.
+    /// Parses a file. `path` is its name, for errors.
     ///
     /// # Errors
-    /// All problems, up to a page.
+    /// All problems, up to a maximum number.
     pub fn from_bytes(bytes: &[u8], path: &str) -> Result<Self, FileErrors> {
         match Self::salvage(bytes, path)? {
             (file, None) => Ok(file),
@@ -124,7 +124,7 @@ impl File {
         }
     }
 
-    /// Reads the valid labels of a file.
+    /// Parses the valid labels of a file.
     ///
     /// # Errors
     /// As [`File::from_bytes`], if no label is valid or a problem is outside all labels.

@@ -1,5 +1,4 @@
-//! Converts YAML nodes to a file, and reports everything that is missing, unknown or invalid at once, each with
-//! its place.
+//! Converts YAML nodes to a file. Reports all missing, unknown and invalid parts at once, each with its place.
 
 use std::ops::Range;
 
@@ -14,16 +13,16 @@ use crate::{
     quote::Quoted,
 };
 
-/// Maximum number of reported problems: a page.
+/// Maximum number of reported problems.
 const MOST_PROBLEMS: usize = 50;
 
-/// Maximum number of groups of all labels: aliases can multiply a small file.
+/// Maximum number of groups of all labels together. Aliases can multiply the content of a small file.
 const MOST_GROUPS: usize = 4096;
 
 const TOP: [&str; 2] = ["version", "mig-configs"];
 const GROUP: [&str; 4] = ["devices", "device-filter", "mig-enabled", "mig-devices"];
 
-/// Reads the valid labels, and reports the invalid ones if the file as a whole is valid.
+/// Parses the valid labels. Reports the invalid ones if the rest of the file is valid.
 pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), FileErrors> {
     let fail = |text: &str, problem| Err(FileErrors::new(Document::MigParted, path, text, vec![problem]));
     if bytes.len() > MOST_BYTES {
@@ -39,7 +38,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), F
     let labels = match yaml::document(text) {
         Ok(Some(root)) => reader.top(&root),
         Ok(None) => {
-            reader.report(&(0..0), "the file is empty", "it begins with `version: v1`, then `mig-configs:`");
+            reader.report(&(0..0), "the file is empty", "write `version: v1` first, then `mig-configs:`");
             Vec::new()
         }
         Err(wrong) => {
@@ -66,14 +65,14 @@ pub(super) struct Reader<'t> {
     text: &'t str,
     problems: Vec<Problem>,
     groups: usize,
-    /// Names of labels that are invalid, or were not read any more.
+    /// Names of labels that are invalid, or were not read.
     wrong: Vec<String>,
     /// Whether a problem is outside all labels.
     beyond_labels: bool,
 }
 
 impl Reader<'_> {
-    /// Converts a span of characters to one of bytes, on one line.
+    /// Converts a span of characters to a span of bytes on one line.
     fn bytes(&self, span: &Range<usize>) -> Range<usize> {
         let at = |n| self.text.char_indices().nth(n).map_or(self.text.len(), |(at, _)| at);
         let start = at(span.start);
@@ -87,12 +86,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns whether the maximum number of problems is reached, so that reading can stop.
+    /// Returns whether the maximum number of problems is reached. Then parsing can stop.
     pub(super) fn full(&self) -> bool {
         self.problems.len() >= MOST_PROBLEMS
     }
 
-    /// Reports keys that are not `known`, and returns which known keys were probably meant.
+    /// Reports keys that are not `known`. Returns the known keys that were probably meant.
     fn strangers(&mut self, entries: &[yaml::Entry], known: &[&'static str], place: &str) -> Vec<&'static str> {
         let mut all = Vec::new();
         for (key, _) in entries {
@@ -102,7 +101,7 @@ impl Reader<'_> {
             }
             let hint = match nearest(name, known.iter().copied()) {
                 _ if matches!(name, "apiVersion" | "kind" | "metadata" | "data") => {
-                    "this is a Kubernetes object: give the file that it holds, such as `config.yaml` of its `data`"
+                    "this is a Kubernetes object: extract the file in it, such as `config.yaml` of its `data`"
                         .to_owned()
                 }
                 Some(meant) => {
@@ -118,8 +117,8 @@ impl Reader<'_> {
 
     fn top(&mut self, root: &Node) -> Vec<Label> {
         let Kind::Map(entries) = &root.kind else {
-            let what = format!("the file is {}, and a mig-parted file is a mapping", root.what());
-            self.report(&root.span, what, "it begins with `version: v1`, then `mig-configs:`");
+            let what = format!("the file is {}, but a mig-parted file is a mapping", root.what());
+            self.report(&root.span, what, "write `version: v1` first, then `mig-configs:`");
             return Vec::new();
         };
         let meant = self.strangers(entries, &TOP, "at the top of the file");
@@ -133,7 +132,7 @@ impl Reader<'_> {
                 self.report(&node.span, what, "write version: v1");
             }
             None if meant.contains(&"version") => {}
-            None => self.report(&root.span, "the file does not say its version", "write version: v1 at its top"),
+            None => self.report(&root.span, "the file has no `version`", "write version: v1 at its top"),
         }
         match get(entries, "mig-configs") {
             Some(node) => self.labels(node),
@@ -150,7 +149,7 @@ impl Reader<'_> {
         let entries = match &node.kind {
             Kind::Map(entries) if !entries.is_empty() => entries,
             Kind::Map(_) | Kind::List(_) | Kind::Scalar { .. } => {
-                let what = format!("`mig-configs` takes labels, and this is {}", node.what());
+                let what = format!("`mig-configs` takes labels, not {}", node.what());
                 let what =
                     if matches!(node.kind, Kind::Map(_)) { "`mig-configs` has no label".to_owned() } else { what };
                 self.report(&node.span, what, "write a name with a colon, and its groups below it");
@@ -185,7 +184,7 @@ impl Reader<'_> {
             }
         };
         if self.groups > MOST_GROUPS {
-            // Reported with the first excess group.
+            // Report this once, at the first group that is too many.
             return None;
         }
         self.groups += items.len();
@@ -203,7 +202,7 @@ impl Reader<'_> {
             return None;
         }
         let Kind::Map(entries) = &node.kind else {
-            let what = format!("a group is a mapping, and this is {}", node.what());
+            let what = format!("a group is a mapping, not {}", node.what());
             self.report(&node.span, what, format!("its keys are: {}", GROUP.join(", ")));
             return None;
         };
@@ -255,7 +254,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns whether all keys are known: only then a missing key is worth a report.
+/// Returns whether all keys are known. Only then a missing key is reported.
 fn has_all_known(entries: &[yaml::Entry]) -> bool {
     entries.iter().all(|(key, _)| key.text().is_some_and(|name| TOP.contains(&name)))
 }

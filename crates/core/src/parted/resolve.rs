@@ -1,6 +1,6 @@
-//! The layouts that a label gives to the GPUs of a host.
+//! Resolves a label to layouts for the GPUs of a host.
 //!
-//! The result names GPUs by UUID, so that the agent plans for the same GPUs even if indexes shift meanwhile.
+//! The result identifies GPUs by UUID, so gpushd plans for the same GPUs even if indexes change.
 
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuState};
 
@@ -15,16 +15,17 @@ use crate::{
 pub struct Resolved {
     /// The layout of each GPU that the label configures, in the host's order.
     pub layouts: Vec<GpuLayout>,
-    /// GPUs that the label leaves out because they have no MIG, in one sentence each.
+    /// GPUs that the label skips because they have no MIG, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// Resolves `label` for the GPUs of a host. `only` are selectors that limit it to some GPUs; an empty list means all.
+/// Resolves `label` for the GPUs of a host. `only` contains selectors that limit it to some GPUs; an empty list means
+/// all GPUs.
 ///
-/// As in mig-parted, a group with `devices: all` and MIG on leaves out GPUs without MIG, unless `only` selects them.
+/// As in mig-parted, a group with `devices: all` and MIG on skips GPUs without MIG, unless `only` selects them.
 ///
 /// # Errors
-/// The label names GPUs that the host does not have or configures none, or the host is not known well enough.
+/// The label names GPUs that the host does not have, or configures none, or too little is known about the host.
 pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Result<Resolved, ApiError> {
     let chosen = match only {
         [] => None,
@@ -35,7 +36,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     for group in &label.groups {
         let parts = of_the_parts(group, gpus, &place(group))?;
         for at in numbered(group, gpus, &parts, &place(group))? {
-            // As in mig-parted, the last of several groups for a GPU counts.
+            // As in mig-parted, if several groups match a GPU, the last one counts.
             wants[at] = Some(group);
         }
     }
@@ -43,8 +44,11 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
         let silent: Vec<String> =
             chosen.iter().filter(|at| wants[**at].is_none()).map(|at| gpus[*at].index.to_string()).collect();
         if !silent.is_empty() {
-            let message = format!("label {} says nothing about GPU {}", Quoted(&label.name), silent.join(", "));
-            return Err(ApiError::new(Code::NotFound, message).hint("leave it out of --gpu, or give it a group"));
+            let message = format!("label {} has no group for GPU {}", Quoted(&label.name), silent.join(", "));
+            return Err(ApiError::new(Code::NotFound, message).hint(
+                "leave it out of --gpu, or add a group for it to \
+                the file",
+            ));
         }
     }
     let meant = |at: &usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(at));
@@ -55,7 +59,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     if let Some(at) = left_out.first()
         && wants.iter().all(Option::is_none)
     {
-        let message = format!("label {} configures no GPU: no GPU that it selects has MIG", Quoted(&label.name));
+        let message = format!("label {} configures no GPU: no GPU that it selects supports MIG", Quoted(&label.name));
         return Err(ApiError::new(Code::Unsupported, message)
             .cause(inventory(gpus))
             .hint(format!("`gpushctl gpu show {}` shows what the GPU can do", gpus[*at].index)));
@@ -74,7 +78,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
         .collect();
     if layouts.is_empty() {
         let mut error =
-            ApiError::new(Code::NotFound, format!("label {} is for no GPU of this host", Quoted(&label.name)));
+            ApiError::new(Code::NotFound, format!("label {} selects no GPU of this host", Quoted(&label.name)));
         for group in label.groups.iter().take(8) {
             let ids: Vec<String> = group.filter.iter().map(ToString::to_string).collect();
             error = error.cause(format!("{}: only for {}", place(group), ids.join(", ")));
@@ -84,14 +88,20 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
         distinct.dedup();
         return Err(error
             .cause(format!("{} ({})", inventory(gpus), distinct.join(", ")))
-            .hint("choose a label for these parts, or add a group with their id"));
+            .hint("choose a label for these GPUs, or add a group with their PCI id"));
     }
-    let remark = |at: &usize| format!("GPU {} ({}) is left out: it has no MIG", gpus[*at].index, gpus[*at].name);
+    let remark = |at: &usize| {
+        format!(
+            "GPU {} ({}) is left out: it does not support \
+        MIG",
+            gpus[*at].index, gpus[*at].name
+        )
+    };
     Ok(Resolved { layouts, remarks: left_out.iter().map(remark).collect() })
 }
 
-/// Returns whether the group requests MIG on a GPU without MIG only because it includes all GPUs. An unreadable
-/// GPU may have MIG: its plan reports the problem.
+/// Returns whether the group skips a GPU: it wants MIG on all GPUs, and this one has no MIG. A GPU that cannot be read
+/// may have MIG, so it is not skipped, and its plan reports the problem.
 fn leaves_out(group: &Group, gpu: &Gpu) -> bool {
     let readable = match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => true,
@@ -117,18 +127,18 @@ fn of_the_parts(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, 
         } else if answers.contains(&None) {
             let message = format!("the PCI ids of GPU {} ({}) are not known", gpu.index, gpu.uuid);
             return Err(ApiError::new(Code::BadRequest, message)
-                .cause(format!("{place}: this device-filter can't be judged without them"))
-                .hint("save the host again with this gpushctl: `gpushctl gpu list --json > FILE`"));
+                .cause(format!("{place}: this device-filter needs them"))
+                .hint("save the host again with this version: `gpushctl gpu list --json > FILE`"));
         }
     }
     Ok(through)
 }
 
-/// Returns those of `parts` that `devices` names.
+/// Returns those of `parts` that `devices` contains.
 fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
     let indexes = match &group.devices {
         Devices::All => return Ok(parts.to_vec()),
-        // A group for other parts uses the indexes of other hosts.
+        // A group for other models contains indexes of other hosts.
         Devices::Listed(_) if parts.is_empty() => return Ok(Vec::new()),
         Devices::Listed(indexes) => indexes,
     };
@@ -138,15 +148,19 @@ fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result
         let message = format!("{place}: there is no GPU {} on this host", absent.join(", "));
         return Err(ApiError::new(Code::NotFound, message)
             .cause(inventory(gpus))
-            .hint("a GPU may have fallen off the bus (`gpushctl status`); or mend `devices` in the file"));
+            .hint("a GPU may have fallen off the bus (`gpushctl status`); or correct `devices` in the file"));
     }
-    // The driver numbers only the remaining GPUs: from the lost one on, the meaning of an index in the file is
-    // uncertain.
+    // The driver numbers only the remaining GPUs. So from the lost GPU on, it is uncertain which GPU an index in the
+    // file means.
     let lost = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).min_by_key(|gpu| gpu.index);
     if let Some(lost) = lost
         && let Some(unsure) = indexes.iter().find(|index| **index >= lost.index)
     {
-        let message = format!("{place}: which GPU index {unsure} means is not sure while GPU {} is lost", lost.index);
+        let message = format!(
+            "{place}: it is uncertain which GPU has index {unsure} while GPU {} is \
+            lost",
+            lost.index
+        );
         return Err(ApiError::new(Code::GpuLost, message)
             .cause(format!("GPU {} ({}) has fallen off the bus; the driver may renumber the GPUs after it", lost.index, lost.uuid))
             .hint("reset it or reboot the host; meanwhile name GPUs by UUID: gpushctl mig apply --gpu UUID --layout ENTRIES"));

@@ -1,24 +1,24 @@
-//! Selection of a label in a file.
+//! Selects a label in a file.
 
 use gpush_api::{ApiError, Code};
 
 use super::{File, Label};
 use crate::{nearest::nearest_few, quote::Quoted};
 
-/// Maximum number of labels in an error.
+/// Maximum number of labels that an error lists.
 const MOST_LISTED: usize = 40;
 
 impl File {
-    /// Returns the label with that name; without a name, the only one.
+    /// Returns the label with this name. Without a name, returns the only label.
     ///
     /// # Errors
-    /// There is none, or there are several; the error lists them.
+    /// There is no such label, or there are several; the error lists them.
     pub fn select(&self, name: Option<&str>) -> Result<&Label, ApiError> {
         match (name, self.labels.as_slice()) {
             (None, [only]) => Ok(only),
             (None, _) => {
-                let message = format!("{} has {} labels, and none is named", self.path, self.labels.len());
-                Err(ApiError::new(Code::BadRequest, message).cause(self.there_are(&[])).hint("name one: -c LABEL"))
+                let message = format!("{} has {} labels, and none is selected", self.path, self.labels.len());
+                Err(ApiError::new(Code::BadRequest, message).cause(self.there_are(&[])).hint("select one: -c LABEL"))
             }
             (Some(name), labels) => labels.iter().find(|label| label.name == name).ok_or_else(|| self.missing(name)),
         }
@@ -31,11 +31,11 @@ impl File {
             .cause(self.there_are(&near));
         match near.first() {
             Some(meant) => error.hint(format!("did you mean `{meant}`?")),
-            None => error.hint("name one of these: -c LABEL"),
+            None => error.hint("select one of these: -c LABEL"),
         }
     }
 
-    /// Lists the labels in one sentence, those in `first` before the others.
+    /// Lists the labels in one sentence. Those in `first` come first.
     fn there_are(&self, first: &[&str]) -> String {
         let rest = self.labels.iter().map(|label| label.name.as_str()).filter(|name| !first.contains(name));
         let names: Vec<String> = first.iter().copied().chain(rest).take(MOST_LISTED).map(shown).collect();
@@ -47,7 +47,7 @@ impl File {
     }
 }
 
-/// Returns a name unchanged if it is safe to print, else quoted.
+/// Returns a name unchanged if it is safe to print, otherwise quoted.
 fn shown(name: &str) -> String {
     if name.chars().any(|c| c.is_control() || c.is_whitespace()) || name.len() > 80 {
         Quoted(name).to_string()

@@ -23,7 +23,7 @@ impl Reader<'_> {
             Kind::List(items) => items.iter().map(Rc::as_ref).collect(),
             Kind::Map(_) => {
                 let hint = "write one id, or a list of them: [\"0x20B210DE\"]";
-                self.report(&node.span, "`device-filter` takes PCI ids, and this is a mapping", hint);
+                self.report(&node.span, "`device-filter` takes PCI ids, not a mapping", hint);
                 return None;
             }
         };
@@ -38,8 +38,8 @@ impl Reader<'_> {
                     well = false;
                 }
                 None => {
-                    let what = format!("`device-filter` takes PCI ids, and this is {}", node.what());
-                    self.report(&node.span, what, "write them side by side: [\"0x20B210DE\", \"0x20B510DE\"]");
+                    let what = format!("`device-filter` takes PCI ids, not {}", node.what());
+                    self.report(&node.span, what, "write them in one list: [\"0x20B210DE\", \"0x20B510DE\"]");
                     well = false;
                 }
             }
@@ -53,17 +53,17 @@ impl Reader<'_> {
             Kind::Scalar { text, .. } if text == "all" => return Some(Devices::All),
             Kind::List(items) => items,
             Kind::Scalar { text, .. } => {
-                let what = format!("`devices` takes `all` or a list, and this is {}", Quoted(text));
+                let what = format!("`devices` takes `all` or a list, not {}", Quoted(text));
                 self.report(&node.span, what, hint);
                 return None;
             }
             Kind::Map(_) => {
-                self.report(&node.span, "`devices` takes `all` or a list, and this is a mapping", hint);
+                self.report(&node.span, "`devices` takes `all` or a list, not a mapping", hint);
                 return None;
             }
         };
         if items.is_empty() {
-            self.report(&node.span, "`devices` is empty: the group is for no GPU", hint);
+            self.report(&node.span, "`devices` is empty: the group selects no GPU", hint);
             return None;
         }
         if items.len() > MOST_DEVICES {
@@ -82,7 +82,7 @@ impl Reader<'_> {
                     well = false;
                 }
                 Kind::List(_) | Kind::Map(_) => {
-                    self.report(&item.span, format!("`devices` takes indexes, and this is {}", item.what()), hint);
+                    self.report(&item.span, format!("`devices` takes indexes, not {}", item.what()), hint);
                     well = false;
                 }
             }
@@ -92,7 +92,7 @@ impl Reader<'_> {
         well.then_some(Devices::Listed(indexes))
     }
 
-    /// Accepts `true` and `false`, and their YAML 1.1 forms, as mig-parted does.
+    /// Parses `true` and `false`, and their YAML 1.1 forms, like mig-parted.
     pub(super) fn flag(&mut self, node: &Node) -> Option<bool> {
         if let Kind::Scalar { text, plain: true } = &node.kind {
             match text.to_ascii_lowercase().as_str() {
@@ -105,19 +105,15 @@ impl Reader<'_> {
             Some(text) => Quoted(text).to_string(),
             None => node.what().to_owned(),
         };
-        self.report(
-            &node.span,
-            format!("`mig-enabled` takes true or false, and this is {found}"),
-            "write true, or false",
-        );
+        self.report(&node.span, format!("`mig-enabled` takes true or false, not {found}"), "write true, or false");
         None
     }
 
-    /// Reads profiles with their counts, as a layout in the order of the file.
+    /// Parses profiles with their counts into a layout, in the order of the file.
     pub(super) fn layout(&mut self, node: &Node) -> Option<Layout> {
         let example = "write a profile and a count on each line: \"1g.10gb\": 7; {} for no instance";
         let Kind::Map(entries) = &node.kind else {
-            let what = format!("`mig-devices` takes profiles with counts, and this is {}", node.what());
+            let what = format!("`mig-devices` takes profiles with counts, not {}", node.what());
             self.report(&node.span, what, example);
             return None;
         };
@@ -141,8 +137,8 @@ impl Reader<'_> {
             }
             let sum: usize = layout.entries.iter().map(|entry| usize::from(entry.count)).sum();
             if sum + usize::from(count) > MOST_IN_ALL {
-                let what = format!("with this one the group has more than {MOST_IN_ALL} instances");
-                self.report(&key.span, what, "counts are those of one GPU");
+                let what = format!("with this profile the group has more than {MOST_IN_ALL} instances");
+                self.report(&key.span, what, "counts are for one GPU");
                 return None;
             }
             layout.entries.push(Entry { count, ..profile });
@@ -163,7 +159,7 @@ impl Reader<'_> {
             Err(error) => {
                 let hint = error.hint.clone().filter(|hint| hint.starts_with("did you mean"));
                 let what = format!("{} is not a MIG profile", Quoted(text));
-                // For a valid form, the reason is more specific: a compute instance with too many slices.
+                // If the form is valid, use the more specific reason: the compute instance has too many slices.
                 let what = if hint.is_none() && text.contains("c.") { error.message.clone() } else { what };
                 self.report(&key.span, what, hint.unwrap_or_else(|| shape.to_owned()));
                 None

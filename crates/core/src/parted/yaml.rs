@@ -1,7 +1,8 @@
-//! YAML as nodes with their places.
+//! Parses YAML into nodes with their places.
 //!
-//! The parser produces events. serde would stop at the first error and lose the places of the others. Anchors,
-//! aliases and merge keys (`<<`) are followed, because such files contain them; limits prevent an explosion.
+//! This uses a parser that produces events, because serde stops at the first error and does not keep the places.
+//! Anchors, aliases and merge keys (`<<`) are supported, because such files contain them. Limits prevent that a small
+//! file expands to a very large one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +12,7 @@ use std::{
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-/// Maximum nesting; a mig-parted file has five levels.
+/// Maximum nesting depth. A mig-parted file has five levels.
 const DEEPEST: usize = 32;
 
 /// Maximum number of entries that merge keys may copy.
@@ -20,16 +21,16 @@ const MOST_MERGED: usize = 10_000;
 /// A value of the file.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// In characters.
+    /// Span in characters.
     pub(super) span: Range<usize>,
-    /// Line, from 1.
+    /// Line, counted from 1.
     pub(super) line: usize,
     pub(super) kind: Kind,
 }
 
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// Text; `plain` means without quotes, so that it may be a number or a truth value.
+    /// A text. `plain`: whether it is without quotes, so that it may be a number or a truth value.
     Scalar { text: String, plain: bool },
     /// A list.
     List(Vec<Rc<Node>>),
@@ -43,11 +44,11 @@ pub(super) type Entry = (Rc<Node>, Rc<Node>);
 /// A problem with its place.
 #[derive(Debug)]
 pub(super) struct Wrong {
-    /// In characters.
+    /// Span in characters.
     pub(super) span: Range<usize>,
     pub(super) message: String,
     pub(super) hint: &'static str,
-    /// Place of the first of two equal keys.
+    /// Span of the first of two equal keys.
     pub(super) first: Option<Range<usize>>,
 }
 
@@ -66,7 +67,7 @@ impl Node {
         }
     }
 
-    /// Returns its kind, with an article.
+    /// Returns the kind of the node, with an article.
     pub(super) fn what(&self) -> &'static str {
         match &self.kind {
             Kind::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null") => "nothing",
@@ -77,7 +78,7 @@ impl Node {
     }
 }
 
-/// An unfinished list or mapping.
+/// A list or mapping that is not complete yet.
 struct Open {
     span: Range<usize>,
     line: usize,
@@ -86,7 +87,7 @@ struct Open {
     map: bool,
 }
 
-/// Reads the only document of a text; returns `None` if there is none.
+/// Parses the only document of a text; returns `None` if there is none.
 pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, Wrong> {
     let mut builder = Builder { anchors: BTreeMap::new(), stack: Vec::new(), merged: 0 };
     let mut root = None;
@@ -98,14 +99,14 @@ pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, Wrong> {
         let done = match event {
             Event::DocumentStart(_) if root.is_some() => {
                 let what = "a second document begins here";
-                return Err(Wrong::at(place(&span), what, "keep one document: labels stand side by side in it"));
+                return Err(Wrong::at(place(&span), what, "keep one document: it can have several labels"));
             }
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
                 continue;
             }
             Event::Alias(anchor) => match builder.anchors.get(&anchor) {
                 Some(node) => builder.put(Rc::clone(node), 0),
-                None => return Err(Wrong::at(place(&span), "this alias is within its own anchor", "write it out")),
+                None => return Err(Wrong::at(place(&span), "this alias is inside its own anchor", "write it out")),
             },
             Event::Scalar(text, style, anchor, tag) => {
                 let string = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
@@ -133,7 +134,7 @@ struct Builder {
 }
 
 impl Builder {
-    /// Adds a finished node to its parent; returns it if it is the root.
+    /// Adds a complete node to its parent. Returns the node if it is the root.
     fn put(&mut self, node: Rc<Node>, anchor: usize) -> Option<Rc<Node>> {
         if anchor != 0 {
             self.anchors.insert(anchor, Rc::clone(&node));
@@ -163,7 +164,7 @@ impl Builder {
         Ok(self.put(node, open.anchor))
     }
 
-    /// Pairs keys with values, rejects duplicates, and expands merge keys.
+    /// Combines keys with values, refuses duplicates, and expands merge keys.
     fn entries(&mut self, items: Vec<Rc<Node>>) -> Result<Vec<Entry>, Wrong> {
         let mut entries = Vec::new();
         let mut seen: BTreeMap<String, Range<usize>> = BTreeMap::new();
@@ -195,7 +196,7 @@ impl Builder {
                 };
                 self.merged += more.len();
                 if self.merged > MOST_MERGED {
-                    return Err(Wrong::at(merge.span.clone(), "`<<` copies too much", "write it out"));
+                    return Err(Wrong::at(merge.span.clone(), "`<<` makes the file too large", "write it out"));
                 }
                 for (key, value) in more {
                     if known.insert(key.text().unwrap_or_default().to_owned()) {

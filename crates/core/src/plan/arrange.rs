@@ -1,4 +1,4 @@
-//! The best arrangement of a target on a GPU: which GPU instances stay, and the placements of the new ones.
+//! Finds the best arrangement of a target on a GPU: which GPU instances stay, and where new ones are placed.
 
 use std::borrow::Cow;
 
@@ -18,9 +18,9 @@ use super::target::{Target, Wanted};
 pub(super) struct Placed<'a> {
     pub(super) wanted: &'a Wanted,
     pub(super) placement: Placement,
-    /// The existing GPU instance that is kept.
+    /// The existing GPU instance, if it is kept.
     pub(super) kept: Option<&'a GpuInstance>,
-    /// Its compute instances.
+    /// The changes to its compute instances.
     pub(super) compute: Adaptation,
 }
 
@@ -40,8 +40,8 @@ pub(super) fn fits(geometry: &Geometry, target: &Target) -> bool {
     arrange(geometry, &[], target, &Holds::default()).is_some()
 }
 
-/// Returns the best arrangement. It destroys instances in use only if every arrangement does. Returns `None` if
-/// the target does not fit on such a GPU.
+/// Returns the best arrangement. It destroys instances in use only if every arrangement does. Returns `None` if the
+/// target does not fit on such a GPU.
 pub(super) fn arrange<'a>(
     geometry: &Geometry,
     instances: &'a [GpuInstance],
@@ -75,14 +75,15 @@ pub(super) fn arrange<'a>(
     Some(Arrangement { cost: answer.cost, placed, destroyed })
 }
 
-/// Equal requested GPU instances: same profile, same fixed placement or none, and same compute instances.
+/// Equal requested GPU instances: the same profile, the same fixed placement or none, and the same compute instances.
 struct Kind {
     /// Their positions in the target.
     members: Vec<usize>,
     group: Group,
 }
 
-/// Returns the kinds of a target, hardest to place first; `None` if the compute instances of one do not fit.
+/// Returns the kinds of a target. Those that are hardest to place come first. Returns `None` if the compute instances
+/// of a kind do not fit.
 fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds: &Holds) -> Option<Vec<Kind>> {
     let mut kinds: Vec<Kind> = Vec::with_capacity(target.instances.len());
     for (position, wanted) in target.instances.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! The part of a previous layout that can be restored around instances that must stay.
+//! Finds the part of a previous layout that can be restored although some instances must stay.
 //!
-//! During a change, a process may enter one of the new instances. After a failure that instance stays, and
-//! every previous instance that does not overlap with it is restored: a usable part of a layout is better than
-//! none.
+//! During a change, a process may start in one of the new instances. If the change then fails, that instance stays.
+//! Every previous instance that does not overlap with it is restored, because a part of the layout is better than
+//! nothing.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ use super::arrange::fits;
 use super::compute;
 use super::target::{Target, Wanted};
 
-/// The part of a previous layout that fits.
+/// The part of a previous layout that can be restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beside {
-    /// The instances that stay and those that are restored.
+    /// The instances that stay, and those that are restored.
     pub target: Target,
     /// New instances that stay, with their processes.
     pub stays: Vec<Blocker>,
@@ -30,15 +30,14 @@ pub struct Beside {
 /// An instance of the previous layout that is not restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
-    /// `3g.40gb@4`, or `1c.3g.40gb in 3g.40gb@4`.
+    /// Name of the instance: `3g.40gb@4`, or `1c.3g.40gb in 3g.40gb@4`.
     pub what: String,
     /// Placements of the GPU instances that block it.
     pub behind: Vec<Placement>,
 }
 
-/// Returns the part of `previous` that fits around the instances of `now` that are in use, or `untouchable` for
-/// another reason; those stay whole. In a GPU instance that existed before, only its compute instances in use
-/// must stay.
+/// Returns the part of `previous` that can be restored. Instances of `now` that are in use, or for which `untouchable`
+/// returns true, stay. If a GPU instance existed before, only its compute instances in use must stay.
 #[must_use]
 pub fn beside(
     geometry: &Geometry,
@@ -74,7 +73,7 @@ pub fn beside(
 }
 
 impl Beside {
-    /// Keeps an instance: unchanged, or with as many of its previous compute instances as possible.
+    /// Keeps an instance. It stays unchanged, or gets back as many of its previous compute instances as possible.
     fn keep(&mut self, geometry: &Geometry, instance: &GpuInstance, before: Option<&GpuInstance>, whole: bool) {
         let as_it_stands = wanted(geometry, instance);
         let Some(before) = before else {

@@ -1,32 +1,32 @@
-//! Total demand of a target, independent of its placement.
+//! The total demand of a target, independent of placements.
 
 use crate::geometry::{ENGINES, EngineRow, Geometry, MOST_INSTANCES, Profile, engine_row};
 
 use super::target::Target;
 
-/// Sums over GPU instances. Those of an unknown profile count only as instances: their slices and engines are
-/// unknown, and they can only be requested where they already are.
+/// Sums over GPU instances. An instance of an unknown profile counts only as an instance, because its slices and
+/// engines are unknown. Such an instance can only be requested where it already exists.
 #[derive(Debug)]
 pub(crate) struct Demand<'a> {
     geometry: &'a Geometry,
     instances: usize,
-    /// Number of each profile, in the geometry's order.
+    /// Number of instances of each profile, in the geometry's order.
     numbers: Vec<u32>,
     /// Minimum number of memory slices.
     pub(in crate::plan) memory: u32,
-    /// Compute slices.
+    /// Number of compute slices.
     pub(in crate::plan) compute: u32,
-    /// Engines.
+    /// Number of engines.
     pub(in crate::plan) engines: EngineRow,
 }
 
 impl<'a> Demand<'a> {
-    /// Sums over the GPU instances of a target.
+    /// Returns the sums for the GPU instances of a target.
     pub(super) fn of(geometry: &'a Geometry, target: &Target) -> Self {
         Self::of_profiles(geometry, target.instances.iter().map(|wanted| wanted.profile_id))
     }
 
-    /// Sums over GPU instances of these profile ids.
+    /// Returns the sums for GPU instances with these profile ids.
     pub(crate) fn of_profiles(geometry: &'a Geometry, profiles: impl Iterator<Item = u32>) -> Self {
         let mut demand = Self {
             geometry,
@@ -50,12 +50,12 @@ impl<'a> Demand<'a> {
         demand
     }
 
-    /// Returns the requested profiles with their numbers.
+    /// Returns the requested profiles with their counts.
     pub(super) fn numbers(&self) -> impl Iterator<Item = (&'a Profile, u32)> {
         self.geometry.profiles.iter().zip(self.numbers.iter().copied()).filter(|(_, number)| *number > 0)
     }
 
-    /// Returns whether the part has enough of everything.
+    /// Returns whether the GPU has enough of everything.
     pub(crate) fn is_met(&self) -> bool {
         self.instances <= MOST_INSTANCES
             && self.compute <= u32::from(self.geometry.compute_slices)
@@ -63,7 +63,7 @@ impl<'a> Demand<'a> {
             && self.short_engine().is_none()
     }
 
-    /// Returns the profiles of which one more instance is possible, by numbers, slices and engines.
+    /// Returns the profiles of which one more instance is possible. Checks counts, slices and engines.
     pub(crate) fn further(&self) -> impl Iterator<Item = &'a Profile> {
         self.geometry.profiles.iter().zip(&self.numbers).map(|(p, n)| (p, *n)).filter_map(|(profile, number)| {
             let possible = self.instances < MOST_INSTANCES
@@ -74,7 +74,7 @@ impl<'a> Demand<'a> {
         })
     }
 
-    /// Returns the first kind of engine that does not suffice.
+    /// Returns the first kind of engine of which the GPU has too few.
     pub(super) fn short_engine(&self) -> Option<usize> {
         (0..ENGINES.len()).find(|&e| self.engines[e] > self.geometry.engines[e])
     }

@@ -1,7 +1,7 @@
 //! Compute instances of one GPU instance: which stay, which are destroyed, and where new ones are placed.
 //!
-//! The same exact search, one level down. A kept GPU instance is adapted: matching compute instances stay, the
-//! rest is destroyed or created. A new one has nothing to keep.
+//! This uses the same exact search as for GPU instances. In a kept GPU instance, matching compute instances stay, and
+//! the others are destroyed or created. A new GPU instance has no compute instances to keep.
 
 use std::borrow::Cow;
 
@@ -19,26 +19,26 @@ use super::target::WantedCompute;
 pub(super) struct Adaptation {
     /// Cost of the destroyed instances.
     pub(super) cost: Cost,
-    /// Positions, in the GPU instance, of those to destroy.
+    /// Compute instances to destroy, by position in the GPU instance.
     pub(super) destroy: Vec<usize>,
-    /// Those to create: position in the request, and the placement, unless the driver chooses it.
+    /// Compute instances to create: position in the request, and the placement, unless the driver chooses it.
     pub(super) create: Vec<(usize, Option<Placement>)>,
 }
 
-/// Returns whether a compute instance must stay: it is leased, it has a process, or the driver assigns a process to its
-/// GPU instance only.
+/// Returns whether a compute instance must stay: it is leased, or it has a process, or the driver assigns a process
+/// only to its GPU instance.
 pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> bool {
     let is_leased = !holds.leases(instance.id, compute.id).is_empty();
     is_leased || !compute.processes.is_empty() || !instance.processes.is_empty()
 }
 
-/// Returns the cost of destroying a compute instance alone.
+/// Returns the cost of destroying only a compute instance.
 fn cost_of(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> Cost {
     Cost::in_use(usize::from(in_use(instance, compute, holds)))
         + Cost::held(usize::from(holds.has_compute_instance(instance.id, compute.id)))
 }
 
-/// Returns the cost of destroying a GPU instance with its contents.
+/// Returns the cost of destroying a GPU instance with its compute instances.
 pub(super) fn cost_of_all(instance: &GpuInstance, holds: &Holds) -> Cost {
     let mut cost = Cost::gpu_instances(1)
         + Cost::slices(usize::from(instance.placement.size))
@@ -52,9 +52,8 @@ pub(super) fn cost_of_all(instance: &GpuInstance, holds: &Holds) -> Cost {
     cost
 }
 
-/// Returns the cost of only adding compute instances. If the driver assigns a process to the GPU instance
-/// itself, the GPU instance must not change: a new compute instance could not be removed while that process
-/// lives.
+/// Returns the cost of only adding compute instances. If the driver assigns a process to the GPU instance itself, the
+/// GPU instance must not change. Otherwise a new compute instance could not be removed while that process is alive.
 fn cost_of_adding(instance: Option<&GpuInstance>, create: &[(usize, Option<Placement>)]) -> Cost {
     let charged = instance.is_some_and(|i| !i.processes.is_empty());
     Cost::in_use(usize::from(charged && !create.is_empty()))
@@ -65,8 +64,8 @@ pub(super) fn fits(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool 
     adapt(profile, wanted, None, &Holds::default()).is_some()
 }
 
-/// Returns the best way from the compute instances of `instance` (none, for a new one) to `wanted`; `None` if
-/// `wanted` does not fit into one GPU instance.
+/// Returns the best changes from the compute instances of `instance` (none for a new one) to `wanted`. Returns `None`
+/// if `wanted` does not fit into one GPU instance.
 pub(super) fn adapt(
     profile: Option<&Profile>,
     wanted: &[WantedCompute],
@@ -111,8 +110,8 @@ pub(super) fn adapt(
     Some(Adaptation { cost, destroy, create })
 }
 
-/// The common case, without a search: one compute instance that occupies the whole GPU instance, as requested
-/// and, in an existing GPU instance, as present.
+/// Handles the common case without a search: the request is one compute instance that occupies the whole GPU instance,
+/// and an existing GPU instance has none or exactly this one.
 fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Option<&GpuInstance>) -> Option<Adaptation> {
     let ([want], Some(whole)) = (wanted, profile?.whole()) else { return None };
     if want.profile_id != whole.profile.id || want.at.is_some() {
@@ -128,7 +127,7 @@ fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Optio
     }
 }
 
-/// Checks slices and numbers only; the search checks placements.
+/// Checks only slices and counts. The search checks placements.
 fn within_capacity(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
     let Some(profile) = profile else { return wanted.len() <= MOST_INSTANCES };
     let known = || wanted.iter().filter_map(|w| profile.compute(w.profile_id));
@@ -143,7 +142,7 @@ fn within_capacity(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool 
 struct Standing {
     profile_id: u32,
     spot: Spot,
-    /// Cost of destroying it, saved by keeping it.
+    /// The cost of destroying it, which is saved if it stays.
     saving: Cost,
 }
 
@@ -170,8 +169,8 @@ impl Standing {
     }
 
     fn is(&self, want: &WantedCompute, spot: Spot) -> bool {
-        // The start and profile identify the instance. Sizes may differ: the driver may reserve more slots for
-        // a profile than the plan expected.
+        // Start and profile identify the instance. Its size may differ, because the driver may reserve more slots than
+        // the plan expected.
         self.profile_id == want.profile_id && self.spot.placement.start == spot.placement.start
     }
 }
@@ -184,7 +183,7 @@ fn guess(profile: Option<&Compute>, taken: Slices) -> Spot {
         .unwrap_or(SOMEWHERE)
 }
 
-/// The spot of a compute instance of unknown profile and placement: it may be anywhere.
+/// The spot of a compute instance with unknown profile and placement. It counts as occupying all slices.
 const SOMEWHERE: Spot = Spot { placement: Placement { start: 0, size: u8::MAX }, slices: Slices::ALL };
 
 /// Returns the spots for a requested compute instance.
@@ -204,8 +203,8 @@ fn is_ours_to_place(profile: Option<&Profile>, want: &WantedCompute) -> bool {
     }
 }
 
-/// Groups equal requested compute instances, hardest to place first. Returns also the positions of each group's
-/// members in the request.
+/// Groups equal requested compute instances. Those that are hardest to place come first. Also returns the positions of
+/// each group's members in the request.
 fn group(profile: Option<&Profile>, wanted: &[WantedCompute], standing: &[Standing]) -> (Vec<Group>, Vec<Vec<usize>>) {
     let mut members: Vec<Vec<usize>> = Vec::with_capacity(wanted.len());
     for (position, want) in wanted.iter().enumerate() {

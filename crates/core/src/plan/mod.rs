@@ -1,4 +1,4 @@
-//! The planner: exact, minimal plans from the present instances of a GPU to the requested ones.
+//! The planner: exact, minimal plans from the current instances of a GPU to the requested ones.
 //!
 //! ```text
 //! Layout ──resolve──► Target ─┐
@@ -7,16 +7,26 @@
 //!                                     └─────► refusal    the smallest reason why not
 //! ```
 //!
-//! Every plan satisfies these constraints: instances in use stay, fixed placements are used, and no step
-//! exceeds slices, engines or numbers, so the driver has no reason to refuse one. Among these plans, it
-//! minimises in this order: destroyed instances with an MPS daemon, destroyed GPU instances,
-//! destroyed compute instances in GPU instances that stay, and destroyed memory slices. Then it maximises the
-//! (profile, placement) pairs that remain possible, and prefers low placements, by start and then profile id.
-//! `tests/oracle.rs` proves by exhaustive search that there is no better plan.
+//! Every plan satisfies these constraints:
 //!
-//! A compute instance is *in use* if a process runs in it, or if it is leased, idle or not. If the driver assigns a
-//! process to a GPU instance without naming the compute instance, all its compute instances count as in use, and none
-//! is added.
+//! - Instances in use stay.
+//! - Fixed placements are used.
+//! - No step exceeds slices, engines or counts, so the driver has no reason to refuse one.
+//!
+//! Among these plans, the planner chooses by these criteria, in this order:
+//!
+//! 1. fewest destroyed instances with an MPS daemon;
+//! 2. fewest destroyed GPU instances;
+//! 3. fewest destroyed compute instances in GPU instances that stay;
+//! 4. fewest destroyed memory slices;
+//! 5. most (profile, placement) pairs that remain possible;
+//! 6. lowest placements, by start and then profile id.
+//!
+//! `tests/oracle` shows by exhaustive search that there is no better plan.
+//!
+//! A compute instance is *in use* if a process runs in it, or if it is leased, even if it is idle. If the driver
+//! assigns a process to a GPU instance without the compute instance, all its compute instances count as in use, and
+//! none is added.
 //!
 //! | file | subject |
 //! |---|---|
@@ -26,9 +36,9 @@
 //! | `arrange` | the best arrangement of GPU instances |
 //! | `compute` | the same within one GPU instance |
 //! | `search` | the exact search that both use |
-//! | `objective` | what it minimises |
+//! | `objective` | the cost of a plan |
 //! | `steps` | the arrangement as ordered steps |
-//! | `refusal` | why there is none |
+//! | `refusal` | why there is no plan |
 //! | `beside` | the part of a previous layout that can be restored |
 //! | `outcome` | the instances after a plan, and foreign instances |
 
@@ -61,7 +71,7 @@ pub use target::{Target, Wanted, WantedCompute};
 pub struct Plan {
     /// Steps in order; empty if the GPU already has the target.
     pub steps: Vec<InstanceStep>,
-    /// Ids of the GPU instances that stay, by placement.
+    /// Ids of the GPU instances that stay, sorted by placement.
     pub keeps: Vec<u32>,
     /// Placement of each GPU instance of the target, in the target's order.
     pub placements: Vec<Placement>,
@@ -83,7 +93,7 @@ impl Holds {
         self.gpu_instances.insert(gi);
     }
 
-    /// Adds a compute instance by the ids of its GPU instance and itself.
+    /// Adds a compute instance by the id of its GPU instance and its own id.
     pub fn add_compute_instance(&mut self, gi: u32, ci: u32) {
         self.compute_instances.insert((gi, ci));
     }
@@ -103,7 +113,7 @@ impl Holds {
         self
     }
 
-    /// The leases on a compute instance.
+    /// Returns the leases on a compute instance.
     fn leases(&self, gi: u32, ci: u32) -> &[LeaseUse] {
         self.leases.get(&(gi, ci)).map_or(&[], Vec::as_slice)
     }
@@ -117,7 +127,7 @@ impl Holds {
     }
 }
 
-/// Returns the plan that takes a GPU from `instances` to `target`.
+/// Returns a plan that changes a GPU from `instances` to `target`.
 ///
 /// # Errors
 /// The smallest reason why there is no plan.
@@ -125,11 +135,11 @@ pub fn plan(geometry: &Geometry, instances: &[GpuInstance], target: &Target) -> 
     plan_around(geometry, instances, target, &Holds::default())
 }
 
-/// Returns the plan that takes a GPU from `instances` to `target` and avoids destroying `holds`.
+/// Returns a plan that changes a GPU from `instances` to `target`, and destroys instances of `holds` only if necessary.
 ///
 /// # Errors
-/// The smallest reason why there is no plan. Leased instances are in use; instances with an MPS daemon are only avoided
-/// where possible.
+/// The smallest reason why there is no plan. Leased instances count as in use. Instances with an MPS daemon are
+/// destroyed only if there is no other plan.
 pub fn plan_around(
     geometry: &Geometry,
     instances: &[GpuInstance],

@@ -1,13 +1,12 @@
-//! The cost of a plan, to compare plans.
+//! The cost of a plan. It is used to compare plans.
 //!
-//! The order is part of the design: destroyed instances count first, and one instance of a higher class
-//! outweighs any number of the next. One integer holds all counts, the highest class in the highest bits, so
-//! the search adds, subtracts and compares costs in single instructions. With equal costs, the search compares
-//! remaining room, then low placements.
+//! Destroyed instances count first, and one instance of a higher class outweighs any number of the next class. One
+//! integer contains all counts, with the highest class in the highest bits. So the search adds, subtracts and compares
+//! costs in single instructions. If costs are equal, the search compares the remaining room, then the placements.
 //!
 //! ```text
 //! bits 48…59  in use      instances in use destroyed: above zero, the plan is blocked
-//! bits 36…47  held        instances destroyed that hold a lease or an MPS daemon
+//! bits 36…47  held        instances destroyed that have an MPS daemon
 //! bits 24…35  GPU         GPU instances destroyed
 //! bits 12…23  compute     compute instances destroyed in GPU instances that stay
 //! bits  0…11  slices      memory slices destroyed
@@ -17,7 +16,7 @@ use std::ops::{Add, AddAssign, Sub};
 
 const FIELD: u32 = 12;
 
-/// A sum of destroyed objects. A saving is a cost too, subtracted.
+/// Counts of destroyed objects. A saving is also a cost, which is subtracted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Cost(i64);
 
@@ -30,27 +29,27 @@ impl Cost {
         Self(count << (FIELD * number))
     }
 
-    /// Cost of instances in use.
+    /// Returns the cost of instances in use.
     pub(super) fn in_use(n: usize) -> Self {
         Self::field(n, 4)
     }
 
-    /// Cost of instances with a lease or an MPS daemon.
+    /// Returns the cost of instances with an MPS daemon.
     pub(super) fn held(n: usize) -> Self {
         Self::field(n, 3)
     }
 
-    /// Cost of GPU instances.
+    /// Returns the cost of GPU instances.
     pub(super) fn gpu_instances(n: usize) -> Self {
         Self::field(n, 2)
     }
 
-    /// Cost of compute instances in GPU instances that stay.
+    /// Returns the cost of compute instances in GPU instances that stay.
     pub(super) fn compute_instances(n: usize) -> Self {
         Self::field(n, 1)
     }
 
-    /// Cost of memory slices.
+    /// Returns the cost of memory slices.
     pub(super) fn slices(n: usize) -> Self {
         Self::field(n, 0)
     }

@@ -1,14 +1,14 @@
-//! The instances after a plan, and which instances do not come from it.
+//! The instances after a plan, and instances that do not come from it.
 //!
-//! After an interruption, a GPU has instances of three kinds: previous ones, those of the plan, and those that
-//! another program has created meanwhile. gpush destroys none of the last kind, idle or not.
+//! After an interruption, a GPU may have previous instances, instances of the plan, and instances that another program
+//! has created since. gpush never destroys the last kind, not even idle ones.
 
 use std::collections::BTreeSet;
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep};
 
-/// Returns the instances after `steps` on `before`. The ids of new ones are arbitrary, because the driver
-/// chooses them.
+/// Returns the instances after executing `steps` on `before`. The ids of new instances are placeholders, because the
+/// driver chooses them.
 #[must_use]
 pub fn outcome<'a>(before: &[GpuInstance], steps: impl IntoIterator<Item = &'a InstanceStep>) -> Vec<GpuInstance> {
     let mut after = before.to_vec();
@@ -48,7 +48,7 @@ pub fn outcome<'a>(before: &[GpuInstance], steps: impl IntoIterator<Item = &'a I
     after
 }
 
-/// Returns the layout of exactly these GPU instances, with their placements.
+/// Returns the layout of exactly these GPU instances, including their placements.
 #[must_use]
 pub fn entries(instances: &[GpuInstance]) -> Vec<String> {
     let entry = |instance: &GpuInstance, compute: &ComputeInstance| {
@@ -60,8 +60,8 @@ pub fn entries(instances: &[GpuInstance]) -> Vec<String> {
     if all.is_empty() { vec![crate::layout::NONE.to_owned()] } else { all }
 }
 
-/// Returns the ids of foreign GPU instances in `now`: those that are neither in `before` nor in `after`, or
-/// have a compute instance that is in neither.
+/// Returns the ids of foreign GPU instances in `now`. An instance is foreign if it is neither in `before` nor in
+/// `after`, or if it has a compute instance that is in neither.
 #[must_use]
 pub fn others(now: &[GpuInstance], before: &[GpuInstance], after: &[GpuInstance]) -> BTreeSet<u32> {
     let ours = |instance: &GpuInstance| {

@@ -1,8 +1,8 @@
-//! Packing compute instances into the fewest GPU instances.
+//! Packs compute instances into the fewest GPU instances.
 //!
-//! `1c.3g.40gb*4` requests only compute instances; this module determines the number of `3g.40gb`. Each compute
-//! instance, in the written order, goes into the first GPU instance with room for it, unless that would need
-//! one more GPU instance than necessary.
+//! `1c.3g.40gb*4` requests only compute instances; this module determines the number of `3g.40gb`. It puts each compute
+//! instance, in the written order, into the first GPU instance with enough room, unless that would need more GPU
+//! instances than necessary.
 
 use gpush_api::{Placement, Refusal};
 
@@ -16,9 +16,9 @@ use super::target::{Wanted, WantedCompute};
 pub(super) struct Pack<'a> {
     /// Profile of the GPU instances.
     pub(super) profile: &'a Profile,
-    /// Placement, if it is fixed; then there can be only one GPU instance.
+    /// Placement, if it is fixed. Then there can be only one GPU instance.
     pub(super) at: Option<Placement>,
-    /// Position of their GPU instances in the target's list.
+    /// Position of the GPU instances in the target's list.
     pub(super) position: usize,
     /// Compute instances, in the written order.
     pub(super) compute: Vec<WantedCompute>,
@@ -29,7 +29,7 @@ impl<'a> Pack<'a> {
         Self { profile, at, position, compute: Vec::new() }
     }
 
-    /// Returns the GPU instances that contain them.
+    /// Returns the GPU instances that contain the compute instances.
     pub(super) fn into_instances(self) -> Result<Vec<Wanted>, Refusal> {
         let slices =
             |c: &WantedCompute| self.profile.compute(c.profile_id).map_or(0, |p| usize::from(p.profile.slices));
@@ -60,7 +60,7 @@ impl<'a> Pack<'a> {
 fn fill(profile: &Profile, compute: &[WantedCompute], bins: &mut [Vec<WantedCompute>]) -> bool {
     let Some((first, later)) = compute.split_first() else { return true };
     for n in 0..bins.len() {
-        // Bins with equal contents are equivalent.
+        // Bins with equal contents give the same result.
         if bins[..n].contains(&bins[n]) {
             continue;
         }

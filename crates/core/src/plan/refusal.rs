@@ -1,8 +1,8 @@
-//! The smallest reason that explains why a target is refused.
+//! Finds the smallest reason that explains why a target is refused.
 //!
-//! Reasons are tried from the most specific to the least specific: a name, a placement, two placements, a
-//! number, a sum, and only then "these cannot be arranged", with as few entries as possible. Instances in use
-//! come last: they can only block a target that fits on an empty GPU.
+//! Reasons are tried from the most specific to the least specific: a name, a placement, two placements, a count, a sum.
+//! The last one is "these cannot be arranged", with as few entries as possible. Instances in use are checked after all
+//! of them, because they can only block a target that fits on an empty GPU.
 
 use gpush_api::{Blocker, GpuInstance, LeaseUse, Process, Refusal};
 
@@ -19,10 +19,10 @@ use super::target::{Target, Wanted};
 /// Maximum number of suggested names.
 const MOST_NAMES: usize = 3;
 
-/// Maximum edit distance of a suggested name with another slice count.
+/// Maximum edit distance of a suggested name that has another number of slices.
 const MOST_EDITS: usize = 2;
 
-/// Maximum number of entries for the exhaustive search of a smallest subset; more than any part has slices.
+/// Maximum number of entries for the exhaustive search of a smallest subset. No GPU has this many slices.
 const MOST_TRIED: usize = 12;
 
 /// Returns the refusal of a profile name that the GPU does not have.
@@ -31,15 +31,15 @@ pub(super) fn unknown_profile(geometry: &Geometry, name: &str) -> Refusal {
     Refusal::UnknownProfile { profile: name.to_owned(), nearest: nearest_names(name, names) }
 }
 
-/// Returns the refusal of a compute instance with a slice count that the profile does not offer.
+/// Returns the refusal of a compute instance whose number of slices the profile does not offer.
 pub(super) fn unknown_compute_profile(profile: &Profile, slices: u8) -> Refusal {
     let name = format!("{slices}c.{}", profile.profile.name);
     let names = profile.compute.iter().map(|c| (c.profile.name.as_str(), c.profile.slices));
     Refusal::UnknownProfile { nearest: nearest_names(&name, names), profile: name }
 }
 
-/// Returns the most similar names: those with the same slice count, by similarity; if there are none, any
-/// similar ones.
+/// Returns the most similar names. Names with the same number of slices come first; other names are returned only if
+/// there are none.
 fn nearest_names<'a>(written: &str, names: impl Iterator<Item = (&'a str, u8)>) -> Vec<String> {
     let digits = written.len() - written.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let slices: Option<u8> = written[..digits].parse().ok();
@@ -87,7 +87,8 @@ fn placements_overlap(target: &Target) -> Option<Refusal> {
     })
 }
 
-/// Returns whether there are too many of one profile, because of slices, engines or the driver's limit.
+/// Returns the refusal if there are too many instances of one profile, because of slices, engines or the driver's
+/// limit.
 fn too_many(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> {
     let (profile, wanted) = demand.numbers().find(|(profile, n)| *n > u32::from(profile.profile.max))?;
     let slices_suffice = profile.memory_slices() * wanted <= u32::from(geometry.memory_slices)
@@ -147,8 +148,8 @@ fn members(all: &[Wanted], subset: u32) -> impl Iterator<Item = &Wanted> {
     all.iter().enumerate().filter(move |(n, _)| subset & (1 << n) != 0).map(|(_, wanted)| wanted)
 }
 
-/// Returns the instances in use that the best arrangement would destroy. It is a smallest set, because the
-/// search counts them first.
+/// Returns the instances in use that the best arrangement would destroy. There is no smaller set, because the search
+/// counts these instances first.
 pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &Holds) -> Refusal {
     let mut blockers = Vec::new();
     for instance in &arrangement.destroyed {
@@ -169,7 +170,7 @@ pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &Holds) -> Refusal {
     Refusal::Blocked { blockers }
 }
 
-/// Returns an instance's compute instances in use, with their processes and leases.
+/// Returns the compute instances of an instance that are in use, with their processes and leases.
 fn users(
     instance: &GpuInstance,
     positions: impl Iterator<Item = usize>,

@@ -1,12 +1,12 @@
-//! The exact search: assigns a separate spot to each item, and keeps existing items where possible.
+//! The exact search. It assigns a separate spot to each item, and keeps existing items where possible.
 //!
-//! It serves GPU instances on a GPU and compute instances in a GPU instance alike. Each requested item gets one
-//! of its spots so that no two share a slice. Of all assignments, the search takes the one with the least
-//! destroyed, then the most room left, then the lowest placements. Equal items form a group and take spots in
-//! ascending order, so that no arrangement is examined twice.
+//! The planner uses it for GPU instances on a GPU and for compute instances in a GPU instance. Each requested item gets
+//! one of its possible spots, and no two items share a slice. Of all assignments, the search returns the one that
+//! destroys least. Among equals, it prefers more remaining room, then lower placements. Equal items form a group and
+//! take spots in ascending order, so no arrangement is examined twice.
 //!
-//! It is a branch and bound over at most [`MOST_INSTANCES`] items. The bound is the largest possible saving of
-//! the groups not yet placed. The inner loop uses masks and integers and allocates nothing.
+//! The algorithm is branch and bound over at most [`MOST_INSTANCES`] items. The bound is the largest possible saving of
+//! the groups that are not placed yet. The inner loop uses only masks and integers, and allocates nothing.
 
 use std::cmp::Reverse;
 
@@ -14,14 +14,14 @@ use crate::geometry::{MOST_INSTANCES, Slices};
 
 use super::objective::Cost;
 
-/// A spot for an item of a group.
+/// A possible spot for an item of a group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate {
-    /// Slices that it covers.
+    /// Slices that the spot covers.
     pub(super) slices: Slices,
     /// Order among equals: the start, then the profile id.
     pub(super) rank: u64,
-    /// Cost saved by this spot, if the same item exists there.
+    /// The saved cost, if the same item already exists there.
     pub(super) saving: Cost,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn rank(start: u8, profile_id: u32) -> u64 {
 pub(super) struct Group {
     /// Number of items.
     pub(super) count: usize,
-    /// Their spots, by start.
+    /// Possible spots, by start.
     pub(super) candidates: Vec<Candidate>,
 }
 
@@ -46,28 +46,28 @@ pub(super) struct Problem<'a> {
     pub(super) groups: &'a [Group],
     /// Cost of keeping nothing.
     pub(super) destroy_all: Cost,
-    /// Spots of further instances; each one that stays free counts.
+    /// Spots of additional instances. The more of them stay free, the better.
     pub(super) further: &'a [Slices],
 }
 
 /// The best arrangement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer {
-    /// Its cost.
+    /// Cost of the arrangement.
     pub(super) cost: Cost,
-    /// Candidate of each thing, group by group.
+    /// Candidate of each item, group by group.
     chosen: [u8; MOST_INSTANCES],
 }
 
 impl Answer {
-    /// Returns the candidate index of the `n`th item, counted through the groups in order.
+    /// Returns the candidate index of item `n`. Items are counted through the groups in order.
     pub(super) fn candidate(&self, n: usize) -> usize {
         usize::from(self.chosen[n])
     }
 }
 
 impl Problem<'_> {
-    /// Returns the best arrangement, or `None` if there is none.
+    /// Returns the best arrangement; `None` if there is none.
     pub(super) fn solve(&self) -> Option<Answer> {
         let mut things = [0; MOST_INSTANCES];
         let mut most_saved = [Cost::NONE; MOST_INSTANCES + 1];
@@ -79,7 +79,7 @@ impl Problem<'_> {
             things[count..count + group.count].fill(index);
             count += group.count;
         }
-        // Starting at the last item: the k last ones of a group save at most its k largest savings.
+        // Begins at the last item. The last k items of a group save at most the sum of its k largest savings.
         let mut thing = count;
         for group in self.groups.iter().rev() {
             let after = most_saved[thing];
@@ -121,7 +121,7 @@ struct Search<'a> {
     problem: &'a Problem<'a>,
     /// Group of each item.
     things: &'a [usize],
-    /// Largest possible saving of the items from each one on.
+    /// Largest possible saving of each item and all later ones.
     most_saved: [Cost; MOST_INSTANCES + 1],
     chosen: [u8; MOST_INSTANCES],
     best: Option<Best>,
@@ -147,7 +147,7 @@ impl Search<'_> {
         }
     }
 
-    /// Compares a complete arrangement with the best so far.
+    /// Compares a complete arrangement with the best one so far.
     fn weigh(&mut self, taken: Slices, cost: Cost) {
         let room = self.problem.further.iter().filter(|spot| !spot.meets(taken)).count();
         let ranks = self.ranks();
@@ -160,7 +160,7 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the ranks of everything in the arrangement, lowest first.
+    /// Returns the ranks of all items in the arrangement, lowest first.
     fn ranks(&self) -> [u64; MOST_INSTANCES] {
         let mut ranks = [u64::MAX; MOST_INSTANCES];
         for (thing, group) in self.things.iter().enumerate() {

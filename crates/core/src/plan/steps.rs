@@ -1,8 +1,8 @@
 //! The steps of a plan, in a feasible order.
 //!
-//! First everything that must be destroyed, compute instances before their GPU instance; then everything new,
-//! GPU instances before their compute instances. So at every moment the GPU has a subset of the old or of the
-//! new instances, and either fits. Within that, low placements come first, so that equal plans have equal text.
+//! Everything to destroy comes first, compute instances before their GPU instances. Then everything new is created, GPU
+//! instances before their compute instances. So at any time the GPU has a subset of the old or of the new instances,
+//! and both fit. Within this order, low placements come first, so that equal plans have equal text.
 
 use gpush_api::{GpuInstance, InstanceStep};
 

@@ -1,8 +1,8 @@
 //! The target of a GPU: a layout resolved against the GPU's geometry.
 //!
-//! A layout is text for any number of GPUs; a target is for one: every entry is one GPU instance with the
-//! driver's profile id and its compute instances. A target can also be made from existing instances
-//! ([`Target::of_instances`]), with their placements: a rollback uses that.
+//! A layout is text for any number of GPUs. A target is for one GPU: every entry is one GPU instance, with the driver's
+//! profile id and its compute instances. A rollback makes a target from existing instances, with their placements
+//! ([`Target::of_instances`]).
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use super::{packing, refusal};
 /// The exact set of instances for one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Target {
-    /// GPU instances, in the order in which the layout has them.
+    /// GPU instances, in the layout's order.
     pub instances: Vec<Wanted>,
 }
 
@@ -27,17 +27,17 @@ pub struct Wanted {
     pub profile_id: u32,
     /// Placement, if it is fixed.
     pub at: Option<Placement>,
-    /// Its exact set of compute instances; may be empty.
+    /// The exact set of compute instances; may be empty.
     pub compute: Vec<WantedCompute>,
     /// Profile name.
     pub profile: String,
 }
 
-/// A requested compute instance. Sharing of its MIG device is not included: a change of sharing is no reason to
-/// create the instance again.
+/// A requested compute instance. It does not contain whether its MIG device is shared, because a change of sharing does
+/// not need a new instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedCompute {
-    /// Profile id, as the driver reports it within its GPU instance profile.
+    /// Profile id that the driver reports within the GPU instance profile.
     pub profile_id: u32,
     /// Placement in compute slots, if it is fixed.
     pub at: Option<Placement>,
@@ -46,11 +46,11 @@ pub struct WantedCompute {
 }
 
 impl Target {
-    /// Resolves a layout for a GPU of this geometry.
+    /// Resolves a layout for a GPU with this geometry.
     ///
     /// # Errors
-    /// The smallest reason why the layout does not fit on such a GPU, even an empty one. A returned target can
-    /// be refused only because of instances in use.
+    /// The smallest reason why the layout does not fit on such a GPU, even an empty one. If a target is returned, only
+    /// instances in use can block it.
     pub fn resolve(geometry: &Geometry, layout: &Layout) -> Result<Self, Refusal> {
         let mut instances = Vec::new();
         let mut packs: Vec<packing::Pack<'_>> = Vec::new();
@@ -82,7 +82,7 @@ impl Target {
                 })),
             }
         }
-        // From the last pack to the first, so that earlier positions stay valid.
+        // Begin at the last pack, so that earlier positions stay valid.
         for pack in packs.into_iter().rev() {
             let position = pack.position;
             instances.splice(position..position, pack.into_instances()?);
@@ -96,8 +96,8 @@ impl Target {
 
     /// Returns the target of the existing instances, with all placements.
     ///
-    /// Instances of a profile that is missing in the geometry are included: their profile id and placement
-    /// suffice to create them again.
+    /// Instances whose profile is missing in the geometry are included. Profile id and placement suffice to create them
+    /// again.
     #[must_use]
     pub fn of_instances(geometry: &Geometry, instances: &[GpuInstance]) -> Self {
         let wanted = |instance: &GpuInstance| Wanted {

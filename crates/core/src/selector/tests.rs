@@ -109,7 +109,7 @@ fn unmatched_selector_lists_the_gpus() {
 fn host_without_gpus_is_named_in_selector_error() {
     let error = Selector::resolve(&["all"], &[] as &[Gpu]).unwrap_err();
     assert_eq!(error.message, "there is no GPU");
-    assert_eq!(inventory::<Gpu>(&[]), "this host shows no GPU");
+    assert_eq!(inventory::<Gpu>(&[]), "the driver shows no GPU on this host");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn too_many_selectors_are_refused_by_number() {
     for texts in [vec!["0".to_owned(); MOST + 1], vec![vec!["0"; MOST].join(","), "1".to_owned()]] {
         let error = Selector::resolve(&texts, &gpus).unwrap_err();
         assert_eq!(error.code, Code::BadRequest);
-        assert_eq!(error.message, "257 GPU selectors are too many: at most 256 are taken at once");
+        assert_eq!(error.message, "257 GPU selectors are too many: the limit is 256");
         assert!(error.hint.is_some());
     }
 }

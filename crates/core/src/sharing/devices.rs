@@ -1,8 +1,8 @@
 //! The MIG devices that a layout's `:mps` entries select.
 //!
-//! A layout gives numbers of devices, and placements for some. So entries with a placement are resolved first,
-//! shared or not: they take the device there. The other devices of a kind are interchangeable: already shared
-//! ones come first, then the lowest.
+//! A layout contains counts of devices, and placements for some of them. Entries with a placement are resolved first,
+//! shared or not: they select the device at that placement. The other devices of a kind are equal. Of these, devices
+//! that are already shared are selected first, then those with the lowest placement.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +18,8 @@ pub(super) struct Device<'a> {
     pub(super) compute: &'a ComputeInstance,
 }
 
-/// Returns the display name of a MIG device: `2g.20gb@2`, or `1c.3g.40gb@0/2` for a part of its GPU instance,
-/// with its compute slot. The name does not depend on neighbouring devices.
+/// Returns the display name of a MIG device: `2g.20gb@2`, or `1c.3g.40gb@0/2` for a part of its GPU instance, with its
+/// compute slot. The name does not depend on other devices.
 #[must_use]
 pub fn words(instance: &GpuInstance, compute: &ComputeInstance) -> String {
     let start = instance.placement.start;
@@ -35,7 +35,7 @@ impl Device<'_> {
         words(self.instance, self.compute)
     }
 
-    /// Returns its compute slices; those of the whole GPU if unknown.
+    /// Returns the compute slices of the device; if unknown, those of the whole GPU.
     pub(super) fn slices(&self, mig: &Mig) -> u8 {
         part(&self.compute.profile).or_else(|| whole(&self.instance.profile)).unwrap_or(mig.compute_slices)
     }
@@ -68,7 +68,7 @@ impl Kind {
         Self { profile: profile.to_ascii_lowercase(), compute: compute.to_ascii_lowercase() }
     }
 
-    /// Returns the kind that a layout entry means on a GPU.
+    /// Returns the kind of device that a layout entry selects on a GPU.
     fn of_entry(entry: &Entry, geometry: &Geometry) -> Self {
         let profile = entry.profile.to_ascii_lowercase();
         let known = geometry.named(&profile);
@@ -85,17 +85,17 @@ impl Kind {
     }
 }
 
-/// Returns the 1 of `1c.3g.40gb`.
+/// Returns the number of compute slices: 1 for `1c.3g.40gb`.
 fn part(compute_profile: &str) -> Option<u8> {
     compute_profile.split_once("c.")?.0.parse().ok()
 }
 
-/// Returns the 3 of `3g.40gb`.
+/// Returns the number of compute slices: 3 for `3g.40gb`.
 fn whole(profile: &str) -> Option<u8> {
     profile.split_once('g')?.0.parse().ok()
 }
 
-/// Number of requested devices of a kind.
+/// Number of requested devices of a kind, shared and not shared.
 #[derive(Debug, Clone, Copy, Default)]
 struct Wanted {
     shared: usize,
@@ -113,7 +113,7 @@ impl Wanted {
     }
 }
 
-/// Returns the existing devices that the layout shares, by placement.
+/// Returns the existing devices that the layout shares, sorted by placement.
 pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) -> Vec<Device<'a>> {
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let mut wanted: BTreeMap<Kind, BTreeMap<Option<u8>, Wanted>> = BTreeMap::new();
@@ -129,7 +129,7 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) 
         for (start, wanted) in places {
             let is_here = |device: &Device<'_>| Some(device.instance.placement.start) == start;
             chosen.extend(take(&mut pool, wanted.shared, is_here));
-            // Entries without sharing take devices that are not shared yet, from the end of that order.
+            // Entries without sharing select devices that are not shared yet, from the end of that order.
             pool.reverse();
             take(&mut pool, wanted.plain, is_here);
             pool.reverse();
@@ -140,7 +140,7 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) 
     chosen
 }
 
-/// Returns the existing devices that were shared before, by placement.
+/// Returns the existing devices that were shared before, sorted by placement.
 pub(super) fn standing<'a>(mig: &'a Mig, had: &BTreeSet<String>) -> Vec<Device<'a>> {
     let mut devices: Vec<Device<'a>> = all(mig).filter(|device| device.is_in(had)).collect();
     devices.sort_by_key(Device::place);
@@ -152,7 +152,7 @@ fn all(mig: &Mig) -> impl Iterator<Item = Device<'_>> {
     mig.instances.iter().flat_map(move |instance| instance.compute.iter().map(of(instance)))
 }
 
-/// Removes and returns the first `count` that fit.
+/// Removes and returns the first `count` devices that fit.
 fn take<'a>(pool: &mut Vec<Device<'a>>, count: usize, fits: impl Fn(&Device<'a>) -> bool) -> Vec<Device<'a>> {
     let mut taken = Vec::new();
     pool.retain(|device| {

@@ -7,8 +7,9 @@ use gpush_api::{
 use super::{Target, label, too_old};
 use crate::{config::Config, desired};
 
-/// Returns the maximum number of clients of a MIG device: according to NVIDIA's MIG guide it is proportional to
-/// the compute instance. If `wanted` exceeds a GPU's default, the driver is assumed to support it.
+/// Returns the maximum number of clients of a MIG device. According to NVIDIA's MIG guide, it is proportional to the
+/// size of the compute instance. If `wanted` exceeds a GPU's default, this function assumes that the driver supports
+/// that.
 #[must_use]
 pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
     let whole = wanted.max(MPS_CLIENTS);
@@ -16,26 +17,26 @@ pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
     wanted.min(part.max(1))
 }
 
-/// Refuses settings that exceed a target's memory. `label` is its name in the message.
+/// Refuses settings that exceed a target's memory. `label` is the target's name in the message.
 ///
 /// # Errors
-/// The memory limit exceeds the memory: it would have no effect.
+/// The memory limit exceeds the memory, so it would have no effect.
 pub fn fits(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), ApiError> {
     match over(settings, memory_mib) {
         Some(limit) => Err(ApiError::new(Code::BadRequest, sentence(limit, label, memory_mib))
-            .hint(format!("give at most {memory_mib}M, or leave it out for no limit"))),
+            .hint(format!("use at most {memory_mib}M, or leave it out for no limit"))),
         None => Ok(()),
     }
 }
 
-/// Returns the same as a sentence.
+/// Returns the same problem as a sentence.
 pub(super) fn too_much(target: &Target) -> Option<String> {
     let memory_mib = target.memory_mib?;
     over(&target.policy.settings, memory_mib).map(|limit| sentence(limit, &target.label(), memory_mib))
 }
 
-/// Returns the rules' settings that GPUs cannot provide with any layout, one sentence each: a config check on a
-/// host finds them before anything is shared.
+/// Returns settings of rules that GPUs cannot provide with any layout, one sentence each. So a config check on a host
+/// finds them before anything is shared.
 #[must_use]
 pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let mut findings = Vec::new();
@@ -69,7 +70,7 @@ pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
                 let told = level.filter(|_| !takes_levels(gpu.architecture));
                 let what = |level| {
                     format!(
-                        "{}: {} is older than Turing and takes no time-slice level, such as {level}",
+                        "{}: {} is older than Turing and does not support time-slice levels such as {level}",
                         label(gpu.index, None),
                         gpu.name
                     )
@@ -83,7 +84,7 @@ pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     findings
 }
 
-/// Returns whether `nvidia-smi compute-policy` can set levels there; only an attempt shows whether the part
+/// Returns whether `nvidia-smi compute-policy` may be able to set levels. Only an attempt shows whether the GPU
 /// supports it.
 fn takes_levels(architecture: Architecture) -> bool {
     match architecture {
@@ -104,7 +105,7 @@ pub(super) fn memory_of(mig: &Mig, instance: &GpuInstance) -> Option<u64> {
     told.or(profile.map(|profile| profile.memory_mib)).filter(|mib| *mib > 0)
 }
 
-/// Returns the memory limit if it exceeds the memory. Unknown memory never does.
+/// Returns the memory limit if it exceeds the memory. If the memory is unknown, the limit never exceeds it.
 fn over(settings: &MpsSettings, memory_mib: u64) -> Option<MemoryLimit> {
     settings.memory_limit_mib.filter(|limit| memory_mib > 0 && limit.mib() > memory_mib)
 }
@@ -114,7 +115,7 @@ fn sentence(limit: MemoryLimit, label: &str, memory_mib: u64) -> String {
         (gib, 0) => format!("{gib}G"),
         _ => limit.to_string(),
     };
-    // Rounded down, so that the shown amount exists.
+    // Round down, so that the GPU really has the shown amount.
     let memory = match (memory_mib / 1024, memory_mib % 1024 * 10 / 1024) {
         (0, _) => format!("{memory_mib} MiB"),
         (gib, 0) => format!("{gib} GiB"),

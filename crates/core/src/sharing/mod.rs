@@ -1,5 +1,5 @@
-//! The GPUs and MIG devices that should have an MPS daemon, with the limits of its clients: the config and its
-//! overrides, applied to the existing devices.
+//! The GPUs and MIG devices that should have an MPS daemon, and the limits of its clients. They result from the config,
+//! its overrides, and the existing devices.
 //!
 //! ```text
 //! rule of mode mps ──► the GPU, without MIG ─────────────────────────────┐
@@ -7,12 +7,12 @@
 //!                                  existing MIG devices ────► devices ───┘
 //! ```
 //!
-//! A daemon exists only for an existing device: a device in a layout becomes a target once it exists. Of
-//! interchangeable devices, those with daemons keep them, because moving one would end its clients. So the
-//! result depends on what was shared before, `had`.
+//! A daemon exists only for an existing device, so a device in a layout becomes a target when it exists. If several
+//! devices are equal, those that have daemons keep them: moving a daemon would end its clients. So the result depends
+//! on `had`, the devices that were shared before.
 //!
-//! While a GPU cannot be read, or is being changed, no daemon is added, and existing sharing stays: a failed
-//! reading must not end running work.
+//! While a GPU cannot be read, or is being changed, no daemon is added, and existing ones stay. A failed reading must
+//! not end running work.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ pub use names::{name_of, resolve, short_name};
 /// A GPU or MIG device that should have an MPS daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// UUID of the GPU or of the MIG device, which the daemon sees.
+    /// UUID of the GPU or MIG device that the daemon sees.
     pub uuid: String,
     /// Index of the GPU.
     pub gpu: u32,
@@ -42,34 +42,34 @@ pub struct Target {
     pub gpu_uuid: String,
     /// Display name of the MIG device, `2g.20gb@2` or `1c.3g.40gb@0/2`; `None` for a whole GPU.
     pub device: Option<String>,
-    /// Its memory, if known.
+    /// Memory, if known.
     pub memory_mib: Option<u64>,
-    /// The limits of its clients.
+    /// Limits of the clients.
     pub policy: MpsPolicy,
     /// Whether it is a whole GPU.
     pub full_gpu: bool,
 }
 
 impl Target {
-    /// Returns its name for messages: `GPU 0`, `GPU 0, 2g.20gb@2`.
+    /// Returns the name for messages: `GPU 0`, or `GPU 0, 2g.20gb@2`.
     #[must_use]
     pub fn label(&self) -> String {
         label(self.gpu, self.device.as_deref())
     }
 }
 
-/// The result: targets and problems.
+/// Targets and problems.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sharing {
-    /// Targets, by GPU and place.
+    /// Targets, sorted by GPU and placement.
     pub targets: Vec<Target>,
     /// Desired sharing that is not possible, with the reason, one sentence each.
     pub findings: Vec<String>,
-    /// UUIDs of GPUs whose MIG devices are unreadable now: their daemons stay unchanged.
+    /// UUIDs of GPUs whose MIG devices cannot be read now. Their daemons stay unchanged.
     pub unseen: BTreeSet<String>,
 }
 
-/// Decides what is shared through MPS. `had` are the UUIDs of the targets that have a daemon.
+/// Determines what is shared through MPS. `had` contains the UUIDs of the targets that have a daemon.
 #[must_use]
 pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
@@ -79,7 +79,7 @@ pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing 
     sharing
 }
 
-/// Decides for one GPU, as [`decide`]. `claimed` is the position of its rule, from [`desired::claims`].
+/// Determines the sharing of one GPU, like [`decide`]. `claimed` is the position of its rule, from [`desired::claims`].
 #[must_use]
 pub fn decide_gpu(config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
@@ -103,7 +103,7 @@ pub fn targets(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<Tar
     decide(config, gpus, had).targets
 }
 
-/// Returns a target's GPU and the display name of its MIG device, from the present GPUs.
+/// Returns the GPU of a target, and the display name if it is a MIG device. Uses the current GPUs.
 #[must_use]
 pub fn place(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
     let only = BTreeSet::from([uuid.to_owned()]);
@@ -143,12 +143,12 @@ fn whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) 
     settle(sharing, gpu, vec![target], had);
 }
 
-/// Handles the MIG devices of a GPU whose layout shares some.
+/// Handles the MIG devices of a GPU whose layout shares some of them.
 fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSet<String>) {
     let known = match (&wish.layout, &gpu.overridden) {
         (Some(layout), _) if layout.shared().is_none() => return,
         (layout @ Some(_), _) => layout.as_ref(),
-        // The override's layout is unknown: existing sharing stays.
+        // The override's layout is unknown, so existing sharing stays.
         (None, Some(_)) => None,
         (None, None) => return,
     };
@@ -158,7 +158,7 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
         }
         return;
     };
-    // MIG mode that is off, and missing instances, are reported as drift.
+    // Drift reports a MIG mode that is off, and missing instances.
     if !mig.enabled {
         return;
     }
@@ -188,7 +188,7 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
     settle(sharing, gpu, targets, had);
 }
 
-/// Takes those targets that the GPU's state permits.
+/// Accepts the targets that the GPU's state allows.
 fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet<String>) {
     let start = start(gpu);
     for target in targets {
@@ -211,7 +211,7 @@ fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet
 #[derive(Debug, Clone, Copy)]
 enum Start {
     Anew,
-    /// Only existing daemons stay; the reason why there are no others.
+    /// Only existing daemons stay, with the reason why no others start.
     OnlyWhatWas(&'static str),
     /// Nothing can be shared.
     Never(&'static str),
@@ -224,11 +224,11 @@ fn start(gpu: &Gpu) -> Start {
         GpuState::Maintenance => Start::OnlyWhatWas("the GPU is in maintenance, so no MPS daemon is started on it"),
         GpuState::Held => Start::OnlyWhatWas("the GPU is held, so no MPS daemon is started on it"),
         GpuState::Degraded => Start::OnlyWhatWas("the GPU is degraded, so no MPS daemon is started on it"),
-        GpuState::Changing => Start::OnlyWhatWas("the GPU is being changed, its MPS daemon starts after that"),
+        GpuState::Changing => Start::OnlyWhatWas("the GPU is being changed; its MPS daemon starts afterwards"),
         GpuState::Ready | GpuState::Cordoned if gpu.stale => {
             Start::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it")
         }
-        // Admission handles a cordon: it keeps clients away.
+        // A cordon does not stop daemons. Admission blocks new clients.
         GpuState::Ready | GpuState::Cordoned => Start::Anew,
     }
 }
@@ -237,19 +237,17 @@ fn start(gpu: &Gpu) -> Start {
 fn is_seen(gpu: &Gpu) -> bool {
     match gpu.state {
         GpuState::Unknown | GpuState::Maintenance => false,
-        // Its devices are gone for certain.
+        // Its devices certainly do not exist any more.
         GpuState::Lost => true,
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,
     }
 }
 
-/// Returns why the part does not support MPS as needed.
+/// Returns why the GPU does not support MPS with limits; `None` if it does.
 #[must_use]
 pub fn too_old(gpu: &Gpu) -> Option<String> {
     match gpu.architecture {
-        Architecture::Legacy => {
-            Some(format!("{} is older than Volta, from which on MPS can limit what clients take", gpu.name))
-        }
+        Architecture::Legacy => Some(format!("{} is older than Volta, so MPS cannot limit its clients", gpu.name)),
         Architecture::Volta
         | Architecture::Turing
         | Architecture::Ampere

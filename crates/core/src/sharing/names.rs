@@ -1,4 +1,4 @@
-//! Names of targets: short names for directories and units, and names that users type.
+//! Names of targets: short names for directories and units, and names for users.
 
 use std::collections::BTreeSet;
 
@@ -6,15 +6,14 @@ use gpush_api::{ApiError, Code, MpsDaemon};
 
 use crate::{nearest::nearest, quote::Quoted};
 
-/// Digits of a short name, if they are unique.
+/// Number of hexadecimal digits in a short name, if that is unique.
 const DIGITS: usize = 8;
 
-/// Maximum length of a short name: it is part of a socket's path, whose length is limited.
+/// Maximum length of a short name. It is part of a socket's path, whose length is limited.
 const LONGEST: usize = 20;
 
-/// Returns a short name for a target: `g` or `m`, for a GPU or a MIG device, and the first eight hexadecimal
-/// digits of its UUID, or more of them if `taken` contains that name. At most 20 characters, letters and
-/// digits.
+/// Returns a short name for a target: `g` for a GPU or `m` for a MIG device, and the first eight hexadecimal digits of
+/// its UUID. If `taken` contains that name, it has more digits. It consists of at most 20 letters and digits.
 #[must_use]
 pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
     let upper = uuid.to_ascii_uppercase();
@@ -22,19 +21,19 @@ pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
         Some(rest) => ('m', rest),
         None => ('g', upper.as_str()),
     };
-    // Old drivers derive UUIDs of MIG devices from those of their GPUs, `MIG-GPU-…/1/0`.
+    // Old drivers derive the UUIDs of MIG devices from those of their GPUs: `MIG-GPU-…/1/0`.
     let rest = rest.strip_prefix("GPU-").unwrap_or(rest);
     let digits: String = rest.chars().filter(char::is_ascii_hexdigit).map(|c| c.to_ascii_lowercase()).collect();
     let name = |length: usize| format!("{kind}{}", &digits[..length.min(digits.len())]);
     let free =
         (DIGITS..LONGEST).take_while(|length| *length <= digits.len()).map(name).find(|name| !taken.contains(name));
-    // Names that differ only in later digits get a number; `x` is not a hexadecimal digit.
+    // If all digits are equal, add a number. `x` is not a hexadecimal digit.
     let numbered = || (2_u32..=u32::MAX).map(|n| format!("{}x{n}", name(DIGITS))).find(|name| !taken.contains(name));
     free.or_else(numbered).unwrap_or_else(|| name(DIGITS))
 }
 
-/// Returns the name that users type for a target: `0`, `0:2g.20gb@2`, or its short name while the driver does
-/// not show it.
+/// Returns a target's name for users: `0` or `0:2g.20gb@2`. If the driver does not report the target, returns its short
+/// name.
 #[must_use]
 pub fn name_of(daemon: &MpsDaemon) -> String {
     match (daemon.gpu, &daemon.device) {
@@ -44,23 +43,25 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
     }
 }
 
-/// Returns the position of the daemon that a text names: a target's short name, the index of a GPU that is
-/// shared whole, `0:2g.20gb@2`, a UUID or a prefix of it. Case is ignored.
+/// Returns the position of the daemon that a text names. The text may be a target's short name, a name such as
+/// `0:2g.20gb@2`, or a UUID or its prefix. For a GPU that is shared as a whole, it may be the index. Case is ignored.
 ///
 /// # Errors
-/// None or several match; the error lists the daemons.
+/// No daemon or several daemons match; the error lists the daemons.
 pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     let typed = text.trim();
     if typed.is_empty() {
-        return Err(
-            ApiError::new(Code::BadRequest, "no MPS target is named").hint("name one: `gpushctl mps list` shows them")
-        );
+        return Err(ApiError::new(Code::BadRequest, "the command names no MPS target").hint(
+            "name one: `gpushctl mps list` \
+                shows them",
+        ));
     }
     if daemons.is_empty() {
         let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)));
-        return Err(error
-            .cause("nothing is shared through MPS on this host")
-            .hint("`gpushctl config show` has the rules; one with mode = \"mps\", or a layout entry such as 2g.20gb:mps, shares"));
+        return Err(error.cause("nothing is shared through MPS on this host").hint(
+            "see the rules with `gpushctl config show`; a rule with mode = \"mps\", or a layout entry such as \
+                2g.20gb:mps, shares a GPU through MPS",
+        ));
     }
     let is = |name: &str| name.eq_ignore_ascii_case(typed);
     if let Some(at) = daemons.iter().position(|daemon| is(&daemon.target) || is(&name_of(daemon)) || is(&daemon.uuid)) {
@@ -73,12 +74,12 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
         several => {
             let error = ApiError::new(Code::BadRequest, format!("{} is the beginning of several UUIDs", Quoted(typed)));
             let named: Vec<String> = several.iter().map(|at| listed(&daemons[*at])).collect();
-            Err(error.cause(format!("it may be: {}", named.join(", "))).hint("give more of it, or the short name"))
+            Err(error.cause(format!("it may be: {}", named.join(", "))).hint("write more of it, or the short name"))
         }
     }
 }
 
-/// Returns whether a UUID begins with the text: its prefix, `GPU-` or `MIG-`, and at least one digit.
+/// Returns whether a UUID begins with the text. The text must contain `GPU-` or `MIG-` and at least one digit.
 fn begins(uuid: &str, typed: &str) -> bool {
     let kind = |text: &str| text.split_once('-').is_some_and(|(kind, rest)| !kind.is_empty() && !rest.is_empty());
     kind(typed) && uuid.get(..typed.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(typed))
@@ -88,7 +89,7 @@ fn nobody(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let listed: Vec<String> = daemons.iter().map(listed).collect();
     let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)))
         .cause(format!("there are: {}", listed.join(", ")));
-    // The index of a GPU whose MIG devices are shared: the user must choose one of them.
+    // The index of a GPU whose MIG devices are shared. The user must name one of the devices.
     let on_it: Vec<String> = match typed.parse::<u32>() {
         Ok(gpu) => daemons.iter().filter(|daemon| daemon.gpu == Some(gpu)).map(name_of).collect(),
         Err(_) => Vec::new(),
@@ -96,16 +97,16 @@ fn nobody(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     if !on_it.is_empty() {
         return error.hint(format!("GPU {typed} is not shared as a whole; name one of {}", on_it.join(", ")));
     }
-    // Another GPU's device is never a typing error.
+    // Never suggest a device of another GPU.
     let index = |name: &str| name.split_once(':').map(|(gpu, _)| gpu.to_owned());
     let names = daemons.iter().flat_map(|daemon| [name_of(daemon), daemon.target.clone()]);
     let names: Vec<String> = names.filter(|name| index(typed).is_none() || index(name) == index(typed)).collect();
-    // Any name is similar to one or two letters, and a number is not suggested for another.
+    // Any name is similar to one or two letters. For a number, no other number is suggested.
     let telling = typed.len() > 2 && typed.parse::<u32>().is_err();
     let near = nearest(typed, names.iter().map(String::as_str)).filter(|_| telling);
     match near {
         Some(meant) => error.hint(format!("did you mean `{meant}`?")),
-        None => error.hint("name one of these; `gpushctl mps list` says more of them"),
+        None => error.hint("name one of these; `gpushctl mps list` shows more"),
     }
 }
 

@@ -24,7 +24,7 @@ fn whole_host(preset: &str) -> Vec<Gpu> {
     gpus
 }
 
-/// Adds a GPU instance to a GPU; `slots` are its compute instances, by profile and slot.
+/// Adds a GPU instance to a GPU. `slots` contains its compute instances, by profile and slot.
 fn put(gpu: &mut Gpu, profile: &str, start: u8, slots: &[(&str, u8)]) {
     let index = gpu.index;
     let mig = gpu.mig.as_mut().unwrap();
@@ -124,7 +124,7 @@ fn entries_share_existing_devices() {
     let layout = ["3g.40gb@4:mps", "1c.3g.40gb@0:mps", "1c.3g.40gb@0*2"];
     let config = config(&format!("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = {layout:?}\n"));
     let mut gpus = preset::gpus("dgx-a100").unwrap();
-    // No device exists, so there is no target and no problem.
+    // There is no device, so there is no target and no problem.
     assert_eq!(decide(&config, &gpus, &BTreeSet::new()), Sharing::default());
     put(&mut gpus[0], "3g.40gb", 4, &[("3g.40gb", 0)]);
     put(&mut gpus[0], "3g.40gb", 0, &[("1c.3g.40gb", 0), ("1c.3g.40gb", 1), ("1c.3g.40gb", 2)]);
@@ -133,7 +133,7 @@ fn entries_share_existing_devices() {
     let had = BTreeSet::from([gpus[0].mig.as_ref().unwrap().instances[1].compute[2].uuid.clone().unwrap()]);
     let found = targets(&config, &gpus, &had);
     assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/2", "GPU 0, 3g.40gb@4"]);
-    // Under MIG there is no compute mode, and a part of the GPU serves a proportional number of clients.
+    // With MIG there is no compute mode, and a part of the GPU serves a proportional number of clients.
     let policies: Vec<_> = found.iter().map(|target| (target.policy.compute_mode, target.policy.max_clients)).collect();
     assert_eq!(policies, [(MpsComputeMode::Keep, 6), (MpsComputeMode::Keep, 20)]);
     assert!(found.iter().all(|target| !target.full_gpu && target.gpu_uuid == gpus[0].uuid));
@@ -188,7 +188,7 @@ fn override_replaces_the_rules_sharing() {
     let found = targets(&config, &gpus, &BTreeSet::new());
     assert_eq!(words_of(&found), ["GPU 0, 3g.40gb@4"]);
     assert_eq!(found[0].policy.settings.percentage.tenths(), 500);
-    // Its desired layout is unknown: existing sharing stays, and none is added.
+    // The desired layout is unknown. Existing sharing stays, and none is added.
     gpus[0].overridden = Some(unknown);
     assert_eq!(targets(&config, &gpus, &uuids(&found)), found);
     assert!(targets(&config, &gpus, &BTreeSet::new()).is_empty());
@@ -224,7 +224,7 @@ fn memory_limit_above_the_memory_is_reported() {
     assert!(fits(&limit(90 << 10), 0, "GPU 0").is_ok(), "what is not known is no less");
     let ApiError { code, message, hint, .. } = fits(&limit(90 << 10), 81_920, "GPU 0").unwrap_err();
     assert_eq!((code, message.as_str()), (Code::BadRequest, "memory limit 90G is more than GPU 0 has, 80 GiB"));
-    assert_eq!(hint.unwrap(), "give at most 81920M, or leave it out for no limit");
+    assert_eq!(hint.unwrap(), "use at most 81920M, or leave it out for no limit");
     assert_eq!(
         fits(&limit(1537), 1536, "GPU 0").unwrap_err().message,
         "memory limit 1537M is more than GPU 0 has, 1.5 GiB"
@@ -287,7 +287,7 @@ proptest! {
         let found = targets(&config, &gpus, &before);
         let now = uuids(&found);
         prop_assert_eq!(now.len(), found.len(), "two daemons on one device");
-        // All those that are requested and exist, including those with a placement.
+        // All requested devices that exist, including those with a placement.
         let anywhere: usize = entries.iter().filter(|(_, shared)| *shared).map(|(count, _)| usize::from(*count)).sum();
         let there = |start: &&u8| stand[usize::from(**start)];
         let placed = fixed.iter().filter(there).count();

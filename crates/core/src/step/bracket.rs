@@ -1,12 +1,13 @@
-//! What surrounds the steps of an operation: opened before its first step, taken back at its end, whatever the end.
+//! Brackets: actions around the steps of an operation. A bracket is opened before the first step, and closed when the
+//! operation ends, with any outcome.
 //!
 //! ```text
 //! opened:      time-slice levels ─► MPS daemons ─► services ─► hook after (noted) ─► hook before ─► steps
-//! taken back:                       MPS daemons ◄─ services ◄─ hook after ◄──────────────────────── end
+//! closed:                           MPS daemons ◄─ services ◄─ hook after ◄──────────────────────── end
 //! ```
 //!
-//! Services and hooks are noted in the journal before they are opened, so that the next gpushd takes them back. MPS
-//! daemons and time-slice levels are taken back by their reconcilers, once the operation has ended.
+//! gpushd records services and hooks in the journal before it opens them, so that the next gpushd can close them. The
+//! reconcilers of MPS daemons and time-slice levels close the other brackets after the operation has ended.
 
 use std::collections::BTreeMap;
 
@@ -15,42 +16,42 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::ModeChange;
 
-/// One part of what surrounds an operation.
+/// One bracket of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "bracket", rename_all = "snake_case")]
 pub enum Bracket {
-    /// Time-slice levels that no rule asks for after the operation are reset.
+    /// Resets time-slice levels that no rule needs after the operation.
     Timeslice,
-    /// An MPS daemon is stopped, as a step of a plan.
+    /// Stops an MPS daemon, as a step of a plan.
     MpsDaemon {
         /// Position of the plan in the operation.
         position: usize,
         /// The step.
         step: MpsStep,
     },
-    /// A service is stopped, if it runs.
+    /// Stops a service if it runs.
     Service {
-        /// Its name.
+        /// Name of the service.
         service: String,
     },
-    /// Nothing is done; a hook runs when this is taken back.
+    /// Does nothing when opened, and runs a hook when closed.
     HookAfter {
-        /// The program, absolute.
+        /// Absolute path of the program.
         program: String,
-        /// Its environment.
+        /// Environment of the program.
         env: BTreeMap<String, String>,
     },
-    /// A hook runs. Nothing is done when this is taken back.
+    /// Runs a hook when opened, and does nothing when closed.
     HookBefore {
-        /// The program, absolute.
+        /// Absolute path of the program.
         program: String,
-        /// Its environment.
+        /// Environment of the program.
         env: BTreeMap<String, String>,
     },
 }
 
 impl Bracket {
-    /// Returns whether the journal notes the bracket before it is opened, so that any later gpushd takes it back.
+    /// Returns whether the journal records the bracket before it is opened, so that any later gpushd can close it.
     #[must_use]
     pub fn is_noted(&self) -> bool {
         match self {
@@ -60,8 +61,8 @@ impl Bracket {
     }
 }
 
-/// Returns what surrounds an operation with these plans, in the order in which it is opened. Services and hooks surround
-/// it only when it resets a GPU.
+/// Returns the brackets of an operation with these plans, in the order of opening. Services and hooks are needed only
+/// if the operation resets a GPU.
 #[must_use]
 pub fn brackets(plans: &[GpuPlan], operation: &str, change: &ModeChange) -> Vec<Bracket> {
     let mut brackets = vec![Bracket::Timeslice];

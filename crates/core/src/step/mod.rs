@@ -1,18 +1,18 @@
-//! Pure rules about the steps of a plan.
+//! Pure functions for the steps of a plan.
 //!
 //! ```text
 //! step ──► describe         words for progress and errors
 //!      ──► verify(reading)  done | not done | may still take effect
 //!
-//! recorded plan + plan from a fresh reading ──► remaining   what an interrupted operation still has to do
-//! plans + config ──► brackets   what surrounds the steps of an operation, and is taken back at its end
+//! recorded plan + plan from a fresh reading ──► remaining   the steps that an interrupted operation still has to execute
+//! plans + config ──► brackets   actions around the steps of an operation
 //! ```
 //!
 //! | file | subject |
 //! |---|---|
-//! | `verify` | whether a reading shows a step, or a whole plan, as done |
-//! | `remaining` | what an interrupted operation still has to do |
-//! | `bracket` | what surrounds the steps of an operation |
+//! | `verify` | whether a reading shows that a step, or a whole plan, is done |
+//! | `remaining` | the steps that an interrupted operation still has to execute |
+//! | `bracket` | actions before and after the steps of an operation |
 
 mod bracket;
 mod remaining;
@@ -26,7 +26,7 @@ pub use verify::{Instances, Verdict, difference, same_layout, verify_instance, v
 
 use gpush_api::{InstanceStep, MpsStep, Step, TimesliceStep};
 
-/// Describes a step in words that follow "while" or precede "failed".
+/// Describes a step, in words that can follow "while" or precede "failed".
 #[must_use]
 pub fn describe(step: &Step) -> String {
     match step {

@@ -1,12 +1,13 @@
-//! What an interrupted operation still has to do.
+//! The steps that an interrupted operation still has to execute.
 
 use gpush_api::{GpuPlan, MigModeStep, Step};
 
-/// Returns the plan that an interrupted operation still has to execute: the MIG steps of `rest`, which was planned from
-/// a fresh reading, and the other steps of the `recorded` plan. Those are repeated, because no reading shows them, and
-/// because what a bracket stopped must stay stopped until the operation ends. Repeating them does no harm.
+/// Returns the plan that an interrupted operation still has to execute. Its MIG steps come from `rest`, which was
+/// planned from a fresh reading. All other steps come from the `recorded` plan. They are repeated for two reasons: no
+/// reading shows whether they are done, and anything that a bracket stopped must stay stopped until the operation ends.
+/// Repeating them does no harm.
 ///
-/// A reset disturbs what it was recorded to disturb.
+/// The details of a reset come from the recorded plan.
 #[must_use]
 pub fn remaining(recorded: &GpuPlan, rest: GpuPlan) -> GpuPlan {
     let mut plan = GpuPlan { layout: recorded.layout.clone(), ..rest };
@@ -20,7 +21,7 @@ pub fn remaining(recorded: &GpuPlan, rest: GpuPlan) -> GpuPlan {
     plan
 }
 
-/// Returns how many steps of the `recorded` plan count as done while `remaining` is still to be executed.
+/// Returns the number of steps of the `recorded` plan that count as done while `remaining` is not executed yet.
 #[must_use]
 pub fn done_before(recorded: &GpuPlan, remaining: &GpuPlan) -> u32 {
     recorded.total().saturating_sub(remaining.total())

@@ -1,4 +1,4 @@
-//! Steps without a driver: verification, what remains after an interruption, and brackets.
+//! Steps without a driver: verification, remaining steps after an interruption, and brackets.
 
 use gpush_api::{
     Gpu, GpuInstance, GpuLayout, GpuPlan, InstanceStep, LayoutSource, Mig, MigModeStep, MpsStep, Peer, Phase,
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{config::Config, config::ModeChange, desired::plan_host, plan, preset};
 
-/// GPU 0 of an HGX H100, with instances of `layout` on it.
+/// Returns GPU 0 of an HGX H100 with the instances of `layout`.
 fn gpu_with(layout: &[&str]) -> Gpu {
     let mut gpu = preset::gpus("dgx-h100").unwrap().remove(0);
     let mig = gpu.mig.as_mut().unwrap();
@@ -27,7 +27,7 @@ fn plan_of(gpu: &Gpu, mig: bool, layout: &[&str]) -> GpuPlan {
     plan_host(&Config::default(), std::slice::from_ref(gpu), &request).unwrap().plans.remove(0)
 }
 
-/// The instances after a plan, with ids as a driver gives them: those of new ones are not in use.
+/// Returns the instances after a plan. New ones get unused ids, as a driver would assign them.
 fn after(plan: &GpuPlan, gpu: &Gpu) -> Vec<GpuInstance> {
     numbered(plan::outcome(&gpu.mig.as_ref().unwrap().instances, plan.instance_steps()))
 }
@@ -56,7 +56,7 @@ const LAYOUTS: [&[&str]; 6] = [
     &["2g.20gb*3"],
 ];
 
-/// Executes a plan step by step. Before each step its verdict is `NotDone`, after it `Done`.
+/// Executes a plan step by step. The verdict is `NotDone` before each step and `Done` after it.
 #[test]
 fn step_on_an_instance_is_done_exactly_after_it() {
     for (before, target) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|target| (before, target))) {
@@ -95,7 +95,7 @@ fn stop() -> Step {
     Step::Mps(MpsStep::StopDaemon { uuid: "MIG-1".to_owned(), label: "GPU 0, 1g.10gb@0".to_owned() })
 }
 
-/// A plan with a reset and steps of all phases.
+/// Returns a plan with a reset and steps of all phases.
 fn recorded(gpu: &Gpu, target: &[&str]) -> GpuPlan {
     let mut plan = plan_of(gpu, !target.is_empty(), target);
     let peer = Peer { gpu: 1, uuid: "GPU-1".to_owned() };
@@ -110,8 +110,8 @@ fn recorded(gpu: &Gpu, target: &[&str]) -> GpuPlan {
 }
 
 proptest! {
-    /// Wherever an operation is interrupted, what remains leads to the same layout, in the order of the phases, and
-    /// together with the steps that are done it has as many steps as before.
+    /// At any point of interruption, the remaining steps lead to the same layout and follow the order of the phases.
+    /// Together with the executed steps, there are as many as in the plan.
     #[test]
     fn remaining_steps_lead_to_the_recorded_end(from in 0..LAYOUTS.len(), to in 0..LAYOUTS.len(), cut in 0_usize..40) {
         let mut gpu = gpu_with(LAYOUTS[from]);
@@ -136,9 +136,9 @@ proptest! {
         }
     }
 
-    /// Brackets are opened in one order: levels, daemons, services, the hook that is noted, the hook that runs.
+    /// Brackets open in this order: levels, daemons, services, the hook for the end, the hook for the beginning.
     #[test]
-    fn brackets_open_in_order_and_only_a_reset_needs_services_and_hooks(
+    fn brackets_open_in_order_and_only_resets_need_hooks(
         daemons in proptest::collection::vec(0_usize..3, 1..4),
         resets in proptest::collection::vec(any::<bool>(), 4),
         services in proptest::collection::vec("[a-z]{3}", 0..3),
@@ -171,7 +171,7 @@ proptest! {
         let surrounded = (count(2), count(3), count(4));
         let expected = (change.services.len(), usize::from(after), usize::from(before));
         prop_assert_eq!(surrounded, if some_reset { expected } else { (0, 0, 0) });
-        // What is noted survives the journal.
+        // Brackets in the journal read back unchanged.
         for bracket in all.iter().filter(|bracket| bracket.is_noted()) {
             let json = serde_json::to_value(bracket).unwrap();
             prop_assert_eq!(&serde_json::from_value::<Bracket>(json).unwrap(), bracket);
@@ -192,7 +192,7 @@ fn hook_learns_which_modes_change() {
 }
 
 #[test]
-fn layouts_are_the_same_whatever_the_ids() {
+fn layouts_are_compared_without_instance_ids() {
     let gpu = gpu_with(LAYOUTS[0]);
     let one = gpu.mig.as_ref().unwrap();
     let mut other = one.clone();

@@ -1,4 +1,4 @@
-//! Whether a reading shows a step, or a whole plan, as done.
+//! Verifies with a reading whether a step, or a whole plan, is done.
 
 use std::collections::BTreeSet;
 
@@ -11,28 +11,28 @@ use crate::{
     plan, refusal,
 };
 
-/// What a reading says about a step.
+/// The result of verifying a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The hardware shows the effect of the step.
+    /// The reading shows the effect of the step.
     Done,
-    /// The hardware does not show it.
+    /// The reading does not show it.
     NotDone,
     /// The driver has accepted the step; its effect waits for a GPU reset.
     MayTakeEffect,
 }
 
-/// The instances of a GPU by the ids that the driver gave them, as the steps so far have left them.
+/// The instances of a GPU, with the ids that the driver assigned, after the steps so far.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Instances {
-    /// GPU instances by placement.
+    /// GPU instances: placement and id.
     gpu_instances: Vec<(Placement, u32)>,
     /// Compute instances as (GPU instance id, compute instance id).
     compute: BTreeSet<(u32, u32)>,
 }
 
 impl Instances {
-    /// Takes the instances of a reading.
+    /// Returns the instances of a reading.
     #[must_use]
     pub fn of(instances: &[GpuInstance]) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl Instances {
     }
 }
 
-/// Returns whether a reading shows a step on an instance as done. `before` are the instances before the step.
+/// Verifies a step on an instance. `before` contains the instances before the step.
 #[must_use]
 pub fn verify_instance(step: &InstanceStep, before: &Instances, now: Option<&Mig>) -> Verdict {
     let Some(mig) = now else { return Verdict::NotDone };
@@ -94,7 +94,7 @@ pub fn verify_instance(step: &InstanceStep, before: &Instances, now: Option<&Mig
     if done { Verdict::Done } else { Verdict::NotDone }
 }
 
-/// Returns whether a reading shows a change of MIG mode as done. A mode that is only pending may still take effect.
+/// Verifies a change of MIG mode. A mode that is only pending may still take effect.
 #[must_use]
 pub fn verify_mode(enable: bool, now: Option<&Mig>) -> Verdict {
     match now.map(|mig| (mig.enabled == enable, mig.pending_mode() == enable)) {
@@ -104,21 +104,21 @@ pub fn verify_mode(enable: bool, now: Option<&Mig>) -> Verdict {
     }
 }
 
-/// Returns how a reading differs from the end of a plan, in words. It does not differ when planning the same layout
-/// again would change nothing. `label` names the GPU.
+/// Returns how a reading differs from the end of a plan, in words. There is no difference if planning the same layout
+/// again would give no steps. `label` names the GPU.
 #[must_use]
 pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<String> {
     if !plan.changes_mig() && now.is_none_or(|mig| !mig.enabled) {
         return None;
     }
-    let Some(mig) = now else { return Some("the GPU has no MIG any more".to_owned()) };
+    let Some(mig) = now else { return Some("the GPU does not support MIG any more".to_owned()) };
     if plan.mig_mode() == Some(false) {
         return (mig.enabled || mig.pending_mode()).then(|| "MIG mode is on".to_owned());
     }
     if !mig.enabled {
         return Some("MIG mode is off".to_owned());
     }
-    // Any instances are as desired: leases create and destroy them.
+    // Any instances are correct, because leases create and destroy them.
     if plan.layout == [DYNAMIC] {
         return None;
     }

@@ -1,5 +1,5 @@
-//! Supervisor of one MPS control daemon, as a pure state machine: events in, effects out. The caller executes
-//! the effects, through a systemd unit or a child process.
+//! Supervisor of one MPS control daemon, as a pure state machine: events in, effects out. The caller executes the
+//! effects, through a systemd unit or a child process.
 //!
 //! ```text
 //!   found running at start ──► Found ── probed, and desired ─► Ready │ not desired ─► Draining
@@ -15,14 +15,16 @@
 //!     │                      ▼
 //!     │                   GivenUp ── start requested ──► Starting
 //!     │
-//!  Stopping ◄── no clients left, or deadline ── Draining ◄── no longer desired (Ready, Hung, Fault)
+//!  Stopping ◄── not in use, or deadline ─────── Draining ◄── no longer desired (Ready, Hung, Fault)
 //!     │                                            └─ desired again ─► Ready, or Hung if it is silent
 //!     └─────── restart: desired again as soon as it has ended ──► Starting
 //! ```
 //!
 //! When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like. Only an
-//! explicit request sets a deadline. Admission is open only in `Ready`; in `Found`, users admitted before the
-//! restart keep their access. A hung daemon with clients is left running unless the policy says otherwise: the
+//! explicit request sets a deadline. A lease is in use like a client: its program may connect later, and without the
+//! daemon it would silently run without MPS. So a daemon drains until the leases have ended, and their holders keep
+//! their access. New users are admitted only in `Ready`; in `Found`, users admitted before the restart keep their
+//! access. A hung daemon with clients is left running unless the policy says otherwise: the
 //! clients still compute, and a restart would end them. So is a daemon whose server met a fault, which recovers
 //! when the affected clients have ended; and a daemon whose control connection another process holds, such as
 //! an administrator's front-end. A daemon that is found running at start is adopted with its pid; no second one
@@ -39,25 +41,29 @@ pub use self::words::{Effect, Event, Instant, Policy, State};
 pub struct Supervisor {
     policy: Policy,
     state: State,
-    /// `None` until the caller reports it.
+    /// Whether the daemon is desired; `None` until the caller reports it.
     wanted: Option<bool>,
-    /// `None` if unknown: the daemon was found or does not answer, and the driver does not list clients either.
+    /// Number of clients; `None` if unknown. Then the daemon was found or does not answer, and the driver does not list
+    /// clients either.
     clients: Option<usize>,
+    /// Whether users hold leases on its target.
+    leased: bool,
     /// Times of the failures that still count.
     failed: VecDeque<Instant>,
 }
 
-/// Probes in a row without an answer that make a daemon hung. One alone may come from an open front-end.
+/// Number of consecutive probes without an answer after which a daemon counts as hung. A single one may be caused by an
+/// open front-end.
 const SILENCES: u32 = 2;
 
 impl Supervisor {
-    /// Creates the machine for a daemon about which nothing is known.
+    /// Creates the machine for a daemon of which nothing is known.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self { policy, state: State::Stopped, wanted: None, clients: Some(0), failed: VecDeque::new() }
+        Self { policy, state: State::Stopped, wanted: None, clients: Some(0), leased: false, failed: VecDeque::new() }
     }
 
-    /// Returns its state.
+    /// Returns the state of the daemon.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
@@ -67,6 +73,12 @@ impl Supervisor {
     #[must_use]
     pub fn admits(&self) -> bool {
         matches!(self.state, State::Ready { .. }) && self.wanted()
+    }
+
+    /// Returns whether the holders of leases keep their access, although no other user gets any: the daemon drains.
+    #[must_use]
+    pub fn serves_leases(&self) -> bool {
+        matches!(self.state, State::Draining { .. }) && self.leased
     }
 
     /// Returns whether users of a found daemon keep their access for now.
@@ -93,7 +105,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns its pid while it is running.
+    /// Returns the pid of the daemon while it is running.
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         match self.state {
@@ -110,27 +122,32 @@ impl Supervisor {
         }
     }
 
-    /// Returns whether it is desired.
+    /// Returns whether the daemon is desired.
     #[must_use]
     pub fn wanted(&self) -> bool {
         self.wanted == Some(true)
     }
 
-    /// Returns whether the caller has reported if it is desired.
+    /// Returns whether the caller has reported whether the daemon is desired.
     #[must_use]
     pub fn is_told(&self) -> bool {
         self.wanted.is_some()
     }
 
-    /// Returns its number of clients, if known.
+    /// Returns the number of clients, if known.
     #[must_use]
     pub fn clients(&self) -> Option<usize> {
         self.clients
     }
 
-    /// Returns whether it is known to have no clients.
+    /// Returns whether the daemon is known to have no clients.
     fn is_idle(&self) -> bool {
         self.clients == Some(0)
+    }
+
+    /// Returns whether it may end: no client is connected, and no user holds a lease.
+    fn is_unused(&self) -> bool {
+        self.is_idle() && !self.leased
     }
 
     /// Returns the number of failures that count.
@@ -144,8 +161,8 @@ impl Supervisor {
         self.policy = policy;
     }
 
-    /// Processes an event and returns the effects in order. From then on [`Self::admits`] tells whether access
-    /// may be granted.
+    /// Processes an event and returns the effects in order. Afterwards [`Self::admits`] tells whether access may be
+    /// granted.
     pub fn step(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Wanted(wanted) => {
@@ -174,7 +191,7 @@ impl Supervisor {
                 self.wanted = Some(false);
                 let served = matches!(self.state, State::Ready { .. } | State::Draining { served: true, .. });
                 match self.pid() {
-                    Some(pid) if !self.is_idle() && *within != Some(Duration::ZERO) => {
+                    Some(pid) if !self.is_unused() && *within != Some(Duration::ZERO) => {
                         self.state = State::Draining { pid, until: within.map(|within| now + within), served };
                         Vec::new()
                     }
@@ -188,7 +205,7 @@ impl Supervisor {
             }
             Event::Found { pid } => {
                 match self.state {
-                    // A probe will show whether it serves, and the caller whether it is desired.
+                    // The next probe shows whether it serves, and the caller reports whether it is desired.
                     State::Stopped | State::BackingOff { .. } | State::GivenUp => {
                         (self.state, self.clients) = (State::Found { pid: *pid }, None);
                     }
@@ -248,12 +265,28 @@ impl Supervisor {
             Event::Clients(clients) => {
                 self.clients = *clients;
                 match self.state {
-                    State::Draining { .. } if self.is_idle() => self.stop(now),
+                    State::Draining { .. } if self.is_unused() => self.stop(now),
                     State::Hung { .. } => self.hung(now),
                     State::Stopped
                     | State::Starting { .. }
                     | State::Found { .. }
                     | State::Ready { .. }
+                    | State::Fault { .. }
+                    | State::BackingOff { .. }
+                    | State::GivenUp
+                    | State::Draining { .. }
+                    | State::Stopping { .. } => Vec::new(),
+                }
+            }
+            Event::Leased(leased) => {
+                self.leased = *leased;
+                match self.state {
+                    State::Draining { .. } if self.is_unused() => self.stop(now),
+                    State::Stopped
+                    | State::Starting { .. }
+                    | State::Found { .. }
+                    | State::Ready { .. }
+                    | State::Hung { .. }
                     | State::Fault { .. }
                     | State::BackingOff { .. }
                     | State::GivenUp
@@ -276,14 +309,14 @@ impl Supervisor {
                 Vec::new()
             }
             (false, State::Ready { pid, .. } | State::Hung { pid, .. } | State::Fault { pid }) => {
-                if self.is_idle() {
+                if self.is_unused() {
                     return self.stop(now);
                 }
                 let served = matches!(self.state, State::Ready { .. });
                 self.state = State::Draining { pid: *pid, until: None, served };
                 Vec::new()
             }
-            // Desired again before it was stopped: it has served all the time.
+            // It was not stopped yet, so it has served all the time.
             (true, State::Draining { pid, served: true, .. }) => {
                 self.state = State::Ready { pid: *pid, silences: 0 };
                 Vec::new()
@@ -352,8 +385,8 @@ impl Supervisor {
         }
     }
 
-    /// The process that holds the control connection also blocks clients, so admission is closed; but the
-    /// daemon works.
+    /// Handles a probe while another process holds the control connection. That process also blocks clients, so
+    /// admission is closed. But the daemon works.
     fn busy(&mut self) -> Vec<Effect> {
         match self.state {
             State::Ready { pid, silences } if silences + 1 < SILENCES => {
@@ -429,7 +462,7 @@ impl Supervisor {
 
     fn tick(&mut self, now: Instant) -> Vec<Effect> {
         match self.state {
-            // Late. The next start follows only after its process has ended.
+            // It did not answer in time. The next start follows only after its process has ended.
             State::Starting { until } if until <= now => self.kill_failed(now),
             State::BackingOff { until } if until <= now => self.start(now),
             State::Draining { until: Some(until), .. } if until <= now => self.stop(now),

@@ -92,6 +92,24 @@ fn undesired_daemon_is_drained_then_quit_then_killed() {
 }
 
 #[test]
+fn daemon_drains_until_its_leases_have_ended() {
+    let (mut one, now) = (ready(), at(1));
+    assert_eq!(one.step(&Event::Leased(true), now), []);
+    assert!(one.admits() && !one.serves_leases());
+    for event in [Event::Leave(None), Event::Wanted(false)] {
+        let mut one = one.clone();
+        assert_eq!(one.step(&event, now), [], "no client is connected, but a program may come");
+        assert_eq!(*one.state(), State::Draining { pid: PID, until: None, served: true });
+        assert!(!one.admits() && one.serves_leases());
+        assert_eq!(one.step(&Event::Clients(Some(1)), now), [], "the program of a lease has connected");
+        assert_eq!(one.step(&Event::Leased(false), now), [], "its lease is releasing");
+        assert!(!one.serves_leases());
+        assert_eq!(one.step(&Event::Clients(Some(0)), now), [Effect::Quit]);
+    }
+    assert_eq!(one.step(&Event::Leave(Some(Duration::ZERO)), now), [Effect::Quit], "a stop with force");
+}
+
+#[test]
 fn last_drain_deadline_counts() {
     let mut one = ready();
     one.step(&Event::Clients(Some(1)), at(1));
@@ -114,7 +132,8 @@ fn found_daemon_is_adopted_and_no_other_started() {
     assert_eq!(one.step(&Event::Wanted(true), at(0)), []);
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), []);
     assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
-    // The same holds without clients; and a daemon that is not wanted is not killed for being found.
+    // The same holds for a daemon without clients. A daemon that is not desired is not killed just because it was
+    // found.
     let mut other = Supervisor::new(Policy::default());
     assert_eq!((other.step(&Event::Found { pid: PID }, at(0)), other.pid()), (vec![], Some(PID)));
     let mut silent = other.clone();
@@ -185,7 +204,7 @@ fn found_daemon_is_unchanged_until_desire_is_known() {
         assert!(matches!(one.step(&Event::Wanted(false), at(2))[..], [Effect::Quit]));
         assert!(!one.may_go_on());
     }
-    // A daemon that never answered is killed once it is desired and known to have no clients.
+    // A daemon that never answered is killed when it is desired and known to have no clients.
     let mut one = Supervisor::new(Policy::default());
     one.step(&Event::Found { pid: PID }, at(0));
     assert_eq!(one.step(&Event::Wanted(true), at(1)), []);
@@ -207,19 +226,20 @@ fn busy_control_connection_closes_admission_without_a_kill() {
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(100)), []);
 }
 
-/// The real daemon.
+/// The state of the real daemon.
 #[derive(Debug, Default)]
 struct World {
     alive: bool,
     clients: usize,
+    leased: bool,
 }
 
 proptest! {
     /// In any order of events: there are never two daemons, users are admitted only to a daemon that serves, a
-    /// daemon is never killed unasked while it has clients, and the desired state is always pursued.
+    /// daemon is never killed unasked while it has clients or drains under a lease, and the desired state is always pursued.
     #[test]
     fn daemon_is_never_doubled_nor_killed_with_clients(
-        happens in proptest::collection::vec((0_u8..13, 0_u64..40), 1..300),
+        happens in proptest::collection::vec((0_u8..14, 0_u64..40), 1..300),
         patient in any::<bool>(),
     ) {
         let policy = Policy { restart_hung_with_clients: !patient, ..Policy::default() };
@@ -250,7 +270,15 @@ proptest! {
                 9 => Event::Leave((later < 30).then(|| Duration::from_secs(later))),
                 10 if later > 30 => Event::Restart,
                 11 if world.alive => Event::Busy,
+                12 => {
+                    world.leased = later > 20;
+                    Event::Leased(world.leased)
+                }
                 _ => Event::Tick,
+            };
+            let (drains, deadline) = match one.state() {
+                State::Draining { until, .. } => (true, *until),
+                _ => (false, None),
             };
             let was_draining = matches!(one.state(), State::Draining { .. } | State::Stopping { .. })
                 || matches!(event, Event::Restart | Event::Leave(Some(Duration::ZERO)));
@@ -263,13 +291,17 @@ proptest! {
                     Effect::Kill | Effect::Quit => {
                         let asked = was_draining || !patient;
                         prop_assert!(world.clients == 0 || asked, "{:?} under {} clients", effect, world.clients);
+                        let is_over = deadline.is_some_and(|until| until <= now);
+                        let ends = matches!(event, Event::Restart | Event::Leave(Some(Duration::ZERO)));
+                        prop_assert!(!(world.leased && drains) || is_over || ends, "{:?} under a lease", effect);
                     }
                     Effect::TellGivenUp | Effect::TellHung => {}
                 }
             }
-            admitted = one.admits();
+            admitted = one.admits() || one.serves_leases();
             let serves = matches!(one.state(), State::Ready { .. });
-            prop_assert!(!admitted || serves, "{:?}", one.state());
+            prop_assert!(!one.admits() || serves, "{:?}", one.state());
+            prop_assert!(!one.serves_leases() || world.leased, "{:?}", one.state());
             // A daemon that is desired but absent has a next step, or was given up.
             if one.wanted() && !world.alive {
                 prop_assert!(one.due().is_some() || *one.state() == State::GivenUp, "{:?}", one.state());

@@ -1,27 +1,27 @@
-//! Types of the supervisor: its events, states, effects and policy. It contains no rules.
+//! Types of the supervisor: events, states, effects and policy. This file contains no rules.
 
 use std::time::Duration;
 
 /// Time since a fixed moment. The machine never reads a clock.
 pub type Instant = Duration;
 
-/// Settings for administrators.
+/// Settings that administrators can change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Time limit for a new daemon's first answer.
     pub start: Duration,
-    /// Pause after the second failure; each further failure doubles it. After the first one there is no pause:
-    /// a daemon that served and then ended will most likely serve again.
+    /// Pause after the second failure. Each further failure doubles it. After the first failure there is no pause,
+    /// because a daemon that has served before will probably serve again.
     pub pause: Duration,
     /// Longest pause.
     pub longest_pause: Duration,
-    /// Number of failures …
+    /// Number of failures within `within` after which the supervisor gives up.
     pub failures: usize,
-    /// … within this time that makes the supervisor give up.
+    /// See `failures`.
     pub within: Duration,
-    /// Time limit for an end on request; then it is killed.
+    /// Time limit for an end on request. After that the daemon is killed.
     pub stop: Duration,
-    /// Whether to restart a hung daemon that has clients, which ends them.
+    /// Whether to restart a hung daemon that has clients. This ends the clients.
     pub restart_hung_with_clients: bool,
 }
 
@@ -43,60 +43,60 @@ impl Default for Policy {
 /// The state of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// There is none, and none is desired.
+    /// There is no daemon, and none is desired.
     Stopped,
-    /// Started, without an answer so far.
+    /// It was started and has not answered yet.
     Starting {
-        /// Deadline of the first answer.
+        /// Deadline for the first answer.
         until: Instant,
     },
-    /// Found running, not probed yet.
+    /// It was found running, and not probed yet.
     Found {
-        /// Its pid.
+        /// Pid of the daemon.
         pid: i32,
     },
     /// It serves.
     Ready {
-        /// Its pid.
+        /// Pid of the daemon.
         pid: i32,
-        /// Probes in a row without an answer.
+        /// Number of consecutive probes without an answer.
         silences: u32,
     },
     /// It runs but does not answer.
     Hung {
-        /// Its pid.
+        /// Pid of the daemon.
         pid: i32,
-        /// Probes in a row without an answer; 0 while another process holds the control connection.
+        /// Number of consecutive probes without an answer; 0 while another process holds the control connection.
         silences: u32,
     },
     /// It answers, but its server accepts no clients.
     Fault {
-        /// Its pid.
+        /// Pid of the daemon.
         pid: i32,
     },
-    /// It ended; the next start is scheduled.
+    /// It ended, and the next start is scheduled.
     BackingOff {
         /// Time of the next start.
         until: Instant,
     },
     /// It ended too often.
     GivenUp,
-    /// No longer desired, but it has clients.
+    /// No longer desired, but it has clients, or users hold leases.
     Draining {
-        /// Its pid.
+        /// Pid of the daemon.
         pid: i32,
-        /// Deadline for its clients; `None` without one.
+        /// Deadline for the clients; `None` without one.
         until: Option<Instant>,
         /// Whether it served before.
         served: bool,
     },
-    /// Asked to end.
+    /// It was told to end.
     Stopping {
-        /// Deadline, when it is killed.
+        /// Deadline. After it the daemon is killed.
         until: Instant,
         /// Whether it has been killed.
         killed: bool,
-        /// Whether it failed, so that it is started again after a pause.
+        /// Whether it failed. Then it is restarted after a pause.
         failed: bool,
     },
 }
@@ -123,29 +123,28 @@ impl State {
 pub enum Event {
     /// Whether the daemon is desired.
     Wanted(bool),
-    /// Start it although it was given up or its start is scheduled later.
+    /// Start it, even if it was given up or its start is scheduled for later.
     StartAnyway,
-    /// It is no longer desired. Its clients have this time, or no limit; the last call counts. A limit of zero
-    /// ends them at once.
+    /// It is no longer desired. Its clients may finish within this time, or without a limit. A later event replaces an
+    /// earlier one. A limit of zero ends them at once.
     Leave(Option<Duration>),
-    /// Replace it by a new daemon, whatever clients it has.
+    /// Replace it by a new daemon, even if it has clients.
     Restart,
-    /// A running daemon was found in its directory. No action follows until the caller tells whether it is
-    /// desired.
+    /// A running daemon was found in its directory. No action follows until the caller reports whether it is desired.
     Found {
-        /// Its pid.
+        /// Pid of the daemon.
         pid: i32,
     },
     /// It answers, its identity is verified, and it has the desired settings.
     Answers {
-        /// Its pid.
+        /// Pid of the daemon.
         pid: i32,
     },
-    /// It answers, but its server met a client's fatal fault, or ends whenever it is started.
+    /// It answers, but its server has a fatal fault of a client, or ends whenever it is started.
     Fault,
     /// A probe got no answer in time.
     Silent,
-    /// It greets, but another process holds the control connection.
+    /// It accepts a connection, but another process holds the control connection.
     Busy,
     /// It cannot be started yet because leftovers of the previous daemon run. This is not a failure.
     Occupied,
@@ -153,6 +152,8 @@ pub enum Event {
     Ended,
     /// Its number of clients; `None` if unknown.
     Clients(Option<usize>),
+    /// Whether users hold leases on its target. Their programs may connect at any time.
+    Leased(bool),
     /// A timer fired.
     Tick,
 }
@@ -162,7 +163,7 @@ pub enum Event {
 pub enum Effect {
     /// Start a daemon.
     Start,
-    /// Ask it to end.
+    /// Tell it to end.
     Quit,
     /// Kill it and all processes that it started.
     Kill,

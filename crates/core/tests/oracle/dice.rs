@@ -1,4 +1,4 @@
-//! Random numbers that are the same in every run (splitmix64).
+//! A random number generator with the same numbers in every run (splitmix64).
 
 pub(crate) struct Dice(u64);
 
@@ -20,7 +20,7 @@ impl Dice {
         (self.next() % n as u64) as usize
     }
 
-    /// Returns true once in `n` times.
+    /// Returns true in one of `n` calls on average.
     pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }

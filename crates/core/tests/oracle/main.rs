@@ -1,8 +1,7 @@
-//! Proof of the planner: a brute-force oracle searches exhaustively, and the planner must find the same
-//! optimum.
+//! Tests the planner against an oracle that searches exhaustively. Both must find the same optimum.
 //!
-//! The oracle shares only the figures of the geometry file with the planner. Every test prints the number of
-//! compared cases.
+//! The oracle shares only the figures of the geometry data with the planner. Every test prints the number of compared
+//! cases.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -23,7 +22,7 @@ use gpush_core::plan::Target;
 use part::{Part, some_of, subsets};
 use whole::{Case, Tally, compare};
 
-/// Tests every state × every subset of it in use × every feasible target of a part.
+/// Tests every state of a GPU model, with every subset of its instances in use, and every feasible target.
 fn exhaust(key: &str, matchings: bool) -> Tally {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);
@@ -60,19 +59,19 @@ fn exhaust(key: &str, matchings: bool) -> Tally {
 }
 
 #[test]
-fn every_case_of_an_a30_with_every_matching() {
+fn a30_plans_match_the_oracle_with_every_matching() {
     let tally = exhaust("a30-24", true);
     assert!(tally.planned > 0 && tally.blocked > 0 && tally.impossible == 0);
 }
 
 #[test]
-fn every_case_of_an_a100() {
+fn a100_plans_match_the_oracle() {
     let tally = exhaust("a100-80", false);
     assert!(tally.planned > 0 && tally.blocked > 0 && tally.impossible == 0);
 }
 
 #[test]
-fn every_target_up_to_eight_instances_possible_or_not() {
+fn targets_of_up_to_eight_instances_match_the_oracle() {
     for key in ["a30-24", "a100-80", "h100-80-sxm"] {
         let part = Part::of(key);
         let geometry = Geometry::of_model(&part.model);
@@ -97,7 +96,7 @@ fn every_target_up_to_eight_instances_possible_or_not() {
 }
 
 #[test]
-fn random_sequences_on_every_family() {
+fn random_sequences_match_the_oracle_on_every_family() {
     let mut total = Tally::default();
     let mut parts = 0;
     for (seed, key) in gpush_geometry::KEYS.iter().enumerate() {
@@ -112,7 +111,7 @@ fn random_sequences_on_every_family() {
 }
 
 #[test]
-fn compute_instance_splits_and_holds_sampled() {
+fn sampled_splits_and_holds_match_the_oracle() {
     for (seed, key) in ["a30-24", "a100-80", "h100-80-sxm", "b200-180", "rtxpro6000-96"].into_iter().enumerate() {
         let tally = splits::sample(key, 60_000, seed as u64);
         assert!(tally.planned > 1000 && tally.blocked > 1000 && tally.impossible > 100, "{key}");

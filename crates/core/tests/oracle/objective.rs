@@ -1,8 +1,8 @@
 //! The objective as data, so that tests can show which mistakes they would detect.
 //!
-//! A mutant is the planner's objective with one rule inverted, dropped or swapped with the next. For generated
-//! cases, the planner's plan is compared with the oracle's exhaustive search. For each mutant, the test counts
-//! the cases with another best plan: a planner with that mistake would fail on each of them.
+//! A mutant is the planner's objective with one rule inverted, dropped or swapped with the next. For generated cases,
+//! the test compares the planner's plan with the oracle's exhaustive search. For each mutant, it counts the cases with
+//! a different best plan. A planner with that mistake would fail on each of them.
 
 use std::cmp::{Ordering, Reverse};
 use std::fmt;
@@ -14,19 +14,19 @@ use crate::dice::Dice;
 use crate::part::{Part, compute_states};
 use crate::splits::Sample;
 
-/// Destroyed: in use, held, GPU instances, compute instances in those that stay, memory slices.
+/// Destroyed objects: in use, held, GPU instances, compute instances in GPU instances that stay, memory slices.
 pub(crate) type Toll = [u32; 5];
 
-/// The values by which plans are compared: destroyed objects, remaining placements, and start and profile id of
-/// each GPU instance.
+/// The values by which plans are compared: destroyed objects, remaining placements, and start and profile id of each
+/// GPU instance.
 pub(crate) type Worth = (Toll, Reverse<u32>, Vec<(u8, u32)>);
 
-/// A property of plans; less is better, except for `Room`.
+/// A property of plans. Less is better, except for `Room`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Criterion {
-    /// Destroyed instances in use: a hard constraint, first in every objective.
+    /// Destroyed instances in use. This is a hard constraint, and comes first in every objective.
     InUse,
-    /// Destroyed instances with a lease or an MPS daemon.
+    /// Destroyed instances that are held ([`gpush_core::plan::Holds`]).
     Held,
     /// Destroyed GPU instances.
     GpuInstances,
@@ -34,7 +34,7 @@ enum Criterion {
     ComputeInstances,
     /// Destroyed memory slices.
     MemorySlices,
-    /// (Profile, placement) pairs still possible.
+    /// (Profile, placement) pairs that remain possible.
     Room,
     /// Start and profile id of each GPU instance.
     Rank,
@@ -50,12 +50,12 @@ const RULES: [Criterion; 6] = [
     Criterion::Rank,
 ];
 
-/// Criteria in order, each with whether it is inverted.
+/// Criteria in order, with whether each one is inverted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Objective(Vec<(Criterion, bool)>);
 
 impl Objective {
-    /// Returns the planner's own objective.
+    /// Returns the planner's objective.
     pub(crate) fn planners() -> Self {
         let rules = RULES.iter().map(|rule| (*rule, false));
         Self([(Criterion::InUse, false)].into_iter().chain(rules).collect())
@@ -137,7 +137,7 @@ impl Mutation {
 
 /// Returns whether a planner with the mutant's objective could return another plan than the right one.
 fn notices(mutant: &Objective, right: &Worth, finals: &[Worth]) -> bool {
-    // Better for the mutant; or equally good, so that it may return either.
+    // The other plan is better for the mutant, or equally good, so that it may return either.
     finals.iter().any(|other| match mutant.compare(other, right) {
         Ordering::Less => true,
         Ordering::Equal => other != right,
@@ -145,7 +145,7 @@ fn notices(mutant: &Objective, right: &Worth, finals: &[Worth]) -> bool {
     })
 }
 
-/// Plans samples of one part, and counts for each mutation the samples that detect it.
+/// Plans samples on one GPU model. Counts for each mutation the samples that detect it.
 fn noticed(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);
@@ -161,7 +161,7 @@ fn noticed(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
         let finals = sample.finals(&part, &ways, &objective, false);
         let Some(right) = finals.iter().min_by(|a, b| objective.compare(a, b)) else { continue };
         if right.0[0] > 0 {
-            // Blocked: there is no plan to compare.
+            // The sample is blocked, so there is no plan to compare.
             continue;
         }
         let plan = plan_around(&geometry, &instances, &sample.target(&part), &holds).unwrap();
@@ -177,7 +177,7 @@ fn noticed(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
     counts
 }
 
-/// Minimum number of cases that must detect each mutation, over all parts.
+/// Minimum number of cases that must detect each mutation, on all GPU models together.
 const FEWEST: usize = 10;
 
 #[test]

@@ -1,15 +1,15 @@
-//! All states of a part's GPU instances, by enumeration.
+//! All states of a GPU model's GPU instances, by enumeration.
 //!
-//! It uses only the raw figures (`gpush_geometry::Model`) and shares no rule with the planner: overlap is
-//! checked slice by slice, capacity is summed for every state, and states are found by adding one instance
-//! after another to the empty GPU.
+//! This uses only the raw figures (`gpush_geometry::Model`) and shares no rule with the planner. Overlap is checked
+//! slice by slice, and capacity is summed for every state. States are found by adding one instance after another to the
+//! empty GPU.
 
 use std::collections::HashMap;
 
 use crate::dice::Dice;
 use gpush_geometry::{ComputeProfile, GpuProfile, Model};
 
-/// One (profile, placement) pair; a state is a set of them.
+/// One (profile, placement) pair. A state is a set of pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pair {
     /// Position of the profile in the model.
@@ -21,10 +21,10 @@ pub(crate) struct Pair {
 /// A set of pairs, by their position.
 pub(crate) type State = u64;
 
-/// Number of each profile, four bits each.
+/// Count of each profile, four bits each.
 pub(crate) type Multiset = u64;
 
-/// Properties of a state, computed once.
+/// Properties of a state, computed only once.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) state: State,
@@ -35,7 +35,7 @@ pub(crate) struct Facts {
     pub(crate) ranks: Vec<(u8, u32)>,
 }
 
-/// A model and all states of it.
+/// A GPU model and all its states.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) model: Model,
@@ -72,7 +72,7 @@ impl Part {
         part
     }
 
-    /// Adds pairs from `from` on to a possible state, in every way.
+    /// Adds pairs from `from` on to a possible state, in all ways.
     fn walk(&self, state: State, from: usize, found: &mut Vec<State>) {
         found.push(state);
         for n in from..self.pairs.len() {
@@ -86,7 +86,7 @@ impl Part {
         members(state).map(|n| (self.pairs[n], &self.model.gi_profiles[self.pairs[n].profile]))
     }
 
-    /// Returns whether the part can be in that state.
+    /// Returns whether the state is possible.
     fn is_possible(&self, state: State) -> bool {
         let mut users_of_slice = [0; 16];
         let mut numbers = [0; 16];
@@ -136,7 +136,7 @@ fn row(profile: &GpuProfile) -> [u32; 5] {
     [e.copy, e.decoder, e.encoder, e.jpeg, e.ofa].map(u32::from)
 }
 
-/// Returns the positions in a set.
+/// Returns the positions of the set's members.
 pub(crate) fn members(mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let next = (set != 0).then(|| set.trailing_zeros() as usize)?;
@@ -150,7 +150,7 @@ pub(crate) fn profiles(multiset: Multiset) -> impl Iterator<Item = usize> {
     (0..16).flat_map(move |p| std::iter::repeat_n(p, (multiset >> (4 * p) & 15) as usize))
 }
 
-/// Returns every subset of a set, including the empty one and the set itself.
+/// Returns every subset of a set, including the empty set and the set itself.
 pub(crate) fn subsets(set: u64) -> impl Iterator<Item = u64> {
     let mut next = Some(0_u64);
     std::iter::from_fn(move || {
@@ -161,7 +161,7 @@ pub(crate) fn subsets(set: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Returns a random subset, with each member once in `n` times.
+/// Returns a random subset. Each member is included with probability 1/`n`.
 pub(crate) fn some_of(set: u64, n: usize, dice: &mut Dice) -> u64 {
     members(set).filter(|_| dice.one_in(n)).map(|bit| 1 << bit).sum()
 }

@@ -1,4 +1,4 @@
-//! Random sequences on every family: plan, apply, plan from there, as on real hosts.
+//! Random sequences on every GPU family: plan, apply, and plan again from there, as on real hosts.
 
 use gpush_core::geometry::Geometry;
 
@@ -7,14 +7,14 @@ use crate::part::{Multiset, Part, State, members, some_of};
 use crate::whole::{Case, Tally, compare};
 use crate::wire;
 
-/// Returns a random target, possible or not, that relates to the state of a GPU.
+/// Returns a random target, possible or not, that is similar to the state of a GPU.
 fn any_target(part: &Part, dice: &mut Dice, possible: &[Multiset]) -> (Multiset, State) {
     let mut multiset = *dice.pick(possible);
     let mut fixed = 0;
     match dice.below(4) {
         // Any placement.
         0 => {}
-        // Some placements fixed as in one arrangement of it.
+        // Some placements are fixed as in one possible arrangement.
         1 | 2 => {
             let arrangement = *dice.pick(&part.by_multiset[&multiset]);
             fixed = some_of(part.states[arrangement].state, 2, dice);
@@ -33,7 +33,7 @@ fn any_target(part: &Part, dice: &mut Dice, possible: &[Multiset]) -> (Multiset,
     (multiset, fixed)
 }
 
-/// Walks a number of steps on one part.
+/// Executes a number of random steps on one GPU model.
 pub(crate) fn walk(key: &str, steps: usize, seed: u64) -> Tally {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);

@@ -1,8 +1,8 @@
 //! Compute instances within GPU instances, and leases on them: random samples, each searched exhaustively.
 //!
-//! The oracle tries every final state of the GPU instances, every assignment of their placements to the
-//! requested GPU instances, and for each existing one every final state of its compute instances. The objective
-//! (`objective`) determines the best of them.
+//! The oracle tries every final state of the GPU instances, and every assignment of their placements to the requested
+//! GPU instances. For each existing GPU instance, it tries every final state of its compute instances. The objective
+//! (`objective`) determines the best result.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -20,8 +20,8 @@ use crate::wire::{gi_of, pair_of, process};
 /// Compute instances requested in one GPU instance: profile position and an optional fixed start.
 type Split = Vec<(usize, Option<u8>)>;
 
-/// The smallest cost of assigning a placement to a requested GPU instance, by placement and request; `None`
-/// where it does not fit.
+/// The smallest cost of assigning a placement to a requested GPU instance, by placement and request; `None` if it does
+/// not fit.
 type Tolls = Vec<Vec<Option<Toll>>>;
 
 fn sum(a: Toll, b: Toll) -> Toll {
@@ -40,7 +40,7 @@ struct Standing {
 #[derive(Debug, Clone, Default)]
 struct StandingGpu {
     compute: Vec<Standing>,
-    /// A process that the driver assigns to no compute instance.
+    /// Whether it has a process that the driver does not assign to a compute instance.
     busy: bool,
     held: bool,
 }
@@ -49,10 +49,10 @@ struct StandingGpu {
 #[derive(Debug)]
 pub(crate) struct Sample {
     state: State,
-    /// By pair.
+    /// The existing GPU instances, by pair.
     standing: Vec<StandingGpu>,
     multiset: Multiset,
-    /// One per requested GPU instance: profile position, fixed start, compute instances.
+    /// Profile position, fixed start and compute instances of each requested GPU instance.
     wanted: Vec<(usize, Option<u8>, Split)>,
 }
 
@@ -67,7 +67,7 @@ impl Sample {
             let compute = compute.into_iter().map(stand).collect();
             standing[pair] = StandingGpu { compute, busy: !quiet && dice.one_in(10), held: !unheld && dice.one_in(6) };
         }
-        // Most targets have the state's own profiles or almost the same, so that much can stay.
+        // Most targets have the same profiles as the state, or almost the same, so that many instances can stay.
         let own = part.states[part.index[&state]].multiset;
         let multiset = match dice.below(4) {
             0 => *dice.pick(&part.multisets()),
@@ -169,8 +169,8 @@ impl Sample {
         )
     }
 
-    /// Returns the costs of the ways to assign the placement of `pair` to a requested GPU instance; none if its
-    /// compute instances do not fit.
+    /// Returns the costs of all ways to assign the placement of `pair` to a requested GPU instance; none if its compute
+    /// instances do not fit.
     fn tolls_of_giving(&self, part: &Part, states: &[Vec<Vec<Slot>>], pair: usize, split: &Split) -> BTreeSet<Toll> {
         let ends = states[part.pairs[pair].profile].iter().filter(|end| is_split(end, split));
         if self.state >> pair & 1 == 0 {
@@ -179,7 +179,7 @@ impl Sample {
         let standing = &self.standing[pair].compute;
         ends.map(|end| {
             let destroyed = || standing.iter().filter(|c| !end.contains(&c.slot));
-            // A GPU instance with an assigned process accepts no further compute instances either.
+            // A GPU instance that itself has a process accepts no additional compute instances.
             let only_adds = destroyed().count() == 0 && end.len() > standing.len();
             let in_use = u32::from(only_adds && self.standing[pair].busy);
             sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0])
@@ -199,8 +199,8 @@ impl Sample {
         (0..part.pairs.len()).map(of).collect()
     }
 
-    /// Returns the best way of each assignment. With `remakes`, an instance may also be destroyed and created
-    /// again at its placement, which is never better under the planner's objective.
+    /// Returns the best way of each assignment. With `remakes`, an instance may also be destroyed and created again at
+    /// its placement. Under the planner's objective this is never better.
     fn best_ways(&self, part: &Part, ways: &[Vec<BTreeSet<Toll>>], objective: &Objective, remakes: bool) -> Tolls {
         let best = |pair: usize, tolls: &BTreeSet<Toll>| -> Option<Toll> {
             let stands = self.state >> pair & 1 == 1;
@@ -211,7 +211,7 @@ impl Sample {
         ways.iter().enumerate().map(of).collect()
     }
 
-    /// Returns the smallest cost of assigning the placements of `pairs` to the requests not yet `served`.
+    /// Returns the smallest cost of assigning the placements of `pairs` to the requests that are not `served` yet.
     fn hand_out(
         &self,
         part: &Part,
@@ -237,7 +237,7 @@ impl Sample {
         best
     }
 
-    /// Returns the value of the best way to each final state.
+    /// Returns the value of the best way to reach each final state.
     pub(crate) fn finals(
         &self,
         part: &Part,
@@ -326,8 +326,8 @@ impl Sample {
     }
 }
 
-/// Returns a feasible target that differs from a state's own profiles by one or two: an instance must move or
-/// go, and there is a choice.
+/// Returns a feasible target that differs from the state's profiles in one or two. An instance must move or be
+/// destroyed, and there is a choice.
 fn neighbour(part: &Part, own: Multiset, dice: &mut Dice) -> Multiset {
     for _ in 0..40 {
         let mut multiset = own;
@@ -348,7 +348,7 @@ fn neighbour(part: &Part, own: Multiset, dice: &mut Dice) -> Multiset {
 /// Returns whether compute instances are exactly those of a split.
 fn is_split(end: &[Slot], split: &Split) -> bool {
     let mut left: Vec<Slot> = end.to_vec();
-    // Those with a fixed start first: the others accept any.
+    // Match those with a fixed start first, because the others accept any start.
     let mut wants: Vec<_> = split.clone();
     wants.sort_by_key(|(_, start)| start.is_none());
     for (profile, start) in wants {
@@ -360,7 +360,7 @@ fn is_split(end: &[Slot], split: &Split) -> bool {
     left.is_empty()
 }
 
-/// Compares samples of one part.
+/// Compares samples on one GPU model.
 pub(crate) fn sample(key: &str, samples: usize, seed: u64) -> Tally {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);

@@ -1,4 +1,4 @@
-//! GPU instances as wholes: the oracle's answer to one case, compared with the planner's.
+//! Whole GPU instances: the oracle's answer to one case, compared with the planner's.
 
 use std::cmp::Reverse;
 
@@ -38,7 +38,7 @@ impl Tally {
     }
 }
 
-/// The oracle's answer: the best final state, or how many instances in use block it.
+/// The oracle's answer: the best final state, or the number of instances in use that block the target.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Final(State),
@@ -46,8 +46,8 @@ enum Verdict {
     Impossible,
 }
 
-/// Tries every final state; with `matchings`, also every choice of instances to keep, even where keeping fewer
-/// is pointless.
+/// Tries every final state. With `matchings`, also tries every choice of instances to keep, even if keeping fewer is
+/// never better.
 fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
     let finals = part.by_multiset.get(&case.multiset).map_or(&[][..], Vec::as_slice);
     let finals = || finals.iter().map(|n| &part.states[*n]).filter(|f| f.state & case.fixed == case.fixed);
@@ -75,7 +75,7 @@ fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
     }
 }
 
-/// Compares both: same feasibility, same optimum, and executable steps.
+/// Compares the oracle and the planner: the same feasibility, the same optimum, and executable steps.
 pub(crate) fn compare(
     part: &Part,
     geometry: &Geometry,
@@ -113,8 +113,8 @@ pub(crate) fn compare(
     }
 }
 
-/// Executes the steps. The part must permit every intermediate state, and no instance that is in use or in the
-/// result may be destroyed.
+/// Executes the steps. Every intermediate state must be possible. No step may destroy an instance that is in use or in
+/// the result.
 fn carry_out(part: &Part, case: Case, steps: &[InstanceStep]) -> State {
     let mut state = case.state;
     // GPU instances that have their compute instance.

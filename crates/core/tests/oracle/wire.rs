@@ -5,7 +5,7 @@ use gpush_core::plan::{Target, Wanted, WantedCompute};
 
 use crate::part::{Multiset, Part, State, members, profiles};
 
-/// Returns the id of the GPU instance at a pair: any value that differs from the placement.
+/// Returns the id of the GPU instance at a pair. It deliberately differs from the placement.
 pub(crate) fn gi_of(pair: usize) -> u32 {
     100 + pair as u32
 }
@@ -26,7 +26,7 @@ pub(crate) fn process(pid: u32) -> Process {
     }
 }
 
-/// Returns the instances of a state, each with one compute instance for the whole; those of `busy` have a
+/// Returns the instances of a state. Each has one compute instance that occupies the whole; those in `busy` have a
 /// process.
 pub(crate) fn instances(part: &Part, state: State, busy: State) -> Vec<GpuInstance> {
     members(state)
@@ -54,7 +54,7 @@ pub(crate) fn instances(part: &Part, state: State, busy: State) -> Vec<GpuInstan
         .collect()
 }
 
-/// Returns the target of a multiset, with `fixed` pairs explicit and the rest anywhere.
+/// Returns the target of a multiset. The pairs in `fixed` are explicit, and the others may be placed anywhere.
 pub(crate) fn target(part: &Part, multiset: Multiset, fixed: State) -> Target {
     let mut fixed: Vec<usize> = members(fixed).collect();
     let instances = profiles(multiset)

@@ -1,4 +1,4 @@
-//! One simulated GPU: read like the agent does, changed step by step, with processes on it.
+//! One simulated GPU. The tests read it as gpushd does, change it step by step, and run processes on it.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 use silicon::machine::{Machine, Pid, Process, ProcessKind};
@@ -13,7 +13,7 @@ pub(crate) struct Host {
     next_pid: u32,
 }
 
-/// The instances without ids, which the driver chooses.
+/// The shape of the instances, without ids, which the driver chooses.
 type Shape = Vec<(Placement, u32, Vec<(Option<Placement>, u32)>)>;
 
 pub(crate) fn shape(instances: &[GpuInstance]) -> Shape {
@@ -77,7 +77,7 @@ impl Host {
             .collect()
     }
 
-    /// Executes steps. The driver must accept each, and instances in use must be the same objects afterwards.
+    /// Executes steps. The driver must accept each step, and instances in use must be the same objects afterwards.
     pub(crate) fn carry_out(&mut self, steps: &[InstanceStep]) {
         let used = self.in_use();
         for step in steps {
@@ -110,7 +110,7 @@ impl Host {
         }
     }
 
-    /// Returns the generations of the instances with processes: a replaced instance has another generation.
+    /// Returns the generations of the instances with processes. A replaced instance would have another generation.
     fn in_use(&self) -> Vec<(u32, u64, Option<u64>)> {
         let gpu = self.machine.gpu(GPU).unwrap();
         let place = |p: &Process| {
@@ -120,7 +120,7 @@ impl Host {
         gpu.processes.iter().map(place).collect()
     }
 
-    /// Starts some processes, in compute instances and rarely in GPU instances only.
+    /// Starts some processes, mostly in compute instances, and rarely in a GPU instance only.
     pub(crate) fn start_some(&mut self, dice: &mut Dice) {
         for instance in self.read() {
             for compute in &instance.compute {

@@ -1,7 +1,7 @@
-//! Plans executed on simulated hardware: the driver never refuses a step, the GPU ends exactly as requested,
-//! instances in use are never touched, and an interrupted plan can be rolled back.
+//! Plans executed on simulated hardware. The driver never refuses a step, the GPU ends exactly as requested, instances
+//! in use never change, and an interrupted plan can be rolled back.
 //!
-//! The simulated hardware has its own rules (`sim/silicon`), so that planner and simulator check each other.
+//! The simulated hardware has its own rules (`sim/silicon`), so that the planner and the simulator check each other.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -17,7 +17,7 @@ use gpush_core::plan::{Plan, Target, plan};
 use dice::Dice;
 use host::Host;
 
-/// Counts of a walk.
+/// Counters of a random walk.
 #[derive(Debug, Default)]
 struct Tally {
     carried_out: u32,
@@ -57,8 +57,8 @@ fn any_layout(geometry: &Geometry, dice: &mut Dice) -> Layout {
     if dice.one_in(20) { Layout::none() } else { Layout::parse(&entries.join(",")).unwrap() }
 }
 
-/// Asserts that each requested GPU instance is at the plan's placement, with exactly its compute instances, and
-/// that there is no other.
+/// Asserts that each requested GPU instance is at the plan's placement, with exactly its compute instances, and that
+/// there are no others.
 fn assert_is(target: &Target, plan: &Plan, now: &[GpuInstance]) {
     assert_eq!(target.instances.len(), now.len());
     for (wanted, placement) in target.instances.iter().zip(&plan.placements) {
@@ -72,7 +72,7 @@ fn assert_is(target: &Target, plan: &Plan, now: &[GpuInstance]) {
     }
 }
 
-/// Asserts that the plan is possible once the named holders are gone.
+/// Asserts that the plan is possible when the named holders have ended.
 fn assert_blocked_by(host: &Host, geometry: &Geometry, target: &Target, refusal: &Refusal) {
     let Refusal::Blocked { blockers } = refusal else { panic!("{refusal:?}") };
     let mut idle = host.clone();
@@ -89,7 +89,7 @@ fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
     let full = Geometry::of_model(&model);
     let mut tally = Tally::default();
     for _ in 0..rounds {
-        // Sometimes the driver hides a profile: its instances are then foreign.
+        // Sometimes the driver hides a profile. Then its instances are foreign.
         let mut described = profiles_of_model(&model);
         if dice.one_in(4) {
             described.remove(dice.below(described.len()));

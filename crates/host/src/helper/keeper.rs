@@ -1,5 +1,5 @@
-//! The keeper: `gpushd helper DIR`. It takes the lock, runs the program of the spec, ends it at its deadline, and
-//! records how it ended. It does not talk to gpushd and outlives it.
+//! The keeper, `gpushd helper DIR`. It takes the lock, runs the program of the spec, ends it at its deadline, and
+//! records the result. It does not communicate with gpushd, and outlives it.
 
 use std::{
     io::{self, PipeReader, Read, Write},
@@ -18,18 +18,19 @@ use nix::{
 
 use super::run_dir::{End, Ended, RunDir, Spec};
 
-/// Bytes of output that are kept, from the beginning.
+/// Maximum number of bytes of output that are kept. They are the first ones.
 const KEPT: usize = 32 * 1024;
 
-/// How long output is read after the program has ended: a child of it may have the pipe too.
+/// How long output is read after the program has ended. Without a limit, a child that inherited the pipe could block
+/// the keeper.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// `PATH` of the program.
+/// The program's `PATH`.
 const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Runs the program of the spec in `dir`.
 pub fn main(dir: &Path) -> ExitCode {
-    // Fails where systemd has made a session already.
+    // This fails if systemd has already created a session.
     let _ = nix::unistd::setsid();
     match keep(&RunDir::at(dir)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -43,9 +44,9 @@ pub fn main(dir: &Path) -> ExitCode {
 fn keep(run: &RunDir) -> io::Result<()> {
     let Some(lock) = run.lock()? else { return Err(io::Error::other("another process has its lock")) };
     if run.outcome().is_some() {
-        return Err(io::Error::other("it was given up"));
+        return Err(io::Error::other("gpushd has abandoned it"));
     }
-    let spec = run.spec().ok_or_else(|| io::Error::other("there is no spec"))?;
+    let spec = run.spec().ok_or_else(|| io::Error::other("it has no spec.json"))?;
     run.begin()?;
     let _ = sd_notify::notify(true, &[sd_notify::NotifyState::Ready]);
     let mut out = io::stdout();
@@ -64,7 +65,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
         .env("LANG", "C.UTF-8")
         .envs(&spec.env)
         .current_dir("/")
-        // The lock is an empty file. While the program runs, the lock is held.
+        // The program's standard input is the empty lock file. So the lock is held while the program runs.
         .stdin(lock.try_clone()?)
         .stdout(writer.try_clone()?)
         .stderr(writer)
@@ -94,7 +95,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
             }
         }
     };
-    // Processes that it left in its group end with it.
+    // Also ends the processes that the program left in its process group.
     let _ = killpg(group, Signal::SIGKILL);
     let end = if timed_out { End::TimedOut } else { end_of(status?) };
     Ok(Ended { end, output: kept.output() })
@@ -108,7 +109,7 @@ fn end_of(status: ExitStatus) -> End {
     }
 }
 
-/// Output of a program up to a bound; the rest is read and dropped, so that the program is not blocked.
+/// Output of a program up to a limit. The rest is read and discarded, so that the program does not block.
 struct Kept {
     bytes: Arc<Mutex<Vec<u8>>>,
     closed: mpsc::Receiver<()>,

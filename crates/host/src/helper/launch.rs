@@ -1,4 +1,4 @@
-//! Starts keepers: as transient units where systemd is the service manager, else as children.
+//! Starts keepers: as transient units if systemd is the service manager, else as children.
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
@@ -8,13 +8,13 @@ use tokio::io::AsyncReadExt;
 use super::run_dir::RunDir;
 use crate::systemd::{self, Manager, TransientService};
 
-/// How long a keeper may take to begin.
+/// How long a keeper may take to start.
 const LAUNCH: Duration = Duration::from_secs(30);
 
-/// The slice of helper units.
+/// The slice that contains the helper units.
 const SLICE: &str = "gpush.slice";
 
-/// Bytes of a keeper's error output that are kept.
+/// Maximum number of bytes of a keeper's error output that are kept.
 const ERROR_OUTPUT: u64 = 4096;
 
 /// How keepers are started.
@@ -22,21 +22,21 @@ const ERROR_OUTPUT: u64 = 4096;
 pub(super) enum Launcher {
     /// As transient units.
     Systemd(Arc<Manager>),
-    /// As children, which are detached and outlive gpushd.
+    /// As detached children, which outlive gpushd.
     Child,
 }
 
 impl Launcher {
-    /// Chooses the launcher of this host. systemd starts units of the system for root only.
+    /// Chooses the launcher for this host. systemd starts system units only for root.
     pub(super) fn of_this_host() -> Self {
         let is_root = nix::unistd::geteuid().is_root();
         if is_root && systemd::is_the_service_manager() { Self::Systemd(Arc::default()) } else { Self::Child }
     }
 
-    /// Starts the keeper of a run and waits until it has the lock.
+    /// Starts the keeper of a run and waits until it holds the lock.
     ///
     /// # Errors
-    /// Why the keeper did not report that it has begun. It may begin later all the same.
+    /// Why the keeper did not report its start. It may still start later.
     pub(super) async fn launch(&self, run: &RunDir) -> Result<(), String> {
         let started = async {
             match self {
@@ -45,12 +45,12 @@ impl Launcher {
             }
         };
         let in_time = tokio::time::timeout(LAUNCH, started).await;
-        in_time.unwrap_or_else(|_| Err(format!("its keeper did not begin within {} s", LAUNCH.as_secs())))
+        in_time.unwrap_or_else(|_| Err(format!("its keeper did not start within {} s", LAUNCH.as_secs())))
     }
 }
 
 async fn start_unit(manager: &Manager, run: &RunDir) -> Result<(), String> {
-    // The unit outlives the process that started it, so it needs a path that does so too.
+    // The unit outlives this process, so `/proc/self/exe` does not work here.
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let own = own.to_string_lossy().trim_end_matches(" (deleted)").to_owned();
     let unit = TransientService {
@@ -69,7 +69,7 @@ async fn start_child(run: &RunDir) -> Result<(), String> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("cannot start its keeper: {error}"))?;
     let (output, errors) = (child.stdout.take(), child.stderr.take());
-    // The outcome on disk says how the run ended; the child is only reaped.
+    // The outcome on disk shows how the run ended. The child only has to be reaped.
     let end = tokio::spawn(async move { child.wait().await });
     if let Some(mut output) = output
         && output.read(&mut [0; 8]).await.is_ok_and(|read| read > 0)

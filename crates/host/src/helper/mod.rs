@@ -1,9 +1,10 @@
 //! Helper units: programs that gpushd runs outside its own unit, such as resets, hooks, `systemctl` and `nvidia-smi`.
 //!
-//! They need more than gpushd's sandbox allows, and they must outlive gpushd: a reset that is cut off half way is worse
-//! than one that no caller waits for. So each program runs under a keeper (`gpushd helper DIR`). Where systemd runs, the
-//! keeper is a transient unit named after operation and step. Elsewhere it is a child in a separate session. All facts
-//! about a run are in its directory below the state directory, so the next gpushd finds it:
+//! These programs need more privileges than gpushd's sandbox allows. They must also outlive gpushd: an interrupted
+//! reset does more harm than a reset that no caller waits for. So each program runs under a keeper (`gpushd helper
+//! DIR`). With systemd, the keeper is a transient unit named after operation and step. Without systemd, it is a child
+//! in a separate session. A directory below the state directory records everything about a run, so the next gpushd
+//! finds it:
 //!
 //! ```text
 //!              spec on disk          keeper has the lock         outcome on disk
@@ -16,16 +17,17 @@
 //!                            the outcome, runs nothing    ended is unknown
 //! ```
 //!
-//! "The lock is held" means "it runs": keeper and program share one descriptor of the lock, so it is released when both
-//! have ended, whichever was killed first. Before the lock is taken only its taker may change a run, then only the keeper.
+//! The run is in progress as long as the lock is held. Keeper and program share one descriptor of the lock, so the
+//! kernel releases it when both have ended, in either order. Only the process that holds the lock may change the run.
 //!
-//! A program must be trusted ([`trust`]). It gets a clean environment and no input, and its output is kept up to a bound.
+//! gpushd runs only trusted programs ([`trust`]). They get a clean environment and no input. Their output is kept up to
+//! a limit.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `run_dir` | the files of a run |
 //! | `launch` | starts keepers |
-//! | `keeper` | the keeper's own program |
+//! | `keeper` | the keeper's program |
 //! | `trust` | which programs may run |
 
 pub mod keeper;
@@ -50,18 +52,18 @@ use self::{
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Time beyond deadline and grace after which a keeper without an outcome counts as hung.
+/// How long after deadline and grace a keeper without an outcome counts as hung.
 const HANGS: Duration = Duration::from_secs(10);
 
-/// First and longest time between two reads of a run.
+/// First and longest interval between two polls of a run.
 const POLL: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
 /// A program to run.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// The operation that it belongs to: `op-12`.
+    /// The operation that the program belongs to: `op-12`.
     pub operation: String,
-    /// The step of the operation: `reset`, `hook-before`, `stop-nvidia-dcgm`; letters, digits and `-`.
+    /// The step of the operation: `reset`, `hook-before`, `stop-nvidia-dcgm`. Consists of letters, digits and `-`.
     pub step: String,
     /// The program.
     pub program: String,
@@ -69,32 +71,32 @@ pub struct Job {
     pub args: Vec<String>,
     /// Its environment, in addition to `PATH`.
     pub env: BTreeMap<String, String>,
-    /// How long it may take.
+    /// Maximum run time.
     pub deadline: Duration,
-    /// Whether it runs so often that it is logged at debug level; its caller logs what is new.
+    /// Whether the job runs often. Then it is logged only at debug level, and its caller logs changes.
     pub routine: bool,
 }
 
-/// Runs programs as helper units. A handle, cheap to clone.
+/// Runs programs as helper units. A handle; cloning it is cheap.
 #[derive(Debug, Clone)]
 pub struct Helpers {
-    /// Contains one directory for each run.
+    /// The directory with one subdirectory for each run.
     dir: PathBuf,
     launcher: Launcher,
 }
 
 impl Helpers {
-    /// Keeps runs below this state directory.
+    /// Creates the handle. The runs are below this state directory.
     pub fn new(state_dir: &Path) -> Self {
         let dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned()).join("helper");
         Self { dir, launcher: Launcher::of_this_host() }
     }
 
-    /// Runs a program and waits for its end. The program runs to its end or its deadline, whether or not the caller
-    /// waits.
+    /// Runs a program and waits for its end. If the caller stops waiting, the program continues until its end or its
+    /// deadline.
     ///
     /// # Errors
-    /// When the program was not run at all.
+    /// The program was not started.
     pub async fn run(&self, job: Job) -> Result<Ended, ApiError> {
         let program = Self::may_run(&job.program)?;
         let spec = Spec {
@@ -108,12 +110,12 @@ impl Helpers {
         let run = RunDir::create(&self.dir, &format!("{}.{}", job.operation, job.step), &spec)
             .map_err(|error| not_run(&job, &error.to_string()))?;
         if job.routine {
-            tracing::debug!(op = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
+            tracing::debug!(operation = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
         } else {
-            tracing::info!(op = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
+            tracing::info!(operation = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
         }
         if let Err(why) = self.launcher.launch(&run).await {
-            // The keeper may begin all the same, unless gpushd has the lock.
+            // The keeper may still start, unless gpushd takes the lock first.
             match run.void() {
                 Ok(true) => return Err(not_run(&job, &why)),
                 Ok(false) => {}
@@ -123,10 +125,10 @@ impl Helpers {
         let ended = follow(&run, job.deadline + GRACE + HANGS).await;
         match &ended.end {
             End::Void => return Err(not_run(&job, "its keeper did not start")),
-            end if job.routine => tracing::debug!(op = job.operation, "{} {end}{}", job.step, ended.said()),
-            End::Exited(0) => tracing::info!(op = job.operation, "{} ended well", job.step),
+            end if job.routine => tracing::debug!(operation = job.operation, "{} {end}{}", job.step, ended.said()),
+            End::Exited(0) => tracing::info!(operation = job.operation, "{} succeeded", job.step),
             End::Exited(_) | End::Signalled(_) | End::TimedOut | End::NotStarted(_) | End::Lost | End::Hangs => {
-                tracing::warn!(op = job.operation, "{} {}{}", job.step, ended.end, ended.said());
+                tracing::warn!(operation = job.operation, "{} {}{}", job.step, ended.end, ended.said());
             }
         }
         Ok(ended)
@@ -135,20 +137,20 @@ impl Helpers {
     /// Returns the file behind a program, if gpushd may run it.
     ///
     /// # Errors
-    /// When another user than root or gpushd's own can have written it; see [`trust`].
+    /// A user other than root and gpushd's own could have changed it; see [`trust`].
     pub fn may_run(program: &str) -> Result<PathBuf, ApiError> {
         trust::check(program, nix::unistd::geteuid().as_raw()).map_err(|error| {
             ApiError::new(Code::Unsupported, format!("{program} is not run: {error}")).hint(error.hint())
         })
     }
 
-    /// Returns the steps of an operation that still run.
+    /// Returns the steps of an operation that are still running.
     pub fn running(&self, operation: &str) -> Vec<String> {
         let runs = RunDir::all(&self.dir, operation);
         runs.into_iter().filter(RunDir::runs).map(|run| run.step().to_owned()).collect()
     }
 
-    /// Waits for the runs of an operation that a previous gpushd began. Afterwards none runs, and none will begin.
+    /// Waits for the runs of an operation that a previous gpushd began. Afterwards none is running, and none can begin.
     /// Returns a clause for each run that failed or cannot be ended.
     pub async fn adopt(&self, operation: &str) -> Vec<String> {
         let mut failed = Vec::new();
@@ -161,7 +163,7 @@ impl Helpers {
             });
             let ended = follow(&run, patience).await;
             let (step, end) = (run.step(), &ended.end);
-            tracing::info!(op = operation, "{step}, begun by the gpushd before, {end}{}", ended.said());
+            tracing::info!(operation = operation, "{step}, started by the previous gpushd, {end}{}", ended.said());
             if !matches!(end, End::Exited(0) | End::Void) {
                 failed.push(format!("{step} {end}"));
             }
@@ -169,7 +171,7 @@ impl Helpers {
         failed
     }
 
-    /// Returns whether a step of an operation has run and ended with status 0.
+    /// Returns whether a step of an operation has ended with status 0.
     pub fn ended_well(&self, operation: &str, step: &str) -> bool {
         let runs = RunDir::all(&self.dir, operation);
         runs.iter().any(|run| run.step() == step && run.outcome().is_some_and(|ended| ended.end == End::Exited(0)))
@@ -184,7 +186,7 @@ impl Helpers {
         }
     }
 
-    /// Removes the runs of an operation, except those that still run.
+    /// Removes the runs of an operation that have ended.
     pub fn forget(&self, operation: &str) {
         for run in RunDir::all(&self.dir, operation) {
             if !run.runs() {

@@ -13,10 +13,10 @@ use std::{
 use gpush_api::text;
 use serde::{Deserialize, Serialize};
 
-/// Characters of a program's output that are shown.
+/// Maximum number of characters of a program's output in messages.
 const SHOWN: usize = 2000;
 
-/// What a keeper runs.
+/// The program that a keeper runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Spec {
     /// The file that gpushd checked.
@@ -33,48 +33,48 @@ pub(super) struct Spec {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// It ended with this status.
+    /// The program ended with this status.
     Exited(i32),
-    /// A signal that gpushd did not send ended it.
+    /// A signal that gpushd did not send ended the program.
     Signalled(i32),
-    /// It passed its deadline, and the keeper ended it.
+    /// The program passed its deadline, and the keeper ended it.
     TimedOut,
-    /// The kernel refused to execute it.
+    /// The kernel refused to execute the program.
     NotStarted(String),
-    /// It began, and how it ended is unknown.
+    /// The program began, and how it ended is unknown.
     Lost,
-    /// It never began, and will not.
+    /// The program never began, and cannot begin any more.
     Void,
-    /// It was killed and has not ended.
+    /// The program was killed and has not ended.
     Hangs,
 }
 
 impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exited(0) => write!(f, "ended well"),
+            Self::Exited(0) => write!(f, "succeeded"),
             Self::Exited(status) => write!(f, "ended with status {status}"),
             Self::Signalled(signal) => write!(f, "was ended by signal {signal}"),
             Self::TimedOut => write!(f, "did not end in time and was ended"),
             Self::NotStarted(why) => write!(f, "can't be started: {why}"),
-            Self::Lost => write!(f, "was cut off; how far it got is not known"),
-            Self::Void => write!(f, "was never begun"),
+            Self::Lost => write!(f, "was interrupted; how far it got is not known"),
+            Self::Void => write!(f, "was never started"),
             Self::Hangs => write!(f, "can't be ended: it hangs in the kernel"),
         }
     }
 }
 
-/// The end of a run, and its output.
+/// The end of a run with its output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// How it ended.
     pub end: End,
-    /// Standard output and standard error together, cut.
+    /// Standard output and standard error together, truncated.
     pub output: String,
 }
 
 impl Ended {
-    /// Returns the output as the end of a sentence: `: …`, or nothing when there is none.
+    /// Returns the output as the end of a sentence, `: …`; empty if there is none.
     pub fn said(&self) -> String {
         let lines: Vec<&str> = self.output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let said: String = text::plain(&lines.join(" | ")).chars().take(SHOWN).collect();
@@ -109,13 +109,13 @@ impl RunDir {
         Err(io::Error::other("there are too many runs"))
     }
 
-    /// Returns the run in this directory.
+    /// Returns the run in an existing directory.
     pub(super) fn at(dir: &Path) -> Self {
         let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Self { dir: dir.to_owned(), name }
     }
 
-    /// Returns the runs of an operation, by name.
+    /// Returns the runs of an operation, sorted by name.
     pub(super) fn all(below: &Path, operation: &str) -> Vec<Self> {
         let entries = fs::read_dir(below).into_iter().flatten().filter_map(Result::ok);
         let mut all: Vec<Self> = entries.map(|entry| Self::at(&entry.path())).collect();
@@ -163,7 +163,7 @@ impl RunDir {
         self.write("outcome.json", &serde_json::to_vec(ended)?)
     }
 
-    /// Takes the lock; `None` when another process has it.
+    /// Takes the lock; `None` if another process holds it.
     pub(super) fn lock(&self) -> io::Result<Option<File>> {
         let file = OpenOptions::new().read(true).write(true).open(self.dir.join("lock"))?;
         match file.try_lock() {
@@ -173,12 +173,12 @@ impl RunDir {
         }
     }
 
-    /// Returns whether the keeper or its program runs, and no outcome is recorded.
+    /// Returns whether the keeper or its program is running. If an outcome is recorded, it is not.
     pub(super) fn runs(&self) -> bool {
         self.outcome().is_none() && matches!(self.lock(), Ok(None))
     }
 
-    /// Prevents the run from beginning; `false` when it has begun or ended.
+    /// Prevents the run from beginning. Returns `false` if it has begun or ended.
     pub(super) fn void(&self) -> io::Result<bool> {
         let Some(_lock) = self.lock()? else { return Ok(false) };
         if self.outcome().is_some() || self.dir.join("begun").exists() {
@@ -188,13 +188,13 @@ impl RunDir {
         Ok(true)
     }
 
-    /// Returns the end of the run, if it has ended: as its keeper recorded it, or by the lock that was released.
+    /// Returns the end of the run, if it has ended: the recorded outcome, or the one that the released lock implies.
     pub(super) fn concluded(&self) -> Option<Ended> {
         if let Some(ended) = self.outcome() {
             return Some(ended);
         }
         let _lock = self.lock().ok()??;
-        // Recorded between the two reads.
+        // The keeper recorded the outcome between the two reads.
         if let Some(ended) = self.outcome() {
             return Some(ended);
         }
@@ -240,12 +240,12 @@ mod tests {
         };
         let create = || RunDir::create(scratch.path(), "op-1.reset", &spec).unwrap();
         let end = |run: &RunDir| run.concluded().map(|ended| ended.end);
-        // Asked for and never begun: its keeper will not run it.
+        // gpushd asked for the run, but it never began. Now its keeper cannot begin it.
         let run = create();
         assert_eq!((run.name(), run.operation(), run.step()), ("op-1.reset.1", "op-1", "reset"));
         assert!(!run.runs());
         assert_eq!(end(&run), Some(End::Void));
-        // Running: the keeper, or the program alone, has the lock.
+        // Running: the lock is held by the keeper, or by the program alone.
         let run = create();
         let lock = run.lock().unwrap().unwrap();
         let program = lock.try_clone().unwrap();
@@ -253,18 +253,18 @@ mod tests {
         assert!(run.runs() && run.lock().unwrap().is_none());
         drop(lock);
         assert_eq!((end(&run), run.void().unwrap()), (None, false));
-        // Both have ended, and no outcome is recorded.
+        // Keeper and program have ended, and no outcome is recorded.
         drop(program);
         assert_eq!(end(&run), Some(End::Lost));
         assert!(!run.void().unwrap() && !run.runs());
-        // Recorded: it does not matter who has the lock afterwards.
+        // With a recorded outcome, the lock no longer matters.
         let run = create();
         let _lock = run.lock().unwrap().unwrap();
         run.conclude(&Ended { end: End::Exited(3), output: " a\n\n\u{1b}b ".to_owned() }).unwrap();
         assert_eq!(end(&run), Some(End::Exited(3)));
         assert_eq!(run.outcome().unwrap().said(), ": a | ?b");
         assert!(!run.runs());
-        // Given up before it began.
+        // Voided before it began.
         let run = create();
         assert!(run.void().unwrap());
         assert_eq!(RunDir::all(scratch.path(), "op-1").len(), 4);

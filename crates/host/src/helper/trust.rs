@@ -1,8 +1,9 @@
 //! Which files gpushd trusts: those that only root, or the user that gpushd runs as, can have written.
 //!
-//! The path is followed from `/`, one name at a time. Every directory and every symbolic link on the way must belong to
-//! these users, and other users must not be able to write to it. So no other user can change what the path leads to,
-//! not even between the check and the use. A name that does not exist is checked up to the directory that lacks it.
+//! gpushd follows the path from `/`, one name at a time. Every directory and every symbolic link on the path must
+//! belong to one of these users, and other users must not be able to write to it. So no other user can change the file
+//! behind the path, not even between the check and the use. If a name does not exist, the path is checked up to the
+//! directory that lacks it.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +16,7 @@ use std::{
 
 use nix::errno::Errno;
 
-/// Most symbolic links that are followed, as in the kernel.
+/// Maximum number of symbolic links to follow, as in the kernel.
 const MOST_LINKS: usize = 40;
 
 /// Why a file is not trusted.
@@ -24,7 +25,7 @@ pub enum Untrusted {
     /// Its path is not absolute.
     #[error("it is not an absolute path")]
     Relative,
-    /// It cannot be read.
+    /// It does not exist or cannot be read.
     #[error("cannot read it: {0}")]
     Unreadable(#[from] io::Error),
     /// It is not an executable file.
@@ -33,7 +34,7 @@ pub enum Untrusted {
     /// It is a directory or a device.
     #[error("it is not a regular file")]
     NotAFile,
-    /// It, or a directory above it, belongs to an untrusted user.
+    /// The file, or a directory on its path, belongs to an untrusted user.
     #[error("{} belongs to uid {owner}", path.display())]
     Foreign {
         /// The file or directory.
@@ -41,7 +42,7 @@ pub enum Untrusted {
         /// Its owner.
         owner: u32,
     },
-    /// Other users can write it, or a directory above it.
+    /// Other users can write to the file, or to a directory on its path.
     #[error("{} can be written by others", path.display())]
     Writable {
         /// The file or directory.
@@ -50,19 +51,20 @@ pub enum Untrusted {
 }
 
 impl Untrusted {
-    /// Returns what to do about it.
+    /// Returns the solution for a program that the config names.
     pub fn hint(&self) -> String {
         match self {
-            Self::Relative => "name it by its absolute path under [mode_change] in the config".to_owned(),
+            Self::Relative => "write its absolute path under [mode_change] in the config".to_owned(),
             Self::Unreadable(_) | Self::NotAProgram => {
-                "name a program that is there under [mode_change] in the config, then `systemctl reload gpushd`"
+                "write the path of an existing program under [mode_change] in the config, then `systemctl reload \
+                gpushd`"
                     .to_owned()
             }
             Self::NotAFile | Self::Foreign { .. } | Self::Writable { .. } => self.remedy(),
         }
     }
 
-    /// The command that makes the file trusted.
+    /// Returns the command that makes the file trusted.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
@@ -74,10 +76,10 @@ impl Untrusted {
     }
 }
 
-/// Checks a file that gpushd reads or loads, for a gpushd of uid `own`: the file, and everything on the way to it.
+/// Checks a file that gpushd reads or loads, and every directory and link on its path. `own` is gpushd's uid.
 ///
 /// # Errors
-/// When another user could have written one of them, or there is no such file.
+/// Another user could have written one of them, or there is no such file.
 pub fn check_file(path: &Path, own: u32) -> Result<(), Untrusted> {
     let (_, meta) = follow(path, own)?;
     if meta.is_file() { Ok(()) } else { Err(Untrusted::NotAFile) }
@@ -86,7 +88,7 @@ pub fn check_file(path: &Path, own: u32) -> Result<(), Untrusted> {
 /// Returns the file behind `program`, if a gpushd with uid `own` may run it.
 ///
 /// # Errors
-/// Why not.
+/// Why gpushd may not run it.
 pub fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     if !program.starts_with('/') {
         return Err(Untrusted::Relative);
@@ -98,7 +100,7 @@ pub fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     Ok(file)
 }
 
-/// Follows a path to its file, and checks everything on the way.
+/// Follows a path to its file, and checks every directory and link on the path.
 fn follow(path: &Path, own: u32) -> Result<(PathBuf, Metadata), Untrusted> {
     let mut names = names(&std::path::absolute(path)?);
     let mut reached = PathBuf::from("/");
@@ -113,7 +115,7 @@ fn follow(path: &Path, own: u32) -> Result<(PathBuf, Metadata), Untrusted> {
         }
         let next = reached.join(&name);
         let found = match fs::symlink_metadata(&next) {
-            // In a sticky directory, any user may create it.
+            // The directory may be sticky; then any user may create the missing file.
             Err(error) if error.kind() == io::ErrorKind::NotFound && is_writable_by_others(&meta, own) => {
                 return Err(Untrusted::Writable { path: reached });
             }
@@ -140,7 +142,7 @@ fn follow(path: &Path, own: u32) -> Result<(PathBuf, Metadata), Untrusted> {
     Ok((reached, meta))
 }
 
-/// Returns the names in a path.
+/// Returns the names in a path, in order.
 fn names(path: &Path) -> VecDeque<OsString> {
     let name = |component| match component {
         Component::Normal(name) => Some(name.to_owned()),
@@ -150,10 +152,11 @@ fn names(path: &Path) -> VecDeque<OsString> {
     path.components().filter_map(name).collect()
 }
 
-/// Whether others than root and `own` can write to it. A user's own group has no other members.
+/// Returns whether users other than root and `own` can write to it. Group permission counts only for a gpushd that runs
+/// as root: a user's private group has no other members.
 fn is_writable_by_others(meta: &Metadata, own: u32) -> bool {
     let others = if own == 0 { 0o022 } else { 0o002 };
-    // A symbolic link has no content to write, whatever its mode.
+    // The mode of a symbolic link has no effect.
     !meta.is_symlink() && meta.mode() & others != 0
 }
 
@@ -161,7 +164,7 @@ fn check_owner_and_mode(path: &Path, meta: &Metadata, own: u32) -> Result<(), Un
     if meta.uid() != 0 && meta.uid() != own {
         return Err(Untrusted::Foreign { path: path.to_owned(), owner: meta.uid() });
     }
-    // In a sticky directory, only the owner of a file replaces it.
+    // In a sticky directory, only the owner of a file (or of the directory) can replace the file.
     let is_sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
     if is_writable_by_others(meta, own) && !is_sticky {
         return Err(Untrusted::Writable { path: path.to_owned() });
@@ -228,7 +231,7 @@ mod tests {
         }
     }
 
-    /// Only root can give files to another user.
+    /// Changes the owner of a file. Needs root.
     fn give(path: &Path, uid: u32) {
         std::os::unix::fs::lchown(path, Some(uid), None).unwrap();
     }
@@ -253,11 +256,11 @@ mod tests {
         assert!(
             matches!(check_file(&at("first.so"), own), Err(Untrusted::Foreign { path, .. }) if path == at("theirs"))
         );
-        // The same for a file that does not exist yet.
+        // The rule also applies to a file that does not exist yet.
         let absent = check_file(&at("theirs/absent.so"), own);
         assert!(matches!(absent, Err(Untrusted::Foreign { .. })), "{absent:?}");
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Unreadable(_))));
-        // In a sticky directory: a link of another user, and a name that any user may create.
+        // A sticky directory: a link of another user, and a name that any user may create.
         fs::set_permissions(at("ours"), fs::Permissions::from_mode(0o1777)).unwrap();
         check_file(&at("ours/library.so"), own).unwrap();
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Writable { .. })));

@@ -1,7 +1,7 @@
 //! Command line and name of a process.
 //!
-//! Reading a command line reads the memory of the process. That may block for as long as the process decides: its
-//! owner can place the words on a file system that does not answer. Use [`crate::users`] on async threads.
+//! The kernel reads a command line from the memory of the process. The owner of the process can block this read for any
+//! time, by mapping that memory from a file system that does not answer. On async threads, use [`crate::identity`].
 
 use std::{fs::File, io::Read, path::Path};
 
@@ -9,21 +9,21 @@ use gpush_api::text;
 
 use super::{AnyPid, open, read};
 
-/// Characters of a command line that are kept for display.
+/// Maximum number of characters of a command line for display.
 const SHOWN: usize = 256;
 
-/// Bytes of a command line that are read for display: [`SHOWN`] characters have at most four bytes each.
+/// Maximum number of bytes read from a command line for display: [`SHOWN`] characters of at most four bytes.
 const READ: u64 = 4 * SHOWN as u64;
 
-/// Returns the first words of a process's command line, at most [`super::LIMIT`] bytes.
+/// Returns the words of a process's command line, as far as they are within the first [`super::LIMIT`] bytes.
 pub fn words(pid: impl AnyPid) -> Option<Vec<Vec<u8>>> {
     let bytes = read::up_to_limit(open(pid)?.open_relative("cmdline").ok()?).ok()?;
     let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|byte| *byte == 0);
     Some(words.map(<[u8]>::to_vec).collect())
 }
 
-/// Returns the command line of a process for display: cleaned by the rule of [`text`] and cut. A process without one,
-/// such as a kernel thread or a zombie, gives its name. `proc` is `/proc`, or that of a simulated host.
+/// Returns the command line of a process for display: cleaned as [`text`] defines, and truncated. For a process without
+/// one, such as a kernel thread or a zombie, returns its name. `proc` is `/proc`, or that of a simulated host.
 pub fn command_line(proc: &Path, pid: u32) -> Option<String> {
     let dir = proc.join(pid.to_string());
     let mut bytes = Vec::new();
@@ -32,14 +32,14 @@ pub fn command_line(proc: &Path, pid: u32) -> Option<String> {
     shown(&line).or_else(|| shown(&read::text(File::open(dir.join("comm")).ok()?).ok()?))
 }
 
-/// Returns the name that the kernel keeps for a process (`comm`), cleaned for display; empty when there is none.
+/// Returns the kernel's name for a process (`comm`), cleaned for display; empty if there is none.
 pub fn name(pid: impl AnyPid) -> String {
     let file = open(pid).and_then(|process| process.open_relative("comm").ok());
     let name = file.and_then(|file| read::text(file).ok()).unwrap_or_default();
     text::plain(name.trim_end())
 }
 
-/// Cleans a command line for display and cuts it; `None` when nothing is left.
+/// Cleans a command line for display and truncates it; `None` if nothing is left.
 fn shown(line: &str) -> Option<String> {
     let text: String = line.chars().map(text::plain_char).take(SHOWN).collect();
     let text = text.trim_end();
@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(shown(" \n"), None);
     }
 
-    /// `prctl(PR_SET_MM_MAP)` lets any user make a command line as long as its memory.
+    /// With `prctl(PR_SET_MM_MAP)`, any user can make a command line as long as the memory of the process.
     #[test]
     fn endless_command_line_is_cut() {
         let proc = tempfile::tempdir().unwrap();

@@ -6,11 +6,11 @@ use std::io::Read;
 
 use super::{AnyPid, LIMIT, open};
 
-/// Most bytes of an environment that are read, in pieces of [`LIMIT`]. The kernel accepts less than 6 MiB of words when
-/// it executes a program.
+/// Maximum number of bytes of an environment to read, in pieces of [`LIMIT`]. When the kernel executes a program, it
+/// accepts less than 6 MiB of arguments and environment.
 const MOST: u64 = 8 << 20;
 
-/// Longest variable that is kept, bytes.
+/// Maximum length of a variable with its name, in bytes.
 const LONGEST: usize = 4096;
 
 /// The value of one variable in an environment.
@@ -18,15 +18,15 @@ const LONGEST: usize = 4096;
 pub enum Environment {
     /// The variable has this value.
     Set(Vec<u8>),
-    /// The environment is complete, and the variable is not in it.
+    /// The environment was read completely, and does not contain the variable.
     Unset,
     /// The environment cannot be read, is too long, or was overwritten.
     Unknown,
 }
 
-/// Looks a variable up in the environment that a process was executed with.
+/// Looks up a variable in the environment with which a process was executed.
 ///
-/// Reads the memory of the process, so it may block for as long as the process decides.
+/// Reads the memory of the process, so the owner of the process can block this read for any time.
 pub fn environment(pid: impl AnyPid, name: &str) -> Environment {
     let file = open(pid).and_then(|process| process.open_relative("environ").ok());
     file.map_or(Environment::Unknown, |file| search(file, name, MOST))
@@ -36,7 +36,7 @@ pub fn environment(pid: impl AnyPid, name: &str) -> Environment {
 fn search(mut file: impl Read, name: &str, most: u64) -> Environment {
     let prefix = format!("{name}=").into_bytes();
     let (mut piece, mut word, mut read) = (vec![0; piece_size()], Vec::new(), 0);
-    // Whether all words so far have the form NAME=VALUE, and whether the last word ended with a NUL.
+    // Whether all words so far have the form NAME=VALUE, and whether the last word ended with a NUL byte.
     let (mut is_whole, mut is_ended, mut found) = (true, false, None);
     loop {
         let length = match file.read(&mut piece) {
@@ -61,7 +61,7 @@ fn search(mut file: impl Read, name: &str, most: u64) -> Environment {
             if found.is_none()
                 && let Some(value) = word.strip_prefix(prefix.as_slice())
             {
-                // A value that was cut is not the value.
+                // A truncated value is not the value.
                 found = Some(if word.len() < LONGEST { value.to_vec() } else { return Environment::Unknown });
             }
             word.clear();

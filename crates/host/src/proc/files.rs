@@ -9,10 +9,10 @@ use std::{
 
 use super::{AnyPid, positive};
 
-/// What `/proc` appends to the path of a file that was deleted or replaced.
+/// The suffix that `/proc` adds to the path of a file that was deleted or replaced.
 const DELETED: &[u8] = b" (deleted)";
 
-/// Device and inode of a file: a path may lead to another file a moment later.
+/// Device and inode of a file. They identify the file even if its path later leads to another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// Device number.
@@ -28,8 +28,8 @@ impl FileId {
     }
 }
 
-/// Returns the path of the file that a process executes, as the kernel gives it: with ` (deleted)` behind it when the
-/// file was deleted or replaced.
+/// Returns the path of the file that a process executes, as the kernel reports it. If the file was deleted or replaced,
+/// the path ends with ` (deleted)`.
 pub fn executable(pid: impl AnyPid) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{}/exe", positive(pid)?)).ok()
 }
@@ -39,12 +39,12 @@ pub fn executable_id(pid: impl AnyPid) -> Option<FileId> {
     fs::metadata(format!("/proc/{}/exe", positive(pid)?)).ok().map(|meta| FileId::of(&meta))
 }
 
-/// Returns the path at which the file that a process executes is, or was until it was deleted.
+/// Returns the path of the file that a process executes, without ` (deleted)`.
 pub fn program(pid: impl AnyPid) -> Option<PathBuf> {
     executable(pid).map(|path| undeleted(&path))
 }
 
-/// Returns the path at which an open file of a process is, or was until it was deleted.
+/// Returns the path of an open file of a process, without ` (deleted)`.
 pub fn open_file(pid: impl AnyPid, fd: u32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{}/fd/{fd}", positive(pid)?)).ok().map(|path| undeleted(&path))
 }

@@ -1,7 +1,7 @@
-//! Processes as `/proc` shows them.
+//! Processes, from `/proc`.
 //!
-//! The owner of a process decides how long its command line, environment and group list are
-//! (`prctl(PR_SET_MM_MAP)`, `setgroups`), so every read is bounded: see [`LIMIT`].
+//! The owner of a process decides how long its command line, environment and group list are (`prctl(PR_SET_MM_MAP)`,
+//! `setgroups`). So every read is bounded: see [`LIMIT`].
 //!
 //! | module | subject |
 //! |---|---|
@@ -13,8 +13,8 @@
 //! | `files` | executable and open files |
 //! | `namespaces` | namespaces, compared with those of gpushd |
 //!
-//! A pid may belong to another process a moment later. Code that acts on a process holds it by a
-//! [`crate::pidfd::PidFd`] first. Code that remembers a process remembers its start time too.
+//! When a process ends, another one may get its pid. Code that acts on a process must first hold it by a
+//! [`crate::pidfd::PidFd`]. Code that remembers a process must also remember its start time.
 
 mod command;
 mod environment;
@@ -30,7 +30,7 @@ pub use self::{
     files::{FileId, executable, executable_id, open_file, open_file_metadata, program},
     namespaces::{is_in_our_network, is_in_our_pid_namespace, is_on_this_host},
     read::{LIMIT, read},
-    stat::{Image, charged, image, is_alive, is_alive_since, is_suspended, now, parent, start},
+    stat::{Image, charged, image, is_alive, is_alive_since, is_ending, is_suspended, now, parent, start},
     status::{Status, local_pid, owner, uids},
 };
 
@@ -50,12 +50,12 @@ pub fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Returns the pid as the kernel takes it; `None` unless it is positive.
+/// Converts a pid to the kernel's type; `None` unless it is positive.
 fn positive(pid: impl AnyPid) -> Option<i32> {
     pid.try_into().ok().filter(|pid| *pid > 0)
 }
 
-/// Opens the directory of a process; `None` when there is no such process.
+/// Opens the directory of a process; `None` if there is no such process.
 fn open(pid: impl AnyPid) -> Option<procfs::process::Process> {
     procfs::process::Process::new(positive(pid)?).ok()
 }

@@ -4,10 +4,10 @@ use std::fs;
 
 use super::{AnyPid, Status, positive, read};
 
-/// Returns whether a process is in gpushd's own pid and user namespaces, so that its user ids are those of the host.
+/// Returns whether a process is in gpushd's own pid and user namespaces. If so, its user ids are those of the host.
 ///
-/// Root of a container is root in another pid or user namespace. Without the right to see the namespaces of the
-/// process (`PTRACE_MODE_READ`), its pids and its map of user ids decide. An unknown process is not on this host.
+/// Root of a container is in another pid or user namespace. If gpushd may not see the namespaces of the process
+/// (`PTRACE_MODE_READ`), it compares the pids and the map of user ids instead. Returns `false` for an unknown process.
 pub fn is_on_this_host(pid: impl AnyPid) -> bool {
     is_in_our_pid_namespace(pid) && is_in_our_user_namespace(pid)
 }
@@ -33,7 +33,7 @@ fn is_in_our_user_namespace(pid: impl AnyPid) -> bool {
     }
 }
 
-/// Compares a namespace of a process with gpushd's own; `None` when gpushd may not see it, or there is no process.
+/// Compares a namespace of a process with gpushd's own; `None` if gpushd may not see it, or there is no such process.
 fn same(pid: impl AnyPid, kind: &str) -> Option<bool> {
     let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
     Some(of(&positive(pid)?.to_string())? == of("self")?)
@@ -48,7 +48,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a check of the pid of a process that `unshare` puts into other namespaces.
+    /// Starts a process in other namespaces with `unshare`, and passes its pid to `check`.
     fn in_other_namespaces(flags: &[&str], check: impl FnOnce(u32)) {
         let mut command = Command::new("unshare");
         command.args(flags).args(["sh", "-c", "echo up; read x"]);
@@ -82,7 +82,7 @@ mod tests {
     fn process_in_another_pid_namespace_is_not_on_this_host() {
         in_other_namespaces(&["--fork", "--pid"], |pid| {
             assert!(!is_in_our_pid_namespace(pid) && !is_on_this_host(pid));
-            // What decides for a gpushd that may not see namespaces.
+            // A gpushd that may not see namespaces uses this value.
             assert_eq!(Status::of(pid).unwrap().pids.len(), 2);
         });
     }

@@ -6,13 +6,13 @@ use std::{
     path::Path,
 };
 
-/// Most bytes that gpushd reads of one file of a process.
+/// Maximum number of bytes that gpushd reads from one file of a process.
 pub const LIMIT: u64 = 64 << 10;
 
 /// Reads at most [`LIMIT`] bytes of a file.
 ///
 /// # Errors
-/// When the file cannot be opened or read.
+/// The file cannot be opened or read.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     up_to_limit(File::open(path)?)
 }
@@ -24,7 +24,7 @@ pub(super) fn up_to_limit(file: impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads at most [`LIMIT`] bytes as text; other bytes than UTF-8 are replaced.
+/// Reads at most [`LIMIT`] bytes as text, and replaces bytes that are not UTF-8.
 pub(super) fn text(file: impl Read) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&up_to_limit(file)?).into_owned())
 }

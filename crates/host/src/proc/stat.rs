@@ -7,9 +7,9 @@ use procfs::{
     process::{ProcState, Stat},
 };
 
-use super::{AnyPid, open, read};
+use super::{AnyPid, open, read, status::Status};
 
-/// Both the start time of a process and the time since the boot are rounded.
+/// Tolerance for rounding: the start time of a process and the time since boot are both rounded.
 const ROUNDING: Duration = Duration::from_millis(50);
 
 fn stat(pid: impl AnyPid) -> Option<Stat> {
@@ -17,7 +17,7 @@ fn stat(pid: impl AnyPid) -> Option<Stat> {
     Stat::from_read(bytes.as_slice()).ok()
 }
 
-/// A zombie has ended, unless only its first thread has.
+/// Returns whether the process is alive. A zombie is not, unless other threads of it still run.
 fn is_living(stat: &Stat) -> bool {
     let has_ended = matches!(stat.state(), Ok(ProcState::Zombie | ProcState::Dead) | Err(_));
     !has_ended || stat.num_threads > 1
@@ -32,6 +32,21 @@ pub fn is_alive(pid: impl AnyPid) -> bool {
     living(pid).is_some()
 }
 
+/// Set in the flags of a process that is exiting (`PF_EXITING`).
+const EXITING: u32 = 0x4;
+
+/// Returns whether a process has ended, is exiting, or has been sent SIGKILL. `kill -9` returns before the process has
+/// ended, on a busy machine long before.
+pub fn is_ending(pid: impl AnyPid) -> bool {
+    const SIGKILL: u64 = 1 << (nix::libc::SIGKILL - 1);
+    match stat(pid) {
+        Some(stat) if is_living(&stat) => {
+            stat.flags & EXITING != 0 || Status::of(pid).is_none_or(|status| status.pending & SIGKILL != 0)
+        }
+        Some(_) | None => true,
+    }
+}
+
 /// Returns whether a process is alive that began at least `ago` ago: a younger one has the pid of another.
 pub fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
     let Some(stat) = living(pid) else { return false };
@@ -39,45 +54,45 @@ pub fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
     Duration::from_secs(ticks) / ticks_per_second() + ROUNDING >= ago
 }
 
-/// Returns the time since the boot in clock ticks, the unit of [`start`]; `u64::MAX` when it is unknown.
+/// Returns the time since boot in clock ticks, the unit of [`start`]; `u64::MAX` if it is unknown.
 pub fn now() -> u64 {
     let Ok(uptime) = Uptime::current() else { return u64::MAX };
     (uptime.uptime_duration() * ticks_per_second()).as_secs() + 1
 }
 
-/// Returns the start of a process in clock ticks since the boot; `None` when there is no such process.
+/// Returns the start of a process in clock ticks since boot; `None` if there is no such process.
 pub fn start(pid: impl AnyPid) -> Option<u64> {
     living(pid).map(|stat| stat.starttime)
 }
 
-/// Identifies the program that a process executes: its start, and where the kernel put its environment. Both stay the
-/// same until the process executes another program.
+/// Identifies the program that a process executes: its start time, and the addresses of its environment. They do not
+/// change until the process executes another program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Image {
     start: u64,
     environment: (u64, u64),
 }
 
-/// Returns the image of a process; `None` when there is no process, or gpushd may not see its addresses.
+/// Returns the image of a process; `None` if there is no such process, or gpushd may not see its addresses.
 pub fn image(pid: impl AnyPid) -> Option<Image> {
     let stat = living(pid)?;
     let environment = (stat.env_start?, stat.env_end?);
-    // The kernel gives 0 for both to readers without the right to see them.
+    // The kernel reports 0 for both to readers without permission.
     (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
 }
 
-/// Returns whether a process is stopped (SIGSTOP) or traced, so that it executes nothing.
+/// Returns whether a process is stopped (SIGSTOP) or traced, and so executes nothing.
 pub fn is_suspended(pid: impl AnyPid) -> bool {
     stat(pid).is_some_and(|stat| matches!(stat.state(), Ok(ProcState::Stopped | ProcState::Tracing)))
 }
 
-/// Returns the parent of a process.
+/// Returns the pid of a process's parent.
 pub fn parent(pid: impl AnyPid) -> Option<u32> {
     u32::try_from(stat(pid)?.ppid).ok()
 }
 
-/// Returns what a process was charged with for children that have ended: page faults plus clock ticks. No program
-/// runs and ends without some.
+/// Returns the resources that a process's ended children used: page faults plus clock ticks. Every program that runs
+/// and ends increases this number.
 pub fn charged(pid: impl AnyPid) -> Option<u64> {
     let stat = stat(pid)?;
     let time = u64::try_from(stat.cutime).ok()? + u64::try_from(stat.cstime).ok()?;
@@ -135,7 +150,7 @@ mod tests {
         let mut child = sleeper();
         let pid = child.id();
         assert!(is_alive(pid) && is_alive_since(pid, Duration::ZERO));
-        // An hour ago the pid belonged to another process, unless this host is slower than that.
+        // The process is younger than an hour.
         assert!(start(pid).unwrap() <= now());
         assert!(!is_alive_since(pid, Duration::from_secs(3600)) || start(pid).unwrap() < 100 * 3600);
         child.kill().unwrap();

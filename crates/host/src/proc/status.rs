@@ -1,7 +1,7 @@
 //! User ids, groups and pids in nested namespaces, from `/proc/PID/status`.
 //!
-//! This is the only parser of that file. `procfs` has one, but it needs the whole file, and a process may have
-//! 65,536 groups. The user ids come before the groups, so the first [`super::LIMIT`] bytes always have them.
+//! `procfs` also has a parser for this file, but it needs the whole file, and a process may have 65,536 groups. The
+//! user ids come before the groups, so the first [`super::LIMIT`] bytes always contain them.
 
 use super::{AnyPid, open, read};
 
@@ -10,35 +10,43 @@ use super::{AnyPid, open, read};
 pub struct Status {
     /// Real, effective, saved and file system user id.
     pub uids: [u32; 4],
-    /// Supplementary groups; empty when the file is longer than gpushd reads.
+    /// Supplementary groups; empty if the file is longer than gpushd reads.
     pub groups: Vec<u32>,
-    /// Pids from the namespace of gpushd's `/proc` inwards; empty when unknown. One entry means that the process is
-    /// in the pid namespace of that `/proc`.
+    /// Pids in nested namespaces, beginning with the namespace of gpushd's `/proc`; empty if unknown. A single entry
+    /// means that the process is in the pid namespace of that `/proc`.
     pub pids: Vec<u32>,
+    /// Signals that were sent and have had no effect yet, as a mask: bit 0 is signal 1.
+    pub pending: u64,
 }
 
 impl Status {
-    /// Reads the status of a process; `None` when there is none.
+    /// Reads the status of a process; `None` if there is no such process.
     pub fn of(pid: impl AnyPid) -> Option<Self> {
         Self::parse(&read::text(open(pid)?.open_relative("status").ok()?).ok()?)
     }
 
-    /// Parses the beginning of a `status` file; `None` when it has no user ids.
+    /// Parses the beginning of a `status` file; `None` if it contains no user ids.
     pub fn parse(text: &str) -> Option<Self> {
-        // What follows the last line break may be cut.
+        // The last line may be incomplete.
         let whole = text.rsplit_once('\n')?.0;
         let field = |name: &str| -> Option<Vec<u32>> {
             let line = whole.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
             line.split_whitespace().map(|word| word.parse().ok()).collect()
         };
+        let mask = |name: &str| -> u64 {
+            let line = whole.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok()).unwrap_or_default()
+        };
         Some(Self {
+            // Of the first thread, and of the process.
+            pending: mask("SigPnd") | mask("ShdPnd"),
             uids: field("Uid")?.try_into().ok()?,
             groups: field("Groups").unwrap_or_default(),
             pids: field("NSpid").unwrap_or_default(),
         })
     }
 
-    /// Returns the effective user id: the one by which the kernel decides what the process may do.
+    /// Returns the effective user id, which determines what the process may do.
     pub fn uid(&self) -> u32 {
         self.uids[1]
     }
@@ -51,15 +59,15 @@ pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
 
 /// Returns the effective user id of a process.
 ///
-/// The owner of its directory in `/proc` is not sufficient: it is root for every process that is not dumpable.
+/// The owner of its directory in `/proc` is not sufficient: if a process is not dumpable, root owns that directory.
 pub fn owner(pid: impl AnyPid) -> Option<u32> {
     Status::of(pid).map(|status| status.uid())
 }
 
-/// Translates a pid that a peer named into the pid that gpushd knows.
+/// Translates a pid that a peer sent to the pid in gpushd's namespace.
 ///
 /// # Errors
-/// The reason, as a clause: the peer has ended, or the pid is of another pid namespace and not the peer's own.
+/// The reason, as a clause: the peer has ended, or the pid is in another pid namespace and is not the peer's own.
 pub fn local_pid(peer: Option<u32>, named: u32) -> Result<u32, &'static str> {
     const ELSEWHERE: &str = "it is in another pid namespace (a container); from there only the caller itself is known";
     let peer = peer.ok_or(ELSEWHERE)?;
@@ -76,16 +84,18 @@ mod tests {
     use super::*;
 
     const STATUS: &str = "Name:\tbash\nUid:\t1000\t1001\t1002\t1003\nGid:\t1\t1\t1\t1\nGroups:\t4 27 1000 \n\
-                          NStgid:\t70\t3\nNSpid:\t70\t3\n";
+                          NStgid:\t70\t3\nNSpid:\t70\t3\nSigPnd:\t0000000000000100\n\
+                          ShdPnd:\t0000000000000001\n";
 
     #[test]
     fn status_gives_uids_groups_and_pids() {
         let status = Status::parse(STATUS).unwrap();
-        let expected = Status { uids: [1000, 1001, 1002, 1003], groups: vec![4, 27, 1000], pids: vec![70, 3] };
+        let expected =
+            Status { uids: [1000, 1001, 1002, 1003], groups: vec![4, 27, 1000], pids: vec![70, 3], pending: 0x101 };
         assert_eq!((status.uid(), &status), (1001, &expected));
         assert_eq!(Status::parse(""), None);
         assert_eq!(Status::parse("Uid:\t1\t2\t3\n"), None);
-        // No newer kernel leaves the field out; without it the namespace is unknown.
+        // Only old kernels omit the field. Without it the namespace is unknown.
         assert_eq!(Status::parse("Uid:\t1\t1\t1\t1\n").unwrap().pids, [] as [u32; 0]);
     }
 

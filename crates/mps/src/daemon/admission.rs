@@ -1,5 +1,5 @@
-//! Admission to a daemon: only its users have access to the pipe directory. Another user gets another directory and another
-//! daemon, unless the daemon serves several users.
+//! Admission to a daemon: only its users have access to the pipe directory. Another user gets another directory and
+//! another daemon, unless the daemon serves several users.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,15 +9,15 @@ use tokio::time::Instant;
 
 use super::task::{DEADLINE, SupervisorTask};
 
-/// Returns the users that the store records for a target: none if an administrator has stopped the daemon.
+/// Returns the users that the store records for a target. Returns none if an administrator has stopped the daemon.
 pub type RecordedUsers = Arc<dyn Fn() -> BTreeSet<u32> + Send + Sync>;
 
 impl SupervisorTask {
-    /// Sets the users with access. A user other than the one of the pipe directory gets another directory and another
-    /// daemon.
+    /// Sets the users with access. If a user other than the owner of the pipe directory is added, the directory and the
+    /// daemon are replaced.
     ///
     /// # Errors
-    /// When clients of the previous user are connected, or access cannot be set.
+    /// Clients of the previous user are connected, or access cannot be set.
     pub(super) async fn set_users(&mut self, users: BTreeSet<u32>) -> Result<(), ApiError> {
         let newcomer = users.iter().copied().find(|uid| !self.users.contains(uid));
         let served = self.spec.as_ref().and_then(|spec| spec.user);
@@ -29,17 +29,34 @@ impl SupervisorTask {
             }
         }
         self.users = users;
+        self.check_leases().await;
         self.update_access();
         if self.access.is_some() || self.spec.is_none() {
             return Ok(());
         }
-        let message = format!("the pipe directory of {} can't be opened to its user", self.target);
+        let message = format!("cannot give its user access to the pipe directory of {}", self.target);
         Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
+    }
+
+    /// Tells the supervisor whether users hold leases: a daemon that drains waits for them.
+    pub(super) async fn check_leases(&mut self) {
+        let leased = !(self.sources.recorded_users)().is_empty();
+        let drains_for_them = self.supervisor.serves_leases();
+        if drains_for_them && !leased {
+            // The program of a lease may have connected since the last probe.
+            self.step(Event::Clients(None)).await;
+        }
+        // Revokes the access of those whose leases have ended.
+        self.step(Event::Leased(leased)).await;
+        if drains_for_them && !leased {
+            self.abort_probe();
+            self.probe_now(None);
+        }
     }
 
     /// Ends the daemon of a user who has left, and starts one for another user.
     async fn hand_over(&mut self, uid: u32) -> Result<(), ApiError> {
-        // End and start are fast: no client is connected.
+        // No client is connected, so ending and starting are fast.
         let until = Instant::now() + DEADLINE + DEADLINE;
         if !self.close_and_check_empty().await {
             self.reopen_admission();
@@ -49,10 +66,10 @@ impl SupervisorTask {
                 Some(0) | None => format!("it is not known whether {} still has clients of another user", self.target),
             };
             return Err(ApiError::new(Code::Conflict, message)
-                .hint(format!("`gpushctl mps clients {}` shows them; ask again when they have ended", self.target))
+                .hint(format!("`gpushctl mps clients {}` shows them; try again when they have ended", self.target))
                 .retryable());
         }
-        // Takes effect with the start. Until then the current directory is the previous user's.
+        // Takes effect at the start. Until then the current directory belongs to the previous user.
         self.next_user = Some(uid);
         self.users.clear();
         self.step(Event::Restart).await;
@@ -64,11 +81,11 @@ impl SupervisorTask {
         }
         let message = format!("the MPS daemon of {} does not restart", self.target);
         Err(ApiError::new(Code::Unavailable, message)
-            .hint(format!("`gpushctl mps show {}` says how it is", self.target))
+            .hint(format!("see its state with `gpushctl mps show {}`", self.target))
             .retryable())
     }
 
-    /// Returns whether the daemon serves several users, or will when it starts.
+    /// Returns whether the daemon serves several users, or will after its start.
     pub(super) fn is_multi_user(&self) -> bool {
         match (&self.process, &self.spec) {
             (Some(_), Some(spec)) => spec.multi_user,
@@ -76,13 +93,13 @@ impl SupervisorTask {
         }
     }
 
-    /// Returns whether the rule asks for several users.
+    /// Returns whether the rule requires a daemon for several users.
     pub(super) fn desires_multi_user(&self) -> bool {
         self.desired.as_ref().is_some_and(|wanted| wanted.policy.users == MpsUsers::Many)
     }
 
-    /// Restarts a daemon that runs for one user and should serve several, or the reverse. Does so only while no user has
-    /// access and no client is connected; the next reconciliation tries again.
+    /// Restarts a daemon that runs for one user and should serve several, or the reverse. Does so only while no user
+    /// has access and no client is connected. Otherwise the next reconciliation tries again.
     pub(super) async fn change_users_if_idle(&mut self) {
         let is_idle = self.supervisor.admits() && !self.admission_closed && self.users.is_empty();
         if is_idle && self.is_multi_user() != self.desires_multi_user() {
@@ -98,14 +115,22 @@ impl SupervisorTask {
         let Some(spec) = &mut self.spec else { return Ok(()) };
         spec.user = Some(uid);
         self.dir.write_spec(spec).map_err(|error| {
-            ApiError::new(Code::Internal, format!("whose {} is can't be noted", self.target)).cause(error.to_string())
+            ApiError::new(
+                Code::Internal,
+                format!(
+                    "cannot record the owner of \
+                {}",
+                    self.target
+                ),
+            )
+            .cause(error.to_string())
         })
     }
 
-    /// Closes admission if no client is connected, until [`Self::reopen_admission`].
+    /// Closes admission until [`Self::reopen_admission`], if no client is connected.
     ///
     /// # Errors
-    /// [`Code::Blocked`] when a client is connected, or that is not known. Admission is then as before.
+    /// [`Code::Blocked`] if a client is connected, or it is not known whether one is. Admission is then unchanged.
     pub(super) async fn close_unless_used(&mut self) -> Result<(), ApiError> {
         if self.close_and_check_empty().await {
             return Ok(());
@@ -116,14 +141,14 @@ impl SupervisorTask {
     }
 
     /// Closes admission and returns whether the daemon is known to have no clients. Admission stays closed until
-    /// [`Self::reopen_admission`], so that no client connects between the check and what the caller does.
+    /// [`Self::reopen_admission`], so no client can connect between this check and the caller's next action.
     pub(super) async fn close_and_check_empty(&mut self) -> bool {
         self.admission_closed = true;
         self.update_access();
         let before = self.supervisor.pid();
         if before.is_some() {
-            // A client may have connected before admission was closed, and a probe in progress may have missed it. A probe
-            // that takes too long reports nothing.
+            // A client may have connected before admission was closed, and a probe in progress may have missed it. A
+            // probe that takes too long reports nothing.
             self.step(Event::Clients(None)).await;
             self.abort_probe();
             self.probe_now(None);
@@ -132,32 +157,35 @@ impl SupervisorTask {
                 return self.supervisor.clients() == Some(0);
             }
         }
-        // The daemon starts or has ended, so it has no clients. A server that outlived the previous daemon may have some.
+        // The daemon is starting or has ended, so it has no clients. But a server that outlived the previous daemon may
+        // have some.
         self.process.is_some() || !self.check_leftovers().await
     }
 
-    /// Reopens admission: users get access again if the daemon serves.
+    /// Reopens admission. If the daemon is serving, users get access again.
     pub(super) fn reopen_admission(&mut self) {
         self.admission_closed = false;
         self.update_access();
     }
 
-    /// Grants access to the pipe directory while the daemon serves, or while an adopted daemon waits for its desired state,
-    /// and revokes it otherwise. Compares with what was set, not with the last state: a previous gpushd, or a dead daemon,
-    /// may have left access granted.
+    /// Grants access to the pipe directory while the daemon serves, or drains until leases have ended, or while an
+    /// adopted daemon waits for its desired state. Otherwise revokes it. Compares with the access that was last set, not
+    /// with the last state, because a previous gpushd or a dead daemon may have left access granted.
     pub(super) fn update_access(&mut self) {
         let Some(spec) = &self.spec else { return };
-        let open = self.supervisor.admits() || self.keeps_found_access && self.supervisor.may_go_on();
+        let open = self.supervisor.admits()
+            || self.supervisor.serves_leases()
+            || self.keeps_found_access && self.supervisor.may_go_on();
         let access = (spec.tenure, if open && !self.admission_closed { self.users.clone() } else { BTreeSet::new() });
         if self.access.as_ref() == Some(&access) {
             return;
         }
         match self.dir.set_access(access.0, &access.1) {
             Ok(()) => self.access = Some(access),
-            // No user reaches a directory that does not exist.
+            // The directory does not exist, so no user can reach it.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => self.access = Some(access),
             Err(error) => {
-                let message = format!("the pipe directory of {} can't be opened and shut", self.target);
+                let message = format!("cannot change the access to the pipe directory of {}", self.target);
                 tracing::error!(mps = self.target, "{message}: {error}");
                 (self.access, self.problems) = (None, vec![message]);
             }

@@ -1,7 +1,8 @@
 //! The lock of the directory of MPS daemons.
 //!
-//! gpushd adopts every daemon in its directory and ends those that its config does not want. Two agents with different state
-//! directories would do so to each other's daemons. So one agent at a time holds the directory, for its whole life.
+//! gpushd adopts every daemon in its directory and ends those that its config does not contain. Two gpushd with
+//! different state directories would do this to each other's daemons. So only one gpushd at a time uses the directory,
+//! and it holds the lock for its whole life.
 
 use std::{
     io,
@@ -12,7 +13,7 @@ use gpush_host::path_lock::{LockError, PathLock};
 
 use super::target_dir;
 
-/// Another gpushd has the directory of MPS daemons.
+/// Another gpushd uses the directory of MPS daemons.
 #[derive(Debug, thiserror::Error)]
 #[error("another gpushd {}has the directory of MPS daemons {}; stop it{}, or give another directory with --mps-dir",
         pid(*.holder, "(pid ", ") "), base.display(), pid(*.holder, " (`kill ", "`)"))]
@@ -25,11 +26,11 @@ fn pid(pid: Option<u32>, before: &str, after: &str) -> String {
     pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
 }
 
-/// Takes the lock, and creates the directory if need be. `None`, logged, when neither can be done: no daemon can
-/// be started there either.
+/// Creates the directory if necessary, and takes its lock. If either fails, logs the error and returns `None`: then no
+/// daemon can be started there either.
 ///
 /// # Errors
-/// When another gpushd has it.
+/// Another gpushd holds the lock.
 pub fn take(base: &Path) -> Result<Option<PathLock>, BaseHeld> {
     let made = if base.is_dir() { Ok(()) } else { target_dir::directory(base, 0o711) };
     let taken = made.map_err(|source| LockError::Unusable { path: base.to_owned(), source });

@@ -1,5 +1,7 @@
-//! Finds the processes that keep a daemon from answering: a daemon accepts one connection at a time. gpushd looks for them
-//! only when a daemon does not answer. All callers may know that another process is connected; the log names it.
+//! Finds the processes that prevent a daemon from answering.
+//!
+//! A daemon accepts one connection at a time. If it does not answer, gpushd searches for processes that are connected
+//! to it. All callers may learn that another process is connected; only the log identifies it.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -7,10 +9,11 @@ use gpush_host::proc;
 
 use crate::protocol::{control::ControlError, holder, session::SessionError};
 
-/// Shown to all callers.
+/// The message for all callers.
 pub(super) const HELD: &str = "another process is connected to it and keeps it from answering";
 
-/// Returns the pids that hold the control connection of a daemon that did not answer. Logs those that are not in `before`.
+/// Returns the pids of the processes that hold the control connection of a daemon that did not answer. Logs those that
+/// are not in `before`.
 pub(super) async fn holders(
     error: &ControlError,
     daemon: i32,
@@ -36,7 +39,7 @@ pub(super) async fn holders(
     holders
 }
 
-/// Returns whether another connection can be the cause of an error.
+/// Returns whether another connection can cause this error.
 fn is_possible_cause(error: &ControlError) -> bool {
     match error {
         ControlError::Busy | ControlError::Session(SessionError::Closed | SessionError::Silent { .. }) => true,

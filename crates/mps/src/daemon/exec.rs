@@ -1,9 +1,9 @@
 //! `gpushd mps-daemon DIR`: becomes the control daemon of a target.
 //!
-//! The systemd unit and the process launcher both run it, so a daemon always has the same environment, descriptors and
-//! signals. It takes the target's lock and passes it to the daemon as standard input. The lock is an empty file, and the
-//! daemon's servers inherit it. So the processes that hold the lock are those of the daemon, and while one runs, no second
-//! daemon starts. Standard output goes to a file: a daemon blocks on a pipe that no process reads.
+//! The systemd unit and the process launcher both run this command, so a daemon always has the same environment,
+//! descriptors and signals. It takes the target's lock, an empty file, and passes it to the daemon as standard input.
+//! The daemon's servers inherit it. So all processes of the daemon hold the lock, and no second daemon starts while one
+//! of them runs. Standard output goes to a file, because a daemon blocks on a pipe that no process reads.
 
 use std::{
     fs::{File, OpenOptions},
@@ -18,13 +18,13 @@ use nix::sys::stat::{Mode, umask};
 
 use super::{Spec, TargetDir, log::CONTROL_LOG, multi_user};
 
-/// Exit status when a process of a daemon of the target runs: `EX_TEMPFAIL` of sysexits.h.
+/// Exit status if a process of a daemon of this target is already running: `EX_TEMPFAIL` of sysexits.h.
 const TAKEN: u8 = 75;
 
 /// Replaces this process by the daemon that `spec.json` in `dir` describes.
 #[must_use]
 pub fn main(dir: &Path) -> ExitCode {
-    // Fails if systemd has created a session.
+    // This fails if systemd has already created a session.
     let _ = nix::unistd::setsid();
     let place = TargetDir::at(dir);
     match ready(&place) {
@@ -34,7 +34,7 @@ pub fn main(dir: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
         Ok(None) => {
-            eprintln!("a daemon of {} runs already, or a server that one left behind", dir.display());
+            eprintln!("a daemon of {} runs already, or a server of a previous daemon", dir.display());
             ExitCode::from(TAKEN)
         }
         Err(error) => {
@@ -45,17 +45,17 @@ pub fn main(dir: &Path) -> ExitCode {
 }
 
 fn ready(place: &TargetDir) -> io::Result<Option<(Spec, File, File)>> {
-    let spec = place.spec().ok_or_else(|| io::Error::other("there is no spec.json in it"))?;
+    let spec = place.spec().ok_or_else(|| io::Error::other("it has no spec.json"))?;
     let Some(lock) = place.lock_with_retry()? else { return Ok(None) };
     let log = OpenOptions::new().append(true).create(true).mode(0o640).open(spec.logs.join(CONTROL_LOG))?;
-    // This process may ignore SIGINT, and servers that inherit that cannot be interrupted. A caught signal gets its
-    // default action with exec.
+    // This process may ignore SIGINT. Servers that inherit that could not be interrupted. `exec` resets a signal with a
+    // handler to its default action.
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)))?;
     umask(Mode::from_bits_truncate(0o022));
     Ok(Some((spec, lock, log)))
 }
 
-/// Runs the daemon. Returns only an error.
+/// Replaces this process by the daemon. Returns only if that fails.
 fn daemon(place: &TargetDir, spec: &Spec, lock: File, log: File) -> io::Error {
     let both = match log.try_clone() {
         Ok(both) => both,

@@ -1,4 +1,5 @@
-//! The health of a daemon: its identity, its servers with their states and clients, and what only its log reports.
+//! The health of a daemon: its identity, its servers with their states and clients, and facts that only its log
+//! contains.
 
 use std::{path::Path, time::Duration};
 
@@ -26,13 +27,13 @@ pub(super) struct Health {
     pub(super) clients: Vec<(i32, i32)>,
     /// Settings of each server that answered.
     pub(super) settings: Vec<ServerSettings>,
-    /// Servers that did not answer: they start or end.
+    /// Servers that did not answer because they are starting or ending.
     busy: Vec<i32>,
-    /// Servers that have never been active: pid, since when, whether that is too long.
+    /// Servers that have never been active: pid, start, and whether they have been starting for too long.
     starting: Vec<(i32, Instant, bool)>,
-    /// Whether the daemon knows `get_server_status`, as versions from 550 on do.
+    /// Whether the daemon supports `get_server_status`, as versions from 550 on do. `None`: not known yet.
     reports_states: Option<bool>,
-    /// Whether the clients of a busy server are unknown, because the driver does not list them either.
+    /// Whether there may be unknown clients: a server is busy, and the driver does not list its clients either.
     clients_unknown: bool,
     log: LogParser,
     waiting: Pending,
@@ -40,10 +41,10 @@ pub(super) struct Health {
     lost_server: Option<(Instant, i32, usize)>,
 }
 
-/// How long a lost server is reported.
+/// How long gpushd reports a lost server.
 const REPORTED: Duration = Duration::from_secs(600);
 
-/// Probes the daemon with this pid. `late`: how long a server may take to become active.
+/// Probes the daemon with this pid. `late` is the time that a server may take to become active.
 pub(super) async fn probe(
     control: &Control,
     pid: i32,
@@ -87,7 +88,7 @@ pub(super) async fn probe(
                 let first_limit = known.map_or(limit, |known| known.first_limit);
                 health.settings.push(ServerSettings { server, percentage, limit, first_limit });
             }
-            // An empty client list means nothing then.
+            // The server is busy, so the empty client list does not mean that it has no clients.
             Err(ControlError::ServerBusy) => health.add_busy_server(server, before),
             Err(ControlError::NoServer) => continue,
             Err(error) => return Err(error),
@@ -103,7 +104,7 @@ pub(super) async fn probe(
 }
 
 impl Health {
-    /// Finds the clients that wait for a server. The daemon need not answer for that.
+    /// Finds the clients that wait for a server. Also works if the daemon does not answer.
     pub(super) async fn find_pending(&mut self, daemon: i32, pipe: &Path) {
         let known =
             self.servers.iter().map(|(server, _)| *server).chain(self.clients.iter().map(|(_, client)| *client));
@@ -111,7 +112,7 @@ impl Health {
         self.waiting = pending::find(daemon, pipe, known.collect(), named).await;
     }
 
-    /// Adds a server that did not answer. Its clients are those of the last probe that are alive.
+    /// Adds a server that did not answer. Of the clients of the last probe, those that are alive still count.
     fn add_busy_server(&mut self, server: i32, before: &Self) {
         let those = before.clients.iter().filter(|(of, client)| *of == server && proc::is_alive(*client));
         let new: Vec<_> = those.copied().filter(|one| !self.clients.contains(one)).collect();
@@ -119,8 +120,8 @@ impl Health {
         self.busy.push(server);
     }
 
-    /// Records a server that has ended and had clients at the last probe. The log reports servers that ended with an error,
-    /// but not killed ones.
+    /// Records a server that has ended and had clients at the last probe. The log reports servers that exited with an
+    /// error, but not killed ones.
     fn note_lost_server(&mut self, before: &Self) {
         self.lost_server = before.lost_server.filter(|(at, ..)| at.elapsed() < REPORTED);
         for (server, _) in before.servers.iter().filter(|(server, _)| !proc::is_alive(*server)) {
@@ -137,7 +138,7 @@ impl Health {
         Some(describe_lost_server(at, clients))
     }
 
-    /// Records since when a server starts. A server that ends is busy too, but has been active before.
+    /// Records since when a server has been starting. A server that is ending is also busy, but was active before.
     fn note_start(&mut self, server: i32, state: Option<MpsServerState>, before: &Self, late: Duration) {
         let served = before.servers.iter().any(|(one, _)| *one == server)
             && !before.starting.iter().any(|(one, ..)| *one == server);
@@ -153,12 +154,12 @@ impl Health {
         }
     }
 
-    /// Returns whether a server did not answer, so that its clients are not known.
+    /// Returns whether there is a server that did not answer, so that its clients are not known.
     pub(super) fn has_busy_server(&self) -> bool {
         !self.busy.is_empty()
     }
 
-    /// Adds the clients that the driver lists. `None`: the driver cannot tell.
+    /// Adds the clients that the driver lists. `None` means that the driver cannot list them.
     pub(super) fn add_driver_clients(&mut self, clients: Option<&[i32]>) {
         self.clients_unknown = clients.is_none();
         self.add_clients(clients.unwrap_or_default());
@@ -177,16 +178,16 @@ impl Health {
     /// Returns findings from the log and from the connected processes.
     pub(super) fn findings(&self) -> Vec<String> {
         let lost = self.lost_server.map(|(at, _, clients)| describe_lost_server(at, clients));
-        // One of them is enough: both may report the same server.
+        // One of the two is enough: both may be about the same server.
         let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
         let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
-            "a server of it starts or ends and is not asked, and the driver does not tell of its clients: who they are is \
-             not known"
+            "its clients are not known: one of its servers is starting or ending, and the driver does not list its \
+            clients"
                 .to_owned()
         });
         let others = self.waiting.others.then(|| {
-            "somebody is connected to it who can't be seen from here, as of another namespace: whether that is a client \
-             is not known"
+            "a process that gpushd cannot see, such as one in another namespace, is connected to it: whether that \
+            is a client is not known"
                 .to_owned()
         });
         self.log.mute().into_iter().chain(lost).chain(death).chain(unknown).chain(others).collect()
@@ -198,19 +199,19 @@ impl Health {
         self.waiting.waiting.iter().copied().filter(|pid| proc::is_alive(*pid) && !is_client(pid)).collect()
     }
 
-    /// Returns the clients that waited for a server at the probe.
+    /// Returns the clients that were waiting for a server at the probe.
     pub(super) fn pending(&self) -> impl Iterator<Item = i32> {
         self.waiting.waiting.iter().copied()
     }
 
-    /// Returns the number of clients, with those that wait for a server. `None` when it is not known.
+    /// Returns the number of clients, including those that wait for a server. `None` if it is not known.
     pub(super) fn inside(&self) -> Option<usize> {
         (!self.clients_unknown && !self.waiting.others).then(|| self.clients.len() + self.waiting().len())
     }
 
     /// Returns why the daemon cannot serve clients although it answers.
     pub(super) fn fault(&self) -> Option<String> {
-        // Every user may read the reason, so it does not name the server's pid.
+        // Every user may read the reason, so it does not contain the server's pid.
         if self.servers.iter().any(|(_, state)| *state == Some(MpsServerState::Fault)) {
             return Some(
                 "a client caused a fatal fault in its server, which accepts no client until the faulty clients have ended"
@@ -231,7 +232,7 @@ impl Health {
 fn describe_lost_server(at: Instant, clients: usize) -> String {
     let had = if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };
     let ago = at.elapsed().as_secs();
-    format!("a server ended {ago} s ago or earlier; {had} ended with it")
+    format!("a server ended at least {ago} s ago; {had} ended with it")
 }
 
 /// Describes why a daemon did not answer.
@@ -240,7 +241,7 @@ pub(super) fn silence(error: &ControlError, place: &TargetDir, spec: Option<&Spe
     match (error, pipe) {
         (ControlError::Session(SessionError::Absent { .. }), Some(pipe)) if !pipe.exists() => {
             format!(
-                "its pipe directory {} was deleted: it serves whom it has, and nobody else can reach it",
+                "its pipe directory {} was deleted: it serves its present clients, and no other program can reach it",
                 pipe.display()
             )
         }

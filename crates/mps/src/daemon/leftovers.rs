@@ -1,5 +1,6 @@
-//! Leftovers of a daemon that has ended: servers, which serve their clients on; and orphans, whose directories were deleted,
-//! so that no client can reach them. gpushd starts no daemon while leftovers run, and ends those without clients.
+//! Leftovers of a daemon that has ended. They are servers, which still serve their clients, and orphans, whose
+//! directories were deleted, so that no client can reach them. gpushd does not start a daemon while leftovers run. It
+//! ends leftovers without clients.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -12,21 +13,21 @@ use super::{
     task::SupervisorTask,
 };
 
-/// How long killed processes may take to end, and the pause between two checks.
+/// How long killed processes may take to end, and the interval between two checks.
 const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(2));
 
-/// Pause between checks of leftovers where no daemon is desired.
+/// Interval between checks of leftovers where no daemon is desired.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Leftovers of a daemon that is not desired any more. They drain: their clients may finish, and none can be added.
+/// Leftovers of a daemon that is no longer desired. They drain: their clients may finish, and no new ones can connect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Leftovers {
-    /// When they are killed with their clients.
+    /// When gpushd kills them with their clients; `None` for no deadline.
     pub(super) until: Option<Instant>,
 }
 
 impl SupervisorTask {
-    /// Returns whether leftovers run that a start has to wait for. Kills leftovers without clients.
+    /// Returns whether a start must wait for leftovers. Kills leftovers without clients.
     pub(super) async fn check_leftovers(&mut self) -> bool {
         let mut left = launcher::processes(&self.dir, &self.uuid);
         // The systemd launcher reports a running unit itself.
@@ -34,11 +35,11 @@ impl SupervisorTask {
         if left.is_empty() && !self.dir.is_taken() {
             return false;
         }
-        // A process that started after the daemon's last reply has only reused the pid of a client.
+        // A process that started after the daemon's last reply is not a client: it has reused a client's pid.
         let ago = self.last_reply.map(|at| at.elapsed()).unwrap_or_default();
         self.health.clients.retain(|(_, client)| proc::is_alive_since(*client, ago));
         let mut listed = (self.sources.driver_clients)().await;
-        // A zombie does not compute.
+        // A zombie does not use the GPU.
         listed.iter_mut().for_each(|clients| clients.retain(|client| proc::is_alive(*client)));
         if let Some(clients) = &listed {
             let servers = left.iter().filter(|part| !part.is_daemon);
@@ -54,12 +55,12 @@ impl SupervisorTask {
             }
         }
         let serves = match (clients, listed) {
-            (0, Some(_)) => "was killed and does not end".to_owned(),
-            (0, None) => "may have clients: the driver does not tell".to_owned(),
+            (0, Some(_)) => "was killed but has not ended".to_owned(),
+            (0, None) => "may have clients: the driver does not list them".to_owned(),
             (1, _) => "still serves 1 client".to_owned(),
             (more, _) => format!("still serves {more} clients"),
         };
-        let then = if self.supervisor.wanted() { ": another daemon is started once it is gone" } else { "" };
+        let then = if self.supervisor.wanted() { ": gpushd starts another daemon when it has ended" } else { "" };
         self.problems = vec![format!("{what}, {serves}{then}")];
         true
     }
@@ -73,7 +74,7 @@ impl SupervisorTask {
         let (until, now) = (before.and_then(|behind| behind.until), Instant::now());
         let is_over = until.is_some_and(|until| until <= now);
         if is_over {
-            tracing::warn!(mps = self.target, "what its daemon left behind has had the time that it was given: ended");
+            tracing::warn!(mps = self.target, "the time for the leftovers of its daemon is over: ended them");
             self.kill_leftovers().await;
         }
         if self.check_leftovers().await {
@@ -86,13 +87,13 @@ impl SupervisorTask {
         }
     }
 
-    /// Drains leftovers until a deadline, which kills them with their clients.
+    /// Drains leftovers. At the deadline, they are killed with their clients.
     pub(super) async fn drain_leftovers(&mut self, until: Option<Instant>) {
         self.leftovers = Some(Leftovers { until });
         self.clear_leftovers().await;
     }
 
-    /// Kills leftovers with their clients. Returns whether none is left.
+    /// Kills leftovers with their clients. Returns whether all have ended.
     pub(super) async fn kill_leftovers(&self) -> bool {
         if self.process.is_some() {
             return false;
@@ -110,8 +111,8 @@ impl SupervisorTask {
     }
 }
 
-/// Describes leftovers and why they are left. Every user may read it, so it names no pid of a server, which runs as
-/// another user.
+/// Describes leftovers and why they are still running. Every user may read this, so it does not contain pids of
+/// servers, which run as other users.
 fn describe(left: &[OwnedProcess]) -> String {
     let daemons: Vec<String> = left.iter().filter(|part| part.is_daemon).map(|part| part.pid.to_string()).collect();
     let servers = match left.len() - daemons.len() {
@@ -125,8 +126,8 @@ fn describe(left: &[OwnedProcess]) -> String {
     };
     let why = match (left.iter().any(|part| part.is_orphan), daemons.is_empty()) {
         (true, _) => "whose directory was deleted",
-        (false, true) => "which the daemon before left behind",
-        (false, false) => "which is not known to be what its spec.json says",
+        (false, true) => "which the previous daemon left",
+        (false, false) => "which may not be the one that spec.json describes",
     };
     format!("{who}, {why}")
 }
@@ -140,12 +141,12 @@ mod tests {
         let scratch = tempfile::NamedTempFile::new().unwrap();
         let lock = gpush_host::proc::FileId::of(&scratch.as_file().metadata().unwrap());
         let part = |pid, is_daemon, is_orphan| OwnedProcess { pid, lock, is_daemon, is_orphan };
-        assert_eq!(describe(&[]), "a server, which the daemon before left behind");
-        assert_eq!(describe(&[part(7, false, false)]), "a server, which the daemon before left behind");
+        assert_eq!(describe(&[]), "a server, which the previous daemon left");
+        assert_eq!(describe(&[part(7, false, false)]), "a server, which the previous daemon left");
         assert_eq!(
             describe(&[part(7, false, true), part(3, true, true)]),
             "daemon 3 with a server, whose directory was deleted"
         );
-        assert_eq!(describe(&[part(3, true, false)]), "daemon 3, which is not known to be what its spec.json says");
+        assert_eq!(describe(&[part(3, true, false)]), "daemon 3, which may not be the one that spec.json describes");
     }
 }

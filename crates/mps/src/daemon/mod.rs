@@ -1,6 +1,6 @@
 //! One supervised MPS control daemon per target: the handle of its supervisor task.
 //!
-//! The decisions are those of the state machine in [`gpush_core::supervisor`]:
+//! The state machine in [`gpush_core::supervisor`] makes the decisions:
 //!
 //! ```text
 //!            desired                 replies, settings applied
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! ```text
-//! requests ─► supervisor task ─► reports       a task that panics is replaced: what it knew is in the directory, and
-//!                 └ panics ─► task             pending requests wait for the next task
+//! requests ─► supervisor task ─► reports       a task that panics is replaced: it recovers its state from the directory,
+//!                 └ panics ─► task             and pending requests wait for the next task
 //! ```
 //!
 //! | file | subject |
@@ -21,16 +21,16 @@
 //! | `task` | the supervisor task: events in, effects executed |
 //! | `start`, `stop` | how a target gets its daemon; how a daemon ends |
 //! | `probe`, `health`, `settings` | probes: the daemon's state, its servers and clients, its settings |
-//! | `report` | what the task publishes |
+//! | `report` | the reports that the task publishes |
 //! | `admission` | users with access to the pipe directory; another user gets another daemon |
-//! | `leftovers` | processes that a daemon left behind |
+//! | `leftovers` | processes of a daemon that has ended |
 //! | `pending` | clients that wait for a server |
 //! | `launcher` | starts, watches and kills the process: a systemd unit, or a child of gpushd |
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `target_dir`, `base_lock` | the directory of a target; the lock of the directory of all targets |
 //! | `log` | the daemon's logs: parser, filter, tail, rotation |
-//! | `control_connection`, `protocol_in_use` | processes that keep a daemon from answering; the protocol in use |
-//! | `multi_user` | whether a control program serves several users |
+//! | `control_connection`, `protocol_in_use` | processes that prevent a daemon from answering; the protocol in use |
+//! | `multi_user` | whether a control program can serve several users |
 //! | `server_processes` | which processes are MPS servers |
 
 use std::{
@@ -83,64 +83,65 @@ pub use self::{
 /// How long a caller that only reads waits for a probe.
 const SOON: Duration = Duration::from_millis(250);
 
-/// How old the report of a draining daemon may be: its probes write lines into its log.
+/// Maximum age of the report of a draining daemon. It is longer than usual because each probe adds lines to the
+/// daemon's log.
 const DRAINED: Duration = Duration::from_secs(5);
 
-/// Pause before a task that panicked is replaced.
+/// Pause before gpushd replaces a task that panicked.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Requests that may be queued.
+/// Maximum number of queued requests.
 const WAITING: usize = 64;
 
 /// The desired state of a daemon.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Desired {
-    /// From its rule, with overrides.
+    /// The policy of the rule, with overrides.
     pub policy: MpsPolicy,
     /// UUID of the GPU that is the target or contains it.
     pub gpu_uuid: String,
     /// Timeouts and limits of the supervisor.
     pub supervision: Policy,
-    /// Pause between two probes.
+    /// Interval between two probes.
     pub health: Duration,
-    /// `nvidia-cuda-mps-control`.
+    /// Path of `nvidia-cuda-mps-control`.
     pub control: PathBuf,
-    /// `nvidia-cuda-mps-server`.
+    /// Path of `nvidia-cuda-mps-server`.
     pub server: PathBuf,
     /// Version of the driver, if known.
     pub driver: Option<String>,
-    /// Directory of its logs.
+    /// Directory of the daemon's logs.
     pub logs: PathBuf,
-    /// Size at which one is rotated, bytes.
+    /// Size in bytes at which a log is rotated.
     pub log_bytes: u64,
 }
 
 /// A request to a supervisor task.
 #[derive(Debug)]
 pub enum Request {
-    /// The desired state; `None`: no daemon.
+    /// Sets the desired state; `None` means no daemon.
     Want(Option<Box<Desired>>),
-    /// Starts the daemon, also after too many failures.
+    /// Starts the daemon, even after too many failures.
     Start,
-    /// Closes admission until the daemon ends or `Open`. Refused if a client is connected, or that is not known.
+    /// Closes admission until the daemon ends or `Open`. Refused if a client is connected, or if that is not known.
     Shut,
     /// Reopens admission.
     Open,
     /// Ends the daemon with its clients.
     Stop {
-        /// Refuse it as [`Self::Shut`] does.
+        /// Whether to refuse it under the conditions of [`Self::Shut`].
         unless_used: bool,
     },
-    /// Ends the daemon when its clients have ended, or after this time. The last request counts.
+    /// Ends the daemon when its clients have ended, or after this time. A later `Drain` replaces an earlier one.
     Drain(Option<Duration>),
-    /// Ends the daemon with its clients, and starts it again.
+    /// Ends the daemon with its clients, and restarts it.
     Restart {
-        /// Refuse it as [`Self::Shut`] does.
+        /// Whether to refuse it under the conditions of [`Self::Shut`].
         unless_used: bool,
     },
     /// Sets the users with access.
     Users(BTreeSet<u32>),
-    /// Ends the work of the client with this pid.
+    /// Ends the GPU work of the client with this pid.
     Terminate(i32),
     /// Probes the daemon now.
     Look,
@@ -161,11 +162,11 @@ type Reply = oneshot::Sender<Result<(), ApiError>>;
 pub struct Report {
     /// State of the supervisor.
     pub state: State,
-    /// Since when it is in that state.
+    /// Since when the supervisor is in that state.
     pub since: Timestamp,
     /// Whether the daemon is desired.
     pub wanted: bool,
-    /// Whether one server of root takes the clients of all users.
+    /// Whether the daemon serves clients of all users with one server that runs as root.
     pub multi_user: bool,
     /// The desired policy, with the users that the daemon serves now.
     pub policy: Option<MpsPolicy>,
@@ -173,37 +174,39 @@ pub struct Report {
     pub pid: Option<i32>,
     /// The effective settings, read back.
     pub in_force: Option<MpsSettings>,
-    /// Its servers with their states.
+    /// Servers with their states.
     pub servers: Vec<(i32, Option<MpsServerState>)>,
-    /// Its clients, each with its server.
+    /// Clients, each with its server.
     pub clients: Vec<(i32, i32)>,
-    /// Whether all clients are known, with those that wait.
+    /// Whether all clients are known, including those that wait.
     pub clients_known: bool,
     /// Clients that wait for a server.
     pub waiting: Vec<i32>,
+    /// Whether it drains until the leases on its target have ended.
+    pub serves_leases: bool,
     /// Whether leftovers run although the daemon is stopped.
     pub behind: bool,
-    /// When remaining clients are ended.
+    /// When gpushd ends the remaining clients.
     pub until: Option<Timestamp>,
-    /// Failures within the time that counts.
+    /// Number of recent failures, as the supervisor counts them.
     pub failures: usize,
-    /// When the daemon is started again.
+    /// When gpushd restarts the daemon.
     pub next_start: Option<Timestamp>,
-    /// What is wrong, one sentence each.
+    /// Problems, one sentence each.
     pub trouble: Vec<String>,
-    /// Pids that hold the control connection, while the daemon does not answer.
+    /// Pids of the processes that hold the control connection, while the daemon does not answer.
     pub ear: BTreeSet<i32>,
-    /// The protocol in use, described, after the first reply.
+    /// A description of the protocol in use; `None` before the first reply.
     pub protocol: Option<String>,
-    /// What happened to its servers since the last report to the callback.
+    /// A change of the servers since the last report to the callback.
     pub news: Option<String>,
-    /// What users should know although the daemon may serve: one sentence each.
+    /// Findings that users should know about although the daemon may serve, one sentence each.
     pub findings: Vec<String>,
-    /// Its pipe directory.
+    /// Pipe directory.
     pub pipe: Option<PathBuf>,
-    /// Directory of its logs.
+    /// Directory of the logs.
     pub logs: Option<PathBuf>,
-    /// The user whose clients the daemon serves; `None` for none yet, or several.
+    /// The user whose clients the daemon serves; `None` if there is none yet, or several.
     pub user: Option<u32>,
     /// Time of the last reply.
     pub answered: Option<Instant>,
@@ -217,18 +220,18 @@ impl Report {
     }
 }
 
-/// What a supervisor task asks its creator. Tests inject their own.
+/// Functions that a supervisor task calls to get facts from outside. Tests inject their own.
 #[derive(Clone)]
 pub struct Sources {
     /// Asks the driver for the MPS clients of the target.
     pub driver_clients: DriverClients,
     /// Returns the users that the store records for the target.
     pub recorded_users: RecordedUsers,
-    /// Returns why no daemon may be started now.
+    /// Returns why no daemon may be started now; `None` if one may.
     pub start_blocked: Arc<dyn Fn() -> Option<String> + Send + Sync>,
 }
 
-/// A handle of a supervisor task, cheap to clone.
+/// A handle of a supervisor task; cloning it is cheap.
 #[derive(Debug, Clone)]
 pub struct Daemon {
     ask: mpsc::Sender<QueuedRequest>,
@@ -236,8 +239,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the supervisor task of a target. It adopts a daemon that runs. `changed` is called with each report whose
-    /// state, pid or news differ.
+    /// Starts the supervisor task of a target. The task adopts a running daemon. It calls `changed` with each report
+    /// whose state or pid differs from the last one, or that has news.
     pub fn of(
         target: &str,
         uuid: &str,
@@ -255,7 +258,7 @@ impl Daemon {
             while !has_ended(task.run(&mut asks, &publish, &changed)).await {
                 sleep(PAUSE).await;
                 task = create();
-                // The callback makes the creator send the desired state again.
+                // This makes the creator send the desired state again.
                 changed(&task.report());
             }
         });
@@ -267,7 +270,7 @@ impl Daemon {
         self.seen.borrow().clone()
     }
 
-    /// Subscribes to the observed state of the daemon.
+    /// Subscribes to the reports about the daemon.
     #[must_use]
     pub fn follow(&self) -> watch::Receiver<Report> {
         self.seen.clone()
@@ -284,7 +287,7 @@ impl Daemon {
         answer.await.map_err(|_| gone())?
     }
 
-    /// Probes the daemon. Does not wait for a hung one.
+    /// Probes the daemon. Does not wait for a hung daemon.
     ///
     /// # Errors
     /// As [`Self::have`].
@@ -292,21 +295,21 @@ impl Daemon {
         tokio::time::timeout(SOON, self.have(Request::Look)).await.unwrap_or(Ok(()))
     }
 
-    /// Returns a report that is not older than `older`, if the daemon answers soon; else the last one.
+    /// Returns a report that is not older than `older`, if the daemon answers soon. Otherwise returns the last report.
     pub async fn fresh(&self, older: Duration) -> Report {
         let seen = self.seen();
-        // The kernel reports the end of each client at once.
+        // Without a probe, gpushd still notices the end of each client's process.
         let older = if matches!(seen.state, State::Draining { .. }) { older.max(DRAINED) } else { older };
         if seen.pid.is_none() || seen.answered.is_some_and(|answered| answered.elapsed() < older) {
             return seen;
         }
-        // A hung daemon is shown as it was.
+        // For a hung daemon, this is the last report.
         let _as_it_was = self.look().await;
         self.seen()
     }
 }
 
-/// Polls a task to its end. Returns false if it panicked.
+/// Runs a task to its end. Returns false if it panicked.
 async fn has_ended(task: impl Future<Output = ()>) -> bool {
     let mut task = pin!(task);
     poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))) {

@@ -1,13 +1,13 @@
-//! Whether a control program can serve clients of several users with one server of root: `-multiuser-server`.
+//! Whether a control program supports `-multiuser-server`: one server, run by root, for clients of several users.
 //!
 //! | version | `-multiuser-server` | an unknown argument |
 //! |---|---|---|
 //! | 535, 550 | ignored: starts the front-end | ignored: starts the front-end |
 //! | 555 | accepted; without `-d` or `-f` starts the front-end | prints the help |
 //!
-//! The help does not name the option, and the programs exit with status 1 in all these cases. So gpushd runs the program
-//! twice, with the option and with an argument that no version knows. A program that treats them differently knows the
-//! option. Neither run can reach or start a daemon: the pipe directory does not exist.
+//! The help does not mention the option, and the programs exit with status 1 in all these cases. So gpushd runs the
+//! program twice: with the option, and with an argument that no version supports. If the results differ, the program
+//! supports the option. Neither run can reach or start a daemon, because the pipe directory does not exist.
 
 use std::{
     path::Path,
@@ -18,22 +18,22 @@ use std::{
 use gpush_host::helper::Helpers;
 use tokio::process::Command;
 
-/// Starts a control daemon whose server, run by root, takes clients of all users.
+/// Makes a control daemon start one server as root for clients of all users.
 pub const OPTION: &str = "-multiuser-server";
 
-/// An argument that no version knows.
+/// An argument that no version supports.
 const UNKNOWN: &str = "-gpush-unknown-option";
 
 /// A directory that does not exist, so that the front-end finds no daemon.
 const NOWHERE: &str = "/nonexistent/gpush-mps";
 
-/// How long a run may take.
+/// How long each run may take.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// What a control program can do.
+/// Whether a control program supports the option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Support {
-    /// It knows the option.
+    /// It supports the option.
     Supported,
     /// It serves one user at a time.
     Unsupported,
@@ -43,7 +43,7 @@ pub enum Support {
     Unknown,
 }
 
-/// Asks a control program whether it knows `-multiuser-server`.
+/// Determines whether a control program supports `-multiuser-server`.
 pub async fn support(program: &Path) -> Support {
     if Helpers::may_run(&program.to_string_lossy()).is_err() {
         return Support::Unknown;
@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    /// A script in a directory that only root or this user can write, as gpushd requires.
+    /// Creates a script in a directory that only root or this user can write to, as gpushd requires.
     fn script(dir: &Path, body: &str) -> std::path::PathBuf {
         let path = dir.join("nvidia-cuda-mps-control");
         std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn program_that_tells_the_option_from_an_unknown_one_supports_it() {
+    async fn support_is_detected_by_comparison_with_an_unknown_option() {
         let dir = tempfile::tempdir_in("/usr/local/share").or_else(|_| tempfile::tempdir()).unwrap();
         assert_eq!(support(&dir.path().join("missing")).await, Support::Unknown);
         let program = script(dir.path(), "echo Cannot find MPS control daemon process; exit 1");
@@ -88,14 +88,14 @@ mod tests {
         }
         assert_eq!(support(&program).await, Support::Unsupported);
         let supported = if nix::unistd::geteuid().is_root() { Support::Supported } else { Support::NeedsRoot };
-        // The status alone may differ, or the output alone.
+        // The runs may differ only in their status, or only in their output.
         for body in [&format!("[ $1 = {OPTION} ]"), &format!("[ $1 = {OPTION} ] || echo help; exit 1")] {
             let program = script(dir.path(), body);
             assert_eq!(support(&program).await, supported, "{body}");
         }
     }
 
-    /// The word in the program's data is an independent witness, for this test only.
+    /// Only this test searches the program's data for the option, as an independent check.
     #[tokio::test]
     async fn installed_control_program_is_judged_as_its_data_says() {
         let program = Path::new("/usr/bin/nvidia-cuda-mps-control");

@@ -1,14 +1,16 @@
-//! Clients that have connected to a daemon and have no server yet: NVIDIA's log calls them pending. No command lists them,
-//! but the daemon keeps each of them connected, and no other process for long. So the kernel tells which they are.
+//! Clients that have connected to a daemon and have no server yet. NVIDIA's log calls them pending.
+//!
+//! No command lists them. But the daemon keeps each of them connected, and keeps other processes connected only
+//! briefly. So gpushd finds them through the kernel:
 //!
 //! ```text
 //! connected, neither server nor client ──► pending
-//! from another network namespace ────────► pending if the log names it with its user; more of them than the log names:
-//!                                          not known
+//! from another network namespace ────────► pending if the log names it with its user. If there are more such
+//!                                          connections than the log names: not known
 //! from another pid namespace ────────────► not known
 //! ```
 //!
-//! Where the kernel cannot tell, the log does, unless it has stopped growing.
+//! If the kernel cannot identify a process, gpushd uses the log, unless the log has stopped growing.
 
 use std::{path::Path, pin::Pin, sync::Arc};
 
@@ -18,20 +20,20 @@ use gpush_host::proc;
 use super::health::Health;
 use crate::protocol::holder::{self, Guests};
 
-/// Asks the driver for the pids of the MPS clients of a target. `None` when the driver cannot tell.
+/// Asks the driver for the pids of the MPS clients of a target. Returns `None` if the driver cannot list them.
 pub type DriverClients = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<i32>>> + Send>> + Send + Sync>;
 
 /// The pending clients of a daemon.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Pending {
-    /// Their pids.
+    /// Pids of the clients.
     pub(super) waiting: Vec<i32>,
-    /// Whether there may be more, which cannot be identified.
+    /// Whether there may be more clients, which cannot be identified.
     pub(super) others: bool,
 }
 
-/// Finds the pending clients of a daemon. `known`: its servers and clients. `named`: the pending clients that its log
-/// names, with their users; `None` if the log has stopped growing.
+/// Finds the pending clients of a daemon. `known` contains its servers and clients. `named` contains the pending
+/// clients that its log names, with their users; `None` if the log has stopped growing.
 pub(super) async fn find(daemon: i32, pipe: &Path, known: Vec<i32>, named: Option<&[(i32, u32)]>) -> Pending {
     let (pipe, inside) = (pipe.to_owned(), known.clone());
     let found = tokio::task::spawn_blocking(move || holder::guests(daemon, &pipe, &inside)).await;
@@ -57,8 +59,8 @@ fn is_elsewhere(pid: i32) -> bool {
     proc::is_in_our_network(pid) == Some(false)
 }
 
-/// Returns the clients that hang until all clients of the user that the daemon serves have ended: those of other users,
-/// and all that came after them.
+/// Returns the clients that hang until all clients of the user that the daemon serves have ended. If one waiting client
+/// belongs to another user, these are all waiting clients.
 pub(super) fn blocked(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32> {
     let users: Vec<u32> = servers.iter().filter_map(|(server, _)| proc::owner(*server)).collect();
     let is_other = |pid: &i32| proc::owner(*pid).is_some_and(|uid| !users.contains(&uid));
@@ -74,7 +76,7 @@ pub(super) fn log_blocked(target: &str, before: &Health, now: &Health) {
             pid,
             uid = proc::owner(*pid),
             command = proc::name(*pid),
-            "a client waits, for its daemon serves another user"
+            "a client waits because its daemon serves another user"
         );
     }
 }

@@ -1,4 +1,5 @@
-//! Probes of a daemon. Each probe runs in a separate task, one at a time, and may take as long as a hung daemon takes.
+//! Probes of a daemon. They run one at a time, each in a separate task, so a hung daemon does not block the supervisor
+//! task.
 //!
 //! ```text
 //! due or requested ─► probe ─► reply ─► settings corrected, clients known ──────► Answers, Fault
@@ -7,8 +8,8 @@
 //!                       └ the process ended, or `quit` begins: aborted
 //! ```
 //!
-//! A daemon that does not answer still has the clients of the last probe that are alive, and those that the driver lists.
-//! Unknown clients never count as no clients.
+//! A daemon that does not answer still has the clients of the last probe that are alive, and those that the driver
+//! lists. Unknown clients never count as no clients.
 
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// Returns the callers who wait for the probe.
+    /// Returns the callers that wait for the probe.
     pub(super) fn callers(mut self) -> Vec<Reply> {
         std::mem::take(&mut self.callers)
     }
@@ -45,14 +46,14 @@ impl Drop for Probe {
     }
 }
 
-/// What a daemon replied.
+/// The result of a successful probe.
 #[derive(Debug)]
 pub(super) struct ProbeResult {
     health: Health,
     settings: AppliedSettings,
 }
 
-/// Waits until a probe has finished; never returns without one.
+/// Waits until a probe has finished. Never returns if there is no probe.
 pub(super) async fn finished(probe: Option<&mut Probe>) -> Result<ProbeResult, ControlError> {
     match probe {
         Some(probe) => (&mut probe.task).await.unwrap_or(Err(ControlError::Busy)),
@@ -61,7 +62,8 @@ pub(super) async fn finished(probe: Option<&mut Probe>) -> Result<ProbeResult, C
 }
 
 impl SupervisorTask {
-    /// Starts a probe. If one is in progress, the next one follows it: the one in progress may report an older state.
+    /// Starts a probe. If one is in progress, another one follows it, because the one in progress may report an older
+    /// state.
     pub(super) fn probe_now(&mut self, caller: Option<Reply>) {
         self.waiters.extend(caller);
         if self.probe.is_some() {
@@ -84,7 +86,8 @@ impl SupervisorTask {
             }
             let settings = match &desired {
                 Some(desired) => settings::apply(&control, &mut health.settings, desired, DEADLINE).await?,
-                // Not desired yet: read them, since they may have changed since the start.
+                // The desired settings are not known yet. Read the current ones, which may have changed since the
+                // start.
                 None => AppliedSettings { effective: settings::read(&control, DEADLINE).await?, changes: Vec::new() },
             };
             Ok(ProbeResult { health, settings })
@@ -97,7 +100,7 @@ impl SupervisorTask {
         self.waiters.extend(self.probe.take().map(Probe::callers).unwrap_or_default());
     }
 
-    /// Aborts the probe in progress and starts no other. Returns the callers who waited.
+    /// Aborts the probe in progress and starts no other. Returns the callers that waited.
     pub(super) fn cancel_probes(&mut self) -> Vec<Reply> {
         self.abort_probe();
         std::mem::take(&mut self.waiters)
@@ -127,7 +130,7 @@ impl SupervisorTask {
                 self.step(Event::Clients(inside)).await;
                 self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
             }
-            // It does not listen yet.
+            // The daemon does not listen yet.
             Err(_) if starting => {
                 self.next_probe = Some(Instant::now() + self.start_interval);
                 self.start_interval = (self.start_interval * 2).min(START_INTERVAL.1);
@@ -136,12 +139,12 @@ impl SupervisorTask {
         }
     }
 
-    /// Handles a probe that got no reply.
+    /// Handles a probe without a reply.
     async fn handle_silence(&mut self, pid: i32, error: &ControlError) {
         self.problems = vec![health::silence(error, &self.dir, self.spec.as_ref())];
         self.problems.extend(protocol_in_use::unsupported(pid));
         if proc::is_suspended(pid) {
-            self.problems.push(format!("it is suspended: `kill -CONT {pid}` has it go on"));
+            self.problems.push(format!("it is suspended: `kill -CONT {pid}` resumes it"));
         }
         let is_busy = matches!(error, ControlError::Busy);
         if let Some(spec) = &self.spec {
@@ -149,7 +152,7 @@ impl SupervisorTask {
             self.connection_holders =
                 control_connection::holders(error, pid, &pipe, &self.target, &self.connection_holders).await;
         }
-        // `Busy` reports the same.
+        // `Busy` already reports this.
         if !self.connection_holders.is_empty() && !is_busy {
             self.problems.push(control_connection::HELD.to_owned());
         }
@@ -157,7 +160,7 @@ impl SupervisorTask {
         if let Some(control) = self.control.clone() {
             self.health.find_pending(pid, control.directory()).await;
         }
-        // Other clients may have connected since the last probe. Only the driver knows them.
+        // Other clients may have connected since the last probe. Only the driver can list them.
         let clients = (self.sources.driver_clients)().await;
         self.health.add_driver_clients(clients.as_deref());
         let inside = self.health.inside();
@@ -166,7 +169,7 @@ impl SupervisorTask {
         self.next_probe = self.next_probe.map(|at| at.min(Instant::now() + self.probe_interval().min(DEADLINE)));
     }
 
-    /// Records settings that gpushd did not make: before version 550, any user with access can change them.
+    /// Records changes of settings that gpushd did not make. Before version 550, any user with access can change them.
     fn record_drift(&mut self, settings: &AppliedSettings, starting: bool) {
         let was_applied = self.effective.as_ref() == Some(&settings.effective);
         if settings.changes.is_empty() || starting {
@@ -178,7 +181,7 @@ impl SupervisorTask {
             let at = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
             self.drift = Some(format!("another program changed its settings: {changes}; restored at {at}"));
         } else {
-            tracing::info!(mps = self.target, "it had {changes}: set");
+            tracing::info!(mps = self.target, "it had {changes}: set to the desired values");
         }
     }
 }

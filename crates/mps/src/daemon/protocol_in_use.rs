@@ -1,4 +1,5 @@
-//! Describes the protocol that gpushd uses with a daemon, and recognizes daemons whose protocol it does not support.
+//! Describes the protocol that gpushd uses with a daemon, and recognizes daemons whose protocol gpushd does not
+//! support.
 
 use std::{fs::File, io::Read};
 
@@ -8,11 +9,11 @@ use crate::protocol::{
 };
 use gpush_host::proc;
 
-/// Largest program that is searched for its version, bytes. NVIDIA's has 54 kB.
+/// Size in bytes up to which gpushd searches a program for its version. NVIDIA's program has 54 kB.
 const LARGEST: u64 = 1 << 20;
 
-/// Describes the protocol in use with the daemon of a pid. The version is that of its program, which may differ from the
-/// driver's, or the driver's if the program does not name one.
+/// Describes the protocol in use with the daemon of this pid. The version is that of the daemon's program. It may
+/// differ from the driver's version, which is used if the program does not contain one.
 pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String {
     let (own, tried) = (program_version(pid), tried());
     let version = match (&own, driver) {
@@ -22,22 +23,22 @@ pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String
     };
     match (control.protocol(), own.as_deref().or(driver).and_then(version::known)) {
         (Protocol::FrontEnd(what), _) => {
-            format!("{version}through NVIDIA's front-end: its own protocol is not known to this gpushd, {what}")
+            format!("{version}through NVIDIA's front-end: this gpushd does not know its own protocol, {what}")
         }
-        (Protocol::Direct, Some(Known::Tried)) => format!("{version}spoken to directly"),
+        (Protocol::Direct, Some(Known::Tried)) => format!("{version}direct connection"),
         (Protocol::Direct, Some(Known::Untried(_)) | None) => {
-            format!("{version}spoken to directly, which was tried with {tried}")
+            format!("{version}direct connection (tested with {tried})")
         }
     }
 }
 
-/// Names the driver branches with which the protocol was tried.
+/// Lists the driver branches with which the protocol was tested.
 fn tried() -> String {
     let [first @ .., last] = TRIED.map(|branch| branch.to_string());
     format!("{} and {last}", first.join(", "))
 }
 
-/// Returns the version of the program that a process runs, also if its file was replaced.
+/// Returns the version of the program that a process executes, even if the program's file was replaced.
 fn program_version(pid: i32) -> Option<String> {
     let program = File::open(format!("/proc/{pid}/exe")).ok()?;
     if program.metadata().ok()?.len() > LARGEST {
@@ -48,7 +49,7 @@ fn program_version(pid: i32) -> Option<String> {
     version::of_program(&bytes).map(str::to_owned)
 }
 
-/// Returns why gpushd does not support a daemon, if that follows from how it was started.
+/// Returns why gpushd does not support a daemon, judged by its command line and environment.
 pub(super) fn unsupported(pid: i32) -> Option<String> {
     let of = |what: &str| proc::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
     version::unsupported(&of("cmdline"), &of("environ")).map(|what| what.to_string())
@@ -64,12 +65,9 @@ mod tests {
     fn driver_version_is_used_when_the_program_names_none() {
         let control = Control::of(Path::new("/nowhere"));
         let words = |driver| words(&control, i32::MAX, driver);
-        assert_eq!(words(Some("550.163.01")), "of driver 550.163.01, spoken to directly");
-        assert_eq!(
-            words(Some("580.65.06")),
-            "of driver 580.65.06, spoken to directly, which was tried with 535, 550 and 555"
-        );
-        assert_eq!(words(None), "spoken to directly, which was tried with 535, 550 and 555");
+        assert_eq!(words(Some("550.163.01")), "of driver 550.163.01, direct connection");
+        assert_eq!(words(Some("580.65.06")), "of driver 580.65.06, direct connection (tested with 535, 550 and 555)");
+        assert_eq!(words(None), "direct connection (tested with 535, 550 and 555)");
         assert_eq!(unsupported(i32::MAX), None);
     }
 }

@@ -1,4 +1,5 @@
-//! The reports of a supervisor task: published after each step, and passed to the `changed` callback when the state differs.
+//! The reports of a supervisor task. The task publishes one after each step, and passes it to the `changed` callback if
+//! the state differs.
 
 use std::{mem::discriminant, time::Duration};
 
@@ -10,12 +11,13 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{Report, protocol_in_use, settings, task::SupervisorTask};
 
-/// What users of a shared server must know.
+/// The warning to users of a shared server.
 const MULTI_USER: &str = "clients of all users share one server of root, its log and its faults: a fatal fault of one \
                           client ends the clients of all users";
 
 impl SupervisorTask {
-    /// Describes the protocol in use again after it changed. This reads the daemon's program.
+    /// Describes the protocol in use, if it has changed since the last description. Describing it reads the daemon's
+    /// program.
     pub(super) fn note_protocol(&mut self, pid: i32) {
         let Some(control) = &self.control else { return };
         let driver = self.desired.as_ref().and_then(|desired| desired.driver.clone());
@@ -23,13 +25,13 @@ impl SupervisorTask {
         if self.protocol.as_ref().is_none_or(|(of, _)| *of != now) {
             let words = protocol_in_use::words(control, pid, now.1.as_deref());
             if now.0 != Protocol::Direct {
-                tracing::warn!(mps = self.target, "it is spoken to {words}");
+                tracing::warn!(mps = self.target, "connected: {words}");
             }
             self.protocol = Some((now, words));
         }
     }
 
-    /// Returns the deadline of a drain; `Some(None)` for a drain without one, `None` when the daemon does not drain.
+    /// Returns the deadline of a drain: `Some(None)` for a drain without one, `None` if the daemon does not drain.
     pub(super) fn drain_deadline(&self) -> Option<Option<Instant>> {
         if let State::Draining { until, .. } = self.supervisor.state() {
             Some(until.map(|until| self.started_at + until))
@@ -59,6 +61,7 @@ impl SupervisorTask {
             clients: self.health.clients.clone(),
             clients_known: self.supervisor.clients().is_some(),
             waiting: self.health.waiting(),
+            serves_leases: self.supervisor.serves_leases(),
             behind: self.leftovers.is_some(),
             until: self
                 .drain_deadline()
@@ -94,13 +97,13 @@ impl SupervisorTask {
         if self.is_multi_user() { MpsUsers::Many } else { MpsUsers::One }
     }
 
-    /// Returns what users should know although the daemon may serve.
+    /// Returns the findings that users should know about although the daemon may serve.
     fn findings(&self) -> Vec<String> {
         let multi_user = (self.process.is_some() && self.is_multi_user()).then(|| MULTI_USER.to_owned());
         let pending = (self.desired.is_some() && self.is_multi_user() != self.desires_multi_user()).then(|| {
             format!(
-                "its rule now has another `users`: this takes effect when no share and no client is left, or with \
-                 `gpushctl mps restart {}`",
+                "its rule now has another `users`: this takes effect when it has no lease and no client, or with \
+                `gpushctl mps restart {}` (administrator)",
                 self.target
             )
         });
@@ -118,7 +121,7 @@ impl SupervisorTask {
 
     pub(super) fn publish(&mut self, reports: &watch::Sender<Report>, changed: &impl Fn(&Report)) {
         self.rotate_logs();
-        // Another daemon in the same state is a change too: it now serves another user.
+        // Another daemon in the same state is also a change: it may serve another user.
         let now = (discriminant(self.supervisor.state()), self.supervisor.pid(), self.leftovers.is_some());
         let other = self.last_published != now;
         let has_news = self.news.is_some();
@@ -127,7 +130,7 @@ impl SupervisorTask {
             self.last_published = now;
         }
         let mut seen = self.report();
-        // The report is published before the callback sends its event.
+        // Publish the report first: the callback sends an event, and its receivers may read the report.
         reports.send_replace(seen.clone());
         if other || has_news {
             seen.news = self.news.take();

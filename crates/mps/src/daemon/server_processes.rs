@@ -1,15 +1,15 @@
-//! Recognizes MPS servers by parentage and cgroup: a daemon that was just started, or does not answer, lists none.
+//! Recognizes MPS servers by parent process and cgroup. The daemon is not asked: it may be starting, or not answering.
 //!
 //! ```text
 //! its parent runs as root, has the lock of a target as standard input,
 //!   and is in the same gpushd-mps@ unit, if it is in one ───────────────► server of that target's daemon
 //! its own standard input is that lock, and its daemon has ended ────────► the same: leftovers
-//! it runs the program of a server, is no client of MPS, and its parent
-//!   runs the program of a control daemon as root ───────────────────────► server of a daemon that is not gpushd's
+//! it runs the program of a server, is not an MPS client, and its
+//! parent runs the program of a control daemon as root ────────────────► server of a daemon that is not gpushd's
 //! ```
 //!
-//! The program alone proves nothing: any user can start the server's file with `LD_PRELOAD`. The lock has mode 0600, and
-//! only a daemon passes it on. "Root" includes the user that gpushd runs as.
+//! The program alone proves nothing: any user can start the server's file with `LD_PRELOAD`. The lock has mode 0600,
+//! and only a daemon passes it to other processes. "Root" includes the user that gpushd runs as.
 
 use std::{
     fs,
@@ -28,13 +28,13 @@ use super::TargetDir;
 /// File name of NVIDIA's server.
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Beginning of the units of gpushd's daemons.
+/// Prefix of the units of gpushd's daemons.
 const UNIT: &str = "gpushd-mps@";
 
-/// What identifies servers, as it is now.
+/// The files that identify servers, read at one moment.
 #[derive(Debug)]
 pub struct Servers {
-    /// The lock of each target, with its label.
+    /// The lock of each target, with the target's label.
     locks: Vec<(FileId, String)>,
     /// Programs of servers.
     servers: Vec<FileId>,
@@ -46,26 +46,26 @@ pub struct Servers {
 /// A server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Server<'a> {
-    /// Of the daemon of a target, by its label.
+    /// A server of the daemon of a target, with the target's label.
     Of(&'a str),
-    /// Of a daemon that is not gpushd's.
+    /// A server of a daemon that is not gpushd's.
     Foreign,
 }
 
 impl Server<'_> {
-    /// In words.
+    /// Describes the server.
     #[must_use]
     pub fn words(self) -> String {
         match self {
             Self::Of(target) => format!("MPS server of {target}"),
-            Self::Foreign => "MPS server of a daemon that is not gpushd's".to_owned(),
+            Self::Foreign => "MPS server of a daemon that gpushd did not start".to_owned(),
         }
     }
 }
 
 impl Servers {
-    /// Collects what identifies servers now: of the targets below `base`, and of daemons that run the config's
-    /// `programs`. `label` names a target by its short name. `own_uid` is the uid that gpushd runs as.
+    /// Reads the files that identify servers: of the targets below `base`, and of daemons that run the config's
+    /// `programs`. `label` returns the label for a target's short name. `own_uid` is the uid that gpushd runs as.
     #[must_use]
     pub fn of(base: &Path, label: impl Fn(&str) -> String, programs: &config::Mps, own_uid: u32) -> Self {
         let places = TargetDir::all(base);
@@ -80,7 +80,7 @@ impl Servers {
         }
     }
 
-    /// Returns the server that a process is, if it is one.
+    /// Returns which server a process is; `None` if it is not one.
     #[must_use]
     pub fn of_process(&self, pid: u32, kind: ProcessKind) -> Option<Server<'_>> {
         let parent = proc::parent(pid).filter(|parent| *parent > 1);
@@ -88,7 +88,7 @@ impl Servers {
             Some((parent, target)) if self.is_trusted(parent) && is_in_unit_of(pid, parent) => {
                 return Some(Server::Of(target));
             }
-            // It is a child of a server: no server, whatever it has inherited.
+            // Its parent is a server. So it is not a server, even if it has inherited the lock.
             Some(_) => return None,
             None => {}
         }
@@ -102,7 +102,7 @@ impl Servers {
         is_foreign.then_some(Server::Foreign)
     }
 
-    /// The target whose lock a process has as standard input.
+    /// Returns the target whose lock is the standard input of a process.
     fn holds(&self, pid: u32) -> Option<&str> {
         let input = FileId::of(&proc::open_file_metadata(pid, 0)?);
         self.locks.iter().find(|(lock, _)| *lock == input).map(|(_, target)| target.as_str())
@@ -113,7 +113,7 @@ impl Servers {
     }
 }
 
-/// Returns whether a process is in the unit of its daemon, where the daemon is in one of gpushd's.
+/// Returns whether a process is in the unit of its daemon. Returns true if the daemon is not in one of gpushd's units.
 fn is_in_unit_of(pid: u32, daemon: u32) -> bool {
     let unit = |pid: u32| cgroup::of(pid)?.unit;
     unit(daemon).filter(|unit| unit.starts_with(UNIT)).is_none_or(|its| unit(pid) == Some(its))
@@ -137,7 +137,8 @@ mod tests {
         FileId::of(&fs::metadata(path).unwrap())
     }
 
-    /// A shell with this standard input, and the pid of its child, which runs `tail` and has another input.
+    /// Starts a shell with this standard input. Its child runs `tail` with another input. Returns the shell and the
+    /// child's pid.
     fn family(input: File) -> (Child, u32) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         std::io::Write::write_all(&mut file, b"ready\n").unwrap();
@@ -145,7 +146,7 @@ mod tests {
         shell.args(["-c", "tail -f \"$0\" < /dev/null & echo $!; wait"]).arg(file.path());
         let mut shell = shell.stdin(input).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
         let lines = std::io::BufRead::lines(std::io::BufReader::new(shell.stdout.take().unwrap()));
-        // The child is known to run `tail`, and no longer the shell, once it has printed its line.
+        // After the child has printed its line, it runs `tail` and not the shell.
         let lines: Vec<String> = lines.take(2).collect::<Result<_, _>>().unwrap();
         assert!(lines.contains(&"ready".to_owned()), "{lines:?}");
         let pid = lines.iter().find_map(|line| line.parse().ok());
@@ -169,15 +170,16 @@ mod tests {
         let (daemon, server) = family(File::open(scratch.path()).unwrap());
         let servers = servers(FileId::of(&scratch.as_file().metadata().unwrap()), own);
         assert_eq!(servers.of_process(server, ProcessKind::Compute), Some(Server::Of("GPU 0")));
-        // The daemon's own parent, this test, has no lock: as if its parent had ended.
+        // The parent of the daemon is this test, which does not have the lock. So it is like a daemon whose parent has
+        // ended.
         assert_eq!(servers.of_process(daemon.id(), ProcessKind::Compute), Some(Server::Of("GPU 0")));
         assert_eq!(servers.of_process(std::process::id(), ProcessKind::Compute), None);
         end(daemon);
     }
 
-    /// A user's own server has the lock too; what the user makes it start is not a server.
+    /// A user's own server also has the lock, but processes that the user makes it start are not servers.
     #[test]
-    fn child_of_a_users_process_with_the_lock_is_no_server() {
+    fn child_of_a_users_server_is_no_server() {
         if !nix::unistd::geteuid().is_root() {
             return println!("SKIPPED children of servers: only root has processes of others");
         }
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn program_of_a_server_without_a_control_daemon_above_it_is_no_server() {
+    fn server_program_without_a_control_daemon_is_no_server() {
         let scratch = tempfile::NamedTempFile::new().unwrap();
         let own = nix::unistd::geteuid().as_raw();
         let (parent, child) = family(File::open(scratch.path()).unwrap());

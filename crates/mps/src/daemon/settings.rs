@@ -1,8 +1,9 @@
-//! Settings of a daemon and its servers: compared with the desired ones, set where they differ, read back.
+//! Settings of a daemon and its servers. gpushd compares them with the desired ones, sets those that differ, and reads
+//! them back.
 //!
-//! A server starts with the daemon's values and then keeps its own. Before version 550, any user with access can change
-//! them. gpushd does not apply a new memory limit to a running server, because its clients rely on the one that the server
-//! started with; it restores that one.
+//! A server takes the daemon's values at its start, and keeps them when the daemon's values change. Before version 550,
+//! any user with access can change a server's values. gpushd does not apply a new memory limit to a running server,
+//! because its clients rely on the limit from its start. It restores that limit if it was changed.
 
 use std::time::Duration;
 
@@ -17,24 +18,24 @@ use gpush_api::{MemoryLimit, MpsSettings, Percentage};
 pub(super) struct ServerSettings {
     /// Pid of the server.
     pub(super) server: Pid,
-    /// Active thread percentage of its next clients.
+    /// Active thread percentage of the server's next clients.
     pub(super) percentage: Percentage,
-    /// Memory limit of its next clients.
+    /// Memory limit of the server's next clients.
     pub(super) limit: Option<MemoryLimit>,
-    /// The memory limit that gpushd first read from it.
+    /// The memory limit that gpushd first read from the server.
     pub(super) first_limit: Option<MemoryLimit>,
 }
 
 /// The settings of a daemon after a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AppliedSettings {
-    /// Read back. The daemon shows a memory limit in whole GiB; this is the one that was set.
+    /// The settings, read back. The daemon reports memory limits in whole GiB; this is the exact limit that was set.
     pub(super) effective: MpsSettings,
-    /// What differed before: `percentage 50, not 25`.
+    /// The differences that were corrected, such as `percentage 50, not 25`.
     pub(super) changes: Vec<String>,
 }
 
-/// Reads the settings of a daemon. The memory limit is in whole GiB.
+/// Reads the settings of a daemon. From 1 GiB on, the memory limit is rounded down to whole GiB.
 pub(super) async fn read(control: &Control, deadline: Duration) -> Result<MpsSettings, ControlError> {
     Ok(MpsSettings {
         percentage: control.default_percentage(deadline).await?,
@@ -43,7 +44,7 @@ pub(super) async fn read(control: &Control, deadline: Duration) -> Result<MpsSet
     })
 }
 
-/// Sets the settings of a daemon, for its next servers and for the next clients of its running servers.
+/// Applies the desired settings to a daemon, for its next servers and for the next clients of its running servers.
 pub(super) async fn apply(
     control: &Control,
     servers: &mut [ServerSettings],
@@ -70,7 +71,7 @@ pub(super) async fn apply(
         servers.iter_mut().filter(|has| has.limit != has.first_limit)
     {
         changes.push(format!("memory limit {} at a server, not {}", words(*limit), words(*first_limit)));
-        // The daemon cannot remove a limit, so the current one stays.
+        // The daemon cannot remove a server's limit, so without a first limit the current one stays.
         match *first_limit {
             Some(first) if was_received(control.set_memory_limit(*server, first, deadline).await)? => {
                 *limit = Some(first);
@@ -92,7 +93,7 @@ pub(super) async fn apply(
     Ok(AppliedSettings { effective: wanted.clone(), changes })
 }
 
-/// Returns a sentence about each server whose memory limit differs from the daemon's: a server keeps the limit from its
+/// Returns a sentence about each server whose memory limit differs from the daemon's. A server keeps the limit from its
 /// start.
 pub(super) fn own_limits<'a>(
     servers: &'a [ServerSettings],
@@ -101,7 +102,7 @@ pub(super) fn own_limits<'a>(
     let now = daemon.memory_limit_mib.map(shown);
     servers.iter().filter(move |has| has.limit != now).map(|has| {
         let limit = has.limit.map_or_else(|| "no memory limit".to_owned(), |limit| format!("memory limit {limit}"));
-        format!("a server was started with {limit}, and keeps it until it has ended")
+        format!("a server was started with {limit}, and keeps it until it ends")
     })
 }
 
@@ -109,7 +110,7 @@ fn words(limit: Option<MemoryLimit>) -> String {
     limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string())
 }
 
-/// Returns whether a server received a command. A server that has ended, or is about to end, is not an error.
+/// Returns whether a server received a command. It is not an error if the server has ended, or is starting or ending.
 fn was_received(done: Result<(), ControlError>) -> Result<bool, ControlError> {
     match done {
         Ok(()) => Ok(true),

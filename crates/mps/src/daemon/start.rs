@@ -1,5 +1,5 @@
-//! How a target gets its daemon: gpushd adopts one that runs. Otherwise it waits for leftovers of the previous daemon,
-//! prepares the directory and starts one.
+//! How a target gets its daemon. gpushd adopts a running one. Otherwise it waits for leftovers of the previous daemon,
+//! prepares the directory and starts a new one.
 //!
 //! ```text
 //! gpushd starts ─► adopt ─► the process that holds the lock, if everything identifies it as the daemon
@@ -7,8 +7,8 @@
 //!                    └ adopt        └──────────────────┴ Occupied: later     └ fails: Ended, a failure
 //! ```
 //!
-//! Another process that holds `control_lock` does not prevent a start: gpushd recreates the file first, in a directory
-//! without access for users. gpushd reports that process, because it waited for the daemon's end.
+//! Another process may hold `control_lock` because it waited for the daemon's end. It does not prevent a start: gpushd
+//! first recreates the file in a directory that users cannot access. gpushd reports such a process.
 
 use std::sync::Arc;
 
@@ -26,8 +26,7 @@ use super::{
 };
 
 /// Shown to all callers; the log names the process.
-const FOREIGN: &str =
-    "a process that is not its daemon holds control_lock in its directory, as if it were: it is not taken for one";
+const FOREIGN: &str = "a process that is not its daemon holds control_lock in its directory: gpushd does not adopt it";
 
 impl SupervisorTask {
     /// Adopts the daemon that a previous gpushd left running.
@@ -39,7 +38,7 @@ impl SupervisorTask {
                 self.rewrite_spec(&spec, pid);
                 self.take_over(process, spec.clone());
                 self.users = self.dir.users_with_access(spec.tenure).unwrap_or_default();
-                // gpushd may learn late what is desired, because the driver is slow. Programs that start meanwhile would
+                // A slow driver may delay the desired state. Without this access, programs that start meanwhile would
                 // run without MPS.
                 self.keeps_found_access = self.users == (self.sources.recorded_users)();
                 self.step(Event::Found { pid }).await;
@@ -51,7 +50,7 @@ impl SupervisorTask {
         }
     }
 
-    /// Starts a daemon, or adopts one that runs. An error is the event for the supervisor.
+    /// Starts a daemon, or adopts a running one. An error is returned as the event for the supervisor.
     pub(super) async fn start(&mut self) -> Result<(), Event> {
         (self.effective, self.start_interval, self.next_probe, self.drift) = (None, START_INTERVAL.0, None, None);
         self.leftovers = None;
@@ -63,7 +62,7 @@ impl SupervisorTask {
             return Err(self.record_start_error(StartError::Later(why)));
         }
         let foreign = self.problems.iter().any(|told| told == FOREIGN);
-        // `last_reply` of the previous daemon identifies the clients that it left behind.
+        // The check needs `last_reply` of the previous daemon to identify its clients.
         if self.check_leftovers().await {
             self.problems.extend(foreign.then(|| FOREIGN.to_owned()));
             return Err(Event::Occupied);
@@ -83,7 +82,7 @@ impl SupervisorTask {
         };
         match self.launcher.start(&self.dir).await {
             Ok(process) => {
-                tracing::info!(mps = self.target, "the MPS daemon {} was started", process.pid);
+                tracing::info!(mps = self.target, "started the MPS daemon {}", process.pid);
                 self.control = Some(self.control_of(&spec, process.pid));
                 (self.process, self.spec, self.next_user) = (Some(process), Some(spec), None);
                 Ok(())
@@ -113,18 +112,22 @@ impl SupervisorTask {
         }
     }
 
-    /// Writes the spec again after it was recovered from the daemon.
+    /// Writes `spec.json` again if it cannot be read. The spec was recovered from the daemon.
     fn rewrite_spec(&self, spec: &Spec, pid: i32) {
         if self.dir.spec().is_some() {
             return;
         }
-        tracing::warn!(mps = self.target, "its spec.json can't be read: made anew by what its daemon {pid} has");
+        tracing::warn!(
+            mps = self.target,
+            "cannot read its spec.json: wrote it again from the settings of its \
+            daemon {pid}"
+        );
         if let Err(error) = self.dir.write_spec(spec) {
-            tracing::error!(mps = self.target, "its spec.json can't be written: {error}");
+            tracing::error!(mps = self.target, "cannot write its spec.json: {error}");
         }
     }
 
-    /// Reports, once, that another process holds the daemon's lock.
+    /// Reports once that another process holds the daemon's lock.
     fn report_foreign(&mut self, pid: Option<i32>) {
         if self.problems.iter().any(|told| told == FOREIGN) {
             return;
@@ -135,7 +138,7 @@ impl SupervisorTask {
     }
 
     fn take_over(&mut self, process: DaemonProcess, spec: Spec) {
-        tracing::info!(mps = self.target, "the MPS daemon {} is there: gone on with", process.pid);
+        tracing::info!(mps = self.target, "adopted the MPS daemon {}", process.pid);
         self.control = Some(self.control_of(&spec, process.pid));
         (self.process, self.spec) = (Some(process), Some(spec));
     }
@@ -150,15 +153,15 @@ impl SupervisorTask {
         self.dir.check_path_length()?;
         let control = Helpers::may_run(&wanted.control.to_string_lossy())?;
         Helpers::may_run(&wanted.server.to_string_lossy())?;
-        // A user who got a share before there was a directory is not recorded in it.
+        // A user who got a share before the directory existed is not recorded in the spec.
         let multi_user = wanted.policy.users == MpsUsers::Many;
         let first = self.users.first().copied().filter(|_| !multi_user);
         let (tenure, user) = match (&self.spec, self.next_user.filter(|_| !multi_user)) {
             (None, user) => (1, user.or(first)),
-            // Several users had access to the old directory, or only one.
+            // The old directory was for several users, and the new one is for one, or the reverse.
             (Some(before), user) if before.multi_user != multi_user => (before.tenure + 1, user.or(first)),
             (Some(before), None) => (before.tenure, before.user.or(first)),
-            // A process of the old user may keep the old directory open, or have left files in it.
+            // A process of the old user may keep the old directory open, or may have left files in it.
             (Some(before), Some(user)) => (before.tenure + 1, Some(user)),
         };
         let spec = Spec {
@@ -174,12 +177,12 @@ impl SupervisorTask {
             logs: wanted.logs.clone(),
             settings: wanted.policy.settings.clone(),
         };
-        // A client that finds stale sockets runs without MPS, so `create` removes them.
-        self.dir.create(&spec).map_err(|error| internal("its directory can't be made", &error))?;
+        // `create` removes stale sockets: a client that finds one runs without MPS.
+        self.dir.create(&spec).map_err(|error| internal("cannot create its directory", &error))?;
         Ok(spec)
     }
 
-    /// Returns the control connection of the daemon with a spec.
+    /// Returns a control connection to the daemon with this spec.
     fn control_of(&self, spec: &Spec, pid: i32) -> Arc<Control> {
         Arc::new(Control::of(&self.dir.pipe(spec.tenure)).only(pid).with_front(&spec.name))
     }
@@ -189,7 +192,7 @@ impl SupervisorTask {
             StartError::Later(why) => (why, Event::Occupied),
             StartError::Failed(why) => (format!("it can't be started: {why}"), Event::Ended),
         };
-        // gpushd retries, and logs each reason once.
+        // gpushd retries, but logs each reason only once.
         if self.problems.first() != Some(&why) {
             if event == Event::Occupied {
                 tracing::info!(mps = self.target, "{why}");

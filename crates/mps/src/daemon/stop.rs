@@ -1,5 +1,5 @@
-//! How a daemon ends: gpushd ends its clients' work, then sends `quit`; and what follows when its process has ended,
-//! requested or not.
+//! How a daemon ends. gpushd ends its clients' work, then sends `quit`, and handles the end of its process, requested
+//! or not.
 
 use std::time::Duration;
 
@@ -17,25 +17,25 @@ use crate::protocol::{
     control::{Control, ControlError},
 };
 
-/// Pause before `quit` is sent again to a daemon that could not be reached.
+/// Pause before gpushd repeats `quit` to a daemon that it could not reach.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Pause before `quit` is sent again to a daemon that accepted it and still runs. A daemon that has just begun to listen
-/// may lose a command.
+/// Pause before gpushd repeats `quit` to a daemon that accepted it and still runs. A daemon that has just begun to
+/// listen may lose a command.
 const REPEAT: Duration = Duration::from_secs(5);
 
-/// Seconds after which a daemon that received `quit` interrupts servers that have not ended.
+/// Seconds after `quit` until the daemon interrupts servers that have not ended.
 const INTERRUPT: u32 = 1;
 
 impl SupervisorTask {
-    /// Sends `terminate_client` for each client and then `quit`, from another task. The end of the process shows the
-    /// success.
+    /// Starts a task that sends `terminate_client` for each client and then `quit`. Only the end of the daemon's
+    /// process shows the success.
     pub(super) fn begin_stop(&mut self) {
-        // A daemon accepts one connection at a time.
+        // The daemon accepts one connection at a time.
         self.abort_probe();
         let Some(control) = self.control.clone() else { return };
         let (target, clients) = (self.target.clone(), self.health.clients.clone());
-        // Dropping the handle ends the task with the daemon, so that the next daemon receives no `quit`.
+        // Dropping the handle aborts the task when the daemon has ended, so that the next daemon receives no `quit`.
         self.stop_task = Some(AbortOnDropHandle::new(tokio::spawn(async move {
             for (server, client) in clients {
                 if !terminate(&target, &control, server, client).await {
@@ -48,7 +48,7 @@ impl SupervisorTask {
                 match control.quit(Some(INTERRUPT), DEADLINE).await {
                     Ok(_) => pause = REPEAT,
                     Err(error) if !is_logged && pause == RETRY => {
-                        tracing::warn!(mps = target, "the daemon can't be told to end: {error}");
+                        tracing::warn!(mps = target, "cannot ask the daemon to end: {error}");
                         is_logged = true;
                     }
                     Err(_) => {}
@@ -62,8 +62,8 @@ impl SupervisorTask {
     pub(super) async fn handle_exit(&mut self) {
         let Some(process) = self.process.take() else { return };
         self.stop_task = None;
-        // Asking systemd for the reason may take long. Access stays revoked meanwhile, and afterwards if a caller has
-        // closed admission to end this daemon.
+        // Asking systemd for the reason may take long. Access stays revoked meanwhile. It also stays revoked afterwards
+        // if a caller closed admission to end this daemon.
         let was_closed = std::mem::replace(&mut self.admission_closed, true);
         self.update_access();
         let reason = self.launcher.exit_reason(&self.dir, process).await;
@@ -71,7 +71,7 @@ impl SupervisorTask {
             tracing::info!(mps = self.target, "the MPS daemon {reason}");
             self.problems.clear();
             self.health = Health::default();
-            // Servers that it left behind have no clients, and hold the GPU and the lock.
+            // Servers that are left have no clients, but hold the GPU and the lock.
             if self.dir.is_taken() {
                 self.launcher.kill(&self.dir, None).await;
             }
@@ -90,12 +90,12 @@ impl SupervisorTask {
     }
 }
 
-/// Asks the daemon to end a client's work on the GPU. Returns whether the daemon received the command.
+/// Tells the daemon to end a client's work on the GPU. Returns whether the daemon received the command.
 pub(super) async fn terminate(target: &str, control: &Control, server: i32, client: i32) -> bool {
     match control.say(&Command::TerminateClient { server, client }, DEADLINE).await {
         Ok(_) => true,
         Err(error) => {
-            tracing::warn!(mps = target, "client {client} can't be told to end: {error}");
+            tracing::warn!(mps = target, "cannot ask client {client} to end: {error}");
             !matches!(error, ControlError::Busy | ControlError::Session(_))
         }
     }

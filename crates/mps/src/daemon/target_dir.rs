@@ -3,15 +3,15 @@
 //! ```text
 //! /run/gpush-mps/                 0711                the base
 //!   g5d1b03a2/                    0711                one per target
-//!     spec.json                   0600                what the daemon was started with
+//!     spec.json                   0600                the parameters that the daemon was started with
 //!     lock                        0600                held by the daemon and everything that it started
 //!     3/                          0700, access list   CUDA_MPS_PIPE_DIRECTORY of the third user
 //! ```
 //!
-//! A pipe directory belongs to one user, or to none yet, and never to another user afterwards: a process that keeps it
-//! open, or left files in it, does not reach the next daemon. A held lock means that a process of the daemon runs, if only
-//! a server that it left behind. NVIDIA's daemon ends silently when the path of its pipe directory has 88 bytes, so gpushd
-//! checks the length first.
+//! A pipe directory belongs to one user, or to no user yet, and never to another user later. So a process that keeps an
+//! old directory open, or left files in it, does not reach the next daemon. If the lock is held, a process of the
+//! daemon runs; this may be only a server that has outlived it. NVIDIA's daemon ends without a message if the path of
+//! its pipe directory has 88 bytes or more. So gpushd checks the length first.
 
 use std::{
     collections::BTreeSet,
@@ -31,17 +31,17 @@ use serde::{Deserialize, Serialize};
 
 use super::launcher;
 
-/// Longest path of a pipe directory, bytes. With a longer one the daemon ends silently.
+/// Maximum length of the path of a pipe directory in bytes. With a longer one, NVIDIA's daemon ends without a message.
 pub(super) const LONGEST: usize = 87;
 
-/// Largest number of a pipe directory, for the check of the length.
+/// Largest number of a pipe directory. Used only to check the length of the path.
 const LARGEST: u32 = 9_999_999;
 
-/// Attempts to take a lock that another process holds, and the pause between them.
+/// How often to try to take a lock that another process holds, and the pause between attempts.
 const TRIES: u32 = 20;
 const AGAIN: Duration = Duration::from_millis(2);
 
-/// What a daemon is started with: `spec.json`.
+/// The parameters that a daemon is started with: the content of `spec.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
     /// Short name of the target.
@@ -52,21 +52,21 @@ pub struct Spec {
     pub gpu_uuid: String,
     /// Number of the pipe directory.
     pub tenure: u32,
-    /// User of the pipe directory; `None`: no user yet, or several.
+    /// User of the pipe directory; `None` if there is no user yet, or several.
     #[serde(default)]
     pub user: Option<u32>,
-    /// Whether one server of root takes the clients of all users: `-multiuser-server`.
+    /// Whether one server, run by root, serves clients of all users: `-multiuser-server`.
     #[serde(default)]
     pub multi_user: bool,
-    /// `nvidia-cuda-mps-control`: the file that was checked, links resolved.
+    /// `nvidia-cuda-mps-control`: the file that was checked, with symbolic links resolved.
     pub control: PathBuf,
-    /// The path that the config names, for `argv[0]`.
+    /// The path from the config, for `argv[0]`.
     pub name: PathBuf,
     /// Directory of `nvidia-cuda-mps-server`.
     pub servers: PathBuf,
-    /// Directory of its logs.
+    /// Directory of the logs.
     pub logs: PathBuf,
-    /// Settings from the start on. gpushd sets the memory limit after the first reply.
+    /// Settings at the start. gpushd sets the memory limit only after the first reply.
     pub settings: MpsSettings,
 }
 
@@ -87,8 +87,8 @@ impl TargetDir {
         Self { dir: dir.to_owned() }
     }
 
-    /// Lists the directories below the base in which a daemon was started, by name. `gpu_uuid` is empty where the GPU is
-    /// not known yet. Leaves out a renamed directory, which no user can reach.
+    /// Lists the directories below the base in which a daemon was started, sorted by name. `gpu_uuid` is empty if the
+    /// GPU is not known yet. Omits renamed directories, which no user can reach.
     pub fn all(base: &Path) -> Vec<(Self, Spec)> {
         let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
         let mut all: Vec<_> = entries
@@ -105,7 +105,7 @@ impl TargetDir {
         all
     }
 
-    /// Returns its path.
+    /// Returns the path of the directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -115,12 +115,12 @@ impl TargetDir {
         self.dir.join(tenure.to_string())
     }
 
-    /// Reads what the last daemon was started with. `None` if there is no readable `spec.json`.
+    /// Reads the spec of the last daemon; `None` if there is no readable `spec.json`.
     pub fn spec(&self) -> Option<Spec> {
         serde_json::from_slice(&fs::read(self.dir.join("spec.json")).ok()?).ok()
     }
 
-    /// Reads the spec, or recovers it from the daemon that runs here.
+    /// Reads the spec. If that fails, recovers it from the running daemon.
     pub(super) fn known_spec(&self) -> Option<Spec> {
         self.spec().or_else(|| launcher::recovered_spec(self))
     }
@@ -128,7 +128,7 @@ impl TargetDir {
     /// Checks that the paths of pipe directories are not too long.
     ///
     /// # Errors
-    /// [`Code::Unsupported`] if they are.
+    /// [`Code::Unsupported`] if they are too long.
     pub(super) fn check_path_length(&self) -> Result<(), ApiError> {
         let length = self.pipe(LARGEST).as_os_str().as_bytes().len();
         if length <= LONGEST {
@@ -136,15 +136,15 @@ impl TargetDir {
         }
         let message = format!("{} is too long a path for an MPS daemon", self.dir.display());
         Err(ApiError::new(Code::Unsupported, message)
-            .cause(format!("its pipe directory would have {length} bytes, and NVIDIA's daemon takes {LONGEST}"))
+            .cause(format!("its pipe directory would have {length} bytes, but NVIDIA's daemon allows only {LONGEST}"))
             .hint("start gpushd with a shorter --mps-dir, such as /run/gpush-mps"))
     }
 
-    /// Prepares the directory for a start: creates the pipe directory of the spec, removes files of a previous daemon from
-    /// it and pipe directories with other numbers, then writes the spec.
+    /// Prepares the directory for a start. Removes other pipe directories, creates the one of the spec and removes a
+    /// previous daemon's files from it, then writes the spec.
     ///
     /// # Errors
-    /// When the file system refuses, or the path is not a directory of gpushd.
+    /// The file system refuses, or the path is not a directory of gpushd.
     pub(super) fn create(&self, spec: &Spec) -> io::Result<()> {
         directory(&self.dir, 0o711)?;
         directory(&spec.logs, 0o750)?;
@@ -160,7 +160,7 @@ impl TargetDir {
         let pipe = self.pipe(spec.tenure);
         directory(&pipe, 0o700)?;
         sweep(&pipe)?;
-        // Without access for its user until the daemon serves.
+        // The user gets no access until the daemon serves.
         acl::admit(&pipe, &BTreeSet::new())?;
         self.write_spec(spec)
     }
@@ -168,7 +168,7 @@ impl TargetDir {
     /// Writes `spec.json`.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The file cannot be written.
     pub(super) fn write_spec(&self, spec: &Spec) -> io::Result<()> {
         let new = self.dir.join("spec.json.new");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -180,23 +180,23 @@ impl TargetDir {
     /// Returns the users with access to a pipe directory.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// The access list cannot be read.
     pub(super) fn users_with_access(&self, tenure: u32) -> io::Result<BTreeSet<u32>> {
         acl::admitted(&self.pipe(tenure))
     }
 
-    /// Gives exactly these users access to a pipe directory.
+    /// Grants a pipe directory to exactly these users.
     ///
     /// # Errors
-    /// When the file system has no access lists, or refuses.
+    /// The file system has no access lists, or refuses.
     pub(super) fn set_access(&self, tenure: u32, uids: &BTreeSet<u32>) -> io::Result<()> {
         acl::admit(&self.pipe(tenure), uids)
     }
 
-    /// Takes the lock. `None` if a process of a daemon runs here.
+    /// Takes the lock; `None` if a process of a daemon runs here.
     ///
     /// # Errors
-    /// When it can't be opened.
+    /// The lock cannot be opened.
     pub fn lock(&self) -> io::Result<Option<File>> {
         let path = self.dir.join("lock");
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
@@ -207,16 +207,16 @@ impl TargetDir {
         }
     }
 
-    /// Returns whether a process of a daemon runs here. A process that takes the lock at this moment must try again.
+    /// Returns whether a process of a daemon runs here. The check itself holds the lock for a moment.
     pub fn is_taken(&self) -> bool {
         self.dir.join("lock").exists() && !matches!(self.lock(), Ok(Some(_)))
     }
 
-    /// Takes the lock for a process that becomes a daemon. Tries again, because [`Self::is_taken`] holds the lock for a
+    /// Takes the lock for a process that becomes a daemon. Retries, because [`Self::is_taken`] holds the lock for a
     /// moment.
     ///
     /// # Errors
-    /// When it can't be opened.
+    /// The lock cannot be opened.
     pub fn lock_with_retry(&self) -> io::Result<Option<File>> {
         for _ in 0..TRIES {
             if let Some(lock) = self.lock()? {
@@ -227,13 +227,15 @@ impl TargetDir {
         self.lock()
     }
 
-    /// Returns the identity of the lock file. A daemon and everything that it started have it as standard input.
+    /// Returns the identity of the lock file. It is the standard input of a daemon and of everything that the daemon
+    /// started.
     pub(super) fn lock_file(&self) -> Option<FileId> {
         fs::symlink_metadata(self.dir.join("lock")).ok().filter(fs::Metadata::is_file).map(|meta| FileId::of(&meta))
     }
 
-    /// Removes the directory, once nothing runs here. It is renamed first: a gpushd that is killed in between leaves a
-    /// name that no target has, and the next one removes it ([`sweep_removed`]).
+    /// Removes the directory. Call it only when nothing runs here. The directory is renamed first, to a name that no
+    /// target has. If gpushd is killed before the removal is complete, the next one removes the rest
+    /// ([`sweep_removed`]).
     pub fn remove(&self) {
         let name = self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let removed = self.dir.with_file_name(format!("{REMOVED}{name}"));
@@ -241,7 +243,7 @@ impl TargetDir {
         if !fs::symlink_metadata(&self.dir).is_ok_and(|meta| meta.is_dir()) {
             return;
         }
-        // What an earlier removal left under that name.
+        // Remove the leftovers of an earlier removal.
         let _none = fs::remove_dir_all(&removed);
         let renamed = fs::rename(&self.dir, &removed).and_then(|()| fs::remove_dir_all(&removed));
         match renamed {
@@ -253,10 +255,10 @@ impl TargetDir {
     }
 }
 
-/// How the name of a directory begins that is being removed.
+/// Prefix of the name of a directory that is being removed.
 const REMOVED: &str = ".removed-";
 
-/// Removes what a gpushd that was killed left of directories that it was removing.
+/// Removes directories whose removal was interrupted because gpushd was killed.
 pub fn sweep_removed(base: &Path) {
     let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(REMOVED)) {
@@ -266,7 +268,7 @@ pub fn sweep_removed(base: &Path) {
     }
 }
 
-/// Creates a directory of gpushd with this mode, or sets the mode of an existing one.
+/// Creates a directory of gpushd with this mode. If it exists, sets its mode.
 pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     match fs::DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -284,8 +286,8 @@ pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Removes the files that a killed daemon leaves in its pipe directory. A daemon overwrites only a part of a stale pid
-/// file, and clients that find stale sockets run without MPS.
+/// Removes the files that a killed daemon left in its pipe directory. Clients that find stale sockets run without MPS,
+/// and a new daemon overwrites only a part of a stale pid file.
 fn sweep(pipe: &Path) -> io::Result<()> {
     for entry in fs::read_dir(pipe)? {
         let entry = entry?;
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn pipe_directory_belongs_to_one_user_and_is_swept_before_each_start() {
+    fn pipe_directory_of_a_user_is_emptied_before_each_start() {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
         assert!(!place.is_taken() && place.spec().is_none());
@@ -344,25 +346,25 @@ mod tests {
         assert!(!place.dir().exists());
     }
 
-    /// A kill between two unlinks used to leave an empty directory behind.
+    /// A regression test: a kill between two unlinks left an empty directory behind.
     #[test]
-    fn directory_of_an_interrupted_removal_is_no_target_and_is_swept() {
+    fn directory_of_an_interrupted_removal_is_deleted() {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
         place.create(&spec(scratch.path(), 1)).unwrap();
-        // As a kill right after the rename leaves it, and then one within the removal.
+        // The state after a kill right after the rename, then the state after a kill during the removal.
         let half = scratch.path().join(".removed-g5d1b03a2");
         fs::rename(place.dir(), &half).unwrap();
         assert!(!place.dir().exists() && TargetDir::all(scratch.path()).is_empty());
         fs::remove_file(half.join("spec.json")).unwrap();
         sweep_removed(scratch.path());
         assert!(!half.exists());
-        // A target of that name comes back, and its next removal meets no leftover.
+        // A new target of that name can be removed although a leftover exists.
         fs::create_dir(&half).unwrap();
         place.create(&spec(scratch.path(), 1)).unwrap();
         place.remove();
         assert!(!half.exists() && !place.dir().exists());
-        // A file that another program put there stays.
+        // A file of another program stays.
         fs::write(place.dir(), "").unwrap();
         place.remove();
         assert!(place.dir().is_file());
@@ -371,7 +373,7 @@ mod tests {
     #[test]
     fn path_of_88_bytes_is_refused() {
         let base = |length: usize| PathBuf::from(format!("/{}", "x".repeat(length - 1)));
-        // A slash, nine letters, a slash, seven figures.
+        // The path has 18 more bytes: a slash, nine letters, a slash, seven digits.
         let most = LONGEST - 18;
         assert_eq!(TargetDir::of(&base(most), "g5d1b03a2").check_path_length(), Ok(()));
         let error = TargetDir::of(&base(most + 1), "g5d1b03a2").check_path_length().unwrap_err();

@@ -1,17 +1,17 @@
-//! The supervisor task of one daemon. It reports what happens to the state machine in [`gpush_core::supervisor`], and
-//! executes the effects that the machine returns. One task per target does all of this, one step at a time.
+//! The supervisor task of one daemon. It passes events to the state machine in [`gpush_core::supervisor`], and executes
+//! the effects that the machine returns. One task per target does all of this, one step at a time.
 //!
 //! ```text
 //! request ───────┐                       ┌─► Start   directory prepared, program started, pidfd opened
-//! process ended ─┼─► supervisor ─ effects┼─► Quit    clients asked to end, then the daemon
+//! process ended ─┼─► supervisor ─ effects┼─► Quit    clients told to end, then the daemon
 //! timer fired ───┤       │               └─► Kill    the daemon and everything that it started
 //! probe finished ┘       └─ state ─► access to the pipe directory: granted while it serves, else revoked
 //!   reply, silence, servers, clients
 //! ```
 //!
-//! Access to the pipe directory is what admission consists of. While a daemon does not serve, no user reaches its sockets,
-//! except users of an adopted daemon that had access before. A hung daemon does not block the task: probes and `quit` run
-//! in separate tasks.
+//! Admission means access to the pipe directory. While a daemon does not serve, no user can reach its sockets. The only
+//! exception are users of an adopted daemon who had access before. A hung daemon does not block the task: probes and
+//! `quit` run in separate tasks.
 
 use std::{
     collections::BTreeSet,
@@ -45,13 +45,14 @@ use crate::protocol::control::{Control, ControlError, Protocol};
 /// Deadline of one command to a daemon.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Pause between probes of a daemon that starts: the first one, doubled each time, and the longest.
+/// Interval between probes of a daemon that is starting: the first one, which doubles each time, and the longest.
 pub(super) const START_INTERVAL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
 
-/// Pause between checks whether the clients of a draining daemon are alive.
+/// Interval between checks whether the clients of a draining daemon are alive.
 const DRAINING: Duration = Duration::from_millis(250);
 
-/// Longest time without a probe of a draining daemon whose clients are alive: they may have disconnected.
+/// Maximum time between probes of a draining daemon whose clients are alive. A probe is needed because they may have
+/// disconnected.
 const DRAIN_PROBE: Duration = Duration::from_secs(15);
 
 /// The state of a supervisor task.
@@ -65,51 +66,51 @@ pub(super) struct SupervisorTask {
     /// Zero of the supervisor's time.
     pub(super) started_at: Instant,
     pub(super) desired: Option<Box<Desired>>,
-    /// What the daemon was started with.
+    /// The parameters that the daemon was started with.
     pub(super) spec: Option<Spec>,
     pub(super) process: Option<DaemonProcess>,
     pub(super) control: Option<Arc<Control>>,
     pub(super) sources: Sources,
-    /// Users with a share: they get access while the daemon serves.
+    /// Users with a share. They have access while the daemon serves.
     pub(super) users: BTreeSet<u32>,
-    /// User of the next pipe directory, if it is another user than that of the current one.
+    /// User of the next pipe directory, if it differs from the user of the current one.
     pub(super) next_user: Option<u32>,
     /// The daemon's settings, read back.
     pub(super) effective: Option<MpsSettings>,
     pub(super) health: Health,
     /// The probe in progress.
     pub(super) probe: Option<Probe>,
-    /// Callers who wait for a probe that has not begun.
+    /// Callers that wait for a probe that has not begun.
     pub(super) waiters: Vec<Reply>,
-    /// Pipe directory and users with access to it. `None`: not set yet, or setting it failed.
+    /// Pipe directory and users with access to it. `None`: access was not set yet, or setting it failed.
     pub(super) access: Option<(u32, BTreeSet<u32>)>,
-    /// Whether an adopted daemon keeps the access that it was found with.
+    /// Whether users of an adopted daemon keep the access that they had before.
     pub(super) keeps_found_access: bool,
-    /// Whether access is revoked although the daemon serves: it is about to be ended.
+    /// Whether access is revoked although the daemon serves, because it is about to be ended.
     pub(super) admission_closed: bool,
     /// When the next probe is due.
     pub(super) next_probe: Option<Instant>,
-    /// Pause until the next probe of a daemon that starts.
+    /// Interval until the next probe of a daemon that is starting.
     pub(super) start_interval: Duration,
-    /// What is wrong, one sentence each.
+    /// Problems, one sentence each.
     pub(super) problems: Vec<String>,
     pub(super) last_reply: Option<Instant>,
-    /// Pids that hold the control connection, while the daemon does not answer.
+    /// Pids of the processes that hold the control connection, while the daemon does not answer.
     pub(super) connection_holders: BTreeSet<i32>,
-    /// The protocol in use with the driver version, and its description.
+    /// The protocol in use and the driver version, with a description of both.
     pub(super) protocol: Option<((Protocol, Option<String>), String)>,
     /// The last change of settings that gpushd did not make.
     pub(super) drift: Option<String>,
     pub(super) log_rotation: LogRotation,
-    /// Leftovers of a daemon that is not desired any more.
+    /// Leftovers of a daemon that is no longer desired.
     pub(super) leftovers: Option<Leftovers>,
-    /// A fact about its servers that the next report carries.
+    /// A fact about the servers for the next report.
     pub(super) news: Option<String>,
-    /// Sends `quit` until the daemon has ended.
+    /// The task that sends `quit` until the daemon has ended.
     pub(super) stop_task: Option<AbortOnDropHandle<()>>,
     /// Since when the daemon is in its state.
     pub(super) since: Timestamp,
-    /// State, pid and leftovers as last published.
+    /// State, pid and presence of leftovers, as last published.
     pub(super) last_published: (Discriminant<State>, Option<i32>, bool),
 }
 
@@ -161,7 +162,7 @@ impl SupervisorTask {
         }
     }
 
-    /// Runs until all handles of the daemon are dropped. The daemon continues to run then.
+    /// Runs until all handles of the daemon are dropped. The daemon itself continues to run.
     pub(super) async fn run(
         mut self,
         requests: &mut mpsc::Receiver<QueuedRequest>,
@@ -193,7 +194,7 @@ impl SupervisorTask {
                     None => return,
                 },
             }
-            // Callers find the result of their request published.
+            // Publish first: a caller that gets its answer must find the result in the report.
             self.publish(reports, changed);
             let Some((callers, answer)) = answered else { continue };
             for caller in callers {
@@ -215,13 +216,13 @@ impl SupervisorTask {
         }
     }
 
-    /// Handles an event. Returns the callers who waited for it.
+    /// Handles an event. Returns the callers that waited for it.
     async fn handle_wakeup(&mut self, wakeup: Wakeup) -> Option<Vec<Reply>> {
         match wakeup {
             Wakeup::ProcessExited => {
                 let deadline = self.drain_deadline();
                 self.handle_exit().await;
-                // The clients of a draining daemon keep their time although the daemon has ended.
+                // The clients of a draining daemon keep their time even if the daemon ends.
                 if let Some(until) = deadline {
                     self.drain_leftovers(until).await;
                 }
@@ -253,18 +254,18 @@ impl SupervisorTask {
         }
     }
 
-    /// Returns whether the daemon drains and all its clients are alive. A probe would then report nothing new, and writes
-    /// lines into the daemon's log.
+    /// Returns whether the daemon drains, and all its clients are alive, or leases may still bring some. A probe would then
+    /// report little that is new, and writes lines into the daemon's log.
     fn waits_for_living_clients(&self) -> bool {
         let clients = self.health.clients.iter().map(|(_, client)| *client);
         let mut clients = clients.chain(self.health.pending()).peekable();
         matches!(self.supervisor.state(), State::Draining { .. })
             && self.last_reply.is_some_and(|reply| reply.elapsed() < self.probe_interval().min(DRAIN_PROBE))
-            && clients.peek().is_some()
+            && (clients.peek().is_some() || self.supervisor.serves_leases())
             && clients.all(proc::is_alive)
     }
 
-    /// Handles events until `is_over` returns true. Returns whether it did before the deadline.
+    /// Handles events until `is_over` returns true. Returns false if the deadline came first.
     pub(super) async fn run_until(&mut self, deadline: Instant, is_over: impl Fn(&Self) -> bool) -> bool {
         while !is_over(self) {
             let wakeup = tokio::select! {
@@ -296,10 +297,11 @@ impl SupervisorTask {
             self.change_users_if_idle().await;
             return changed && self.supervisor.pid().is_some();
         }
-        // Clients that connected since the last probe, or before this gpushd started, may finish.
+        // Clients may have connected since the last probe, or before this gpushd started. They may finish.
         if !is_desired && self.supervisor.pid().is_some() {
             self.close_and_check_empty().await;
         }
+        self.check_leases().await;
         self.step(Event::Wanted(is_desired)).await;
         self.reopen_admission();
         self.supervisor.pid().is_some()
@@ -324,6 +326,7 @@ impl SupervisorTask {
             }
             Request::Drain(within) => {
                 self.close_and_check_empty().await;
+                self.check_leases().await;
                 self.step(Event::Leave(within)).await;
                 self.drain_leftovers(within.map(|within| Instant::now() + within)).await;
                 self.reopen_admission();
@@ -346,7 +349,7 @@ impl SupervisorTask {
                     terminate(&self.target, &control, server, client).await;
                 }
             }
-            // `run` handles both.
+            // `run` handles both requests.
             Request::Look | Request::Want(_) => {}
         }
         Ok(())
@@ -359,20 +362,20 @@ impl SupervisorTask {
         }
         let mut error = ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
         error.causes.clone_from(&self.problems);
-        Err(error.hint(format!("`gpushctl mps logs {}` shows what it said", self.target)).retryable())
+        Err(error.hint(format!("`gpushctl mps logs {}` shows its log (administrator)", self.target)).retryable())
     }
 
-    /// Returns the supervisor's time.
+    /// Returns the time since the task was created, which is the supervisor's time.
     pub(super) fn now(&self) -> Duration {
         self.started_at.elapsed()
     }
 
-    /// Reports an event to the supervisor and executes its effects, which may cause another event.
+    /// Passes an event to the supervisor and executes its effects, which may cause another event.
     pub(super) async fn step(&mut self, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
             let effects = self.supervisor.step(&event, self.now());
-            // Access is revoked before anything else happens.
+            // Revoke access before executing the effects.
             self.update_access();
             for effect in effects {
                 match effect {
@@ -383,11 +386,16 @@ impl SupervisorTask {
                         None => next = Some(Event::Ended),
                     },
                     Effect::TellGivenUp => {
-                        tracing::error!(mps = self.target, "given up: it failed {} times", self.supervisor.failures());
+                        tracing::error!(
+                            mps = self.target,
+                            "given up: it failed {} \
+                            times",
+                            self.supervisor.failures()
+                        );
                     }
                     Effect::TellHung => tracing::error!(
                         mps = self.target,
-                        "hangs with {} and is left alone for their sake",
+                        "hangs with {}, so gpushd does not restart it",
                         match self.supervisor.clients() {
                             Some(clients) => format!("{clients} clients"),
                             None => "clients that cannot be listed".to_owned(),
@@ -407,13 +415,13 @@ impl SupervisorTask {
         };
     }
 
-    /// Returns the pause between two probes of a daemon that serves.
+    /// Returns the interval between two probes of a daemon that serves.
     pub(super) fn probe_interval(&self) -> Duration {
         self.desired.as_ref().map_or(Duration::from_secs(15), |desired| desired.health)
     }
 }
 
-/// Waits until the process has ended; never returns without one.
+/// Waits until the process has ended. Never returns if there is no process.
 async fn ended(process: Option<&DaemonProcess>) {
     match process {
         Some(process) => process.ended().await,
@@ -421,7 +429,7 @@ async fn ended(process: Option<&DaemonProcess>) {
     }
 }
 
-/// Waits until an instant; never returns without one.
+/// Waits until an instant. Never returns if there is none.
 async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => sleep_until(instant).await,

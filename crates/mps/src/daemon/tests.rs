@@ -1,5 +1,5 @@
-//! The supervisor task with injected sources. The process launcher runs this test program, which ends at once instead of
-//! becoming a daemon.
+//! The supervisor task with injected sources. The process launcher runs this test program, which ends at once instead
+//! of becoming a daemon.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use std::{
 
 use super::*;
 
-/// What the sources of a test answer.
+/// The answers of a test's sources.
 #[derive(Clone)]
 struct Answers {
     clients: Arc<Mutex<Option<Vec<i32>>>>,
@@ -42,7 +42,7 @@ fn daemon(base: &Path, sources: Sources) -> Daemon {
     Daemon::of("g1", "GPU-1", TargetDir::of(base, "g1"), Launcher::of(base), sources, |_| {})
 }
 
-/// A daemon that gpushd may start, and gives up after two failures.
+/// Returns the desired state of a daemon that gpushd gives up after two failures.
 fn desired(base: &Path) -> Option<Box<Desired>> {
     let supervision = Policy { pause: Duration::from_millis(5), failures: 2, ..Policy::default() };
     Some(Box::new(Desired {
@@ -70,7 +70,7 @@ async fn task_that_panics_is_replaced() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = TargetDir::of(scratch.path(), "g1");
     std::fs::create_dir(dir.dir()).unwrap();
-    // Leftovers run, so the task asks the driver.
+    // With leftovers, the task asks the driver for their clients.
     let _lock = dir.lock().unwrap().unwrap();
     let panics = Arc::new(AtomicBool::new(true));
     let once = Arc::clone(&panics);
@@ -136,7 +136,7 @@ async fn stop_of_leftovers_with_a_client_kills_them() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = TargetDir::of(scratch.path(), "g1");
     std::fs::create_dir(dir.dir()).unwrap();
-    // A server that its daemon left behind: it has the lock as standard input.
+    // A server of a daemon that has ended. Its standard input is the lock.
     let lock = dir.lock().unwrap().unwrap();
     let mut server = std::process::Command::new("/bin/sleep").arg("600").stdin(lock).spawn().unwrap();
     let client = std::process::id().cast_signed();

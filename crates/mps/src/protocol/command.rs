@@ -7,16 +7,16 @@ use gpush_api::{MemoryLimit, Percentage, Priority};
 /// A process id in the daemon's protocol.
 pub type Pid = i32;
 
-/// The number of the device. Each daemon of gpushd sees one device, so it is 0. Given its UUID, some daemons clear the
-/// limit instead of setting it.
+/// The number of the device. Each daemon of gpushd sees only one device, so the number is 0. gpushd does not use the
+/// UUID: with it, some daemons clear the limit instead of setting it.
 const DEVICE: u32 = 0;
 
-/// A command. Its `Display` is the line that the daemon reads.
+/// A command. `Display` formats it as the line that the daemon reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// Pids of the servers.
     ServerList,
-    /// State of a server. Daemons before 550 do not know it.
+    /// State of a server. Daemons before version 550 do not support this command.
     ServerStatus(Pid),
     /// Pids of a server's clients.
     ClientList(Pid),
@@ -24,54 +24,54 @@ pub enum Command {
     Processes,
     /// Active thread percentage of the next server.
     DefaultPercentage,
-    /// Sets that.
+    /// Sets the active thread percentage of the next server.
     SetDefaultPercentage(Percentage),
     /// Active thread percentage of a server's next clients.
     Percentage(Pid),
-    /// Sets that.
+    /// Sets the active thread percentage of a server's next clients.
     SetPercentage(Pid, Percentage),
     /// Pinned memory limit of the next server.
     DefaultMemoryLimit,
-    /// Sets that.
+    /// Sets the pinned memory limit of the next server.
     SetDefaultMemoryLimit(MemoryLimit),
-    /// Takes it away.
+    /// Removes the pinned memory limit of the next server.
     ClearDefaultMemoryLimit,
     /// Pinned memory limit of a server's next clients.
     MemoryLimit(Pid),
-    /// Sets that.
+    /// Sets the pinned memory limit of a server's next clients.
     SetMemoryLimit(Pid, MemoryLimit),
     /// Priority of the next clients.
     DefaultPriority,
-    /// Sets that.
+    /// Sets the priority of the next clients.
     SetDefaultPriority(Priority),
     /// Starts a server for a user.
     StartServer {
-        /// Its uid.
+        /// Uid of the user.
         uid: u32,
     },
-    /// Ends a server once its clients are gone.
+    /// Ends a server when its clients have ended.
     ShutdownServer {
-        /// Its pid.
+        /// Pid of the server.
         server: Pid,
-        /// At once, by SIGINT.
+        /// Ends the server at once, with SIGINT.
         force: bool,
     },
-    /// Ends the GPU work of a client, which must be done before a busy one is killed.
+    /// Ends the GPU work of a client. This is necessary before a busy client is killed.
     TerminateClient {
-        /// Pid of its server.
+        /// Pid of the client's server.
         server: Pid,
-        /// Its own pid.
+        /// Pid of the client.
         client: Pid,
     },
     /// Ends the daemon and its servers.
     Quit {
-        /// Seconds after which servers get SIGINT; without a value, the daemon waits for their clients without a limit.
+        /// Seconds until the servers get SIGINT. `None`: the daemon waits for their clients without a limit.
         force_after_s: Option<u32>,
     },
 }
 
 impl Command {
-    /// Whether the daemon may close without the final status although it did what was asked.
+    /// Returns whether the daemon may close the connection without a final status although the command succeeded.
     #[must_use]
     pub fn ends_the_daemon(&self) -> bool {
         matches!(self, Self::Quit { .. })
@@ -91,7 +91,7 @@ impl fmt::Display for Command {
             Self::SetPercentage(server, to) => write!(f, "set_active_thread_percentage {server} {to}"),
             Self::DefaultMemoryLimit => write!(f, "get_default_device_pinned_mem_limit {DEVICE}"),
             Self::SetDefaultMemoryLimit(to) => write!(f, "set_default_device_pinned_mem_limit {DEVICE} {to}"),
-            // A value that it cannot parse, or 0, removes the limit.
+            // 0, or a value that the daemon cannot parse, removes the limit.
             Self::ClearDefaultMemoryLimit => write!(f, "set_default_device_pinned_mem_limit {DEVICE} 0"),
             Self::MemoryLimit(server) => write!(f, "get_device_pinned_mem_limit {server} {DEVICE}"),
             Self::SetMemoryLimit(server, to) => write!(f, "set_device_pinned_mem_limit {server} {DEVICE} {to}"),

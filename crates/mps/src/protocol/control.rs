@@ -1,11 +1,11 @@
-//! Commands to a daemon, one at a time, each with a deadline. Retries while another process holds the control connection.
-//! Returns replies as values, and reads back what it sets.
+//! Commands to a daemon, one at a time, each with a deadline. Retries while another process holds the control
+//! connection. Returns replies as values, and reads settings back.
 //!
 //! ```text
-//! asked ──► the lock ──► session ─┬─ answered ─────────────────────► refusal by its words? ──► value
+//! asked ──► the lock ──► session ─┬─ answered ─────────────────────► refusal, by its text? ──► value
 //!                          ▲      ├─ closed: another connection, ask again ───┐
 //!                          ├──────┼───────────────────────────────────────────┘ until the deadline: busy
-//!                          └──────┼─ foreign: through NVIDIA's front-end from then on, when there is one
+//!                          └──────┼─ foreign: from then on through NVIDIA's front-end, if there is one
 //!                                 └─ absent, silent: reported
 //! ```
 
@@ -31,10 +31,11 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Why a command failed.
 #[derive(Debug, Error)]
 pub enum ControlError {
-    /// No reply.
+    /// The daemon did not reply.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// Another process held the control connection until the deadline: an open front-end, or a connection that hangs.
+    /// Another process held the control connection until the deadline. This is an open front-end, or a connection that
+    /// hangs.
     #[error("another process holds the daemon's control connection")]
     Busy,
     /// The daemon refused the command.
@@ -42,24 +43,24 @@ pub enum ControlError {
     Refused {
         /// The command.
         command: String,
-        /// Its reply, or that its status was not 0.
+        /// The daemon's reply, or a description of its status if that was not 0.
         said: String,
     },
     /// This daemon does not know the command.
-    #[error("this control daemon does not know `{0}`")]
+    #[error("this control daemon does not know the command `{0}`")]
     Unknown(String),
-    /// There is no such server, or none at all.
+    /// There is no such server, or no server at all.
     #[error("the control daemon has no such server")]
     NoServer,
-    /// The server starts or ends, so the daemon did not ask it.
-    #[error("the server starts or ends, and the control daemon did not ask it")]
+    /// The server is starting or ending, so the daemon did not pass the command to it.
+    #[error("the server is starting or ending, so the control daemon did not ask it")]
     ServerBusy,
-    /// The daemon reported success and has another value.
+    /// The daemon reported success, but the value read back differs.
     #[error("the control daemon was set to {told} but reports {has}")]
     NotSet {
         /// The command.
         told: String,
-        /// The value read back; empty without one.
+        /// The value read back; empty if there is none.
         has: String,
     },
     /// A reply that cannot be parsed.
@@ -72,30 +73,30 @@ pub enum ControlError {
     },
 }
 
-/// The control connection to a daemon. gpushd uses one per daemon for all commands.
+/// The control connection to a daemon. gpushd uses one for each daemon and all commands.
 #[derive(Debug)]
 pub struct Control {
     directory: PathBuf,
-    /// Its pid: another process that listens there receives no command.
+    /// The daemon's pid. If another process listens, it receives no command.
     only: Option<Pid>,
-    /// NVIDIA's front-end, for a daemon with another protocol.
+    /// NVIDIA's front-end, for a daemon whose protocol gpushd does not know.
     front: Option<PathBuf>,
-    /// Why its protocol is unknown, after that was noticed.
+    /// Why the direct protocol does not work with this daemon; empty until gpushd notices.
     foreign: OnceLock<String>,
     turn: Mutex<()>,
 }
 
-/// The protocol in use with a daemon.
+/// How gpushd communicates with a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Protocol {
-    /// On its socket.
+    /// Directly, through the daemon's socket.
     Direct,
     /// Through NVIDIA's front-end, with the reason.
     FrontEnd(String),
 }
 
 impl Control {
-    /// Creates a connection for the daemon of a pipe directory. Opens nothing yet.
+    /// Creates a connection to the daemon of a pipe directory. Opens nothing yet.
     #[must_use]
     pub fn of(directory: &Path) -> Self {
         Self {
@@ -107,7 +108,7 @@ impl Control {
         }
     }
 
-    /// Sets the front-end, an absolute path, for a daemon whose protocol is unknown.
+    /// Sets the absolute path of the front-end, for a daemon whose protocol is unknown.
     #[must_use]
     pub fn with_front(self, program: &Path) -> Self {
         Self { front: Some(program.to_owned()), ..self }
@@ -125,13 +126,13 @@ impl Control {
         &self.directory
     }
 
-    /// Returns the protocol in use so far.
+    /// Returns how gpushd communicates with the daemon, as known so far.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.foreign.get().map_or(Protocol::Direct, |what| Protocol::FrontEnd(what.clone()))
     }
 
-    /// Sends a command and returns the reply, within `deadline`, which includes the wait for other commands.
+    /// Sends a command and returns the reply. `deadline` includes the wait for other commands.
     ///
     /// # Errors
     /// See [`ControlError`]. After [`SessionError::Silent`] the command may have taken effect.
@@ -157,7 +158,7 @@ impl Control {
         }
     }
 
-    /// Makes one attempt. Uses the front-end after the protocol proved to be unknown.
+    /// Makes one attempt. Uses the front-end if the daemon's protocol has turned out to be unknown.
     async fn ask(&self, command: &Command, line: &str, deadline: Duration) -> Result<Answer, SessionError> {
         let until = Instant::now() + deadline;
         if self.foreign.get().is_none() {
@@ -185,7 +186,7 @@ impl Control {
         Ok(self.say(&Command::ServerList, deadline).await?.daemon)
     }
 
-    /// Returns the pids of its servers.
+    /// Returns the pids of the daemon's servers.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -193,7 +194,7 @@ impl Control {
         self.pids(Command::ServerList, deadline).await
     }
 
-    /// Returns the pids of a server's clients. The daemon reports none for a server that starts or ends.
+    /// Returns the pids of a server's clients. For a server that is starting or ending, the daemon reports none.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -261,8 +262,8 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Returns the pinned memory limit of the next server, `None` without one. From 1 GiB on, the daemon reports whole
-    /// GiB, rounded down: the limit is at least that.
+    /// Returns the pinned memory limit of the next server; `None` if there is none. From 1 GiB on, the daemon rounds
+    /// down to whole GiB, so the real limit may be higher.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -270,7 +271,8 @@ impl Control {
         limit(Command::DefaultMemoryLimit, &self.text(Command::DefaultMemoryLimit, deadline).await?)
     }
 
-    /// Sets the pinned memory limit of the next server, or removes it. Reads it back as far as the daemon reports it.
+    /// Sets or removes the pinned memory limit of the next server. Reads it back with the precision of the daemon's
+    /// report.
     ///
     /// # Errors
     /// As [`Control::say`]; [`ControlError::NotSet`].
@@ -286,7 +288,7 @@ impl Control {
         if has == to.map(shown) { Ok(()) } else { Err(not_set(words(to), words(has))) }
     }
 
-    /// Starts a server for a user. [`Control::servers`] shows whether it lives.
+    /// Starts a server for a user. [`Control::servers`] shows whether the start succeeded.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -294,7 +296,7 @@ impl Control {
         self.text(Command::StartServer { uid }, deadline).await.map(|_| ())
     }
 
-    /// Ends the daemon. Only the end of its process shows the success.
+    /// Ends the daemon. `Ok` does not mean that it has ended: only the end of its process shows that.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -305,13 +307,13 @@ impl Control {
         }
     }
 
-    /// Returns the reply, one line for each frame: the daemon sends frames without line breaks.
+    /// Returns the reply with one line for each frame. The frames have no line breaks.
     pub(crate) async fn text(&self, command: Command, deadline: Duration) -> Result<String, ControlError> {
         Ok(self.say(&command, deadline).await?.text.join("\n"))
     }
 }
 
-/// Parses the memory limit of a reply; `None` when the reply is empty.
+/// Parses the memory limit of a reply; `None` if the reply is empty.
 pub(crate) fn limit(command: Command, said: &str) -> Result<Option<MemoryLimit>, ControlError> {
     match said.trim() {
         "" => Ok(None),
@@ -319,14 +321,14 @@ pub(crate) fn limit(command: Command, said: &str) -> Result<Option<MemoryLimit>,
     }
 }
 
-/// Returns a limit as the daemon reports it: from 1 GiB on, whole GiB, rounded down.
+/// Returns a limit as the daemon reports it: from 1 GiB on, rounded down to whole GiB.
 #[must_use]
 pub fn shown(limit: MemoryLimit) -> MemoryLimit {
     let whole = limit.mib() / 1024 * 1024;
     MemoryLimit::of_mib(whole).unwrap_or(limit)
 }
 
-/// Separates refusals from values: a refusal is a text with status 0.
+/// Separates refusals from values. A refusal is a text, and its status is 0.
 fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
     let said = answer.text.first().map_or("", |first| first.trim());
     let refused = ["Insufficient privileges", "Not enough privilege", "Invalid", "Failed"];

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! nvidia-cuda-mps-control ◄ COMMAND
-//!                         ◄ get_default_active_thread_percentage      it always has an answer
-//!                         ► answer, then a percentage, status 0       heard
+//!                         ◄ get_default_active_thread_percentage      always gets an answer
+//!                         ► answer, then a percentage, status 0       the daemon received the command
 //!                         ► no percentage, status 0                   another process holds the control connection
 //!                         ► status 1                                  no daemon
 //! ```
 //!
-//! The status is also 0 for a refused command, and when the daemon did not listen; and a reply may be empty. So only
-//! the reply to the second command shows that the daemon received the first. The front-end does not name the daemon:
-//! the lock of the directory does.
+//! The front-end also exits with status 0 if the daemon refused the command, or did not listen. A reply may be empty.
+//! So only the reply to the second command shows that the daemon received the first one. The front-end does not
+//! identify the daemon, but the lock of the directory does.
 
 use std::{
     io,
@@ -29,10 +29,10 @@ use super::{
     session::{Answer, Daemon, SessionError, Stage},
 };
 
-/// Sends one command to the daemon of a directory through the front-end, an absolute path.
+/// Sends one command to the daemon of a directory through the front-end. `program` is an absolute path.
 ///
 /// # Errors
-/// See [`SessionError`]. The front-end does not distinguish a daemon that ends from a busy control connection: both are
+/// See [`SessionError`]. A daemon that ends and a busy control connection look the same to the front-end: both are
 /// [`SessionError::Closed`].
 pub async fn ask(
     program: &Path,
@@ -49,7 +49,7 @@ pub async fn ask(
     }
     let daemon = match (holder(directory), command.ends_the_daemon()) {
         (Ok(daemon), _) => daemon,
-        // It ended, as requested.
+        // The daemon has ended, as requested.
         (Err(_), true) => return Err(SessionError::Closed),
         (Err(cause), false) => return Err(absent(directory, cause)),
     };
@@ -57,7 +57,7 @@ pub async fn ask(
     text.map(|text| Answer { daemon, text, status: 0 }).ok_or(SessionError::Closed)
 }
 
-/// Returns the input of the front-end. The daemon reads nothing after a command that ends it.
+/// Returns the input for the front-end. After a command that ends the daemon, nothing else is sent.
 fn lines(command: &Command) -> String {
     if command.ends_the_daemon() {
         return format!("{command}\n");
@@ -77,7 +77,7 @@ async fn run(program: &Path, directory: &Path, lines: &str) -> io::Result<Output
         .kill_on_drop(true)
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // Without a daemon, the front-end ends before it reads.
+        // Without a daemon, the front-end ends before it reads its input.
         let _unread = stdin.write_all(lines.as_bytes()).await;
     }
     child.wait_with_output().await
@@ -88,7 +88,8 @@ fn absent(directory: &Path, cause: io::Error) -> SessionError {
     SessionError::Absent { at, cause }
 }
 
-/// Checks that the expected process holds the lock of a directory: the front-end connects to any process that listens.
+/// Checks that the expected process holds the lock of a directory. The front-end does not check this, and connects to
+/// any process that listens.
 pub(crate) fn is_of(meant: i32, directory: &Path) -> Result<(), SessionError> {
     match holder(directory) {
         Ok(Daemon { pid, .. }) if pid != meant => Err(SessionError::Another { pid, meant }),
@@ -99,13 +100,13 @@ pub(crate) fn is_of(meant: i32, directory: &Path) -> Result<(), SessionError> {
 
 /// Returns the process that holds the lock of the directory.
 fn holder(directory: &Path) -> io::Result<Daemon> {
-    let nobody = || io::Error::new(io::ErrorKind::NotFound, "nobody holds its lock");
+    let nobody = || io::Error::new(io::ErrorKind::NotFound, "no process holds its lock");
     let pid = lock::holder(directory)?.ok_or_else(nobody)?;
     let uid = proc::owner(pid).ok_or_else(nobody)?;
     Ok(Daemon { pid, uid })
 }
 
-/// Returns the reply before the percentage; `None` if the percentage is missing.
+/// Returns the reply without the percentage at its end; `None` if the percentage is missing.
 fn heard(said: &str) -> Option<Vec<String>> {
     let mut text = answer(said);
     text.pop()?.trim().parse::<Percentage>().ok()?;

@@ -1,15 +1,17 @@
-//! Finds the processes that are connected to a daemon. A daemon accepts one connection at a time: an open front-end, or a
-//! silent peer, blocks all others, and neither the daemon nor the connection names that process. Only the daemon's log names
-//! clients that wait for a server, and users can write into it.
+//! Finds the processes that are connected to a daemon.
+//!
+//! A daemon accepts one connection at a time, so an open front-end or a silent peer blocks all others. Neither the
+//! daemon nor the connection identifies that process. Clients that wait for a server appear only in the daemon's log,
+//! which users can write to.
 //!
 //! ```text
 //! /proc/DAEMON/fd ──► its sockets ─┐
 //! sock_diag ──► name and peer ─────┴─► those bound to its paths ──► peers ──► /proc/*/fd ──► pids
 //! ```
 //!
-//! A daemon has few sockets, so the kernel is asked for each. The descriptors of all processes are searched only if a socket
-//! has an unknown peer. The daemon and gpushd must share their network and pid namespaces. Without root, only processes of
-//! the same user are found.
+//! A daemon has few sockets, so gpushd queries the kernel for each of them. It searches the descriptors of all
+//! processes only if a socket has an unknown peer. The daemon and gpushd must share their network and pid namespaces.
+//! Without root privileges, gpushd finds only processes of its own user.
 
 use std::{
     collections::BTreeSet,
@@ -29,16 +31,17 @@ use super::{
 /// users connect to the second one.
 const DOORS: [&str; 2] = ["control_privileged", "control"];
 
-/// Returns the pids of the processes that are connected to a daemon, without its servers and gpushd. Usually that is the
-/// process that holds the control connection. Finds none if it has disconnected, or belongs to another user.
+/// Returns the pids of the processes that are connected to a daemon, except its servers and gpushd. Usually this is the
+/// process that holds the control connection. The result is empty if that process has disconnected, or if gpushd may
+/// not see it.
 ///
 /// # Errors
-/// When the daemon's descriptors or sockets cannot be read.
+/// The daemon's descriptors or sockets cannot be read.
 pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
     let peers = Doors::of(directory).peers(daemon)?.accepted;
     let mut holders = Vec::new();
     for (pid, _) in having(&peers)? {
-        // Servers are its children, and stay connected as long as they run.
+        // Servers are children of the daemon, and stay connected while they run.
         if pid != daemon && Ok(pid) != Pid::try_from(std::process::id()) && parent(pid) != Some(daemon) {
             holders.push(pid);
         }
@@ -46,22 +49,23 @@ pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
     Ok(holders)
 }
 
-/// The processes that are connected to a daemon and that it does not list.
+/// The processes that are connected to a daemon but that the daemon does not list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Guests {
-    /// Their pids, accepted or not.
+    /// Pids of the processes. Their connections may not be accepted yet.
     pub pids: BTreeSet<Pid>,
-    /// Whether one cannot be seen: it is in another pid namespace, or belongs to another user and gpushd is not root.
+    /// Whether there is a process that gpushd cannot see: it is in another pid namespace, or it belongs to another user
+    /// and gpushd is not root.
     pub unseen: bool,
-    /// Number of connections from other network namespaces, whose processes cannot be found.
+    /// Number of connections from other network namespaces. Their processes cannot be found.
     pub elsewhere: usize,
 }
 
-/// Finds the processes that are connected to a daemon's client socket, without its servers, gpushd, its front-ends, and the
-/// `known` processes.
+/// Finds the processes that are connected to a daemon's client socket, except its servers, gpushd, gpushd's front-ends,
+/// and the `known` processes.
 ///
 /// # Errors
-/// When the daemon's descriptors or sockets cannot be read.
+/// The daemon's descriptors or sockets cannot be read.
 pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests> {
     let doors = Doors::for_clients(directory);
     let first = doors.peers(daemon)?;
@@ -86,11 +90,12 @@ pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests
         // If gpushd is the first process of a container, any process may be its child.
         pid == daemon || pid == us || parent == Some(daemon) || (us != 1 && parent == Some(us))
     };
-    // A process that shares a connection with one of these, such as a forked child, does not count as another one.
+    // A process may share a connection with one of these processes, such as a forked child. It does not count as
+    // another one.
     for (_, theirs) in having.iter().filter(|(pid, _)| is_ours(*pid)) {
         peers.retain(|inode| !theirs.contains(inode));
     }
-    // A process that only sent a command has disconnected by now.
+    // Check again: a process that only sent a command has disconnected by now.
     let again = doors.peers(daemon)?;
     peers.retain(|inode| again.accepted.contains(inode) || again.queued.contains(inode));
     guests.unseen = peers.iter().any(|inode| !having.iter().any(|(_, theirs)| theirs.contains(inode)));
@@ -105,9 +110,9 @@ struct Doors(Vec<PathBuf>);
 #[derive(Debug, Default)]
 struct Peers {
     accepted: BTreeSet<u64>,
-    /// Not accepted yet.
+    /// Connections that the daemon has not accepted yet.
     queued: BTreeSet<u64>,
-    /// Number of the daemon's sockets that are unknown in this network namespace.
+    /// Number of the daemon's sockets that this network namespace does not have.
     elsewhere: usize,
 }
 
@@ -128,7 +133,7 @@ impl Doors {
                 unknown.insert(inode);
                 continue;
             };
-            // The daemon's output may be a socket too.
+            // The daemon's other sockets do not count, such as its output.
             if self.0.iter().any(|door| socket.name.as_deref() == Some(door.as_os_str().as_bytes())) {
                 doors += 1;
                 peers.accepted.extend(socket.peer);
@@ -139,7 +144,7 @@ impl Doors {
         if doors == 0 {
             return Err(io::Error::other("the kernel tells of none of its sockets"));
         }
-        // The daemon may have closed them meanwhile.
+        // Count only those that the daemon has not closed since.
         if !unknown.is_empty() {
             peers.elsewhere = of_process(daemon)?.filter(|inode| unknown.contains(inode)).count();
         }
@@ -147,7 +152,7 @@ impl Doors {
     }
 }
 
-/// Returns the processes of this host that have some of these sockets, with the sockets that they have.
+/// Returns the processes that have any of these sockets, with those sockets.
 fn having(sockets: &BTreeSet<u64>) -> io::Result<Vec<(Pid, BTreeSet<u64>)>> {
     if sockets.is_empty() {
         return Ok(Vec::new());
@@ -175,13 +180,13 @@ mod tests {
 
     use super::*;
 
-    /// Connects a process that is not a child of this test to a socket. It ends when its peer has closed the
-    /// connection. Returns its pid.
+    /// Starts a process that is not a child of this test and connects it to a socket. The process ends when its peer
+    /// closes the connection. Returns its pid.
     fn guest(door: &Path) -> Pid {
         let socket = OwnedFd::from(UnixStream::connect(door).unwrap());
         let mut shell = Command::new("sh");
         shell.args(["-c", "exec 3<&0; cat <&3 > /dev/null 2>&1 & echo $!"]).stdin(socket);
-        // The shell has ended with that.
+        // The shell has ended now.
         String::from_utf8(shell.output().unwrap().stdout).unwrap().trim().parse().unwrap()
     }
 
@@ -189,7 +194,7 @@ mod tests {
     fn connected_processes_are_found_unless_known() {
         let dir = tempfile::tempdir().unwrap();
         let me = Pid::try_from(std::process::id()).unwrap();
-        // The line to the kernel is a socket of this daemon too.
+        // The netlink socket is also a socket of this daemon.
         let at = |known: &[Pid]| Guests { elsewhere: 0, ..guests(me, dir.path(), known).unwrap() };
         let door = UnixListener::bind(dir.path().join("control")).unwrap();
         let ours = UnixStream::connect(dir.path().join("control")).unwrap();
@@ -197,7 +202,8 @@ mod tests {
         drop((ours, door.accept().unwrap()));
         let one = guest(&dir.path().join("control"));
         let found = |pids: &[Pid]| Guests { pids: pids.iter().copied().collect(), unseen: false, elsewhere: 0 };
-        // Children that other tests start have it too, for a moment: he is then taken for one of them.
+        // Children that other tests start inherit the socket for a moment. During that time, the guest counts as one of
+        // them.
         let becomes = |known: &[Pid], is: Guests| (0..1000).any(|_| at(known) == is);
         assert!(becomes(&[], found(&[one])), "he waits to be accepted");
         assert_eq!(holders(me, dir.path()).unwrap(), [] as [Pid; 0]);

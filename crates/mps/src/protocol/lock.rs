@@ -1,8 +1,9 @@
-//! Finds the daemon of a directory by its lock: the daemon holds a write lock on `control_lock` for its whole life, and the
-//! kernel names the holder. The pid file is less reliable: the daemon does not truncate it, and it outlives the daemon.
+//! Finds the daemon of a directory by its lock. The daemon holds a write lock on `control_lock` for its whole life, and
+//! the kernel reports the holder. The pid file is less reliable: the daemon does not truncate it, and it outlives the
+//! daemon.
 //!
-//! Any user with access to the directory can lock the file: a process that waits for the lock gets it when the daemon dies.
-//! So other facts must confirm that the holder is the daemon.
+//! Any user with access to the directory can lock the file: a process that waits for the lock gets it when the daemon
+//! ends. So other facts must confirm that the holder is the daemon.
 
 use std::{fs::File, io, path::Path};
 
@@ -16,17 +17,17 @@ use nix::{
 pub enum Holder {
     /// No process.
     Nobody,
-    /// The process of this pid, which is positive.
+    /// The process with this positive pid.
     Process(i32),
-    /// A process that the kernel does not name: the lock belongs to an open file (pid -1), or the process is in a
-    /// foreign pid namespace (pid 0). gpushd's daemons are neither.
+    /// A holder that the kernel does not identify. Either the lock belongs to an open file (pid -1), or the process is
+    /// in another pid namespace (pid 0). gpushd's daemons are neither.
     Unnamed,
 }
 
-/// Returns the holder of the lock of a directory.
+/// Returns the holder of the lock of a directory. A directory without a lock file has no daemon.
 ///
 /// # Errors
-/// When the lock cannot be queried. A directory without a lock file has no daemon.
+/// The lock cannot be queried.
 pub fn taken_by(directory: &Path) -> io::Result<Holder> {
     let file = match File::open(directory.join("control_lock")) {
         Ok(file) => file,
@@ -47,10 +48,11 @@ pub fn taken_by(directory: &Path) -> io::Result<Holder> {
     Ok(if asked.l_pid > 0 { Holder::Process(asked.l_pid) } else { Holder::Unnamed })
 }
 
-/// Returns the pid of the process that holds the lock of a directory; `None` when the kernel names none.
+/// Returns the pid of the process that holds the lock of a directory; `None` if there is none, or the kernel does not
+/// identify it.
 ///
 /// # Errors
-/// When the lock cannot be queried.
+/// The lock cannot be queried.
 pub fn holder(directory: &Path) -> io::Result<Option<i32>> {
     Ok(match taken_by(directory)? {
         Holder::Process(pid) => Some(pid),

@@ -1,7 +1,7 @@
-//! The protocol of `nvidia-cuda-mps-control`, spoken directly.
+//! The protocol of `nvidia-cuda-mps-control`, implemented directly.
 //!
-//! NVIDIA's front-end is one process per command. It returns 0 for refused commands, and prints nothing while another
-//! front-end is connected. So gpushd speaks the daemon's socket itself.
+//! NVIDIA's front-end needs one process per command. It returns 0 for refused commands, and prints nothing while
+//! another front-end is connected. So gpushd connects to the daemon's socket itself.
 //!
 //! ```text
 //!   values ──► command ──► wire ──► session ──► control    one command at a time per daemon, with a deadline;
@@ -11,8 +11,8 @@
 //!   lock: which process is the daemon ◄──┘      holder: which processes are connected
 //! ```
 //!
-//! The daemon accepts invalid values silently: `512K` of memory becomes `512M`, and 0 percent prints the old value. So
-//! every value that reaches it has passed the types of [`gpush_api::mps`].
+//! The daemon does not report invalid values: for a memory limit of `512K` it sets `512M`, and for 0 percent it prints
+//! the old value. So the types of [`gpush_api::mps`] check every value before gpushd sends it.
 
 pub mod command;
 pub mod control;

@@ -1,8 +1,9 @@
-//! Queries and settings of one server, and its clients.
+//! Queries and settings of one server and its clients.
 //!
-//! The daemon does not ask a server that starts or ends: it only logs that, and sends an empty reply. Where a reply
-//! cannot be empty, this is [`ControlError::ServerBusy`]. Where it can, as with [`Control::clients`], an empty reply
-//! may also mean "none": [`Control::processes`] distinguishes them.
+//! The daemon does not pass a command to a server that is starting or ending. It only logs that, and sends an empty
+//! reply. If a valid reply cannot be empty, this becomes [`ControlError::ServerBusy`]. If it can, as for
+//! [`Control::clients`], an empty reply may also mean "none"; [`Control::percentage`] then shows whether the server is
+//! busy.
 
 use std::time::Duration;
 
@@ -13,16 +14,16 @@ use super::{
     control::{Control, ControlError, limit, not_set, shown, strange},
 };
 
-/// A row of the table of clients.
+/// A row of the client table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its pid.
+    /// Pid of the client.
     pub pid: Pid,
-    /// Pid of its server.
+    /// Pid of the client's server.
     pub server: Pid,
-    /// The first 22 characters of its device's UUID.
+    /// The first 22 characters of the device's UUID.
     pub device: String,
-    /// Its program, without arguments.
+    /// The client's program, without arguments.
     pub command: String,
 }
 
@@ -50,8 +51,8 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Returns the pinned memory limit of a server's next clients, of which the daemon reports whole GiB; `None`
-    /// without one, and for a busy server.
+    /// Returns the pinned memory limit of a server's next clients, rounded down to whole GiB from 1 GiB on. Returns
+    /// `None` if there is none, and for a busy server.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -60,10 +61,11 @@ impl Control {
         limit(command, &self.text(command, deadline).await?)
     }
 
-    /// Sets the pinned memory limit of a server's next clients, and reads it back as far as the daemon shows it.
+    /// Sets the pinned memory limit of a server's next clients. Reads it back with the precision of the daemon's
+    /// report.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::NotSet`], from a busy server too.
+    /// As [`Control::say`]; [`ControlError::NotSet`], also from a busy server.
     pub async fn set_memory_limit(&self, server: Pid, to: MemoryLimit, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetMemoryLimit(server, to), deadline).await?;
         let has = self.memory_limit(server, deadline).await?;
@@ -71,8 +73,8 @@ impl Control {
         if has == Some(shown(to)) { Ok(()) } else { Err(not_set(to, words)) }
     }
 
-    /// Ends a server once its clients are gone, or at once by SIGINT. Only the end of its process shows that it has
-    /// ended.
+    /// Ends a server when its clients have ended, or at once with SIGINT. `Ok` does not mean that it has ended: only
+    /// the end of its process shows that.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -80,11 +82,11 @@ impl Control {
         self.text(Command::ShutdownServer { server, force }, deadline).await.map(|_| ())
     }
 
-    /// Ends the GPU work of a client. The daemon replies with a status, and with text before it when it did not reach
-    /// the server.
+    /// Ends the GPU work of a client. The daemon replies with a status. If it did not reach the server, there is a text
+    /// before the status.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::Refused`] when the status is not 0.
+    /// As [`Control::say`]; [`ControlError::Refused`] if the status is not 0.
     pub async fn terminate_client(&self, server: Pid, client: Pid, deadline: Duration) -> Result<(), ControlError> {
         let command = Command::TerminateClient { server, client };
         let text = self.text(command, deadline).await?;
@@ -95,7 +97,7 @@ impl Control {
         }
     }
 
-    /// Returns all clients; none when there is no server, or a busy one.
+    /// Returns all clients. Returns none if there is no server, or a busy one.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -108,7 +110,7 @@ impl Control {
     }
 }
 
-/// Parses the table by its header: versions differ in columns, but the last one is always the command.
+/// Parses the table by its header. Versions differ in their columns, but the last column is always the command.
 fn table(text: &str) -> Option<Vec<Process>> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let Some(head) = lines.next() else { return Some(Vec::new()) };

@@ -1,4 +1,4 @@
-//! One command to a daemon, over its own connection.
+//! One command to a daemon, over a separate connection.
 //!
 //! ```text
 //! connect ──► hello ──► credentials, kind, command, no more ──► text* ──► status ──► answered
@@ -7,8 +7,8 @@
 //!    └ no socket, none behind it, no right
 //! ```
 //!
-//! While another session is open, the daemon completes the handshake of a second one and closes it. That looks like the end
-//! of the daemon, so both are [`SessionError::Closed`].
+//! While a session is open, the daemon completes the handshake of a second one and then closes it. That looks like the
+//! end of the daemon, so both cases are [`SessionError::Closed`].
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -33,9 +33,9 @@ use super::wire::{self, Frame};
 /// The process that answered, identified by socket peer credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Daemon {
-    /// Its pid.
+    /// Pid of the process.
     pub pid: i32,
-    /// Its uid.
+    /// Uid of the process.
     pub uid: u32,
 }
 
@@ -44,9 +44,9 @@ pub struct Daemon {
 pub struct Answer {
     /// The process that answered.
     pub daemon: Daemon,
-    /// The reply, in frames; may be empty.
+    /// The frames of the reply; may be empty.
     pub text: Vec<String>,
-    /// Its status: 0 when all went well.
+    /// The status: 0 means success.
     pub status: i32,
 }
 
@@ -62,28 +62,28 @@ pub enum Stage {
 /// Why there is no reply.
 #[derive(Debug, Error)]
 pub enum SessionError {
-    /// No daemon listens there.
+    /// No daemon listens at this path.
     #[error("no control daemon listens at {}", at.display())]
     Absent {
-        /// Its socket.
+        /// Path of the socket.
         at: PathBuf,
         /// The error of the system call.
         #[source]
         cause: io::Error,
     },
-    /// Closed before the status: another process is connected, or the daemon ends.
-    #[error("the control daemon hung up before it answered")]
+    /// The daemon closed the connection before the status: another process is connected, or the daemon is ending.
+    #[error("the control daemon closed the connection before it answered")]
     Closed,
-    /// No message before the deadline.
-    #[error("the control daemon says nothing: {}", match stage {
+    /// No message arrived before the deadline.
+    #[error("the control daemon does not respond: {}", match stage {
         Stage::Hello => "it does not greet",
         Stage::Answer => "it does not answer",
     })]
     Silent {
-        /// Where it stopped.
+        /// The stage at the deadline.
         stage: Stage,
     },
-    /// Another process than the expected daemon. It received no command.
+    /// A process other than the expected daemon listens. It received no command.
     #[error("process {pid} answers in place of the control daemon {meant}")]
     Another {
         /// The process that answered.
@@ -92,7 +92,7 @@ pub enum SessionError {
         meant: i32,
     },
     /// A message that is not part of the protocol.
-    #[error("what answers is not the control daemon as it is known: {0}")]
+    #[error("the answer is not that of a known control daemon: {0}")]
     Foreign(String),
     /// A text that must not be sent as a command.
     #[error("`{0}` is not a command")]
@@ -102,7 +102,7 @@ pub enum SessionError {
     System(#[source] io::Error),
 }
 
-/// Sends one command. [`super::control`] keeps other commands from being sent at the same time.
+/// Sends one command. [`super::control`] ensures that commands are sent one at a time.
 ///
 /// # Errors
 /// See [`SessionError`].
@@ -110,7 +110,7 @@ pub async fn ask(at: &Path, line: &str, deadline: Duration) -> Result<Answer, Se
     ask_only(None, at, line, deadline).await
 }
 
-/// Sends one command if a certain process listens, identified by socket peer credentials.
+/// Sends one command if the expected process listens. Socket peer credentials identify it.
 ///
 /// # Errors
 /// See [`SessionError`].
@@ -128,7 +128,13 @@ pub(crate) async fn ask_only(
         if hello != wire::HELLO {
             return Err(SessionError::Foreign(format!("it greets with {} bytes", hello.len())));
         }
-        let daemon = daemon.ok_or_else(|| SessionError::Foreign("the kernel does not say who greets".to_owned()))?;
+        let daemon = daemon.ok_or_else(|| {
+            SessionError::Foreign(
+                "the kernel does not name the process that \
+            greets"
+                    .to_owned(),
+            )
+        })?;
         if let Some(meant) = meant.filter(|meant| *meant != daemon.pid) {
             return Err(SessionError::Another { pid: daemon.pid, meant });
         }
@@ -143,7 +149,7 @@ pub(crate) async fn ask_only(
             match wire::frame(&receive(&wire).await?.0) {
                 Some(Frame::Text(part)) => text.push(part),
                 Some(Frame::Status(status)) => return Ok(Answer { daemon, text, status }),
-                None => return Err(SessionError::Foreign("it answers in frames of another kind".to_owned())),
+                None => return Err(SessionError::Foreign("its frames have another format".to_owned())),
             }
         }
     };
@@ -153,7 +159,7 @@ pub(crate) async fn ask_only(
     }
 }
 
-/// Opens a SEQPACKET socket as tokio's `UnixStream`, which is only used to wait for readiness. [`send`] and [`receive`]
+/// Opens a SEQPACKET socket as tokio's `UnixStream`, which is used only to wait for readiness. [`send`] and [`receive`]
 /// transfer the bytes.
 fn connect(at: &Path) -> Result<UnixStream, SessionError> {
     let system = |errno: Errno| SessionError::System(errno.into());
@@ -163,7 +169,7 @@ fn connect(at: &Path) -> Result<UnixStream, SessionError> {
     let address = UnixAddr::new(at).map_err(system)?;
     match socket::connect(fd.as_raw_fd(), &address) {
         Ok(()) => UnixStream::from_std(fd.into()).map_err(SessionError::System),
-        // The queue is full: the daemon does not accept earlier connections.
+        // The queue is full: the daemon is not accepting connections.
         Err(Errno::EAGAIN) => Err(SessionError::Silent { stage: Stage::Hello }),
         Err(errno @ (Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR)) => {
             Err(SessionError::Absent { at: at.to_owned(), cause: errno.into() })
@@ -180,7 +186,7 @@ async fn send(wire: &UnixStream, bytes: &[u8], with: &[ControlMessage<'_>]) -> R
     sent.await.map(|_| ()).map_err(ended_or)
 }
 
-/// Receives one frame, with its sender when the kernel reports it.
+/// Receives one frame. Includes its sender if the kernel reports it.
 async fn receive(wire: &UnixStream) -> Result<(Vec<u8>, Option<Daemon>), SessionError> {
     let mut buffer = vec![0; wire::LARGEST_FRAME];
     let got = wire.async_io(Interest::READABLE, || {
@@ -196,7 +202,7 @@ async fn receive(wire: &UnixStream) -> Result<(Vec<u8>, Option<Daemon>), Session
     });
     match got.await.map_err(ended_or)? {
         (0, _, _) => Err(SessionError::Closed),
-        (_, true, _) => Err(SessionError::Foreign("a frame is larger than any of its".to_owned())),
+        (_, true, _) => Err(SessionError::Foreign("a frame is too large".to_owned())),
         (length, false, daemon) => {
             buffer.truncate(length);
             Ok((buffer, daemon))

@@ -1,8 +1,8 @@
-//! Unix sockets by their inodes: the path that each is bound to, and its peer. The kernel is asked about one socket at
-//! a time: it searches its table, and reports no other socket.
+//! Finds Unix sockets by inode: the path that each is bound to, and its peer. Each query is about one socket, so the
+//! kernel reports only that one.
 //!
-//! The kernel reports only sockets of gpushd's network namespace. The connections of a daemon's socket are in the
-//! namespaces of the processes that connected.
+//! The kernel reports only sockets of gpushd's network namespace. A connection to a daemon is in the network namespace
+//! of the process that connected.
 
 use std::{
     fs, io,
@@ -30,7 +30,7 @@ use super::command::Pid;
 /// Largest datagram from the kernel.
 const LARGEST: usize = 64 << 10;
 
-/// Timeout of one query, seconds. The kernel answers at once.
+/// Timeout of one query in seconds. Normally the kernel answers at once.
 const PATIENCE: i64 = 1;
 
 /// Returns the inodes of a process's sockets.
@@ -45,11 +45,11 @@ pub(crate) fn of_process(pid: Pid) -> io::Result<impl Iterator<Item = u64>> {
 /// A socket.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Socket {
-    /// Path that it is bound to; for an accepted connection, the path of its listener.
+    /// Path that the socket is bound to; for an accepted connection, the path of its listener.
     pub(crate) name: Option<Vec<u8>>,
     /// Inode of the peer; `None` after the peer has closed.
     pub(crate) peer: Option<u64>,
-    /// Inodes of connections that are not accepted yet.
+    /// Inodes of the connections that are not accepted yet.
     pub(crate) queued: Vec<u64>,
 }
 
@@ -70,7 +70,7 @@ impl Kernel {
         Ok(Self(kernel))
     }
 
-    /// Returns the Unix socket with an inode; `None` if this network namespace does not have it.
+    /// Returns the Unix socket with this inode; `None` if this network namespace does not have it.
     pub(crate) fn socket(&self, inode: u64) -> io::Result<Option<Socket>> {
         let Ok(inode) = u32::try_from(inode) else { return Ok(None) };
         socket::sendto(self.0.as_raw_fd(), &request(inode), &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
@@ -93,7 +93,7 @@ fn request(inode: u32) -> Vec<u8> {
         state_flags: StateFlags::ESTABLISHED | StateFlags::LISTEN,
         inode,
         show_flags: ShowFlags::NAME | ShowFlags::PEER | ShowFlags::ICONS,
-        // Any cookie.
+        // Matches any cookie.
         cookie: [0xff; 8],
     });
     let mut message = NetlinkMessage::new(header, NetlinkPayload::from(asked));

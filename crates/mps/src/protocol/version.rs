@@ -1,21 +1,21 @@
 //! Versions of the control daemon: those with which the protocol was tested, and those that gpushd does not support
-//! yet. A daemon does not report its version on its socket, and before CUDA 13.1 nowhere else.
+//! yet. A daemon does not report its version on its socket. Before CUDA 13.1 it does not report it at all.
 //!
 //! | version | |
 //! |---|---|
-//! | 535, 550, 555 | tested: the same bytes, 535 knows fewer commands |
-//! | others | the same protocol as far as known: used directly, and through the front-end when that fails |
+//! | 535, 550, 555 | tested: the same bytes; 535 has fewer commands |
+//! | others | the same protocol as far as known: used directly, and through the front-end if that fails |
 //! | 590 (CUDA 13.1) on, with `-S` | static SM partitioning: other commands; not supported yet |
 //! | 615 on, with `-p 3` or `CUDA_MPS_PROTOCOL_VERSION=3` | MPS v3: another protocol; not supported yet |
 //!
-//! Options and variables are those of NVIDIA's documentation of release 615.
+//! The options and variables are from NVIDIA's documentation of release 615.
 
 use std::fmt;
 
-/// Driver branches with whose daemons the protocol was tested.
+/// Driver branches whose daemons were used to test the protocol.
 pub const TRIED: [u32; 3] = [535, 550, 555];
 
-/// Environment variable that asks for another protocol.
+/// Environment variable that selects another protocol.
 const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
 
 /// Whether the protocol was tested with a version.
@@ -35,8 +35,8 @@ pub fn known(version: &str) -> Option<Known> {
     Some(if TRIED.contains(&branch) { Known::Tried } else { Known::Untried(branch) })
 }
 
-/// Finds the version in a program's data: a NUL-terminated string that is a version and nothing else. `None` without
-/// one, or with several that differ.
+/// Finds the version in a program's data: a NUL-terminated string that contains only a version. Returns `None` if there
+/// is none, or if several differ.
 #[must_use]
 pub fn of_program(bytes: &[u8]) -> Option<&str> {
     let words = bytes.split(|byte| *byte == 0).filter(|word| is_version(word));
@@ -53,7 +53,7 @@ fn is_version(word: &[u8]) -> bool {
     parts.iter().all(digits) && matches!(lengths.as_slice(), [3, 2..=3] | [3, 2..=3, 2])
 }
 
-/// Ways to run a daemon with another protocol.
+/// Ways to start a daemon with a protocol that gpushd does not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
     /// The protocol of release 615.
@@ -71,8 +71,8 @@ impl fmt::Display for Unsupported {
     }
 }
 
-/// Returns why a daemon with this command line and environment uses another protocol. Both have the format of `/proc`:
-/// each entry ends with a NUL.
+/// Returns why a daemon with this command line and environment uses an unsupported protocol. Both arguments have the
+/// format of `/proc`: each entry ends with a NUL byte.
 #[must_use]
 pub fn unsupported(command_line: &[u8], environment: &[u8]) -> Option<Unsupported> {
     let words = |bytes: &[u8]| -> Vec<String> {

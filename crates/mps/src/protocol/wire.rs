@@ -1,17 +1,16 @@
-//! The bytes on the daemon's socket (AF_UNIX, SEQPACKET, little-endian), as recorded with versions 535,
-//! 550 and 555.
+//! The bytes on the daemon's socket (AF_UNIX, SEQPACKET, little-endian), as recorded with versions 535, 550 and 555.
 //!
 //! ```text
-//! daemon ► OUTBHELL\0                       its pid and uid come with it (SO_PASSCRED)
+//! daemon ► OUTBHELL\0                       with its pid and uid (SO_PASSCRED)
 //! gpushd ► OUTBCRED\0 + its credentials     (SCM_CREDENTIALS)
 //! gpushd ► u32 4                            its kind: a user interface
 //! gpushd ► u64 length, then `command\n\0`   the length counts the NUL
-//! daemon ► u32 0, text                      none, one, or several; none for an empty answer
+//! daemon ► u32 0, text                      any number of frames; none for an empty reply
 //! gpushd ► u64 0                            no more commands
 //! daemon ► u32 1, i32 status                then it closes
 //! ```
 //!
-//! An empty reply sends no frame, so only the status frame ends a reply. A session has one command.
+//! An empty reply has no frame, so only the status frame ends a reply. gpushd sends one command per session.
 
 /// The daemon's greeting.
 pub const HELLO: &[u8] = b"OUTBHELL\0";
@@ -25,10 +24,11 @@ pub const USER_INTERFACE: [u8; 4] = 4_u32.to_le_bytes();
 /// Announces that no more commands follow.
 pub const NO_MORE: [u8; 8] = 0_u64.to_le_bytes();
 
-/// Largest frame that is read. A reply has frames of a few lines.
+/// Size of the largest frame that gpushd reads. The frames of a reply have a few lines each.
 pub const LARGEST_FRAME: usize = 64 << 10;
 
-/// Longest command line. Some daemons end when a length is much larger than the data that follows.
+/// Maximum length of a command line. Some daemons end if the announced length is much larger than the data that
+/// follows.
 pub const LONGEST_COMMAND: usize = 512;
 
 /// Returns the two frames of a command; `None` if the line is not a valid command.
@@ -47,7 +47,7 @@ pub fn command(line: &str) -> Option<([u8; 8], Vec<u8>)> {
 pub enum Frame {
     /// A part of the reply.
     Text(String),
-    /// The end: 0 when all went well.
+    /// The end of the reply; status 0 means success.
     Status(i32),
 }
 

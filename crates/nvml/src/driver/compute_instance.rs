@@ -1,7 +1,7 @@
 //! Compute instances of a GPU instance, and their MIG devices.
 //!
-//! The MIG device's handle comes from the compute instance's info: a search by UUID took seconds under
-//! concurrency, and the MIG index shifts with every change.
+//! The handle of a MIG device comes from the compute instance's info. Other ways are worse: with concurrent calls, a
+//! search by UUID took seconds; and the MIG index changes with every mutation.
 
 use gpush_api::{ComputeInstance, Memory, Placement};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t};
@@ -9,7 +9,7 @@ use nvml_wrapper_sys::bindings::{self as sys, nvmlComputeInstance_t, nvmlDevice_
 use super::{Gpu, profiles::placement, wrapped};
 use crate::error::{DriverError, ErrorKind};
 
-/// Ids to try: a GPU instance has at most 8, numbered from the lowest free.
+/// Ids to try. A GPU instance has at most 8 compute instances, and a new one gets the lowest free id.
 const IDS: u32 = 8;
 
 /// A GPU instance with its handle.
@@ -41,20 +41,20 @@ pub struct OpenComputeInstance<'d> {
 }
 
 impl<'d> OpenGpuInstance<'d> {
-    /// Returns all compute instances, by id.
+    /// Returns all compute instances, sorted by id.
     ///
     /// # Errors
     /// Errors of the calls.
     pub fn compute_instances(&self) -> Result<Vec<OpenComputeInstance<'d>>, DriverError> {
         let seek = |id| match self.seek(id) {
-            // If another program destroyed it between the two calls, the second one finds no handle.
+            // If another program destroyed the instance between the two calls, the second attempt finds no handle.
             Err(error) if error.kind.is_stale_handle() => self.seek(id),
             other => other,
         };
         (0..IDS).filter_map(|id| seek(id).transpose()).collect()
     }
 
-    /// Returns the compute instance with an id; `None` if there is none.
+    /// Returns the compute instance with this id; `None` if there is none.
     ///
     /// # Errors
     /// Errors of the calls, except `NotFound`.
@@ -65,10 +65,11 @@ impl<'d> OpenGpuInstance<'d> {
         }
     }
 
-    /// As `find_compute_instance`, but a handle that the driver returns and then refuses is an error.
+    /// Finds a compute instance like `find_compute_instance`. But if the driver returns a handle and then refuses it,
+    /// that is an error.
     fn seek(&self, id: u32) -> Result<Option<OpenComputeInstance<'d>>, DriverError> {
         let mut handle: nvmlComputeInstance_t = std::ptr::null_mut();
-        // SAFETY: the GPU instance's handle is of this session; the call writes one pointer.
+        // SAFETY: the GPU instance's handle is from this session; the call writes one pointer.
         let result =
             unsafe { nvml!(self.gpu.driver, nvmlGpuInstanceGetComputeInstanceById(self.handle, id, &raw mut handle)) };
         match result {
@@ -81,9 +82,9 @@ impl<'d> OpenGpuInstance<'d> {
     }
 
     fn open(&self, handle: nvmlComputeInstance_t) -> Result<OpenComputeInstance<'d>, DriverError> {
-        // SAFETY: a struct of integers and pointers, for which zeroes are a value.
+        // SAFETY: a struct of integers and pointers, for which all zeroes are a valid value.
         let mut info: sys::nvmlComputeInstanceInfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `handle` came from this session; a stale one is refused by the driver.
+        // SAFETY: `handle` is from this session; the driver refuses stale handles.
         let told = match unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo_v2(handle, &raw mut info)) } {
             Ok(()) => true,
             Err(error) if error.kind == ErrorKind::MissingSymbol => {
@@ -104,8 +105,8 @@ impl<'d> OpenGpuInstance<'d> {
         })
     }
 
-    /// Creates a compute instance and reads it back. The caller chooses the start, the driver the size: on
-    /// newer parts it reserves more slots than the profile has slices.
+    /// Creates a compute instance and reads it back. The caller chooses the start, but the driver determines the size.
+    /// From Hopper on, it may reserve more slots than the profile has slices.
     ///
     /// # Errors
     /// Errors of the calls; `NotReflected` if it reads back differently.
@@ -121,7 +122,7 @@ impl<'d> OpenGpuInstance<'d> {
         let mut handle: nvmlComputeInstance_t = std::ptr::null_mut();
         let (function, result) = if let Some(at) = at {
             let wanted = sys::nvmlComputeInstancePlacement_t { start: at.start.into(), size: at.size.into() };
-            // SAFETY: `wanted` is read and `handle` written within the call.
+            // SAFETY: the call only reads `wanted` and writes `handle`.
             let result = unsafe {
                 nvml!(
                     self.gpu.driver,
@@ -160,17 +161,17 @@ impl<'d> OpenGpuInstance<'d> {
         Ok(possible.into_iter().find(|p| p.start == wanted.start).unwrap_or(wanted))
     }
 
-    /// Destroys a compute instance and verifies that it is gone.
+    /// Destroys a compute instance and verifies that it no longer exists.
     ///
     /// # Errors
-    /// Errors of the calls; `NotReflected` if it is still found.
+    /// Errors of the calls; `NotReflected` if it still exists.
     pub fn destroy_compute_instance(&self, id: u32) -> Result<(), DriverError> {
         let name = format!("compute instance {id} of GPU instance {}", self.id);
         let uuid = &self.gpu.uuid;
         let instance = self.find_compute_instance(id)?.ok_or_else(|| {
             DriverError::new(ErrorKind::NotFound, "nvmlGpuInstanceGetComputeInstanceById").on(uuid).detail(&name)
         })?;
-        // SAFETY: `handle` came from this session; a stale one is refused by the driver.
+        // SAFETY: `handle` is from this session; the driver refuses stale handles.
         unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceDestroy(instance.handle)) }
             .map_err(|e| e.on(uuid).detail(&name))?;
         if self.find_compute_instance(id)?.is_none() {
@@ -196,7 +197,7 @@ impl OpenComputeInstance<'_> {
         })
     }
 
-    /// Reads the memory of the MIG device, which it shares with its GPU instance.
+    /// Reads the memory of the MIG device, which is the memory of its GPU instance.
     ///
     /// # Errors
     /// Errors of the call.
@@ -207,7 +208,7 @@ impl OpenComputeInstance<'_> {
         self.gpu.memory_of(self.device).map(Some)
     }
 
-    /// Returns the API's form, named `profile` and without processes.
+    /// Converts to the API's type. Sets the profile name to `profile`, and lists no processes.
     #[must_use]
     pub fn describe(&self, profile: String, uuid: Option<String>) -> ComputeInstance {
         ComputeInstance {

@@ -7,7 +7,7 @@ use super::Gpu;
 use crate::error::{DriverError, ErrorKind};
 
 impl Gpu<'_> {
-    /// Reads the compute mode; returns `None` on a part or a driver without one.
+    /// Reads the compute mode; returns `None` if the GPU or the driver has none.
     ///
     /// # Errors
     /// Errors of the call, except `NotSupported`; `Garbled` for an unknown mode.
@@ -43,7 +43,7 @@ impl Gpu<'_> {
         let now = now.map_or_else(|| "none".to_owned(), |mode| mode.to_string());
         Err(DriverError::new(ErrorKind::NotReflected, "nvmlDeviceSetComputeMode")
             .on(&self.uuid)
-            .detail(format!("compute mode {wanted} was set, and it is {now}")))
+            .detail(format!("compute mode {wanted} was set, but the mode is {now}")))
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_nvml() {
+    fn compute_modes_have_the_numbers_of_nvml() {
         for (expected, mode) in (0..).zip(ComputeMode::ALL) {
             assert_eq!(number(mode), expected);
             assert_eq!(named(expected).unwrap(), mode);

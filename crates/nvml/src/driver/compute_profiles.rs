@@ -1,9 +1,9 @@
-//! Compute instance profiles. NVML reports them only for an existing GPU instance, but a plan needs them
-//! earlier. So reported ones are remembered by GPU instance profile, and until then [`expected`] replaces them:
-//! a rule that holds for every recorded part.
+//! Compute instance profiles. NVML reports them only for an existing GPU instance, but a plan needs them earlier. So
+//! gpush caches the reported profiles by GPU instance profile. Until they are known, it uses [`expected`], a rule that
+//! holds for every recorded GPU model.
 //!
-//! The rule determines names and counts only. The driver determines the placement, which is queried again at
-//! creation (see `compute_instance`).
+//! The rule determines only names and counts. The driver determines the placements, which are queried again at creation
+//! (see `compute_instance`).
 
 use gpush_api::{Architecture, ComputeProfile, GpuProfile, Placement};
 use nvml_wrapper_sys::bindings as sys;
@@ -18,7 +18,7 @@ use crate::error::DriverError;
 /// Enum indexes to query. NVML 13 has 9.
 const INDEXES: u32 = 16;
 
-/// Compute slices by enum index, of the profiles on known parts.
+/// Compute slices by enum index, for the profiles of known GPU models.
 const SLICES: [(u32, u8); 5] = [
     (sys::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, 1),
     (sys::NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE, 2),
@@ -27,13 +27,14 @@ const SLICES: [(u32, u8); 5] = [
     (sys::NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE, 7),
 ];
 
-/// Computes the profiles that `profile` will offer.
+/// Computes the compute instance profiles that `profile` will offer.
 ///
 /// - Spans start at multiples of their size rounded up to a power of two. From Hopper on they have that size.
-/// - Three slices are offered in GPU instances of three and of seven slices.
-/// - A compute instance has as many streaming multiprocessors as the GPU instance profile of as many slices.
-/// - From Hopper on a double-memory `1g` offers two profiles of one slice: index 0 with the multiprocessors of
-///   a plain `1g`, and index 7 with all those of the GPU instance.
+/// - Profiles with three slices exist only in GPU instances of three and of seven slices.
+/// - A compute instance has as many streaming multiprocessors as the GPU instance profile with the same number of
+///   slices.
+/// - From Hopper on, a double-memory `1g` offers two profiles of one slice. Index 0 has the multiprocessors of a plain
+///   `1g`, and index 7 has all those of the GPU instance.
 pub(super) fn expected(profile: &GpuProfile, all: &[GpuProfile], architecture: Architecture) -> Vec<ComputeProfile> {
     let aligned = match architecture {
         Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => true,
@@ -80,7 +81,7 @@ fn of_slices(all: &[GpuProfile], slices: u8) -> Option<u32> {
 }
 
 impl OpenGpuInstance<'_> {
-    /// Reads the profiles that the driver offers in this GPU instance, whose profile is named `gpu_profile`.
+    /// Reads the profiles that the driver offers in this GPU instance. `gpu_profile` is the instance's profile.
     ///
     /// # Errors
     /// Errors of the calls, except "no such profile".
@@ -113,12 +114,12 @@ impl OpenGpuInstance<'_> {
     }
 
     fn compute_figures_v3(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {
-        // SAFETY: a struct of integers, for which zeroes are a value.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlComputeInstanceProfileInfo_v3_t = unsafe { std::mem::zeroed() };
         info.version = version::<sys::nvmlComputeInstanceProfileInfo_v3_t>(3);
         let pointer = (&raw mut info).cast::<sys::nvmlComputeInstanceProfileInfo_v2_t>();
         let engines = sys::NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED;
-        // SAFETY: the version word tells the driver which struct the pointer leads to.
+        // SAFETY: the version word tells the driver which struct the pointer refers to.
         unsafe {
             nvml!(self.gpu.driver, nvmlGpuInstanceGetComputeInstanceProfileInfoV(self.handle, index, engines, pointer))
         }?;
@@ -146,7 +147,7 @@ impl OpenGpuInstance<'_> {
         // SAFETY: as above.
         let mut info: sys::nvmlComputeInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
         let engines = sys::NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED;
-        // SAFETY: the struct is the one that this call fills.
+        // SAFETY: this call fills this struct.
         unsafe {
             nvml!(
                 self.gpu.driver,
@@ -157,14 +158,14 @@ impl OpenGpuInstance<'_> {
         Ok((bare(index, figures), None))
     }
 
-    /// Reads the possible placements of a compute instance profile, in compute slots. Empty if the library is
+    /// Reads the possible placements of a compute instance profile, in compute slots. Returns none if the library is
     /// too old.
     pub(super) fn compute_placements(&self, profile_id: u32) -> Result<Vec<Placement>, DriverError> {
         use super::profiles::fits;
         use crate::error::ErrorKind;
         let mut list = [sys::nvmlComputeInstancePlacement_t { start: 0, size: 0 }; 64];
         let mut count = 0;
-        // SAFETY: a null list queries only the number of entries.
+        // SAFETY: with a null list, the call only returns the number of entries.
         let how_many = unsafe {
             nvml!(
                 self.gpu.driver,
@@ -233,7 +234,7 @@ mod tests {
             .collect()
     }
 
-    /// Old drivers give no names.
+    /// Old drivers report no names.
     #[test]
     fn unnamed_or_ambiguous_profiles_get_the_names_of_the_rule() {
         let model = gpush_geometry::model("h100-80-sxm").unwrap();

@@ -1,5 +1,5 @@
-//! Driver events: Xid errors and MIG configuration changes, with their instances, which nvml-wrapper's own wait
-//! omits.
+//! Driver events: Xid errors and MIG configuration changes. Unlike nvml-wrapper's own wait, this includes the
+//! instances.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::{
     reading::{Event, EventKind},
 };
 
-/// MIG configuration changed; nvml-wrapper-sys does not name it.
+/// The event type for a changed MIG configuration. nvml-wrapper-sys does not define it.
 const MIG_CONFIG_CHANGED: u64 = 0x100;
 
-/// Events of one or more GPUs. Registering keeps the GPUs open.
+/// A set that receives the events of its registered GPUs. A registered GPU stays open.
 #[derive(Debug)]
 pub struct EventSet<'d> {
     driver: &'d Driver,
@@ -39,7 +39,7 @@ impl Driver {
 }
 
 impl<'d> EventSet<'d> {
-    /// Registers for the two kinds that the GPU can report. Returns `false` if it supports neither.
+    /// Registers for the two kinds of events, as far as the GPU supports them. Returns `false` if it supports neither.
     ///
     /// # Errors
     /// Errors of the calls.
@@ -64,7 +64,7 @@ impl<'d> EventSet<'d> {
     /// # Errors
     /// Errors of the call, except its timeout.
     pub fn wait(&self, timeout: Duration) -> Result<Option<Event>, DriverError> {
-        // SAFETY: a struct of integers and a pointer, for which zeroes are a value.
+        // SAFETY: a struct of integers and a pointer, for which all zeroes are a valid value.
         let mut data: sys::nvmlEventData_t = unsafe { std::mem::zeroed() };
         let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         // SAFETY: the set is open until drop; the call writes one struct.
@@ -95,8 +95,8 @@ impl<'d> EventSet<'d> {
 
 impl Drop for EventSet<'_> {
     fn drop(&mut self) {
-        // SAFETY: the set was created by this session, which outlives it. The result does not matter, because
-        // the set is not used again.
+        // SAFETY: this session created the set and outlives it. The result does not matter, because the set is not used
+        // again.
         let _ = unsafe { nvml!(self.driver, nvmlEventSetFree(self.set)) };
     }
 }

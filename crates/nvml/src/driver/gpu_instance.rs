@@ -1,11 +1,11 @@
-//! GPU instances: list, create at a placement, destroy; each change is read back.
+//! GPU instances: listing them, creating one at a placement, and destroying one. Each change is read back.
 //!
-//! NVML lists instances by profile, so instances of unknown profiles would stay invisible, and a plan would
-//! collide with them. Therefore ids are tried too: they are physical slots, 0 to 14.
+//! NVML lists instances by profile. So it does not list instances of unknown profiles, and a plan could collide with
+//! them. Therefore all ids are tried too. The ids are physical slots, 0 to 14.
 //!
-//! A session may list handles of instances that other programs have destroyed. They are skipped, because every
-//! existing instance is found by its id. If the driver returns a handle for an id and then refuses it, the
-//! session is outdated, and its reading fails.
+//! A session may list handles of instances that other programs have destroyed. They are skipped: every instance that
+//! exists is also found by its id. If the driver returns a handle for an id and then refuses it, the session is
+//! outdated, and its reading fails.
 
 use gpush_api::Placement;
 use nvml_wrapper_sys::bindings::{self as sys, nvmlGpuInstance_t};
@@ -13,11 +13,12 @@ use nvml_wrapper_sys::bindings::{self as sys, nvmlGpuInstance_t};
 use super::{Gpu, compute_instance::OpenGpuInstance, profiles::placement};
 use crate::error::{DriverError, ErrorKind};
 
-/// Ids to try: one more than the largest in NVIDIA's numbering.
+/// Number of ids to try: the largest id in NVIDIA's numbering is 14.
 const IDS: u32 = 15;
 
 impl<'d> Gpu<'d> {
-    /// Returns all GPU instances by id, including those of unknown profiles. `profile_ids` are the known ones.
+    /// Returns all GPU instances sorted by id, including those of unknown profiles. `profile_ids` are the known
+    /// profiles.
     ///
     /// # Errors
     /// Errors of the calls.
@@ -37,7 +38,7 @@ impl<'d> Gpu<'d> {
             if found.iter().any(|known| known.id == id) {
                 continue;
             }
-            // If another program destroyed it between the two calls, the second one finds no handle.
+            // If another program destroyed the instance between the two calls, the second attempt finds no handle.
             match self.seek(id) {
                 Err(error) if error.kind.is_stale_handle() => found.extend(self.seek(id)?),
                 other => found.extend(other?),
@@ -50,19 +51,19 @@ impl<'d> Gpu<'d> {
     fn handles(&self, profile_id: u32) -> Result<Vec<nvmlGpuInstance_t>, DriverError> {
         let mut list: [nvmlGpuInstance_t; 64] = [std::ptr::null_mut(); 64];
         let mut count = 0;
-        // SAFETY: the list has room for 64; a GPU holds at most 8 instances.
+        // SAFETY: the list has room for 64 entries; a GPU has at most 8 instances.
         let result = unsafe {
             nvml!(self.driver, nvmlDeviceGetGpuInstances(self.handle, profile_id, list.as_mut_ptr(), &raw mut count))
         };
         match result {
             Ok(()) => Ok(list.into_iter().take(count as usize).collect()),
-            // A driver may describe a profile that the part lacks, and then refuse to list it.
+            // A driver may describe a profile that the GPU lacks, and then refuse to list its instances.
             Err(error) if matches!(error.kind, ErrorKind::NotSupported | ErrorKind::InvalidArgument) => Ok(Vec::new()),
             Err(error) => Err(error.on(&self.uuid)),
         }
     }
 
-    /// Returns the GPU instance with an id; `None` if there is none.
+    /// Returns the GPU instance with this id; `None` if there is none.
     ///
     /// # Errors
     /// Errors of the calls, except `NotFound`.
@@ -73,7 +74,8 @@ impl<'d> Gpu<'d> {
         }
     }
 
-    /// As `find_gpu_instance`, but a handle that the driver returns and then refuses is an error.
+    /// Finds a GPU instance like `find_gpu_instance`. But if the driver returns a handle and then refuses it, that is
+    /// an error.
     fn seek(&self, id: u32) -> Result<Option<OpenGpuInstance<'d>>, DriverError> {
         let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
         // SAFETY: the call writes one pointer.
@@ -84,7 +86,7 @@ impl<'d> Gpu<'d> {
         }
     }
 
-    /// As `find_gpu_instance`, but a missing instance is an error.
+    /// Finds a GPU instance like `find_gpu_instance`. But a missing instance is an error.
     pub(super) fn gpu_instance(&self, id: u32) -> Result<OpenGpuInstance<'d>, DriverError> {
         self.find_gpu_instance(id)?.ok_or_else(|| {
             DriverError::new(ErrorKind::NotFound, "nvmlDeviceGetGpuInstanceById")
@@ -94,9 +96,9 @@ impl<'d> Gpu<'d> {
     }
 
     fn open(&self, handle: nvmlGpuInstance_t) -> Result<OpenGpuInstance<'d>, DriverError> {
-        // SAFETY: a struct of integers and a pointer, for which zeroes are a value.
+        // SAFETY: a struct of integers and a pointer, for which all zeroes are a valid value.
         let mut info: sys::nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `handle` came from this session; a stale one is refused by the driver.
+        // SAFETY: `handle` is from this session; the driver refuses stale handles.
         unsafe { nvml!(self.driver, nvmlGpuInstanceGetInfo(handle, &raw mut info)) }.map_err(|e| e.on(&self.uuid))?;
         Ok(OpenGpuInstance {
             gpu: self.clone(),
@@ -107,15 +109,15 @@ impl<'d> Gpu<'d> {
         })
     }
 
-    /// Creates a GPU instance of a profile at a placement, and reads it back: profile and placement must be as
-    /// requested, and the driver must find it by its id.
+    /// Creates a GPU instance of a profile at a placement, and reads it back. The profile and the placement must be as
+    /// requested, and the driver must find the instance by its id.
     ///
     /// # Errors
     /// Errors of the calls; `NotReflected` if it reads back differently.
     pub fn create_gpu_instance(&self, profile_id: u32, at: Placement) -> Result<OpenGpuInstance<'d>, DriverError> {
         let wanted = sys::nvmlGpuInstancePlacement_t { start: at.start.into(), size: at.size.into() };
         let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
-        // SAFETY: `wanted` is read and `handle` written within the call.
+        // SAFETY: the call only reads `wanted` and writes `handle`.
         unsafe {
             nvml!(
                 self.driver,
@@ -138,22 +140,21 @@ impl<'d> Gpu<'d> {
         Err(unseen(format!("profile {profile} at {}:{} is there instead", placement.start, placement.size)))
     }
 
-    /// Destroys a compute instance and verifies that it is gone.
+    /// Destroys a compute instance and verifies that it no longer exists.
     ///
     /// # Errors
-    /// `NotFound` if either instance does not exist; otherwise errors of
-    /// [`OpenGpuInstance::destroy_compute_instance`].
+    /// `NotFound` if either instance does not exist; otherwise errors of [`OpenGpuInstance::destroy_compute_instance`].
     pub fn destroy_compute_instance(&self, gi: u32, ci: u32) -> Result<(), DriverError> {
         self.gpu_instance(gi)?.destroy_compute_instance(ci)
     }
 
-    /// Destroys a GPU instance and verifies that it is gone.
+    /// Destroys a GPU instance and verifies that it no longer exists.
     ///
     /// # Errors
-    /// Errors of the calls; `NotReflected` if it is still found.
+    /// Errors of the calls; `NotReflected` if it still exists.
     pub fn destroy_gpu_instance(&self, id: u32) -> Result<(), DriverError> {
         let instance = self.gpu_instance(id)?;
-        // SAFETY: `handle` came from this session; a stale one is refused by the driver.
+        // SAFETY: `handle` is from this session; the driver refuses stale handles.
         unsafe { nvml!(self.driver, nvmlGpuInstanceDestroy(instance.handle)) }
             .map_err(|e| e.on(&self.uuid).detail(format!("GPU instance {id}")))?;
         if self.find_gpu_instance(id)?.is_none() {

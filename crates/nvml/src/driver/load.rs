@@ -1,4 +1,4 @@
-//! Loading the library and opening a session, with a distinct error for each cause of failure.
+//! Loads the library and opens a session. Each cause of failure has a distinct error.
 
 use std::{
     ffi::{CStr, OsStr, c_void},
@@ -10,23 +10,23 @@ use nvml_wrapper::{Nvml, error::NvmlError};
 use super::{Driver, wrapped};
 use crate::error::{DriverError, ErrorKind};
 
-/// The name for the loader if no path is given.
+/// The name that the loader searches for if no path is given.
 pub(crate) const SONAME: &str = "libnvidia-ml.so.1";
 
 /// The symbol that identifies gpush's simulator.
 const SIMULATOR: &[u8] = b"gpush_sim\0";
 
 impl Driver {
-    /// Loads `library`, or `libnvidia-ml.so.1` by the loader's search, and opens a session.
+    /// Loads a library and opens a session. For `None`, the loader searches for `libnvidia-ml.so.1`.
     ///
     /// # Errors
-    /// `LibraryMissing` if it cannot be loaded, `NotNvml` if it lacks `nvmlInit_v2`; otherwise the result of
-    /// init: `DriverNotLoaded`, `LibRmVersionMismatch`, `NoPermission` …
+    /// `LibraryMissing` if it cannot be loaded; `NotNvml` if it lacks `nvmlInit_v2`. Otherwise the error of the
+    /// initialisation: `DriverNotLoaded`, `LibRmVersionMismatch`, `NoPermission` …
     pub fn load(library: Option<&Path>) -> Result<Self, DriverError> {
         let name: &OsStr = library.map_or(OsStr::new(SONAME), Path::as_os_str);
         let nvml = Nvml::builder().lib_path(name).init().map_err(|error| explain(name, error))?;
         let library = loaded_path(&nvml).unwrap_or_else(|| PathBuf::from(name)).display().to_string();
-        // SAFETY: only the symbol's presence is checked; it is never called or read.
+        // SAFETY: this only checks whether the symbol exists, and never calls or reads it.
         let simulated = unsafe { nvml.lib().__library.get::<*const c_void>(SIMULATOR) }.is_ok();
         Ok(Self { nvml, library, simulated })
     }
@@ -45,12 +45,12 @@ fn explain(name: &OsStr, error: NvmlError) -> DriverError {
     }
 }
 
-/// Returns the loader's message, with the library named once.
+/// Returns the loader's message. Adds the library if the message does not name it.
 fn loader_words(path: &str, message: &str) -> String {
     if message.contains(path) { message.to_owned() } else { format!("{path}: {message}") }
 }
 
-/// Returns the path of the file that the loader found by its search.
+/// Returns the path of the file that the loader found.
 fn loaded_path(nvml: &Nvml) -> Option<PathBuf> {
     use std::os::unix::ffi::OsStrExt;
     let address = *nvml.lib().nvmlInit_v2.as_ref().ok()? as *const c_void;
@@ -64,7 +64,7 @@ fn loaded_path(nvml: &Nvml) -> Option<PathBuf> {
     if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: dladdr gave a NUL-terminated name that lives as long as the library is loaded.
+    // SAFETY: dladdr returned a NUL-terminated name that lives as long as the library is loaded.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }

@@ -1,8 +1,8 @@
-//! Lookup of GPUs by index, PCI address and UUID, and reading their identities.
+//! Finds GPUs by index, PCI address and UUID, and reads their identities.
 //!
-//! An index shifts when a GPU is lost, and a search by UUID touches every GPU, including one that hangs. So a
-//! GPU is looked up by its last known index, then by its PCI address, both verified by the UUID, and only then
-//! by search.
+//! An index changes when a GPU is lost. A search by UUID accesses every GPU, including one that hangs. So the lookup
+//! first tries the last known index, then the PCI address, and verifies the UUID each time. It searches by UUID only if
+//! both fail.
 
 use std::ffi::CString;
 
@@ -21,7 +21,7 @@ impl Driver {
     /// Returns the GPU at an index of this session.
     ///
     /// # Errors
-    /// Errors of the calls; they name the GPU as `index N`.
+    /// Errors of the calls, which name the GPU as `index N`.
     pub fn gpu_by_index(&self, index: u32) -> Result<Gpu<'_>, DriverError> {
         let mut handle: nvmlDevice_t = std::ptr::null_mut();
         // SAFETY: `handle` outlives the call, which writes one pointer.
@@ -30,7 +30,7 @@ impl Driver {
             .map_err(|e| e.on(format!("index {index}")))
     }
 
-    /// Returns the GPU with this UUID, whatever its index is now.
+    /// Returns the GPU with this UUID, even if its index has changed.
     ///
     /// # Errors
     /// `GpuNotFound` if this session has no such GPU; otherwise errors of the calls.
@@ -84,17 +84,17 @@ impl Driver {
         Ok(Gpu { driver: self, handle, index, uuid })
     }
 
-    /// Returns a handle as nvml-wrapper's type, for the calls that it wraps well.
+    /// Returns a handle as nvml-wrapper's type, for the calls that nvml-wrapper supports well.
     pub(super) fn device(&self, handle: nvmlDevice_t) -> Device<'_> {
-        // SAFETY: handles come from this session, and the wrapper borrows the session.
+        // SAFETY: handles are from this session, and the wrapper borrows the session.
         unsafe { Device::new(handle, &self.nvml) }
     }
 
-    /// Lists all GPUs of this session, each with its identity or the reason why it cannot be read. GPUs in
-    /// `skip` are not touched.
+    /// Lists all GPUs of this session, each with its identity or the reason why it cannot be read. Does not access the
+    /// GPUs in `skip`.
     ///
     /// # Errors
-    /// If even the number of GPUs cannot be read.
+    /// The number of GPUs cannot be read.
     pub fn list(&self, skip: &[GpuRef]) -> Result<Vec<Listed>, DriverError> {
         let listed = (0..self.count()?).map(|index| {
             let skipped = skip.iter().find(|gpu| gpu.index == Some(index));

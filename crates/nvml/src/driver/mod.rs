@@ -1,13 +1,13 @@
 //! NVML in this process: a safe, complete MIG layer.
 //!
-//! nvml-wrapper loads the library, keeps the session and wraps the identification of GPUs. It does not wrap
-//! instances, and its `possible_placements` is always empty, so all of MIG uses the raw functions that it
-//! exposes. If the library lacks a function, only that call fails ([`ErrorKind::MissingSymbol`]); a profile
-//! index that the driver does not know is skipped.
+//! nvml-wrapper loads the library, keeps the session and identifies GPUs. It does not support instances, and its
+//! `possible_placements` is always empty. So all MIG calls use the raw functions that it exposes. If the library lacks
+//! a function, only that call fails ([`ErrorKind::MissingSymbol`]). Profile indexes that the driver does not know are
+//! skipped.
 //!
-//! One file per subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a whole GPU,
-//! `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG), `compute_mode`,
-//! `processes`, `events`, `nvlink`, `sensors`, and `names` for drivers too old to name their profiles.
+//! Each file has one subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a whole GPU,
+//! `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG), `compute_mode`, `processes`,
+//! `events`, `nvlink`, `sensors`, and `names` of profiles, for old drivers.
 #![allow(unsafe_code)] // NVML is a C library: every call into it is unsafe.
 
 use nvml_wrapper::{Nvml, error::NvmlError};
@@ -15,7 +15,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t};
 
 use crate::error::{DriverError, ErrorKind};
 
-/// Calls an NVML function that the loaded library may lack.
+/// Calls an NVML function, which the loaded library may lack.
 macro_rules! nvml {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $driver.lib().$function.as_ref() {
@@ -44,7 +44,7 @@ mod system;
 pub use events::EventSet;
 pub use reading::ProfileCache;
 
-/// A loaded library with an open session. Dropping it closes the session.
+/// A loaded library with an open session, which is closed on drop.
 #[derive(Debug)]
 pub struct Driver {
     nvml: Nvml,
@@ -111,8 +111,8 @@ fn wrapped(function: &'static str) -> impl FnOnce(NvmlError) -> DriverError {
     }
 }
 
-/// Converts a number of the driver to a narrower type. One that does not fit becomes the type's maximum, which
-/// no capacity rule takes for free capacity.
+/// Converts a number of the driver to a narrower type. A number that does not fit becomes `largest`, which no rule
+/// about capacity treats as free capacity.
 fn narrow<T: TryFrom<u32>>(value: u32, largest: T) -> T {
     T::try_from(value).unwrap_or(largest)
 }

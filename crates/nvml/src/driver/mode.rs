@@ -8,17 +8,17 @@ use crate::{
     reading::ModeChange,
 };
 
-/// MIG mode of a GPU that has one.
+/// MIG mode of a GPU that supports MIG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigMode {
-    /// Now.
+    /// Current mode.
     pub enabled: bool,
-    /// After the next reset.
+    /// Mode after the next reset.
     pub pending: bool,
 }
 
 impl Gpu<'_> {
-    /// Reads the MIG mode; returns `None` on a part or a driver without MIG.
+    /// Reads the MIG mode; returns `None` if the GPU or the driver does not support MIG.
     ///
     /// # Errors
     /// Errors of the call, except `NotSupported`.
@@ -37,8 +37,8 @@ impl Gpu<'_> {
         }
     }
 
-    /// Changes MIG mode. The call may succeed without effect: its activation status gives the reason, and the
-    /// mode is read back.
+    /// Changes MIG mode and reads it back. The call may succeed without effect; then its activation status contains the
+    /// reason.
     ///
     /// # Errors
     /// Errors of the calls.
@@ -56,7 +56,7 @@ impl Gpu<'_> {
         let mode = self.mig_mode()?.ok_or_else(|| {
             DriverError::new(ErrorKind::Garbled, "nvmlDeviceGetMigMode")
                 .on(&self.uuid)
-                .detail("MIG mode was set, and now the GPU has none")
+                .detail("MIG mode was set, but now the driver reports no MIG mode")
         })?;
         Ok(ModeChange { enabled: mode.enabled, pending: mode.pending, activation })
     }

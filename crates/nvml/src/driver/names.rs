@@ -1,17 +1,18 @@
-//! Profile names for drivers too old to report them (before `nvmlDeviceGetGpuInstanceProfileInfoV`).
+//! Profile names, for drivers too old to report them (before `nvmlDeviceGetGpuInstanceProfileInfoV`).
 //!
-//! The rule is NVIDIA's own (go-nvlib): memory is the profile's share of the board, rounded up to eighths, of
-//! the board's whole GiB. The profile's index determines its attributes.
+//! The rule is NVIDIA's (go-nvlib). The memory in the name is computed from the profile's share of the board's memory,
+//! rounded up to eighths. This share is multiplied by the whole GiB of the board. The profile's index determines its
+//! attributes.
 
 use std::cmp::Reverse;
 
 use gpush_api::{ComputeProfile, GpuProfile};
 use nvml_wrapper_sys::bindings as sys;
 
-/// Index of the 3-slice graphics profile, which nvml-wrapper-sys does not name yet.
+/// Index of the 3-slice graphics profile. nvml-wrapper-sys does not define it yet.
 const GPU_INSTANCE_PROFILE_3_SLICE_GFX: u32 = 17;
 
-/// Computes a name such as `3g.40gb` from slices, memory of profile and board (MiB), and profile index.
+/// Computes a name such as `3g.40gb` from the slices, the memory of profile and board in MiB, and the profile index.
 pub(super) fn gpu_profile(slices: u8, memory_mib: u64, board_mib: u64, index: u32) -> String {
     let eighths = (memory_mib * 8).div_ceil(board_mib.max(1));
     let board_gib = board_mib.div_ceil(1024);
@@ -19,12 +20,11 @@ pub(super) fn gpu_profile(slices: u8, memory_mib: u64, board_mib: u64, index: u3
     format!("{slices}g.{gib}gb{}", attribute(index))
 }
 
-/// Names the compute instance profiles of a GPU instance profile: those without a name, and those with equal
-/// names.
+/// Names the compute instance profiles of a GPU instance profile that have no name, or equal names.
 ///
-/// The profile that uses the whole GPU instance has its name, the others are `Nc.NAME`. Two profiles can have
-/// as many slices as the GPU instance (indexes 0 and 7 of a double-memory `1g` from Hopper on). Then the one
-/// with more streaming multiprocessors is the whole; if they are equal, index 7 is.
+/// The profile that occupies the whole GPU instance has the GPU instance's name; the others are `Nc.NAME`. Two profiles
+/// can have as many slices as the GPU instance: indexes 0 and 7 of a double-memory `1g` from Hopper on. Then the one
+/// with more streaming multiprocessors occupies the whole. If they are equal, it is index 7.
 pub(super) fn compute_profiles(profiles: &mut [ComputeProfile], gpu_profile: &GpuProfile) {
     let all = profiles.iter().enumerate().filter(|(_, profile)| profile.slices == gpu_profile.slices);
     let whole = all
@@ -78,7 +78,7 @@ mod tests {
                 if name != profile.name {
                     wrong.push(format!("{key}: {name} for {}", profile.name));
                 }
-                // Memory reported by another driver generation gives the same name.
+                // The memory that another driver generation reports gives the same name.
                 for variant in &profile.variants {
                     let name = gpu_profile(profile.slices, variant.memory_mib, model.board_memory_mib, profile.index);
                     assert_eq!(name, profile.name, "{key}: {}", variant.source);

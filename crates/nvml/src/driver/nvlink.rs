@@ -1,7 +1,7 @@
 //! Peers of a GPU's NVLink ports: an NVSwitch, another GPU, or none.
 //!
-//! The query is for the type of the peer, not for the link's state: a link that is down still joins the GPUs
-//! for a reset.
+//! The query is for the type of the peer and ignores the link's state. GPUs that are connected by a link that is down
+//! must still be reset together.
 
 use gpush_api::NvLink;
 use nvml_wrapper_sys::bindings as sys;
@@ -9,11 +9,11 @@ use nvml_wrapper_sys::bindings as sys;
 use super::Gpu;
 use crate::error::{DriverError, ErrorKind};
 
-/// Maximum number of ports in NVML's present headers (`NVML_NVLINK_MAX_LINKS`).
+/// Maximum number of ports in NVML's current headers (`NVML_NVLINK_MAX_LINKS`).
 const PORTS: u32 = 18;
 
 impl Gpu<'_> {
-    /// Reads the peers of its ports; returns `None` if no port has one, or the driver is too old.
+    /// Reads the peers of the GPU's ports; returns `None` if no port has one, or the driver is too old.
     ///
     /// # Errors
     /// Errors of the calls.
@@ -24,7 +24,7 @@ impl Gpu<'_> {
             // SAFETY: the call writes one integer.
             match unsafe { nvml!(self.driver, nvmlDeviceGetNvLinkRemoteDeviceType(self.own(), port, &raw mut end)) } {
                 Ok(()) => {}
-                // This part has no more ports.
+                // This GPU has no more ports.
                 Err(error) if error.kind == ErrorKind::InvalidArgument => break,
                 Err(error) if silent(&error) => continue,
                 Err(error) => return Err(error.on(&self.uuid)),
@@ -37,7 +37,7 @@ impl Gpu<'_> {
                         told.peers.push(peer);
                     }
                 }
-                // A CPU's port, or no peer.
+                // The peer is a CPU, or there is none.
                 _ => continue,
             }
             told.links += 1;
@@ -48,7 +48,7 @@ impl Gpu<'_> {
 
     /// Reads the PCI address of the GPU at the other end of a port.
     fn peer(&self, port: u32) -> Result<Option<String>, DriverError> {
-        // SAFETY: a struct of integers and bytes, for which zeroes are a value.
+        // SAFETY: a struct of integers and bytes, for which all zeroes are a valid value.
         let mut pci: sys::nvmlPciInfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: the call fills the struct.
         match unsafe { nvml!(self.driver, nvmlDeviceGetNvLinkRemotePciInfo_v2(self.own(), port, &raw mut pci)) } {

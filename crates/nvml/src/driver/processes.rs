@@ -1,8 +1,8 @@
 //! Processes on a GPU: the driver's three lists, for the whole GPU and for its MIG devices.
 //!
-//! On a MIG-enabled GPU, the lists of the whole GPU name each process's GPU and compute instance if the caller
-//! has permission; the lists of a MIG device's own handle need none. gpush reads and merges both. Under some
-//! drivers a process's memory is unknown; it is then absent, not zero.
+//! On a GPU with MIG enabled, the lists of the whole GPU contain each process's GPU and compute instance, if the caller
+//! has permission. The lists of a single MIG device need no permission. gpush reads and merges both. Some drivers do
+//! not report a process's memory; it is then absent, not zero.
 
 use gpush_api::{Process, ProcessKind};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t};
@@ -13,17 +13,17 @@ use crate::error::{DriverError, ErrorKind};
 /// The driver's value for an unknown amount of memory.
 const NO_MEMORY: u64 = u64::MAX;
 
-/// The driver's instance id for a process outside instances.
+/// The driver's instance id for a process that is not in an instance.
 const NO_INSTANCE: u32 = u32::MAX;
 
-/// Maximum length of a process list. A host has at most 4 million processes by default, and a GPU a few
-/// thousand; a larger number from the driver is an error.
+/// Maximum length of a process list. A host has at most 4 million processes by default, and a GPU has a few thousand. A
+/// larger number from the driver is an error.
 const MOST_ENTRIES: usize = 1 << 16;
 
-/// Attempts to grow the buffer: processes may start between the queries.
+/// Maximum number of attempts with a larger buffer. Processes may start between the attempts.
 const ROUNDS: u32 = 8;
 
-/// Name of this work in errors.
+/// Name of this action in errors.
 const LISTING: &str = "listing processes";
 
 /// An entry of a process list.
@@ -31,18 +31,18 @@ const LISTING: &str = "listing processes";
 pub(super) struct Entry {
     /// Process id.
     pub(super) pid: u32,
-    /// List in which it was found.
+    /// Kind of the list that contained the entry.
     pub(super) kind: ProcessKind,
     /// Bytes in use, if the driver reports them.
     pub(super) memory: Option<u64>,
-    /// Its GPU instance, if any.
+    /// GPU instance, if any.
     pub(super) gi: Option<u32>,
-    /// Its compute instance, if any.
+    /// Compute instance, if any.
     pub(super) ci: Option<u32>,
 }
 
 impl Entry {
-    /// Returns the API's form; the agent adds user and command.
+    /// Converts to the API's type. gpushd adds user and command.
     pub(super) fn describe(&self) -> Process {
         Process {
             pid: Some(self.pid),
@@ -59,8 +59,8 @@ impl Gpu<'_> {
     /// Reads the process lists of the GPU, or of one of its MIG devices.
     ///
     /// # Errors
-    /// Errors of the calls. A list that the library or the part lacks counts as empty, except that of compute
-    /// processes, which is essential.
+    /// Errors of the calls. The list of compute processes is essential. Any other list counts as empty if the library
+    /// or the GPU does not support it.
     pub(super) fn processes(&self, of: nvmlDevice_t) -> Result<Vec<Entry>, DriverError> {
         let mut all = Vec::new();
         for kind in [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::MpsClient] {
@@ -97,7 +97,7 @@ impl Driver {
         });
         let second = match newest {
             Err(error) if error.kind == ErrorKind::MissingSymbol => grow(|count, buffer: *mut nvmlProcessInfo_v2_t| {
-                // SAFETY: as above; the second version has the same struct.
+                // SAFETY: as above; the second version uses the same struct.
                 unsafe {
                     match kind {
                         ProcessKind::Compute => nvml!(self, nvmlDeviceGetComputeRunningProcesses_v2(of, count, buffer)),
@@ -116,8 +116,8 @@ impl Driver {
             Ok(list) => Ok(list.iter().map(|info| placed(info, kind)).collect()),
             Err(error) if error.kind == ErrorKind::MissingSymbol => {
                 let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
-                    // SAFETY: the unversioned functions write the 16-byte first version, whatever type the
-                    // bindings give their pointer.
+                    // SAFETY: the functions without a version write the 16-byte struct of the first version. The
+                    // bindings declare another pointer type.
                     unsafe {
                         match kind {
                             ProcessKind::Compute => {
@@ -139,8 +139,8 @@ impl Driver {
     }
 }
 
-/// Reads a list whose length the driver reports: first with an empty buffer, then with the requested size plus
-/// a reserve, and again if the list has grown.
+/// Reads a list whose length the driver reports. The first call has an empty buffer. The next ones have a buffer of the
+/// reported size plus a reserve, until the list fits.
 ///
 /// # Errors
 /// Errors of `ask`; `Garbled` for an impossible length.
@@ -153,7 +153,7 @@ fn grow<T: Clone + Blank>(
         let mut count = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
         let pointer = if buffer.is_empty() { std::ptr::null_mut() } else { buffer.as_mut_ptr() };
         match ask(&raw mut count, pointer) {
-            // Entries beyond the buffer's size were not written.
+            // The driver did not write the entries beyond the buffer's size.
             Ok(()) if count as usize > buffer.len() => return Err(garbled(count)),
             Ok(()) => {
                 buffer.truncate(count as usize);
@@ -177,7 +177,7 @@ fn garbled(count: u32) -> DriverError {
     DriverError::new(ErrorKind::Garbled, LISTING).detail(format!("a list of {count} entries"))
 }
 
-/// A list entry that can be created empty.
+/// A list entry that can be created without data.
 trait Blank {
     fn blank() -> Self;
 }
@@ -205,8 +205,8 @@ fn unplaced(info: &sys::nvmlProcessInfo_v1_t, kind: ProcessKind) -> Entry {
     Entry { pid: info.pid, kind, memory, gi: None, ci: None }
 }
 
-/// Merges lists into one with each process once for each instance and kind. An MPS client is dropped from the
-/// compute processes. An entry without instance is dropped if the process is also listed in one.
+/// Merges lists so that each process appears once for each instance and kind. A compute process that is also an MPS
+/// client appears only as a client. A process that is listed in an instance does not also appear outside.
 pub(super) fn merge(entries: &[Entry]) -> Vec<Entry> {
     let mut merged: Vec<Entry> = Vec::new();
     for entry in entries {
@@ -284,7 +284,7 @@ mod tests {
         let mut population = 3_u32;
         let mut births = 2;
         let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
-            // SAFETY: `grow` passes a pointer to `*count` entries, or null and zero.
+            // SAFETY: `grow` passes either a pointer to `*count` entries, or null and zero.
             let room = unsafe { *count };
             // SAFETY: as above.
             unsafe { *count = population };
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_list_length_is_refused_without_allocating() {
+    fn impossible_list_length_is_refused_without_allocating() {
         for count in [u32::MAX, 1 << 31, (1 << 16) + 1] {
             let mut calls = 0;
             let result = grow(|wanted, _: *mut nvmlProcessInfo_v2_t| {
@@ -318,7 +318,7 @@ mod tests {
             let error = result.map(|list| list.len()).unwrap_err();
             assert_eq!((&error.kind, calls), (&ErrorKind::Garbled, 1), "{count}: {error}");
         }
-        // Success with more entries than the buffer can hold.
+        // The call succeeds, but reports more entries than the buffer can hold.
         let result = grow(|wanted, _: *mut nvmlProcessInfo_v2_t| {
             // SAFETY: `wanted` belongs to `grow`.
             unsafe { *wanted = 5 };

@@ -1,8 +1,8 @@
-//! GPU instance profiles: those of the part, their placements, and their remaining capacity.
+//! GPU instance profiles of a GPU, with their placements and their remaining capacity.
 //!
-//! NVML queries a profile by its enum index. Drivers differ in the indexes that they know, so all up to
-//! [`INDEXES`] are queried, and refused ones are skipped. The newest of the three query versions in the library
-//! is used. Only the first one returns no name; [`super::names`] then computes it.
+//! NVML returns a profile for an enum index. Drivers differ in the indexes that they support. So all indexes up to
+//! [`INDEXES`] are queried, and refused ones are skipped. Of the three versions of the query, the newest in the library
+//! is used. Only the first version returns no name; then [`super::names`] computes it.
 
 use gpush_api::{Engines, GpuProfile, Placement};
 use nvml_wrapper_sys::bindings as sys;
@@ -10,19 +10,19 @@ use nvml_wrapper_sys::bindings as sys;
 use super::{Gpu, names, narrow, text};
 use crate::error::{DriverError, ErrorKind};
 
-/// Enum indexes to query. NVML 13 has 18; the rest is for newer drivers.
+/// Number of enum indexes to query. NVML 13 has 18; the others are for newer drivers.
 pub(super) const INDEXES: u32 = 32;
 
-/// Buffer length that suffices for any of NVML's lists about one GPU.
+/// Length of the buffers. It suffices for all of NVML's lists about one GPU.
 const ENTRIES: usize = 64;
 
-/// Returns the version word of an NVML struct: its size, and its version in the top byte.
+/// Returns the version word of an NVML struct: its size, with the version in the top byte.
 pub(super) fn version<T>(version: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or_default() | version << 24
 }
 
-/// Returns whether to try an older version of the query. Drivers that predate a version refuse it in several
-/// ways, some as an invalid argument.
+/// Returns whether to try an older version of the query. Drivers that are older than a version refuse it in several
+/// ways, some with "invalid argument".
 pub(super) fn ask_older(error: &DriverError) -> bool {
     matches!(
         error.kind,
@@ -111,11 +111,11 @@ impl Gpu<'_> {
     }
 
     fn figures_v3(&self, index: u32) -> Result<Figures, DriverError> {
-        // SAFETY: a struct of integers, for which zeroes are a value.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlGpuInstanceProfileInfo_v3_t = unsafe { std::mem::zeroed() };
         info.version = version::<sys::nvmlGpuInstanceProfileInfo_v3_t>(3);
         let pointer = (&raw mut info).cast::<sys::nvmlGpuInstanceProfileInfo_v2_t>();
-        // SAFETY: the version word tells the driver which struct the pointer leads to.
+        // SAFETY: the version word tells the driver which struct the pointer refers to.
         unsafe { nvml!(self.driver, nvmlDeviceGetGpuInstanceProfileInfoV(self.handle, index, pointer)) }?;
         Ok(Figures {
             id: info.id,
@@ -158,7 +158,7 @@ impl Gpu<'_> {
     fn figures_v1(&self, index: u32) -> Result<Figures, DriverError> {
         // SAFETY: as above.
         let mut info: sys::nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the struct is the one that this call fills.
+        // SAFETY: this call fills this struct.
         unsafe { nvml!(self.driver, nvmlDeviceGetGpuInstanceProfileInfo(self.handle, index, &raw mut info)) }?;
         Ok(Figures {
             id: info.id,
@@ -176,13 +176,13 @@ impl Gpu<'_> {
         })
     }
 
-    /// Returns the possible placements of a profile, by its id, in the driver's order. The older version of the
-    /// call fills the same struct and knows fewer profiles.
+    /// Returns the possible placements of a profile in the driver's order. The older version of the call fills the same
+    /// struct, but supports fewer profiles.
     fn placements(&self, profile_id: u32) -> Result<Vec<Placement>, DriverError> {
         let mut list = [sys::nvmlGpuInstancePlacement_t { start: 0, size: 0 }; ENTRIES];
         let mut count = 0;
         let counted = list.as_mut_ptr();
-        // SAFETY: a null list queries only the number of entries.
+        // SAFETY: with a null list, the call only returns the number of entries.
         let how_many = unsafe {
             nvml!(
                 self.driver,
@@ -206,7 +206,7 @@ impl Gpu<'_> {
                 }?;
             }
             Err(error) if error.kind == ErrorKind::MissingSymbol => {
-                // SAFETY: the first version writes at most one entry per slice, fewer than fit.
+                // SAFETY: the first version writes at most one entry per slice, so the list has enough room.
                 unsafe {
                     nvml!(
                         self.driver,
@@ -219,8 +219,8 @@ impl Gpu<'_> {
         Ok(list.iter().take(count as usize).map(|p| placement(p.start, p.size)).collect())
     }
 
-    /// Returns how many more instances of a profile the driver can create; `None` if it does not report that
-    /// (never with MIG off).
+    /// Returns how many more instances of a profile the driver can create; `None` if it does not report that. With MIG
+    /// off, it never does.
     ///
     /// # Errors
     /// Errors of the call, except `NotSupported`.
@@ -238,7 +238,7 @@ impl Gpu<'_> {
     }
 }
 
-/// Returns the driver's name without its prefix; `None` if it is empty.
+/// Returns a name from the driver without its prefix; `None` if it is empty.
 pub(super) fn given(buffer: &[std::os::raw::c_char]) -> Option<String> {
     text(buffer).map(|name| names::plain(&name)).filter(|name| !name.is_empty())
 }
@@ -248,7 +248,7 @@ pub(super) fn placement(start: u32, size: u32) -> Placement {
     Placement { start: narrow(start, u8::MAX), size: narrow(size, u8::MAX) }
 }
 
-/// Checks that the driver's list fits the buffer: the next call would write that many entries.
+/// Checks that the driver's list fits into the buffer. The next call would write that many entries.
 pub(super) fn fits(count: u32, function: &str) -> Result<(), DriverError> {
     if count as usize <= ENTRIES {
         return Ok(());

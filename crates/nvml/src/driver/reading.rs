@@ -1,8 +1,8 @@
 //! A complete reading of one GPU, combined from the calls of the other files.
 //!
-//! A problem with one instance does not hide the others: a GPU instance of an unknown profile is shown with its
-//! id and placement, and an unreadable value is absent and named in the warnings. The reading fails only
-//! without data that a plan needs: the memory, MIG mode, profiles, and the list of instances.
+//! A problem with one instance does not hide the others. For a GPU instance of an unknown profile, the reading contains
+//! its id and placement. A value that cannot be read is absent, and a warning names it. The reading fails only without
+//! data that a plan needs: memory, MIG mode, profiles, and the list of instances.
 
 use gpush_api::{
     ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, NvLink, Placement, USERS_UNKNOWN,
@@ -20,20 +20,20 @@ use crate::{
     reading::{Identity, Reading, ReadingPart, RemappedRows, Unread},
 };
 
-/// Data that does not change within a driver session, for repeated readings of one GPU: its profiles, and the
-/// compute instance profiles reported so far.
+/// Data that does not change within a driver session: the profiles of a GPU, and the compute instance profiles that the
+/// driver has reported so far.
 #[derive(Debug, Default)]
 pub struct ProfileCache {
     uuid: String,
     profiles: Vec<GpuProfile>,
     told: Vec<(u32, Vec<ComputeProfile>)>,
-    /// Peers of the NVLink ports, by UUID: wiring does not change.
+    /// Peers of the NVLink ports, by UUID. The wiring does not change.
     links: Option<(String, Option<NvLink>)>,
 }
 
 impl ProfileCache {
-    /// Returns the ids of GPU instance profiles whose compute instance profiles came from the driver; those of
-    /// the others follow a rule.
+    /// Returns the ids of the GPU instance profiles whose compute instance profiles the driver has reported. For the
+    /// others, a rule computes them.
     #[must_use]
     pub fn told(&self) -> Vec<u32> {
         self.told.iter().map(|(id, _)| *id).collect()
@@ -48,7 +48,7 @@ impl Gpu<'_> {
     /// Reads everything about the GPU.
     ///
     /// # Errors
-    /// Errors of the calls that a reading cannot do without.
+    /// Errors of the calls whose data a plan needs.
     pub fn read(&self, cache: &mut ProfileCache) -> Result<Reading, DriverError> {
         let identity = self.identity()?;
         let memory = self.memory()?;
@@ -120,7 +120,7 @@ impl Gpu<'_> {
         })
     }
 
-    /// Reads the row remapper counts. Parts before Ampere have none.
+    /// Reads the row remapper counts. GPUs before Ampere have none.
     fn remapped_rows(&self, warnings: &mut Vec<Unread>) -> Option<RemappedRows> {
         let mut rows = RemappedRows::default();
         let (mut pending, mut failed) = (0, 0);
@@ -154,8 +154,8 @@ impl Gpu<'_> {
         }
     }
 
-    /// Returns the peers of the NVLink ports, and queries them until the driver answers. Only resets need them,
-    /// so a failure adds no warning.
+    /// Returns the peers of the NVLink ports. Queries them with each reading until the driver answers. Only resets need
+    /// them, so a failure adds no warning.
     fn cached_links(&self, cache: &mut ProfileCache) -> Option<NvLink> {
         if let Some((uuid, links)) = &cache.links
             && *uuid == self.uuid
@@ -227,7 +227,7 @@ impl Gpu<'_> {
         Ok((instance, compute))
     }
 
-    /// Queries the compute instance profiles of a GPU instance profile once.
+    /// Queries the compute instance profiles of a GPU instance profile, but only once.
     fn learn(&self, open: &OpenGpuInstance<'_>, cache: &mut ProfileCache, warnings: &mut Vec<Unread>) {
         if cache.compute(open.profile_id).is_some() {
             return;
@@ -252,7 +252,8 @@ impl Gpu<'_> {
         let whole = own.is_ok();
         match own {
             Ok(own) => entries.extend(own),
-            // Without the permission to see all processes, a MIG GPU still lists those of each MIG device.
+            // A caller without permission cannot list all processes of a MIG GPU, but can list those of each MIG
+            // device.
             Err(error)
                 if matches!(error.kind, ErrorKind::NoPermission | ErrorKind::NotSupported)
                     && !devices.is_empty()
@@ -278,7 +279,7 @@ impl Gpu<'_> {
         (entries, known)
     }
 
-    /// Creates a GPU instance and describes it as a reading does.
+    /// Creates a GPU instance and describes it like a reading does.
     ///
     /// # Errors
     /// Errors of [`Gpu::create_gpu_instance`].
@@ -288,7 +289,7 @@ impl Gpu<'_> {
         at: Placement,
         cache: &mut ProfileCache,
     ) -> Result<GpuInstance, DriverError> {
-        // Read before the mutation, so that a failing read cannot hide the new instance.
+        // Read the memory before the mutation, so that a failing read cannot hide the new instance.
         let memory = self.memory()?;
         self.fill(cache, memory)?;
         let open = self.create_gpu_instance(profile_id, at)?;
@@ -305,7 +306,7 @@ impl Gpu<'_> {
         })
     }
 
-    /// Creates a compute instance and describes it as a reading does.
+    /// Creates a compute instance and describes it like a reading does.
     ///
     /// # Errors
     /// Errors of [`OpenGpuInstance::create_compute_instance`].
@@ -333,13 +334,13 @@ impl Gpu<'_> {
         self.memory_of(self.own())
     }
 
-    /// Reads the memory of the GPU or of one of its MIG devices. The second version of the call reports
-    /// reserved memory separately; the first includes it in the used memory.
+    /// Reads the memory of the GPU or of one of its MIG devices. The second version of the call reports reserved memory
+    /// separately; the first version counts it as used.
     pub(super) fn memory_of(&self, device: nvmlDevice_t) -> Result<Memory, DriverError> {
-        // SAFETY: a struct of integers, for which zeroes are a value.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlMemory_v2_t = unsafe { std::mem::zeroed() };
         info.version = super::profiles::version::<sys::nvmlMemory_v2_t>(2);
-        // SAFETY: the version word tells the driver which struct the pointer leads to.
+        // SAFETY: the version word tells the driver which struct the pointer refers to.
         match unsafe { nvml!(self.driver, nvmlDeviceGetMemoryInfo_v2(device, &raw mut info)) } {
             Ok(()) => {
                 return Ok(Memory {
@@ -351,7 +352,7 @@ impl Gpu<'_> {
             Err(error) => return Err(error.on(&self.uuid)),
         }
         let mut info = sys::nvmlMemory_t { total: 0, free: 0, used: 0 };
-        // SAFETY: the struct is the one that this call fills.
+        // SAFETY: this call fills this struct.
         unsafe { nvml!(self.driver, nvmlDeviceGetMemoryInfo(device, &raw mut info)) }.map_err(|e| e.on(&self.uuid))?;
         Ok(Memory { total_mib: info.total >> 20, used_mib: info.used >> 20 })
     }
@@ -376,8 +377,8 @@ fn describe(
     ci.describe(known.map_or_else(|| format!("profile {}", ci.profile_id), |p| p.name.clone()), uuid)
 }
 
-/// Assigns processes to their instances and returns those of the whole GPU. A process in an unlisted instance
-/// stays in that list.
+/// Assigns processes to their instances, and returns the processes of the whole GPU. These include processes of
+/// instances that are not in `instances`.
 fn assign(entries: &[Entry], instances: &mut [GpuInstance]) -> Vec<gpush_api::Process> {
     let mut whole = Vec::new();
     for entry in entries {

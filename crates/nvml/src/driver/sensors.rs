@@ -7,8 +7,8 @@ use super::Gpu;
 use crate::error::DriverError;
 
 impl Gpu<'_> {
-    /// Reads the sensors. A value that the driver does not report, for whatever reason, is absent: no decision depends
-    /// on a sensor, so a sensor that fails makes no reading worse.
+    /// Reads the sensors. A value is absent if the driver does not report it for any reason. No decision depends on
+    /// sensors, so a failing sensor is not an error.
     pub(super) fn sensors(&self) -> Sensors {
         let utilization = self.utilization().ok();
         Sensors {
@@ -29,7 +29,7 @@ impl Gpu<'_> {
         Ok(rates)
     }
 
-    /// The temperature of the GPU core, °C.
+    /// Returns the temperature of the GPU core in °C.
     fn temperature(&self) -> Result<u32, DriverError> {
         let mut celsius = 0;
         let sensor = sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
@@ -38,7 +38,7 @@ impl Gpu<'_> {
         Ok(celsius)
     }
 
-    /// The power draw, mW.
+    /// Returns the power draw in mW.
     fn power(&self) -> Result<u32, DriverError> {
         let mut milliwatts = 0;
         // SAFETY: the call writes one integer.
@@ -46,7 +46,7 @@ impl Gpu<'_> {
         Ok(milliwatts)
     }
 
-    /// The enforced power limit, mW.
+    /// Returns the enforced power limit in mW.
     fn power_limit(&self) -> Result<u32, DriverError> {
         let mut milliwatts = 0;
         // SAFETY: the call writes one integer.
@@ -54,7 +54,7 @@ impl Gpu<'_> {
         Ok(milliwatts)
     }
 
-    /// The ECC errors of one kind since the driver was loaded.
+    /// Returns the number of ECC errors of one kind since the driver was loaded.
     fn ecc_errors(&self, kind: sys::nvmlMemoryErrorType_t) -> Result<u64, DriverError> {
         let mut count = 0;
         let since_load = sys::nvmlEccCounterType_enum_NVML_VOLATILE_ECC;

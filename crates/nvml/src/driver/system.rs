@@ -1,10 +1,10 @@
-//! The driver's own properties.
+//! Properties of the driver.
 
 use super::{Driver, wrapped};
 use crate::error::DriverError;
 
 impl Driver {
-    /// Reads versions and library, and whether it is simulated.
+    /// Reads the versions and the path of the library, and whether it is simulated.
     ///
     /// # Errors
     /// Errors of the three version calls.

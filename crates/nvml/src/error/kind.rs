@@ -2,61 +2,61 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The kind of failure. The first 31 are NVML's own, by `nvmlReturn_t`.
+/// The kind of failure. The first 31 kinds are NVML's, in the order of `nvmlReturn_t`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// 1: a call before init.
     Uninitialized,
-    /// 2: an argument is wrong; also a stale handle, or a profile index past the driver's last.
+    /// 2: an argument is wrong. Also returned for a stale handle, or a profile index that the driver does not know.
     InvalidArgument,
-    /// 3: not supported by the part, its mode or its profiles.
+    /// 3: the GPU, its mode or its profiles do not support this.
     NotSupported,
     /// 4: the process lacks permission.
     NoPermission,
-    /// 5: deprecated, kept by number.
+    /// 5: deprecated; only the number remains.
     AlreadyInitialized,
     /// 6: no such object.
     NotFound,
     /// 7: a buffer was too small even after it grew.
     InsufficientSize,
-    /// 8: external power cables.
+    /// 8: the external power cables are not attached properly.
     InsufficientPower,
     /// 9: the kernel module is not loaded.
     DriverNotLoaded,
     /// 10: the driver's own timeout.
     Timeout,
-    /// 11: interrupt trouble.
+    /// 11: the kernel detected an interrupt problem of the GPU.
     IrqIssue,
     /// 12: a library that NVML itself needs is missing.
     LibraryNotFound,
     /// 13: a function that NVML itself needs is missing.
     FunctionNotFound,
-    /// 14: infoROM.
+    /// 14: the infoROM is corrupted.
     CorruptedInfoRom,
-    /// 15: fallen off the bus.
+    /// 15: the GPU has fallen off the bus.
     GpuIsLost,
     /// 16: the GPU needs a reset first.
     ResetRequired,
-    /// 17: blocked by the operating system or its cgroups.
+    /// 17: the operating system or its cgroups block the GPU.
     OperatingSystem,
-    /// 18: kernel module and library are of different versions.
+    /// 18: the kernel module and the library have different versions.
     LibRmVersionMismatch,
-    /// 19: in use.
+    /// 19: the object is in use.
     InUse,
-    /// 20: no memory.
+    /// 20: not enough memory.
     Memory,
-    /// 21: no data.
+    /// 21: there is no data.
     NoData,
-    /// 22: vGPU and ECC.
+    /// 22: this vGPU operation is not available with ECC enabled.
     VgpuEccNotSupported,
-    /// 23: no capacity, or the placement is taken.
+    /// 23: there is no capacity, or the placement is taken.
     InsufficientResources,
-    /// 24: frequency.
+    /// 24: the requested frequency is not supported.
     FreqNotSupported,
-    /// 25: a versioned struct that this driver does not know.
+    /// 25: the driver does not know this version of a struct.
     ArgumentVersionMismatch,
-    /// 26: deprecated call.
+    /// 26: the call is deprecated.
     Deprecated,
     /// 27: not ready.
     NotReady,
@@ -66,11 +66,11 @@ pub enum ErrorKind {
     InvalidState,
     /// 30: this kind of reset is not supported.
     ResetTypeNotSupported,
-    /// 999: unspecified by the driver.
+    /// 999: an unspecified error of the driver.
     Unknown,
-    /// Any other return of the driver, by number.
+    /// Any other return code of the driver.
     Code(u32),
-    /// The library lacks the function: an older driver.
+    /// The library lacks the function, because the driver is too old.
     MissingSymbol,
     /// The library cannot be loaded.
     LibraryMissing,
@@ -78,21 +78,21 @@ pub enum ErrorKind {
     NotNvml,
     /// The driver's answer is invalid, for example text that is not UTF-8.
     Garbled,
-    /// The driver reported success, but reading back does not show it. [`crate::Hardware`] has then already
-    /// checked through a fresh session.
+    /// The driver reported success, but the change does not read back. [`crate::Hardware`] has already checked this in
+    /// a fresh session.
     NotReflected,
-    /// The call did not return in time. A mutation may still take effect: assume and undo nothing before
+    /// The call did not return in time. A mutation may still take effect. Do not assume or undo anything before
     /// [`crate::Hardware::settle`] returns.
     Deadline {
-        /// Whether it may still change the hardware.
+        /// Whether the call may still change the hardware.
         may_land: bool,
     },
     /// An earlier call to this GPU passed its deadline, and its outcome is still unknown.
     Unsettled,
-    /// The worker process ended during the call. It cannot change anything any more; a reading shows what a
-    /// mutation had done by then.
+    /// The worker process ended during the call. It cannot change anything any more. A reading shows what a mutation
+    /// has changed.
     WorkerDied {
-        /// Whether it may have changed the hardware before the worker ended.
+        /// Whether the call may have changed the hardware before the worker ended.
         may_have_landed: bool,
     },
     /// The worker process cannot be started, or ends repeatedly.
@@ -102,7 +102,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Returns whether the driver means a handle of an object that no longer exists.
+    /// Returns whether the driver refused a handle because its object no longer exists.
     #[must_use]
     pub fn is_stale_handle(&self) -> bool {
         matches!(self, Self::NotFound | Self::InvalidArgument)
@@ -147,7 +147,7 @@ impl ErrorKind {
         }
     }
 
-    /// Returns the `nvmlReturn_t`, if it is one.
+    /// Returns the `nvmlReturn_t`; `None` for a failure outside the driver.
     #[must_use]
     pub fn code(&self) -> Option<u32> {
         Some(match self {
@@ -235,8 +235,8 @@ impl ErrorKind {
             Self::MissingSymbol => "the driver's library has no such function",
             Self::LibraryMissing => "the library could not be loaded",
             Self::NotNvml => "the library is not NVML",
-            Self::Garbled => "the driver's answer makes no sense",
-            Self::NotReflected => "the driver reported success, and nothing has changed",
+            Self::Garbled => "the driver's answer is not valid",
+            Self::NotReflected => "the driver reported success, but nothing has changed",
             Self::Deadline { may_land: true } => "no answer in time, and it may still take effect",
             Self::Deadline { may_land: false } => "no answer in time",
             Self::Unsettled => "an earlier call has not returned and its outcome is not known",

@@ -1,9 +1,8 @@
 //! The typed error of driver calls.
 //!
-//! Every NVML return code has a name here, and unknown codes keep their number: no code becomes a general
-//! "unknown error". Other kinds cover failures outside the driver: no library, no symbol, no answer in time, no
-//! worker. The `Display` text names the object, the function and the meaning; [`DriverError::to_api`] adds a
-//! hint.
+//! Every return code of NVML has a name here. Unknown codes keep their number, so no code becomes a general "unknown
+//! error". Other kinds cover failures outside the driver: no library, no symbol, no answer in time, no worker. The
+//! `Display` text names the object, the function and the meaning; [`DriverError::to_api`] adds a hint.
 
 mod kind;
 
@@ -17,9 +16,9 @@ pub use kind::ErrorKind;
 pub struct DriverError {
     /// The kind of failure.
     pub kind: ErrorKind,
-    /// NVML function that failed, or the request if no function was called.
+    /// The NVML function that failed; the name of the request if no function was called.
     pub function: String,
-    /// GPU concerned: `GPU-<uuid>`, or `index N` before its UUID is known.
+    /// The GPU: `GPU-<uuid>`, or `index N` before its UUID is known.
     pub gpu: Option<String>,
     /// Further details: the loader's message, an object's id, a signal.
     pub detail: Option<String>,
@@ -163,21 +162,23 @@ impl DriverError {
                     .to_owned()
             }
             ErrorKind::GpuIsLost => {
-                format!("see when with `dmesg | grep -i xid`; then `gpushctl gpu reset {id}`, or reboot the host")
+                format!("find the cause with `dmesg | grep -i xid`; then reset it with `gpushctl gpu reset {id}` \
+                    (administrator), or reboot the host")
             }
-            ErrorKind::ResetRequired => format!("reset it when it is idle: `gpushctl gpu reset {id}`"),
-            // The driver also counts open handles, which its process lists do not show.
+            ErrorKind::ResetRequired => format!("reset it when it is idle: `gpushctl gpu reset {id}` (administrator)"),
+            // The driver also counts open handles, and its process lists do not show their processes.
             ErrorKind::InUse => format!(
-                "see who holds it: `gpushctl gpu show {gpu}`; if that names nobody, a program holds it open: \
-                 `fuser -v /dev/nvidia*` names it, often a monitor (nv-hostengine, dcgm-exporter, nvidia-persistenced)"
+                "see which processes use it with `gpushctl gpu show {gpu}`; if that shows none, `fuser -v \
+                /dev/nvidia*` lists programs that have it open, often a monitor (nv-hostengine, dcgm-exporter, \
+                nvidia-persistenced)"
             ),
             ErrorKind::NotSupported | ErrorKind::MissingSymbol => {
-                format!("see what it can do: `gpushctl gpu show {gpu}`; a newer driver may know more")
+                format!("see what it supports with `gpushctl gpu show {gpu}`; a newer driver may support more")
             }
             ErrorKind::Deadline { may_land: true } | ErrorKind::Unsettled => {
-                format!("look again: `gpushctl gpu show {gpu}`; it is `unknown` for as long as the call has not returned")
+                format!("check it again with `gpushctl gpu show {gpu}`; it is `unknown` until the call returns")
             }
-            ErrorKind::InsufficientResources => format!("see what is there: `gpushctl gpu show {gpu}`"),
+            ErrorKind::InsufficientResources => format!("see its state with `gpushctl gpu show {gpu}`"),
             ErrorKind::OperatingSystem => "check the device cgroup of gpushd".to_owned(),
             ErrorKind::Uninitialized
             | ErrorKind::InvalidArgument

@@ -1,9 +1,9 @@
-//! A second reading, in a fresh driver session, if the old session returns stale handles.
+//! A second reading in a fresh driver session, if the old session returns stale handles.
 //!
-//! An NVML session may continue to enumerate the instances from its beginning. If another program has destroyed
-//! some of them, every reading of the GPU fails in this session, so the worker is restarted. If that does not
-//! help, it is not repeated until a reading of that GPU has succeeded: readings are made each second, and a
-//! restart delays all GPUs.
+//! An NVML session may continue to list the instances that existed at its start. If another program has destroyed some
+//! of them, every reading of the GPU fails in this session. So the worker is restarted. If that does not help, no
+//! further restart follows until a reading of that GPU has succeeded: there is a reading each second, and each restart
+//! delays all GPUs.
 
 use std::{
     collections::BTreeSet,
@@ -27,12 +27,12 @@ impl Hardware {
                 return other;
             }
         };
-        // Otherwise another call has already begun one.
+        // Otherwise another call has already restarted the worker.
         if self.status().started == sessions {
             if !self.unmended().insert(uuid.to_owned()) {
                 return Err(first);
             }
-            tracing::warn!(gpu = uuid, error = %first, "beginning a fresh driver session");
+            tracing::warn!(gpu = uuid, error = %first, "starting a new driver session");
             self.restart().await?;
         }
         let again = self.read_once(uuid).await;

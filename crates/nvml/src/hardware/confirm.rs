@@ -1,6 +1,6 @@
 //! A second check of a mutation that succeeded but does not read back.
 //!
-//! An NVML session may enumerate an outdated state. So before such a success counts as a failure, the worker is
+//! An NVML session may return outdated state. So before a failed read-back counts as a failure, the worker is
 //! restarted, which opens a fresh session, and the GPU is read again.
 
 use gpush_api::{ComputeInstance, ComputeMode, GpuInstance, Mig, Placement};
@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Hardware {
-    /// Returns what `find` finds in a fresh session, if `error` is [`ErrorKind::NotReflected`]; otherwise
-    /// returns the error.
+    /// If `error` is [`ErrorKind::NotReflected`], reads the GPU in a fresh session and returns what `find` finds.
+    /// Otherwise returns the error.
     pub(super) async fn look_again<T>(
         &self,
         uuid: &str,
@@ -23,7 +23,7 @@ impl Hardware {
         self.look_again_at(uuid, error, |reading| reading.mig.as_ref().and_then(&find)).await
     }
 
-    /// As `look_again`, for anything in a reading.
+    /// Checks like `look_again`. Here `find` gets the whole reading.
     pub(super) async fn look_again_at<T>(
         &self,
         uuid: &str,
@@ -37,7 +37,7 @@ impl Hardware {
         let reading = self.read(uuid).await?;
         match find(&reading) {
             Some(found) => {
-                tracing::warn!(gpu = uuid, %error, "seen only in a fresh driver session");
+                tracing::warn!(gpu = uuid, %error, "visible only in a new driver session");
                 Ok(found)
             }
             None => Err(error),
@@ -54,7 +54,7 @@ pub(super) fn compute_instance(mig: &Mig, gi: u32, profile_id: u32, at: Option<P
     let mut found = instance.compute.iter().filter(|ci| {
         ci.profile_id == profile_id && at.is_none_or(|at| ci.placement.is_none_or(|p| p.start == at.start))
     });
-    // With two matches, it is unknown which one is new.
+    // With two matches, it is not known which one is new.
     found.next().filter(|_| found.next().is_none()).cloned()
 }
 

@@ -1,8 +1,8 @@
-//! Second attempt at a mutation that the driver refuses as in use although no process uses the object.
+//! A second attempt at a mutation that the driver refused as "in use" although no process uses the object.
 //!
-//! The driver also counts open handles, and a library may keep one in gpush's own session. gpush's own handles
-//! must not block anything, so the worker is ended and the call repeated once through a fresh session. If
-//! another process has a handle open, the driver refuses again.
+//! The driver also counts open handles, and a library may keep one open in gpush's own session. gpush's handles must
+//! not block a mutation. So the worker is ended, and the call is repeated once in a fresh session. If another process
+//! has a handle open, the driver refuses again.
 
 use gpush_api::Placement;
 
@@ -22,7 +22,7 @@ enum Object {
 }
 
 impl Hardware {
-    /// Makes a mutation, and repeats it once if gpush's own session may have blocked it.
+    /// Makes a mutation. Repeats it once if gpush's own session may have blocked it.
     pub(super) async fn change(&self, request: Request) -> Result<Answer, DriverError> {
         let error = match self.call(request.clone()).await {
             Err(error) if error.kind == ErrorKind::InUse => error,
@@ -34,14 +34,14 @@ impl Hardware {
             tracing::warn!(error = %stuck, "the driver session can't be ended");
             return Err(error);
         }
-        // Time has passed: the id may belong to another instance, or a process may have entered.
+        // Check again: the id may now belong to another instance, or a process may use the object.
         if self.unused(&request).await != Some(object) {
             return Err(error);
         }
         self.call(request).await
     }
 
-    /// Returns the object of `request`, if it exists and is not in use.
+    /// Returns the object of `request`; `None` if it does not exist or is in use.
     async fn unused(&self, request: &Request) -> Option<Object> {
         let reading = self.read(&request.gpu()?.uuid).await.ok()?;
         object(request, &reading)

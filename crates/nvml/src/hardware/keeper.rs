@@ -1,8 +1,7 @@
-//! One thread for each worker, which starts the process, reads its messages, and waits for its end.
+//! One thread for each worker. It starts the process, reads its messages, and waits for its end.
 //!
-//! It must be a thread that lives as long as the worker: the kernel kills a worker when the *thread* that
-//! started it ends, and an async runtime starts and ends its threads. A worker that cannot be killed keeps its
-//! thread, and nothing else.
+//! This thread must live as long as the worker: the kernel kills a worker when the *thread* that started it ends, and
+//! an async runtime starts and ends its threads. A worker that cannot be killed blocks only its own thread.
 
 use std::{
     env, io,
@@ -37,7 +36,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Starts a worker. Any failure is reported as its end.
+    /// Starts a worker. If the process cannot be started, reports that as the worker's end.
     pub(super) fn open(
         worker: WorkerId,
         options: &Options,
@@ -50,7 +49,7 @@ impl Line {
         if options.program == Path::new(THIS_PROGRAM)
             && let Some(name) = env::args_os().next()
         {
-            // Otherwise process lists would show /proc/self/exe.
+            // Sets the name in process lists, which would otherwise be /proc/self/exe.
             command.arg0(name);
         }
         command.args(&options.args).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
@@ -58,7 +57,8 @@ impl Line {
             let report = |report| reports.send((worker, report)).is_ok();
             let how = match command.spawn() {
                 Ok(child) => {
-                    // The child has its own end; a second copy here would hide that it closed.
+                    // `command` holds a copy of the child's end of the socket. With it, gpushd would not notice when
+                    // the child closes its own.
                     drop(command);
                     report(Report::Spawned { pid: child.id() });
                     attend(child, ours, |said| report(Report::Said(said)))
@@ -70,8 +70,8 @@ impl Line {
         Ok(line)
     }
 
-    /// Sends a frame without blocking: each GPU has at most one call in flight, so the buffer suffices. A
-    /// worker that does not read is ended.
+    /// Sends a frame without blocking. The socket's buffer suffices, because each GPU has at most one call in flight.
+    /// If it does not, the worker is not reading, and the error makes the caller end it.
     pub(super) fn say(&self, frame: &ToWorker) -> io::Result<()> {
         use nix::sys::socket::{MsgFlags, send};
         use std::os::fd::AsRawFd;
@@ -80,25 +80,25 @@ impl Line {
         if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
-    /// Closes the sending side; the worker then ends by itself.
+    /// Closes the sending side. The worker then exits.
     pub(super) fn close(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Makes the thread kill the worker.
+    /// Shuts the socket down, so that the thread kills the worker.
     pub(super) fn kill(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
 impl Drop for Line {
-    /// When the runtime stops, it drops the supervisor, and the workers must end with it.
+    /// When the runtime stops, it drops the supervisor. The workers must end too.
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// Reads until the worker or the supervisor closes the socket; then waits for the process to end.
+/// Reads until the worker or the supervisor closes the socket. Then waits for the process to end.
 fn attend(mut child: Child, mut stream: UnixStream, mut said: impl FnMut(ToParent) -> bool) -> String {
     let mut trouble = None;
     loop {
@@ -115,7 +115,7 @@ fn attend(mut child: Child, mut stream: UnixStream, mut said: impl FnMut(ToParen
             }
         }
     }
-    // Harmless if it has ended: it is not reaped before the wait.
+    // Harmless if the process has ended: its pid is not reused before the wait.
     let _ = child.kill();
     let ended = child.wait().map_or_else(|e| e.to_string(), in_words);
     match trouble {

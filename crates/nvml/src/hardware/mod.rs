@@ -1,14 +1,13 @@
-//! The parent's side of the driver worker: async access to the hardware.
+//! gpushd's side of the driver worker: async access to the hardware.
 //!
-//! Driver calls run in a child process, because a crash or a hang in the vendor's library must not affect the
-//! agent. [`Hardware`] is a handle to a task that manages the child: it starts the child with the first call,
-//! sends it at most one call per GPU at a time, enforces each call's deadline, and abandons a child that does
-//! not answer. `machine` makes the task's decisions, pure; `supervisor` executes them; `keeper` is the thread
+//! Driver calls run in a child process, so that a crash or a hang of NVIDIA's library does not affect gpushd.
+//! [`Hardware`] is a handle to a task that manages the child. The task starts the child with the first call, and sends
+//! it at most one call per GPU at a time. It enforces each call's deadline, and abandons a child that does not answer.
+//! `machine` makes the task's decisions as a pure state machine, and `supervisor` executes them. `keeper` is the thread
 //! that owns a worker process.
 //!
-//! A mutation may still take effect after its deadline. Its caller gets [`ErrorKind::Deadline`] with
-//! `may_land`, every further call to that GPU gets [`ErrorKind::Unsettled`], and [`Hardware::settle`] returns
-//! once the outcome can be read.
+//! A mutation may still take effect after its deadline. Its caller gets [`ErrorKind::Deadline`] with `may_land`. Every
+//! further call to that GPU gets [`ErrorKind::Unsettled`]. [`Hardware::settle`] returns when the outcome can be read.
 
 mod afresh;
 mod confirm;
@@ -36,21 +35,21 @@ use crate::{
 /// Options of the worker.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Program of the worker, absolute; usually the agent's own executable. Its standard input is
-    /// the socket.
+    /// Absolute path of the worker's program, usually gpushd's own executable. Its standard input will be the socket.
     pub program: PathBuf,
-    /// Arguments that start it as a worker: `["driver-worker"]`.
+    /// Arguments that start the program as a worker: `["driver-worker"]`.
     pub args: Vec<String>,
-    /// Library to load; `None` = `libnvidia-ml.so.1` by the loader's search.
+    /// Library to load; `None`: the loader searches for `libnvidia-ml.so.1`.
     pub library: Option<PathBuf>,
-    /// Whether to register for the driver's events, which keeps the GPUs open.
+    /// Whether to register for the driver's events. This keeps the GPUs open.
     pub events: bool,
     /// Time limits.
     pub deadlines: Deadlines,
 }
 
 impl Options {
-    /// Returns the defaults: `program driver-worker`, library by search, default deadlines, no events.
+    /// Returns the defaults: the command `program driver-worker`, a library found by the loader, default deadlines, no
+    /// events.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
             program: program.into(),
@@ -61,7 +60,7 @@ impl Options {
         }
     }
 
-    /// Uses the running program as the worker, even if an upgrade has replaced its file.
+    /// Returns options that use the running program as the worker, even if an upgrade has replaced its file.
     #[must_use]
     pub fn of_this_program() -> Self {
         Self::new(THIS_PROGRAM)
@@ -71,23 +70,23 @@ impl Options {
 /// The running program, even if its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Time limits. A call's time counts from its sending to the worker, not while it waits for another call to the
+/// Time limits. The time of a call begins when it is sent to the worker, not while it waits for another call to the
 /// same GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// Loading and initialising the library. Without persistence mode, a real driver initialises every GPU
-    /// here, which takes seconds each.
+    /// For loading and initialising the library. Without persistence mode, a real driver initialises every GPU here,
+    /// which takes seconds for each.
     pub start: Duration,
-    /// Listing, and reading one GPU.
+    /// For listing the GPUs, and for reading one GPU.
     pub read: Duration,
-    /// One mutation.
+    /// For one mutation.
     pub change: Duration,
-    /// Waiting in the queue: for the start of the worker, or for earlier calls to the same GPU.
+    /// For waiting in the queue, until the worker has started or earlier calls to the same GPU have finished.
     pub queue: Duration,
-    /// Additional time for a mutation to take effect before its worker is killed; also the time for a worker to
+    /// Additional time for a late mutation to take effect before its worker is killed. Also the time for a worker to
     /// end on request.
     pub grace: Duration,
-    /// Time for which a failed start is remembered: calls during it get the same error, the next one tries
+    /// How long a failed start is remembered. Calls within this time get the same error; the next one after it tries
     /// again.
     pub retry: Duration,
 }
@@ -108,11 +107,11 @@ impl Default for Deadlines {
 /// The end of a call that passed its deadline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settled {
-    /// Nothing was unsettled.
+    /// There was no unsettled call.
     Nothing,
-    /// The call returned late with this result, which the hardware now shows.
+    /// The call returned late with this result. A reading now shows it.
     Late(Result<(), DriverError>),
-    /// The worker with the call is gone; the hardware shows what the call did.
+    /// The worker with the call has ended. A reading now shows what the call has changed.
     Gone,
 }
 
@@ -121,15 +120,15 @@ pub enum Settled {
 pub struct Status {
     /// Pid of the serving worker, if any.
     pub worker: Option<u32>,
-    /// Its driver, as of the last start.
+    /// The driver, as of the worker's last start.
     pub driver: Option<Driver>,
-    /// Why there is no worker, if that is a failure.
+    /// The failure because of which there is no worker, if there is one.
     pub failure: Option<DriverError>,
-    /// Workers started so far.
+    /// Number of workers started so far.
     pub started: u64,
-    /// Workers that crashed.
+    /// Number of workers that crashed.
     pub crashed: u64,
-    /// Abandoned workers that still exist.
+    /// Abandoned workers that have not ended yet.
     pub abandoned: Vec<AbandonedWorker>,
     /// UUIDs of the GPUs with a call whose outcome is unknown.
     pub unsettled: Vec<String>,
@@ -140,15 +139,15 @@ pub struct Status {
 pub struct AbandonedWorker {
     /// Its pid, if known.
     pub pid: Option<u32>,
-    /// The calls that hang, with their times.
+    /// The calls that hang, each with its duration.
     pub calls: Vec<String>,
-    /// Time of the abandonment.
+    /// Time when the worker was abandoned.
     pub since: SystemTime,
-    /// Killed but still existing: it hangs in the kernel, and only a reboot ends it.
+    /// Whether the worker was killed but has not ended. It hangs in the kernel, and only a reboot ends it.
     pub stuck: bool,
 }
 
-/// The GPUs of this host. Cheap to clone; dropping the last clone ends the worker.
+/// The GPUs of this host. Cloning is cheap; dropping the last clone ends the worker.
 #[derive(Debug, Clone)]
 pub struct Hardware {
     tx: mpsc::UnboundedSender<Message>,
@@ -160,7 +159,7 @@ pub struct Hardware {
 
 type Sender<T> = oneshot::Sender<T>;
 
-/// A request of the handle to the task.
+/// A request from the handle to the task.
 #[derive(Debug)]
 enum Message {
     Driver(Sender<Result<Driver, DriverError>>),
@@ -174,8 +173,8 @@ enum Message {
 }
 
 impl Hardware {
-    /// Starts the task; the worker itself starts with the first call. A missing driver makes calls fail, not
-    /// this function, and each call tries again.
+    /// Starts the task. The worker starts with the first call. If there is no driver, calls fail, not this function,
+    /// and later calls try again.
     ///
     /// Must be called within a tokio runtime.
     #[must_use]
@@ -190,15 +189,15 @@ impl Hardware {
     /// Returns the driver's versions and library, and whether it is simulated.
     ///
     /// # Errors
-    /// If there is no driver, or it does not match its library.
+    /// There is no driver, or its version differs from the library's.
     pub async fn driver(&self) -> Result<Driver, DriverError> {
         self.ask(Message::Driver).await.unwrap_or_else(|| Err(ended("asking for the driver")))
     }
 
-    /// Returns the GPUs of the driver's enumeration, including unreadable ones.
+    /// Returns all GPUs that the driver lists, including those that cannot be read.
     ///
     /// # Errors
-    /// If the driver as a whole fails.
+    /// The driver as a whole fails.
     pub async fn list(&self) -> Result<Vec<Listed>, DriverError> {
         let request = Request::List { skip: Vec::new() };
         match self.call(request).await? {
@@ -207,10 +206,10 @@ impl Hardware {
         }
     }
 
-    /// Reads everything about one GPU. Replaces a driver session that is outdated.
+    /// Reads everything about one GPU. Replaces an outdated driver session.
     ///
     /// # Errors
-    /// If it cannot be read at all. Partial failures are in [`Reading::warnings`].
+    /// The GPU cannot be read at all. Partial failures are in [`Reading::warnings`].
     pub async fn read(&self, uuid: &str) -> Result<Reading, DriverError> {
         self.read_afresh(uuid).await
     }
@@ -218,7 +217,7 @@ impl Hardware {
     /// Creates a GPU instance at a placement, and reads it back.
     ///
     /// # Errors
-    /// Those of the driver; [`DriverError::may_land`] if the outcome is unknown.
+    /// Errors of the driver. If the outcome is unknown, [`DriverError::may_land`] returns true.
     pub async fn create_gpu_instance(
         &self,
         uuid: &str,
@@ -289,8 +288,8 @@ impl Hardware {
         }
     }
 
-    /// Sets the compute mode and reads it back: `Ok` means that it is effective for new contexts. This also
-    /// works on a GPU in use. A GPU in MIG mode supports DEFAULT only.
+    /// Sets the compute mode and reads it back. `Ok` means that it is effective for new contexts. This also works on a
+    /// GPU that is in use. A GPU in MIG mode supports only DEFAULT.
     ///
     /// # Errors
     /// As [`Self::create_gpu_instance`].
@@ -302,22 +301,22 @@ impl Hardware {
         }
     }
 
-    /// Waits until the GPU has no call with an unknown outcome. If a worker hangs in the kernel, this may never
-    /// return: add a timeout.
+    /// Waits until the GPU has no call with an unknown outcome. This may never return if a worker hangs in the kernel,
+    /// so add a timeout.
     pub async fn settle(&self, uuid: &str) -> Settled {
         self.ask(|tx| Message::Settle(uuid.to_owned(), tx)).await.unwrap_or(Settled::Gone)
     }
 
-    /// Ends the worker and verifies that it is gone, so that gpush has no open handle; the next call starts
-    /// another. Calls in flight are answered first, calls in the queue wait for the new one.
+    /// Ends the worker and verifies that it has ended, so that gpush has no open handle. The next call starts another
+    /// worker. Calls in flight finish first; queued calls wait for the new worker.
     ///
     /// # Errors
-    /// If a worker hangs in the kernel and cannot be ended.
+    /// A worker hangs in the kernel and cannot be ended.
     pub async fn restart(&self) -> Result<(), DriverError> {
         self.ask(Message::Restart).await.unwrap_or_else(|| Err(ended("restarting the driver worker")))
     }
 
-    /// As [`Self::restart`], but every call fails with [`ErrorKind::Stopped`] until
+    /// Ends the worker like [`Self::restart`]. Then every call fails with [`ErrorKind::Stopped`] until
     /// [`Self::resume`].
     ///
     /// # Errors
@@ -326,7 +325,7 @@ impl Hardware {
         self.ask(Message::Stop).await.unwrap_or(Ok(()))
     }
 
-    /// As [`Self::stop`], without waiting for the worker to end. Later calls fail.
+    /// Makes later calls fail like [`Self::stop`], but does not wait for the worker to end.
     pub fn suspend(&self) {
         let (tx, _) = oneshot::channel();
         let _ = self.tx.send(Message::Stop(tx));
@@ -337,9 +336,9 @@ impl Hardware {
         let _ = self.tx.send(Message::Resume);
     }
 
-    /// As [`Self::restart`], but the next worker is not started before [`Self::unpause`]: calls wait until
-    /// then, without limit. A reset needs this: gpush must have no handle open, but operations on other GPUs
-    /// must not fail. Independent of [`Self::stop`].
+    /// Ends the worker like [`Self::restart`], but starts no other before [`Self::unpause`]. Until then calls wait,
+    /// without limit. A reset needs this: gpush must have no handle open, but operations on other GPUs must not fail.
+    /// Independent of [`Self::stop`].
     ///
     /// # Errors
     /// As [`Self::restart`].
@@ -358,13 +357,13 @@ impl Hardware {
         self.status.borrow().clone()
     }
 
-    /// Returns the state of the worker, with changes.
+    /// Returns a receiver for the state of the worker and its changes.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
 
-    /// Returns the driver's events, if [`Options::events`] is set.
+    /// Returns a receiver for the driver's events, which arrive if [`Options::events`] is set.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()

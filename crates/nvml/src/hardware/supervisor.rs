@@ -38,11 +38,11 @@ struct Supervisor {
     next: Ticket,
     reports: mpsc::UnboundedSender<(WorkerId, Report)>,
     events: broadcast::Sender<reading::Event>,
-    /// Start of the supervisor on both clocks, to convert moments to system time.
+    /// Start of the supervisor on both clocks, to convert instants to system time.
     epoch: (Instant, SystemTime),
 }
 
-/// Runs until the last handle is dropped and the worker has then ended. Calls in flight finish first.
+/// Runs until the last handle is dropped and the worker has ended. Calls in flight finish first.
 pub(super) async fn run(
     options: Options,
     mut messages: mpsc::UnboundedReceiver<Message>,
@@ -91,7 +91,7 @@ pub(super) async fn run(
     }
 }
 
-/// Logs that a worker died unexpectedly: its calls, and the consequence for their callers.
+/// Logs an unexpected end of a worker, with its calls and the consequence for their callers.
 fn mourn(pid: Option<u32>, how: &str, calls: &[&Request]) {
     let during = |request: &&Request| match request.gpu() {
         Some(gpu) => format!("{} ({})", request.name(), gpu.uuid),
@@ -101,8 +101,8 @@ fn mourn(pid: Option<u32>, how: &str, calls: &[&Request]) {
     let during = if during.is_empty() { "it had no call".to_owned() } else { format!("while {}", during.join(", ")) };
     let follows = match (calls.is_empty(), calls.iter().any(|request| request.is_mutation())) {
         (true, _) => "the next call starts another",
-        (false, false) => "another is started and asked again",
-        (false, true) => "another is started, and what the change has come to is read from the hardware",
+        (false, false) => "starting another one and repeating the call",
+        (false, true) => "starting another one and reading the result of the change from the hardware",
     };
     tracing::warn!(pid, "the driver worker died: {how}, {during}; {follows}");
 }
@@ -138,7 +138,7 @@ impl Supervisor {
             Report::Said(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
             Report::Said(ToParent::Reply { id, result }) => Some(Event::Reply { worker, ticket: id, result }),
             Report::Said(ToParent::Event(event)) => {
-                // It is fine if there is no listener.
+                // Fails without a receiver, which is not an error.
                 let _ = self.events.send(event);
                 None
             }
@@ -162,7 +162,7 @@ impl Supervisor {
         }
     }
 
-    /// Executes an effect; an immediate failure becomes an event.
+    /// Executes an effect. Returns an event if it fails at once.
     fn carry_out(&mut self, effect: Effect) -> Option<Event> {
         match effect {
             Effect::Spawn(worker) => match Line::open(worker, &self.options, self.reports.clone()) {

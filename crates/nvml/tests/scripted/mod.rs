@@ -1,5 +1,5 @@
-//! The worker of the supervisor's tests: this test program, started with `--ignored --exact scripted::worker`.
-//! It takes the socket from standard input, as the real worker does.
+//! The worker of the supervisor's tests: this test program, started with `--ignored --exact scripted::worker`. It gets
+//! the socket as standard input, like the real worker.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! Changes of leases. Each is one record; the caller puts it into one commit with whatever belongs to it.
+//! Changes of leases. Each change writes one record. The caller combines it in one commit with other changes that
+//! belong to it.
 
 use gpush_api::{EndReason, LeaseBinding, LeaseId, LeaseMember, LeaseRevocation, LeaseState};
 use jiff::Timestamp;
@@ -13,7 +14,7 @@ use crate::{
 };
 
 impl Tx<'_> {
-    /// Records a lease that waits for capacity. Its number is its place in the order of arrival.
+    /// Records a lease that waits for capacity. Its number is its position in the order of arrival.
     ///
     /// # Errors
     /// Fails if the store cannot write the record.
@@ -22,7 +23,7 @@ impl Tx<'_> {
         self.put_lease(lease)
     }
 
-    /// Records a lease as active: the grant of targets that exist.
+    /// Records a lease as active: a grant of targets that already exist.
     ///
     /// # Errors
     /// Fails if the lease has left the queue, or if the store cannot write the record.
@@ -46,8 +47,8 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Granting, members, operation: Some(operation), ..lease })
     }
 
-    /// Records a granting lease as active, in the transaction that ends its operation. The members are those that
-    /// the operation created, read back.
+    /// Records a granting lease as active, in the transaction that ends its operation. The members are the instances
+    /// that the operation created, read back.
     ///
     /// # Errors
     /// Fails if the lease is not granting, or if the store cannot write the record.
@@ -87,15 +88,15 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Releasing, reason: Some(reason), ..lease })
     }
 
-    /// Records a revocation: an active lease becomes releasing, a releasing lease keeps its
-    /// reason. Send this change through [`crate::Store::write_ending`].
+    /// Records a revocation. An active lease becomes releasing; a releasing lease keeps its reason. Send this change
+    /// through [`crate::Store::write_ending`].
     ///
     /// # Errors
     /// Fails if the lease is neither active nor releasing, or if the store cannot write the record.
     pub fn revoke_lease(&mut self, id: LeaseId, revocation: LeaseRevocation) -> Result<LeaseRecord, StoreError> {
         let from = [LeaseState::Active, LeaseState::Releasing];
         let lease = self.known_lease(id, &from, LeaseState::Releasing)?;
-        // The times that the holder was notified of stay.
+        // Keep the time that the holder was first told.
         let first = lease.revocation.as_ref().and_then(|revocation| revocation.processes_end_at);
         let processes_end_at = first.or(revocation.processes_end_at);
         let revocation = Some(LeaseRevocation { processes_end_at, ..revocation });
@@ -103,7 +104,7 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Releasing, reason, revocation, ..lease })
     }
 
-    /// Records that a lease ended. A releasing one keeps its reason. Send this change through
+    /// Records that a lease ended. A releasing lease keeps its reason. Send this change through
     /// [`crate::Store::write_ending`].
     ///
     /// # Errors
@@ -134,7 +135,7 @@ impl Tx<'_> {
         }
     }
 
-    /// A queued lease with the next number, not written yet.
+    /// Creates a queued lease with the next number. Does not write it.
     fn new_lease(&mut self, new: NewLease) -> Result<LeaseRecord, StoreError> {
         let id = LeaseId(self.view().last_lease()?.0 + 1);
         record::put(self.connection, &Fact { name: LAST_LEASE.to_owned(), value: id.0.to_string() })?;

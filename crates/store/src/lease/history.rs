@@ -1,15 +1,15 @@
-//! The budget of ended leases.
+//! The limits for ended leases.
 
 use super::LeaseRecord;
 use crate::{error::StoreError, note::Bounds, record, tx::Tx};
 
-/// Ended leases with their age among those of their user; 1 is the last.
+/// Ended leases with their rank among those of their user; rank 1 ended last.
 const RANKED: &str = "SELECT id, sequence, row_number() OVER (PARTITION BY uid ORDER BY sequence DESC) AS age \
                       FROM leases WHERE state = 'ended'";
 
 impl Tx<'_> {
-    /// Deletes the oldest ended leases beyond each user's budget; if there are still too many in total,
-    /// it deletes those of the users with the most leases first. One user's leases never displace another's last ones.
+    /// Deletes the oldest ended leases beyond each user's limit. If there are still too many in total, deletes those of
+    /// the users with the most leases first. So one user's leases never displace the last ones of another user.
     pub(crate) fn prune_leases(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let per_user = record::delete::<LeaseRecord>(

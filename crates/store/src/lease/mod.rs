@@ -6,12 +6,12 @@
 //!                    └──────────────────────┴──────────────────────────┴──end_lease──► ended ◄─────┘
 //! ```
 //!
-//! A free share is granted by one commit. A grant that creates MIG devices takes two: the lease is `granting` from the
-//! commit that begins its operation, and `active` from the one that ends it. The members of a lease are a column of
-//! its row, so a lease is always whole.
+//! Granting a free share takes one commit. A grant that creates MIG devices takes two: the commit that begins its
+//! operation makes the lease `granting`, and the commit that ends the operation makes it `active`. The members of a
+//! lease are a column of its row, so they are always complete.
 //!
-//! Numbers are never used twice in one database, and continue after those of a lost one. If nothing is known about a
-//! lost one, [`crate::Store::epoch`] still differs, which is part of every name outside of the database.
+//! A database never uses a lease number twice. A database that replaces a lost one continues after the lost numbers. If
+//! they are not known, [`crate::Store::epoch`] still differs, and every name outside of the database contains it.
 
 use gpush_api::{
     Actor, EndReason, LeaseBinding, LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseRequest, LeaseRevocation,
@@ -34,7 +34,7 @@ pub use read::LeaseHistory;
 /// A lease to record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewLease {
-    /// The user who is admitted.
+    /// The user who gets the share.
     pub holder: LeaseHolder,
     /// The caller.
     pub asked_by: Actor,
@@ -42,16 +42,16 @@ pub struct NewLease {
     pub kind: LeaseKind,
     /// The request.
     pub request: LeaseRequest,
-    /// What its life depends on.
+    /// The process, scope or job that the lease depends on.
     pub binding: LeaseBinding,
 }
 
-/// Which lease is granted.
+/// The source of a granted lease.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseSource {
-    /// A new one.
+    /// A new lease.
     New(Box<NewLease>),
-    /// One that is queued.
+    /// A queued lease.
     Queued(LeaseId),
 }
 
@@ -61,12 +61,12 @@ impl From<NewLease> for LeaseSource {
     }
 }
 
-/// What a grant records.
+/// The values that a grant records.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LeaseTerms {
     /// Targets with their settings. For an instance that does not exist yet, only the known fields are set.
     pub members: Vec<LeaseMember>,
-    /// When it expires, by the wall clock.
+    /// When the lease expires, by the system clock.
     pub expires_at: Option<Timestamp>,
 }
 
@@ -75,9 +75,9 @@ pub struct LeaseTerms {
 pub struct LeaseRecord {
     /// Id.
     pub id: LeaseId,
-    /// Sequence number of its last change.
+    /// Sequence number of the last change.
     pub sequence: u64,
-    /// The user who is admitted.
+    /// The user who gets the share.
     pub holder: LeaseHolder,
     /// The caller.
     pub asked_by: Actor,
@@ -85,27 +85,27 @@ pub struct LeaseRecord {
     pub kind: LeaseKind,
     /// State.
     pub state: LeaseState,
-    /// Why it ends or ended.
+    /// Why the lease ends or ended.
     pub reason: Option<EndReason>,
     /// The request.
     pub request: LeaseRequest,
     /// Targets with their settings.
     pub members: Vec<LeaseMember>,
-    /// What its life depends on.
+    /// The process, scope or job that the lease depends on.
     pub binding: LeaseBinding,
-    /// Operation that creates its MIG devices.
+    /// Operation that creates the lease's MIG devices.
     pub operation: Option<OperationId>,
-    /// When it was requested.
+    /// When the lease was requested.
     pub created_at: Timestamp,
-    /// When it was granted.
+    /// When the lease was granted.
     pub granted_at: Option<Timestamp>,
-    /// When it expires, by the wall clock.
+    /// When the lease expires, by the system clock.
     pub expires_at: Option<Timestamp>,
-    /// When it ended.
+    /// When the lease ended.
     pub ended_at: Option<Timestamp>,
-    /// Its revocation.
+    /// The revocation, if there was one.
     pub revocation: Option<LeaseRevocation>,
-    /// Boot on which it was recorded: processes do not outlive a boot.
+    /// Boot on which the lease was recorded. Processes do not outlive a boot.
     pub boot_id: String,
 }
 
@@ -139,7 +139,7 @@ impl Record for LeaseRecord {
         columns.put_json(&self.holder.user)?;
         columns.put_json(&self.asked_by)?;
         columns.put_json(&self.kind)?;
-        // Not as JSON: the indexes are on it.
+        // As text and not as JSON, because indexes use it.
         columns.put_text(self.state.name());
         columns.put_json(&self.reason)?;
         columns.put_json(&self.request)?;

@@ -41,7 +41,7 @@ fn query_plan(connection: &Connection, rest: &str, parameters: usize) -> String 
 }
 
 #[test]
-fn queries_use_an_index_with_and_without_ten_thousand_ended_leases() {
+fn lease_queries_use_an_index_with_few_and_many_rows() {
     let connection = Connection::open_in_memory().unwrap();
     schema::migrate(&connection, schema::MIGRATIONS, 0, |_| Ok(())).unwrap();
     let plans = |connection: &Connection| {

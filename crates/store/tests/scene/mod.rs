@@ -19,7 +19,7 @@ pub(crate) fn actor(uid: u32) -> Actor {
     Actor { uid, user: Some(format!("user{uid}")), pid: Some(4000 + uid) }
 }
 
-/// Returns a lease of a user: a quarter of an MPS target, in two members so that the row has a list.
+/// Returns a lease of a user: a quarter of an MPS target, in two members so that the row contains a list.
 pub(crate) fn new_lease(uid: u32) -> NewLease {
     NewLease {
         holder: LeaseHolder { uid, user: Some(format!("user{uid}")) },

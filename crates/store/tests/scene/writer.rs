@@ -1,6 +1,6 @@
-//! A process that commits continuously until it is killed: the test program, started again with
-//! `GPUSH_STORE_ROLE` set. Its test `the_process_that_is_killed` takes the role, and does nothing in an
-//! ordinary run.
+//! A process that commits continuously until it is killed. It is the test program, started again with
+//! `GPUSH_STORE_ROLE` set. The test `the_process_that_is_killed` then runs the role, and does nothing in an ordinary
+//! run.
 
 #![allow(dead_code, reason = "each test program uses its part of it")]
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
@@ -25,7 +25,7 @@ pub(crate) fn roomy() -> Options {
     Options { bounds, ..options() }
 }
 
-/// Commits one transaction with several records; each thread numbers its transactions 1, 2, 3 and so on.
+/// Commits one transaction with several records. Each thread numbers its transactions 1, 2, 3 and so on.
 pub(crate) fn commit(store: &Store, thread: u64, number: u64) -> Result<u64, StoreError> {
     let write = store.write(move |tx| {
         let id = tx.begin(operation(&format!("thread {thread}"), number))?.id;
@@ -48,8 +48,7 @@ fn uid_of(thread: u64) -> u32 {
     2000 + u32::try_from(thread).unwrap()
 }
 
-/// Returns the progress of each thread according to the store. Fails if a transaction is incomplete or one in
-/// between is missing.
+/// Returns the progress of each thread according to the store. Fails if a transaction is incomplete or missing.
 pub(crate) fn reached(store: &Store) -> BTreeMap<u64, u64> {
     let read = store.read(|view| {
         let mut reached = BTreeMap::new();
@@ -85,13 +84,13 @@ pub(crate) fn reached(store: &Store) -> BTreeMap<u64, u64> {
 }
 
 fn say(line: &str) {
-    // One line, one write: a reader never sees half of it.
+    // One write for each line, so that a reader never gets a part of a line.
     std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()).unwrap();
     std::io::stdout().flush().unwrap();
 }
 
-/// Runs the role of the process that is killed: `forever` commits from all threads; `few N` commits N times
-/// from one thread and exits without closing; `open` opens and closes.
+/// Runs the role of the process that is killed. `forever` commits from all threads; `few N` commits N times from one
+/// thread and exits without closing; `open` opens and closes the store.
 pub(crate) fn role() {
     let Ok(role) = std::env::var("GPUSH_STORE_ROLE") else { return };
     let directory = PathBuf::from(std::env::var_os("GPUSH_STORE_DIRECTORY").unwrap());
@@ -151,7 +150,7 @@ pub(crate) fn child(strace: &[&str], role: &str, directory: &Path) -> Command {
 }
 
 pub(crate) fn have_strace(what: &str) -> bool {
-    // strace may be installed but not permitted to trace.
+    // strace may be installed, but not permitted to trace.
     let works = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
     let works = works.is_ok_and(|output| output.status.success());
     if !works {

@@ -1,7 +1,8 @@
 //! Requests a lease, and waits for it in the queue.
 //!
-//! gpushd answers when the lease is granted. Meanwhile this process shows the place in the queue, which it reads over
-//! a second connection. When it ends early, its connection closes, and gpushd takes the request out of the queue.
+//! gpushd responds when the lease is granted. Meanwhile this process shows the position in the queue, which it reads
+//! over a second connection. If this process exits early, its connection closes, and gpushd removes the request from
+//! the queue.
 
 use std::time::Duration;
 
@@ -20,18 +21,18 @@ use crate::{
     render::lease,
 };
 
-/// Time between two reads of the queue; the first one comes after it.
+/// Pause before each read of the queue.
 const POLL: Duration = Duration::from_secs(1);
 
-/// A request with the way in which it is made.
+/// A request, and how to make it.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) request: LeaseRequest,
-    /// Whether the place in the queue is not shown.
+    /// Whether neither the place in the queue nor warnings are shown.
     pub(super) quiet: bool,
 }
 
-/// Returns the request of `lease request` and `lease env`: without an end it ends with the login session.
+/// Creates the request of `lease request` and `lease env`. If no end is given, the lease ends with the login session.
 pub(super) fn bound(flags: &RequestFlags, held: &Held) -> Result<LeaseRequest, ApiError> {
     let mut request = flags.request()?;
     request.holder = held.user.as_deref().map(uid).transpose()?;
@@ -43,10 +44,10 @@ pub(super) fn bound(flags: &RequestFlags, held: &Held) -> Result<LeaseRequest, A
     Ok(request)
 }
 
-/// Requests the lease.
+/// Requests the lease and waits for the grant.
 ///
 /// # Errors
-/// The refusal; or the lease was not granted in time.
+/// If the lease is refused, or not granted in time.
 pub(super) async fn granted(
     client: &mut Client,
     global: &Global,
@@ -68,7 +69,7 @@ pub(super) async fn granted(
             granted = &mut granted => return Ok(granted?),
             leases = watcher.leases(0) => leases,
         };
-        // A read that fails is repeated: the request has its own connection.
+        // A failed read is repeated later. It does not affect the request, which has a separate connection.
         let Some(queued) = leases.iter().flatten().find(|lease| is_own(lease)) else { continue };
         let text = lease::waits(queued, &out.look);
         if text != shown {
@@ -78,20 +79,23 @@ pub(super) async fn granted(
     }
 }
 
-/// Whether a lease is the waiting request of this process.
+/// Returns whether a lease is the pending request of this process.
 fn is_own(lease: &Lease) -> bool {
     let pid = lease.asked_by.as_ref().and_then(|actor| actor.pid);
     matches!(lease.state, LeaseState::Queued | LeaseState::Granting) && pid == Some(std::process::id())
 }
 
-/// Prints the warnings of a grant.
-pub(super) fn warn(granted: &LeaseGrant, out: &Output) {
+/// Prints the warnings of a grant, unless the command is to be quiet.
+pub(super) fn warn(granted: &LeaseGrant, quiet: bool, out: &Output) {
+    if quiet {
+        return;
+    }
     for warning in &granted.warnings {
         out.remark(&(out.look.wrap("warning: ", &out.look.clean(warning)).join("\n") + "\n"));
     }
 }
 
-/// Returns the uid of a user who is given by name or uid.
+/// Converts a user name or a uid to a uid.
 fn uid(user: &str) -> Result<u32, ApiError> {
     if let Ok(uid) = user.parse() {
         return Ok(uid);
@@ -106,14 +110,14 @@ fn uid(user: &str) -> Result<u32, ApiError> {
     }
 }
 
-/// Returns the leader of the session of this command. A lease without another end ends with it.
+/// Returns the pid of the session leader of this command. A lease without another end ends when that process exits.
 fn session() -> Result<u32, ApiError> {
     let no_end = |cause: String| {
         let error = ApiError::new(Code::BadRequest, "the lease needs an end").cause(cause);
         error.hint("add `--for 2h`, or `--with $$` to end it with the shell")
     };
     let leader = getsid(None).map_err(|errno| no_end(format!("cannot find the session of this command: {errno}")))?;
-    // 0 is a process outside of this container; 1 never ends.
+    // 0 means a process outside of this container. Process 1 never exits.
     let pid = u32::try_from(leader.as_raw()).ok().filter(|pid| *pid > 1);
     let pid = pid.ok_or_else(|| no_end("this command runs outside a login session".to_owned()))?;
     match kill(Pid::from_raw(leader.as_raw()), None) {

@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `grant` | requests a lease and waits in the queue; what the lease ends with |
+//! | `grant` | requests a lease and waits in the queue; determines what ends the lease |
 //! | `run` | `run`: this process becomes the command |
 //! | `env` | `lease env`: the environment as text |
 //! | `list` | `lease list`, `lease show` |
@@ -29,7 +29,7 @@ pub(super) fn become_command(global: &Global, args: &RunArgs, out: &Output) -> O
     run::run(global, args, out)
 }
 
-/// Ends `run` with an error of its command line.
+/// Ends `run` because its command line is invalid.
 pub(super) fn refused(error: ApiError, out: &Output) -> Outcome {
     run::own(error.into(), NO_COMMAND, out)
 }
@@ -59,7 +59,7 @@ pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcom
 async fn requested(client: &mut Client, global: &Global, asked: &Asked, out: &Output) -> Outcome {
     let granted = grant::granted(client, global, asked, out).await?;
     let gpus = gpus(client).await;
-    if let Err(failure) = print(&granted, &gpus, out) {
+    if let Err(failure) = print(&granted, &gpus, asked.quiet, out) {
         // The user does not know the id.
         let _ = client.lease_release(granted.lease.id).await;
         return Err(failure);
@@ -67,28 +67,28 @@ async fn requested(client: &mut Client, global: &Global, asked: &Asked, out: &Ou
     Ok(0)
 }
 
-fn print(granted: &LeaseGrant, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
-    grant::warn(granted, out);
+fn print(granted: &LeaseGrant, gpus: &[Gpu], quiet: bool, out: &Output) -> Result<(), Failure> {
+    grant::warn(granted, quiet, out);
     if out.json {
         return out.document(granted);
     }
     out.list(granted, |look| lease::granted(granted, gpus, look))
 }
 
-/// The GPUs of the host, to name targets; none when they cannot be read: targets are named by their UUIDs then.
+/// Returns the GPUs of the host, to name targets. If they cannot be read, targets are named by their UUIDs.
 async fn gpus(client: &mut Client) -> Vec<Gpu> {
     client.gpus(false).await.unwrap_or_default()
 }
 
-/// Returns the open leases. They are requested only where a rule claims a GPU: no other GPU can be leased. If the request
-/// fails, the rest of the output is still shown.
+/// Returns the open leases. They are requested only if a rule claims one of the GPUs, because other GPUs cannot be
+/// leased. If the request fails, the rest of the output is still shown.
 pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<Lease> {
     if gpus.iter().all(|gpu| gpu.rule.is_none()) {
         return Vec::new();
     }
     match client.leases(0).await {
         Ok(leases) => leases,
-        // A gpushd without leases.
+        // This gpushd does not support leases.
         Err(error) if error.code() == Code::NotFound => Vec::new(),
         Err(error) => {
             out.remark(&(out.look.wrap("leases are not shown: ", &error.error.message).join("\n") + "\n"));
@@ -97,8 +97,8 @@ pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<L
     }
 }
 
-/// Names the leases that have a GPU, with their holders, such as `lease L17 of alice`. Holders can start programs at any
-/// time.
+/// Names the leases that occupy a GPU, with their holders, such as `lease L17 of alice`. Holders can start programs at
+/// any time.
 pub(super) fn holders(gpu: &Gpu, leases: &[Lease]) -> Vec<String> {
     let has_gpu = |lease: &&Lease| lease.members.iter().any(|member| member.gpu == gpu.uuid);
     let holding = leases.iter().filter(|lease| lease.state.holds_capacity()).filter(has_gpu);

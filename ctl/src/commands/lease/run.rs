@@ -1,12 +1,12 @@
-//! `gpushctl run`: a lease for as long as a command runs.
+//! `gpushctl run`: holds a lease while a command runs.
 //!
 //! ```text
 //! a lease with a new scope for this process ─► this process becomes the command (exec)
 //!                                              └► exec fails: the lease is released
 //! ```
 //!
-//! So the lease belongs to the command: no process in between can end it, and terminal, signals and exit status are
-//! those of the command.
+//! So the lease belongs to the command itself. No process in between can end it, and the terminal, signals and exit
+//! status are those of the command.
 
 use std::{
     ffi::OsString,
@@ -29,13 +29,13 @@ use crate::{
     render::lease,
 };
 
-/// Longest time for the release of a lease whose command cannot run. It ends with this process in any case.
+/// Maximum time for the release of a lease whose command cannot run. The lease ends with this process anyway.
 const RELEASE: Duration = Duration::from_secs(2);
 
-/// The variable that names the lease of a process.
+/// Environment variable that names the lease of a process.
 const LEASE: &str = "GPUSH_LEASE";
 
-/// Variables of MPS clients: those of another share must not reach the command.
+/// Prefix of the variables of MPS clients. Those of another lease must not reach the command.
 const MPS: &str = "CUDA_MPS_";
 
 pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
@@ -46,7 +46,7 @@ pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
         Ok(found) => found,
         Err(failure) => return own(failure, NO_COMMAND, out),
     };
-    grant::warn(&granted, out);
+    grant::warn(&granted, args.quiet, out);
     if is_new && !args.quiet && std::io::stderr().is_terminal() {
         out.remark(&lease::started(&granted.lease, &out.look));
     }
@@ -58,7 +58,7 @@ pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
     own(exit::io(format!("cannot run {}", Path::new(program).display()), &cause).into(), status, out)
 }
 
-/// Prints an error of `run` itself, and ends with its exit status.
+/// Prints an error of `run` itself, and returns its exit status.
 pub(super) fn own(failure: Failure, status: u8, out: &Output) -> Outcome {
     match failure {
         Failure::Error(error) => out.error(&error),
@@ -67,7 +67,7 @@ pub(super) fn own(failure: Failure, status: u8, out: &Output) -> Outcome {
     Ok(status)
 }
 
-/// Returns the lease in which the command runs, and whether it is a new one.
+/// Returns the lease for the command, its environment, and whether the lease is new.
 fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, Environment, bool), Failure> {
     let is_request = args.request.is_given();
     if args.lease.is_some() && is_request {
@@ -104,7 +104,7 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
     })
 }
 
-/// Returns the lease of this process, unless it has ended: shells keep the environment of ended leases.
+/// Returns the lease of this process if it is open. Shells keep the environment of ended leases.
 async fn open_lease(client: &mut Client) -> Option<LeaseId> {
     let id: LeaseId = std::env::var(LEASE).ok()?.parse().ok()?;
     let lease = client.lease_of(id).await.ok()?;
@@ -137,7 +137,7 @@ async fn enter(client: &mut Client, id: LeaseId) -> Result<LeaseGrant, Failure> 
     Ok(granted)
 }
 
-/// Executes the command in this process; returns only if that fails.
+/// Executes the command in this process. Returns only if that fails.
 fn execute(environment: &Environment, program: &OsString, arguments: &[OsString]) -> std::io::Error {
     let mut command = Command::new(program);
     command.args(arguments);
@@ -151,7 +151,7 @@ fn execute(environment: &Environment, program: &OsString, arguments: &[OsString]
     command.envs(environment.variables()).exec()
 }
 
-/// Releases the lease. A failure is not reported: the lease ends with this process.
+/// Releases the lease. Failures are ignored, because the lease ends with this process anyway.
 fn release(global: &Global, id: LeaseId) {
     let _ = super::super::with_agent(global, async |client| {
         let _ = tokio::time::timeout(RELEASE, client.lease_release(id)).await;

@@ -1,4 +1,4 @@
-//! `gpushctl mig add|remove|on|off`: a change of the present layout, as the layouts that result.
+//! `gpushctl mig add|remove|on|off`: computes the new layouts from the current ones.
 
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, MpsDaemon};
 use gpush_client::Client;
@@ -6,7 +6,7 @@ use gpush_core::layout::{Layout, edit};
 
 use crate::exit::Failure;
 
-/// The GPUs that an edit is about: those that are named, else the only one with MIG.
+/// Returns the GPUs to change: the named ones, or else the only GPU with MIG.
 async fn chosen(client: &mut Client, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     let all = client.gpus(false).await?;
     if !selectors.is_empty() {
@@ -14,7 +14,7 @@ async fn chosen(client: &mut Client, selectors: &[String]) -> Result<Vec<Gpu>, F
     }
     let mut with_mig: Vec<Gpu> = all.into_iter().filter(|gpu| gpu.mig.is_some()).collect();
     if with_mig.len() > 1 {
-        let error = ApiError::new(Code::BadRequest, "several GPUs have MIG, and none is named");
+        let error = ApiError::new(Code::BadRequest, "the command names no GPU, but several GPUs support MIG");
         return Err(error.hint(format!("name GPUs with -g, such as `-g {}`", with_mig.swap_remove(0).index)).into());
     }
     Ok(with_mig)
@@ -40,7 +40,7 @@ fn is_of(daemon: &MpsDaemon, gpu: &Gpu, device: &str) -> bool {
     daemon.gpu == Some(gpu.index) && daemon.device.as_deref() == Some(device) && daemon.ends.is_none()
 }
 
-/// The present layouts with entries added.
+/// Returns the current layouts with these entries added.
 pub(super) async fn added(
     client: &mut Client,
     selectors: &[String],
@@ -50,7 +50,7 @@ pub(super) async fn added(
     edited(client, selectors, |gpu, shared| edit::added(gpu, shared, entries)).await
 }
 
-/// The present layouts without entries.
+/// Returns the current layouts without these entries.
 pub(super) async fn removed(
     client: &mut Client,
     selectors: &[String],
@@ -64,7 +64,7 @@ fn check(entries: &[String]) -> Result<(), ApiError> {
     entries.iter().find_map(|entry| crate::args::habits::layout(entry)).map_or(Ok(()), Err)
 }
 
-/// MIG mode on or off. GPUs that have MIG mode on keep their instances.
+/// Returns the layouts with MIG mode on or off. GPUs with MIG mode already on keep their instances.
 pub(super) async fn switched(client: &mut Client, selectors: &[String], on: bool) -> Result<Vec<GpuLayout>, Failure> {
     if on {
         return edited(client, selectors, |gpu, shared| edit::added(gpu, shared, &["none".to_owned()])).await;

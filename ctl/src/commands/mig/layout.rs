@@ -1,4 +1,4 @@
-//! `gpushctl mig plan|apply|assert`: which layout is meant, and what it changes.
+//! `gpushctl mig plan|apply|assert`: determines the requested layout and what it changes.
 
 use gpush_api::{ApiError, ApplyRequest, Code, Gpu, LayoutSource, Mode, PlanRequest, Plans};
 use gpush_client::Client;
@@ -13,15 +13,15 @@ use crate::{
     render::plan,
 };
 
-/// The layout of a command line. A name and entries differ by their form.
+/// The layout on a command line. Names and entries are distinguished by their form.
 enum Typed {
     Layout(LayoutSource),
-    /// A label of a mig-parted file; its meaning depends on the GPUs.
+    /// A label of a mig-parted file. Its meaning depends on the GPUs.
     Label(parted::File, parted::Label),
 }
 
 impl Typed {
-    /// Reads the layout. A wrong file is reported without asking gpushd.
+    /// Parses the layout. An invalid file is reported without contacting gpushd.
     fn of(wanted: &Wanted) -> Result<Self, ApiError> {
         if let Some(file) = &wanted.file {
             let (file, label) = files::read(file, wanted.label.as_deref())?;
@@ -36,7 +36,7 @@ impl Typed {
         Ok(Self::Layout(layout::source_of(text)))
     }
 
-    /// The request for a host with these GPUs. Prints which GPUs a label leaves out.
+    /// Creates the request for a host with these GPUs. Prints which GPUs a label leaves out.
     fn request(self, wanted: &Wanted, gpus: &[Gpu], out: &Output) -> Result<PlanRequest, ApiError> {
         let only = wanted.which.gpus.clone();
         Ok(match self {
@@ -51,7 +51,7 @@ impl Typed {
         })
     }
 
-    /// The request to gpushd, which is asked for its GPUs only when they matter.
+    /// Creates the request for gpushd. Requests the GPUs only if they are needed.
     async fn ask(self, wanted: &Wanted, client: &mut Client, out: &Output) -> Result<PlanRequest, Failure> {
         let gpus = match &self {
             Self::Layout(_) => Vec::new(),
@@ -61,7 +61,7 @@ impl Typed {
     }
 }
 
-/// Explains a name that only mig-parted knows.
+/// Explains the error about a name that only mig-parted knows.
 fn explained(request: &PlanRequest, error: gpush_client::Error) -> Failure {
     match &request.layout {
         LayoutSource::Named(name) if error.code() == Code::NotFound => {
@@ -75,7 +75,7 @@ fn explained(request: &PlanRequest, error: gpush_client::Error) -> Failure {
     }
 }
 
-/// `mig plan`, and `mig apply --dry-run`.
+/// Runs `mig plan` and `mig apply --dry-run`.
 pub(super) fn planned(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
     let typed = Typed::of(wanted)?;
     if let Some(host) = &how.offline {
@@ -85,7 +85,7 @@ pub(super) fn planned(global: &Global, wanted: &Wanted, how: &Offline, out: &Out
     super::super::ask(global, async |client| {
         let request = typed.ask(wanted, client, out).await?;
         let plans = client.plan(&request).await.map_err(|error| explained(&request, error))?;
-        // Only for the drawing: the JSON is the plans alone.
+        // Only for the text output: the JSON has the plans alone.
         let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
         apply::show_plan(&plans, &gpus, out)
     })
@@ -104,7 +104,7 @@ fn offline_plans(
     Ok((plans, gpus))
 }
 
-/// `mig assert`. Without a layout the question is whether GPUs of mode `mig` have their desired layout.
+/// Runs `mig assert`. Without a layout, it checks whether GPUs of mode `mig` have their desired layout.
 pub(super) fn asserted(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
     let typed = Typed::of(wanted)?;
     if let Some(host) = &how.offline {
@@ -115,7 +115,7 @@ pub(super) fn asserted(global: &Global, wanted: &Wanted, how: &Offline, out: &Ou
         let mut request = typed.ask(wanted, client, out).await?;
         let of_all = request.layout == LayoutSource::Wanted && request.gpus.is_empty();
         if of_all {
-            // The GPUs that `mig apply` would change, also those that are cordoned.
+            // The GPUs that `mig apply` would change, including cordoned ones.
             let gpus = client.gpus(false).await?;
             request.gpus = gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.uuid).collect();
         }
@@ -130,7 +130,7 @@ pub(super) fn asserted(global: &Global, wanted: &Wanted, how: &Offline, out: &Ou
         if !of_all || status != 0 {
             return Ok(status);
         }
-        // The layout of a GPU that cannot be read is not known.
+        // The layout of a GPU that cannot be read is unknown.
         let unseen = client.config_diff().await?.unseen;
         let Some(error) = unseen.first() else { return Ok(0) };
         if !out.json {
@@ -140,8 +140,8 @@ pub(super) fn asserted(global: &Global, wanted: &Wanted, how: &Offline, out: &Ou
     })
 }
 
-/// Plans for an explicit layout on the GPUs as gpushd sees them, whatever mode their rules have: a check
-/// changes nothing, so no rule refuses it.
+/// Plans an explicit layout on the GPUs as gpushd sees them. The modes of their rules do not matter, because a check
+/// changes nothing.
 async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, Failure> {
     let gpus = client.gpus(true).await?;
     if let LayoutSource::Named(name) = &request.layout {
@@ -149,7 +149,7 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
         match config.layouts.into_iter().find(|layout| layout.name == *name) {
             Some(layout) => request.layout = LayoutSource::Entries(layout.entries),
             None if name == layout::NONE => request.layout = LayoutSource::Entries(vec![name.clone()]),
-            // gpushd explains which layouts there are.
+            // gpushd's error lists the layouts that exist.
             None => return client.plan(&request).await.map_err(|error| explained(&request, error)),
         }
     }
@@ -162,7 +162,7 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
     Ok(desired::plan_host(&Config::default(), &gpus, &request)?)
 }
 
-/// 0 when every GPU has its layout, 3 when one differs, another status when the question has no answer.
+/// Returns 0 if every GPU has its layout, 3 if one differs, and another status if that cannot be decided.
 fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| {
         if !plans.plans.is_empty() && plans.plans.iter().all(plan::as_wanted) {
@@ -170,7 +170,7 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
         }
         plan::plans(plans, gpus, look)
     })?;
-    // No GPU can have an impossible layout: that is the caller's error. A blocked one is a difference.
+    // A layout that is impossible on the GPU is an error of the caller. A blocked one counts as a difference.
     let wrong = apply::refusals(plans).find(|(_, plan)| config::never(plan));
     Ok(match wrong {
         Some((code, _)) => code.exit_status(),
@@ -179,7 +179,7 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     })
 }
 
-/// `mig apply`.
+/// Runs `mig apply`.
 pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutChange, out: &Output) -> Outcome {
     let request = Typed::of(wanted)?.ask(wanted, client, out).await?;
     let PlanRequest { gpus, layout } = request.clone();

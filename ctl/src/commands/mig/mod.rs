@@ -2,8 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `layout` | `plan`, `apply`, `assert`: which layout is meant, and what it changes |
-//! | `edit` | `add`, `remove`, `on`, `off`: changes of the present layout |
+//! | `layout` | `plan`, `apply`, `assert`: the requested layout and what it changes |
+//! | `edit` | `add`, `remove`, `on`, `off`: changes of the current layout |
 //! | `super::parted` | `export`, `import`: files of mig-parted |
 
 mod edit;

@@ -1,9 +1,9 @@
-//! `gpushctl mps start|stop|restart|drain`: makes the request, then polls the daemon until its end state.
+//! `gpushctl mps start|stop|restart|drain`: makes the request, then polls the daemon until it reaches an end state.
 //!
 //! ```text
-//!          asked for ──► on its way ──► as wanted      0
-//!                            │    └───► another end    1: it failed, or somebody wanted something else
-//!                            └──► --timeout is over    8, Ctrl-C 130: the agent goes on
+//!          request ──► in progress ──► requested state   exit status 0
+//!                          │    └────► another end state 1: it failed, or another user made another request
+//!                          └──► --timeout reached        8, after Ctrl-C 130: gpushd continues
 //! ```
 
 use std::{
@@ -23,13 +23,13 @@ use crate::{
     render::mps::{change, label, typed},
 };
 
-/// The first pause between two polls, and the longest.
+/// First and longest pause between two polls.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// How long to wait for an agent that went away.
+/// How long to wait for gpushd after the connection was lost.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// The exit status when a daemon did not reach the requested state.
+/// Exit status if the daemon did not reach the requested state.
 const FAILED: u8 = 1;
 
 /// The requested change.
@@ -41,11 +41,16 @@ pub(super) enum Change {
     Drain,
 }
 
-/// Whether and how to watch it.
+/// Whether and how to watch the change.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Watch {
     Not,
-    For { limit: Option<Duration>, quiet: bool },
+    For {
+        limit: Option<Duration>,
+        quiet: bool,
+        /// Whether the change is undone when it has not reached its end.
+        undone: bool,
+    },
 }
 
 /// The progress of a change.
@@ -70,7 +75,7 @@ pub(super) async fn end(
     watch: Watch,
     out: &Output,
 ) -> Outcome {
-    // By its short name from now on: the index may belong to another GPU at the next request.
+    // Uses the short name from now on: the index may belong to another GPU at the next request.
     let before = client.mps_daemon(target).await?;
     let accepted = match what {
         Change::Start => client.mps_start(&before.target).await?,
@@ -81,9 +86,29 @@ pub(super) async fn end(
     watched(client, what, &before, accepted, watch, out).await
 }
 
+/// Stops a daemon once it is not in use. After `limit` it serves again.
+pub(super) async fn stop_when_free(
+    client: &mut Client,
+    target: &str,
+    limit: Duration,
+    detach: bool,
+    quiet: bool,
+    out: &Output,
+) -> Outcome {
+    let before = client.mps_daemon(target).await?;
+    let watch = if detach { Watch::Not } else { Watch::For { limit: Some(limit), quiet, undone: true } };
+    let how = MpsEndRequest { force: false, end_after_s: None };
+    let ended = end(client, Change::Drain, &before.target, &how, watch, out).await;
+    if matches!(ended, Ok(status) if status == Code::TimedOut.exit_status() || status == INTERRUPTED) {
+        client.mps_start(&before.target).await?;
+        out.remark(&format!("{}: not stopped, it serves again\n", label(&before, &out.look)));
+    }
+    ended
+}
+
 /// Returns the progress of a change, from the daemon before and now. `going` says that the change was seen in progress.
 fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
-    // An agent that has only recorded the request shows the state from before.
+    // If gpushd has only recorded the request, the daemon is still in its previous state.
     let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);
     match (what, now.state) {
         (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => Far::AsWanted,
@@ -91,9 +116,9 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
             Far::AsWanted
         }
         (Change::Start | Change::Restart, MpsState::Fault | MpsState::GivenUp) if moved => Far::Otherwise,
-        // Another administrator has stopped it again.
+        // Another administrator has stopped the daemon again.
         (Change::Start, MpsState::Stopped | MpsState::Draining) if moved => Far::Otherwise,
-        // Or has started it again.
+        // Another administrator has started the daemon again.
         (Change::Stop | Change::Drain, MpsState::Starting | MpsState::Ready) if going => Far::Otherwise,
         (
             Change::Start | Change::Stop | Change::Restart | Change::Drain,
@@ -110,7 +135,7 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
     }
 }
 
-/// Whether a state is an intermediate one of a change.
+/// Returns whether a state is an intermediate state of a change.
 fn is_going(what: Change, state: MpsState) -> bool {
     match what {
         Change::Start => matches!(state, MpsState::Starting),
@@ -118,7 +143,7 @@ fn is_going(what: Change, state: MpsState) -> bool {
     }
 }
 
-/// Describes another end state than the requested one.
+/// Explains an end state that was not requested.
 fn otherwise(what: Change, state: MpsState) -> &'static str {
     match (what, state) {
         (Change::Start | Change::Restart, MpsState::Stopped | MpsState::Draining | MpsState::Stopping) => {
@@ -145,16 +170,16 @@ async fn watched(
     watch: Watch,
     out: &Output,
 ) -> Outcome {
-    let Watch::For { limit: timeout, quiet } = watch else {
+    let Watch::For { limit: timeout, quiet, undone } = watch else {
         out.show(&now, |look| change::ended(&now, look))?;
         return Ok(0);
     };
-    let mut progress = Progress::new(quiet || out.json);
-    // Without a limit this sleeps for longer than any drain lasts.
+    let mut progress = FollowProgress::new(quiet || out.json);
+    // Without a limit, this sleeps longer than any drain takes.
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
-    // Listens before the first output: a user who reads a line may press Ctrl-C.
+    // Before the first output, because a user may press Ctrl-C as soon as a line appears.
     let mut interrupt = signal(SignalKind::interrupt())
-        .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
+        .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
     let (mut going, mut pause) = (false, PAUSES.0);
     let mut away: Option<Instant> = None;
@@ -176,14 +201,16 @@ async fn watched(
         let asked = tokio::select! {
             _ = interrupt.recv() => {
                 progress.end();
-                out.remark(&goes_on(&now, None, out));
+                if !undone {
+                    out.remark(&goes_on(&now, None, out));
+                }
                 return Ok(INTERRUPTED);
             }
             () = &mut limit => {
                 progress.end();
                 if out.json {
                     out.document(&now)?;
-                } else {
+                } else if !undone {
                     out.remark(&goes_on(&now, timeout, out));
                 }
                 return Ok(Code::TimedOut.exit_status());
@@ -193,18 +220,18 @@ async fn watched(
         pause = (pause * 3 / 2).min(PAUSES.1);
         match asked {
             Ok(newer) => (now, away) = (newer, None),
-            // The daemon outlives the agent, which is back soon.
+            // The daemon survives gpushd, which usually restarts soon.
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
                 if away.get_or_insert_with(Instant::now).elapsed() > AWAY {
                     progress.end();
                     return Err(lost_sight(&now, error.error.message, out));
                 }
             }
-            // A daemon that no rule wants any more is removed as soon as it has ended.
+            // A daemon that no rule requires any more is removed when it has exited.
             Err(error) if ends(what) && error.error.code == Code::NotFound => {
                 progress.end();
                 now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
-                now.ends.get_or_insert_with(|| "it is gone".to_owned());
+                now.ends.get_or_insert_with(|| "it has ended".to_owned());
                 out.show(&now, |look| change::ended(&now, look))?;
                 return Ok(0);
             }
@@ -216,7 +243,7 @@ async fn watched(
     }
 }
 
-/// Whether a change ends the daemon.
+/// Returns whether a change stops the daemon.
 fn ends(what: Change) -> bool {
     match what {
         Change::Stop | Change::Drain => true,
@@ -239,20 +266,19 @@ fn goes_on(now: &MpsDaemon, waited: Option<Duration>, out: &Output) -> String {
 
 fn lost_sight(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
     let (label, target) = (label(now, &out.look), typed(now, &out.look));
-    let error =
-        ApiError::new(Code::Unreachable, format!("lost sight of MPS on {label}: the agent went away meanwhile"));
+    let error = ApiError::new(Code::Unreachable, format!("cannot follow the MPS daemon of {label}: gpushd has ended"));
     let hint = format!("gpushd keeps the request: start gpushd, then `gpushctl mps show {target}`");
     error.cause(cause).hint(hint).into()
 }
 
-/// Progress on stderr: on a terminal a line that is redrawn, otherwise one line for each reason to wait.
-enum Progress {
+/// Progress on stderr. On a terminal it is a line that is redrawn; otherwise it is one line for each reason to wait.
+enum FollowProgress {
     Line(ProgressBar),
     Lines { since: Instant, said: String },
     Quiet,
 }
 
-impl Progress {
+impl FollowProgress {
     fn new(quiet: bool) -> Self {
         if quiet {
             Self::Quiet
@@ -270,7 +296,7 @@ impl Progress {
         match self {
             Self::Line(bar) => bar.set_message(out.look.fit(&text, out.look.width)),
             Self::Lines { since, said } => {
-                // A state that ends in a moment needs no line, but clients that are waited for do.
+                // Short states need no line, but waiting for clients does.
                 let ends = matches!(now.state, MpsState::Draining | MpsState::Stopping);
                 let worth = (ends && !now.clients.is_empty()) || since.elapsed() > super::super::SILENCE;
                 if worth && *said != text {
@@ -300,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_over_once_it_is_seen_to_be() {
+    fn change_ends_when_a_later_state_shows_its_result() {
         let ready = at(MpsState::Ready, 1, Some(7));
         let new = at(MpsState::Ready, 9, Some(8));
         let stopped = at(MpsState::Stopped, 1, None);

@@ -1,4 +1,4 @@
-//! `gpushctl mps logs`: the last lines of a daemon's logs, and new lines.
+//! `gpushctl mps logs`: prints the last lines of a daemon's logs, and new lines.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 /// Pause between two polls.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Lines of each poll: further lines within that second are not shown.
+/// Maximum number of lines per poll. If more are written between two polls, the others are not shown.
 const WINDOW: usize = 500;
 
 pub(super) async fn last(
@@ -29,7 +29,7 @@ pub(super) async fn last(
 }
 
 pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all: bool, out: &Output) -> Outcome {
-    // By its short name from now on: the index may belong to another GPU at the next poll.
+    // Uses the short name from now on: the index may belong to another GPU at the next poll.
     let target = client.mps_daemon(target).await?.target;
     let mut seen = client.mps_logs(&target, lines, all).await?;
     tell(&seen, &seen, out)?;
@@ -38,10 +38,10 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
         tokio::time::sleep(LOOK).await;
         let now = match client.mps_logs(&target, WINDOW.max(lines), all).await {
             Ok(now) => now,
-            // A monitor must not end because of a restart: it waits for the agent.
+            // A restart of gpushd must not end the command, so it waits.
             Err(error) if super::super::events::may_pass(&error) => {
                 if !away {
-                    out.remark("gpushd does not answer; going on when it is back\n");
+                    out.remark("gpushd does not answer; waiting until it is back\n");
                 }
                 away = true;
                 continue;
@@ -57,7 +57,7 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
     }
 }
 
-/// Prints what is new, if anything; all of them tell whether names are needed.
+/// Prints the new lines, if any. `all` determines whether file names are needed.
 fn tell(new: &MpsLogs, all: &MpsLogs, out: &Output) -> Result<(), Failure> {
     if new.files.is_empty() {
         return Ok(());
@@ -65,7 +65,7 @@ fn tell(new: &MpsLogs, all: &MpsLogs, out: &Output) -> Result<(), Failure> {
     if out.json { out.json_line(new) } else { out.text(&change::more_logs(new, all.files.len() > 1, &out.look)) }
 }
 
-/// What `now` has that `seen` had not; files without news are left out.
+/// Returns the lines of `now` that are not in `seen`. Files without new lines are left out.
 fn news(seen: &MpsLogs, now: &MpsLogs) -> MpsLogs {
     let files = now.files.iter().filter_map(|file| {
         let before = seen.files.iter().find(|old| old.path == file.path);
@@ -81,7 +81,8 @@ fn news(seen: &MpsLogs, now: &MpsLogs) -> MpsLogs {
     MpsLogs { files: files.collect() }
 }
 
-/// Returns the lines of `now` after the best match for the end of `seen`; all of them without a match, as in a new log.
+/// Returns the lines of `now` after the best match for the end of `seen`. Without a match, as in a new log, returns all
+/// lines.
 fn added<'a>(seen: &[String], now: &'a [String]) -> &'a [String] {
     let overlap = |end: usize| {
         let both = std::iter::zip(seen.iter().rev(), now[..end].iter().rev());
@@ -98,20 +99,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_new_is_told() {
+    fn only_new_log_lines_are_printed() {
         let lines = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
         let new = |seen: &str, now: &str| added(&lines(seen), &lines(now)).concat();
         assert_eq!(new("", "ab"), "ab");
         assert_eq!(new("ab", "ab"), "");
         assert_eq!(new("ab", "abc"), "c");
-        // Fewer lines were asked for at first.
+        // The first poll requested fewer lines.
         assert_eq!(new("cd", "abcdef"), "ef");
         // The window has moved on.
         assert_eq!(new("abcd", "cdef"), "ef");
-        // A line that comes again is new.
+        // A repeated line is new.
         assert_eq!(new("aa", "aaa"), "a");
         assert_eq!(new("ab", "abab"), "ab");
-        // Another log by the same name.
+        // A new log with the same name.
         assert_eq!(new("abc", "xc"), "xc");
         assert_eq!(new("abc", ""), "");
     }

@@ -3,7 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `follow` | `start`, `stop`, `restart`, `drain`: makes the request and waits for its end |
-//! | `logs` | `logs`, and new lines in them |
+//! | `logs` | `logs`: the last lines of the logs, and new lines |
 
 mod follow;
 mod logs;
@@ -20,7 +20,7 @@ use crate::{
     render::mps::{change, clients, list, show},
 };
 
-/// An MPS client in `gpushctl mps clients -o json`, with the target whose daemon it uses.
+/// A client in `gpushctl mps clients -o json`, with the target whose daemon it uses.
 #[derive(Debug, Serialize)]
 struct ListedClient<'d> {
     target: &'d str,
@@ -75,7 +75,11 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
             out.show(&set, |look| change::set(&set, look))?;
         }
         Mps::Start { of, followed } => return follow::start(client, of.text(), watch(followed), out).await,
-        Mps::Stop { of, force, followed } => {
+        Mps::Stop { of, force, queueing, followed } if queueing.seconds.is_some() && !force.force => {
+            let limit = queueing.limit().unwrap_or_default();
+            return follow::stop_when_free(client, of.text(), limit, followed.detach, followed.quiet, out).await;
+        }
+        Mps::Stop { of, force, queueing: _, followed } => {
             let how = MpsEndRequest { force: force.force, end_after_s: None };
             return follow::end(client, Change::Stop, of.text(), &how, watch(followed), out).await;
         }
@@ -85,7 +89,7 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
         }
         Mps::Drain { of, end_after, timeout, detach, quiet } => {
             let how = MpsEndRequest { force: false, end_after_s: end_after };
-            let watch = if detach { Watch::Not } else { Watch::For { limit: timeout, quiet } };
+            let watch = if detach { Watch::Not } else { Watch::For { limit: timeout, quiet, undone: false } };
             return follow::end(client, Change::Drain, of.text(), &how, watch, out).await;
         }
         Mps::Logs { of, number, all, follow: false } => logs::last(client, of.text(), number, all, out).await?,
@@ -95,10 +99,10 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
 }
 
 fn watch(Followed { timeout, detach, quiet }: Followed) -> Watch {
-    if detach { Watch::Not } else { Watch::For { limit: Some(timeout), quiet } }
+    if detach { Watch::Not } else { Watch::For { limit: Some(timeout), quiet, undone: false } }
 }
 
-/// The targets on these GPUs; all without selectors.
+/// Returns the targets on the selected GPUs, or all targets without selectors.
 async fn of_gpus(client: &mut Client, selectors: &[String]) -> Result<Vec<MpsDaemon>, Failure> {
     let mut daemons = client.mps().await?;
     if !selectors.is_empty() {
@@ -109,14 +113,14 @@ async fn of_gpus(client: &mut Client, selectors: &[String]) -> Result<Vec<MpsDae
     Ok(daemons)
 }
 
-/// Names of the rules of mode `mps`, to explain an empty list; none where the config cannot be read.
+/// Returns the names of the rules of mode `mps`, to explain an empty list. Empty if the config cannot be read.
 async fn rules(client: &mut Client) -> Vec<String> {
     let Ok(config) = client.config().await else { return Vec::new() };
     config.rules.into_iter().filter(|rule| rule.mode == Mode::Mps).map(|rule| rule.name).collect()
 }
 
-/// Returns the daemons of these GPUs. They are requested only if a GPU uses MPS: other hosts need no request. If the
-/// request fails, the rest of the output is still shown.
+/// Returns the daemons of these GPUs. They are requested only if one of the GPUs uses MPS. If the request fails, the
+/// rest of the output is still shown.
 pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<MpsDaemon> {
     if !gpus.iter().any(list::concerns) {
         return Vec::new();

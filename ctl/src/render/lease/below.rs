@@ -1,4 +1,4 @@
-//! The leases of a GPU in `gpushctl status`: one line.
+//! The leases of a GPU in `gpushctl status`, in one line.
 
 use gpush_api::{Gpu, Lease, LeaseKind, LeaseMember, LeaseState};
 
@@ -8,7 +8,8 @@ use crate::render::{
     look::{QUIET, paint, width},
 };
 
-/// Draws the leases that have, or wait for, this GPU: as many as fit into one line, then how many more.
+/// Draws the leases that have a share of this GPU or wait for it. If they do not fit into one line, it ends with the
+/// number of the others.
 pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Look) -> Vec<String> {
     let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended);
     let texts: Vec<String> = open.filter_map(|lease| text(lease, gpu, look)).collect();
@@ -33,12 +34,12 @@ pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Look) -> 
     Vec::new()
 }
 
-/// `L17 alice mps 25%, in 2 h`; nothing for a lease of other GPUs.
+/// Describes a lease: `L17 alice mps 25%, in 2 h`. Returns `None` for a lease of other GPUs.
 fn text(lease: &Lease, gpu: &Gpu, look: &Look) -> Option<String> {
     let here: Vec<_> = lease.members.iter().filter(|member| member.gpu == gpu.uuid).collect();
     let (id, user) = (lease.id, user(&lease.holder, look));
     if here.is_empty() {
-        // Without members it waits. It is shown at the only GPU that it can wait for.
+        // A lease without members waits. It is shown if this is the only GPU that it can get.
         let request = lease.request.as_ref()?;
         let waits = lease.state == LeaseState::Queued && request.gpus == [gpu.index.to_string()];
         let place = place(lease, look).unwrap_or_default();
@@ -58,7 +59,7 @@ fn text(lease: &Lease, gpu: &Gpu, look: &Look) -> Option<String> {
     Some(format!("{id} {user} {what}, {ends}"))
 }
 
-/// The MIG device of a member, `1g.10gb@0`; nothing for a whole GPU.
+/// Returns the MIG device of a member, such as `1g.10gb@0`; `None` for a whole GPU.
 fn device(member: &LeaseMember, gpu: &Gpu, look: &Look) -> Option<String> {
     let text = target(member, std::slice::from_ref(gpu), look);
     text.split_once(':').map(|(_, device)| device.to_owned())

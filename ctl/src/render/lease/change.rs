@@ -1,4 +1,4 @@
-//! What a command did to a lease, and what it waits for.
+//! Results of lease commands, and what a lease waits for.
 
 use gpush_api::{Gpu, Lease, LeaseGrant, LeaseState};
 
@@ -9,7 +9,7 @@ use crate::render::{
     look::{NOTE, QUIET, paint},
 };
 
-/// `gpushctl lease request`: the lease, and the commands that use it.
+/// Draws `gpushctl lease request`: the lease, and the commands that use it.
 pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Look) -> Listing {
     let lease = &granted.lease;
     let id = lease.id;
@@ -24,14 +24,14 @@ pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Look) -> Listin
     list(std::slice::from_ref(lease), gpus, look).drawn(drawn)
 }
 
-/// The line of `run` and `lease env` on a terminal: what was granted, and what enforces it.
+/// Draws the line of `run` and `lease env` on a terminal: the granted share, and what enforces it.
 pub(crate) fn started(lease: &Lease, look: &Look) -> String {
     let text =
         format!("{}, ends {}. Enforced by {}", share(lease, look), end(lease, look), enforced_by(lease.enforcement));
     lines(lease, &text, look)
 }
 
-/// The line of a lease that waits.
+/// Draws the line of a lease that waits.
 pub(crate) fn waits(lease: &Lease, look: &Look) -> String {
     let text = match (lease.state, &lease.operation) {
         (LeaseState::Granting, Some(operation)) => format!("being granted by operation {operation}"),
@@ -45,13 +45,13 @@ pub(crate) fn waits(lease: &Lease, look: &Look) -> String {
     lines(lease, &text, look)
 }
 
-/// `gpushctl lease renew`.
+/// Draws the result of `gpushctl lease renew`.
 pub(crate) fn renewed(lease: &Lease, look: &Look) -> String {
     let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", look.clock(at)));
     lines(lease, &format!("ends {}{at}", end(lease, look)), look)
 }
 
-/// `gpushctl lease release` and `revoke`.
+/// Draws the result of `gpushctl lease release` and `revoke`.
 pub(crate) fn ended(lease: &Lease, look: &Look) -> String {
     let why = lease.reason.map_or("ends", reason);
     let mut out = match lease.state {

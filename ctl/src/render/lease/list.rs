@@ -20,7 +20,7 @@ const COLUMNS: [(&str, Align); 7] = [
     ("DETAIL", Align::Left),
 ];
 
-/// `gpushctl lease list`.
+/// Lists the leases of `gpushctl lease list`.
 pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Look) -> Listing {
     let rows = leases.iter().map(|lease| row(lease, gpus, look)).collect();
     Listing::new(&COLUMNS, rows, Narrow { spare: &["TARGET"], prose: true }, look)
@@ -29,7 +29,7 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Look) -> Listing {
         .or_empty("No lease.")
 }
 
-/// Columns of a user name.
+/// Returns the maximum width of a user name.
 fn longest_user(look: &Look) -> usize {
     match look.width {
         0..72 => 8,
@@ -55,7 +55,7 @@ fn row(lease: &Lease, gpus: &[Gpu], look: &Look) -> Vec<String> {
     ]
 }
 
-/// What is to be known about a lease that is not active, or not for long.
+/// Describes a lease that is not active.
 fn detail(lease: &Lease, look: &Look) -> String {
     let why = || lease.reason.map_or("ends", reason).to_owned();
     match lease.state {

@@ -3,8 +3,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `list` | the table of leases |
-//! | `show` | everything about a lease |
-//! | `change` | what a command did to a lease, and what it waits for |
+//! | `show` | all details of a lease |
+//! | `change` | results of lease commands, and what a lease waits for |
 //! | `below` | the leases of a GPU, in `status` |
 
 pub(crate) mod below;
@@ -29,10 +29,10 @@ use super::{
     mps::memory,
 };
 
-/// A value that is absent.
+/// Text for a missing value.
 const NONE: &str = "-";
 
-/// The state with its style.
+/// Returns the state as text, with its style.
 pub(crate) fn state(state: LeaseState) -> (&'static str, Style) {
     let style = match state {
         LeaseState::Active => NEW,
@@ -42,7 +42,7 @@ pub(crate) fn state(state: LeaseState) -> (&'static str, Style) {
     (state.name(), style)
 }
 
-/// Why a lease ends, in words.
+/// Returns the reason of an end as text.
 fn reason(reason: EndReason) -> &'static str {
     match reason {
         EndReason::Released => "released",
@@ -56,12 +56,12 @@ fn reason(reason: EndReason) -> &'static str {
     }
 }
 
-/// The holder by name, else by uid.
+/// Returns the holder by name, or else by uid.
 fn user(holder: &LeaseHolder, look: &Look) -> String {
     holder.user.as_ref().map_or_else(|| format!("uid {}", holder.uid), |user| look.clean(user))
 }
 
-/// The share in a few words: `mps 25% 8G`, `mig 1g.10gb*2`, `whole`.
+/// Describes the share briefly: `mps 25% 8G`, `mig 1g.10gb*2`, `whole`.
 pub(crate) fn share(lease: &Lease, look: &Look) -> String {
     let Some(first) = lease.members.first() else {
         return lease.request.as_ref().map_or_else(|| lease.kind.name().to_owned(), |request| requested(request, look));
@@ -91,7 +91,7 @@ fn profile(member: &LeaseMember) -> Option<&str> {
     }
 }
 
-/// The share of a request that is not granted yet.
+/// Describes the share of a request that is not granted yet.
 fn requested(request: &LeaseRequest, look: &Look) -> String {
     let one = match &request.share {
         LeaseShare::Default => "any".to_owned(),
@@ -112,7 +112,8 @@ fn requested(request: &LeaseRequest, look: &Look) -> String {
     if request.count == 1 { one } else { format!("{one}*{}", request.count) }
 }
 
-/// A target as commands take it: the index of a GPU, `1:2g.20gb@2`, or its UUID where the GPU is not listed.
+/// Returns a target in the form for commands: the index of a GPU, or `1:2g.20gb@2`. If the GPU is not listed, returns
+/// the UUID.
 fn target(member: &LeaseMember, gpus: &[Gpu], look: &Look) -> String {
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == member.gpu) else { return look.clean(&member.target) };
     if member.target == gpu.uuid {
@@ -128,7 +129,7 @@ fn target(member: &LeaseMember, gpus: &[Gpu], look: &Look) -> String {
     }
 }
 
-/// Targets of a lease, `0, 1:2g.20gb@2`.
+/// Returns the targets of a lease: `0, 1:2g.20gb@2`.
 fn targets(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
     if lease.members.is_empty() {
         return NONE.to_owned();
@@ -136,7 +137,7 @@ fn targets(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
     lease.members.iter().map(|member| target(member, gpus, look)).collect::<Vec<_>>().join(", ")
 }
 
-/// What ends a lease, in a few words: `in 2 h`, `with pid 4055`.
+/// Describes what ends a lease: `in 2 h`, `with pid 4055`.
 pub(crate) fn end(lease: &Lease, look: &Look) -> String {
     let with = match &lease.binding {
         LeaseBinding::Process { pid: Some(pid), .. } => Some(format!("with pid {pid}")),
@@ -148,7 +149,7 @@ pub(crate) fn end(lease: &Lease, look: &Look) -> String {
     };
     match (with, lease.expires_at) {
         (None, None) => match lease.request.as_ref().and_then(|request| request.duration_s) {
-            // The time begins with the grant.
+            // The duration counts from the grant.
             Some(seconds) => format!("after {}", duration(seconds)),
             None => "on release".to_owned(),
         },
@@ -162,7 +163,7 @@ fn duration(seconds: u64) -> String {
     gpush_core::duration::format(std::time::Duration::from_secs(seconds))
 }
 
-/// What keeps a holder and others to their shares, in one sentence.
+/// Describes what enforces the share, in one sentence.
 pub(crate) fn enforced_by(enforcement: Enforcement) -> &'static str {
     match enforcement {
         Enforcement::Hardware => "hardware: MIG separates memory, compute and faults",
@@ -174,7 +175,7 @@ pub(crate) fn enforced_by(enforcement: Enforcement) -> &'static str {
     }
 }
 
-/// Place of a waiting lease in the queue: `position 2, behind L12 and op-7`.
+/// Describes the position in the queue: `position 2, behind L12 and op-7`.
 fn place(lease: &Lease, look: &Look) -> Option<String> {
     let queue = lease.queue.as_ref()?;
     let behind: Vec<String> = queue.behind.iter().map(|one| look.clean(one)).collect();

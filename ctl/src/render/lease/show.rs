@@ -1,4 +1,4 @@
-//! Everything about a lease.
+//! All details of a lease.
 
 use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority};
 use gpush_core::lease::request;
@@ -12,19 +12,19 @@ use crate::render::{
     table::{Align, Narrow, fitted},
 };
 
-/// Columns of the names of facts.
+/// Width of the names of facts, in columns.
 const NAMES: usize = 12;
 
-/// Blanks before a table of targets.
+/// Number of blanks before a table of targets.
 const INDENT: usize = 2;
 
-/// `gpushctl lease show`.
+/// Draws `gpushctl lease show`.
 pub(crate) fn show(leases: &[Lease], gpus: &[Gpu], look: &Look) -> Listing {
     let drawn: Vec<String> = leases.iter().map(|lease| one(lease, gpus, look)).collect();
     list(leases, gpus, look).drawn(drawn.join("\n"))
 }
 
-/// A lease in full.
+/// Draws all details of a lease.
 pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
     let (word, style) = state(lease.state);
     let (event, at) = match lease.state {
@@ -88,7 +88,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
     out
 }
 
-/// A name and a value, wrapped below itself.
+/// Draws a name and a value. A long value is wrapped in its column.
 fn fact(name: &str, value: &str, look: &Look) -> String {
     let first = format!("  {}", pad(name, NAMES));
     let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {
@@ -98,7 +98,7 @@ fn fact(name: &str, value: &str, look: &Look) -> String {
     lines.collect()
 }
 
-/// The targets with their settings.
+/// Draws the targets with their settings.
 fn members(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
     let columns = [("TARGET", Align::Left), ("SHARE", Align::Left), ("GIB", Align::Right), ("UUID", Align::Left)];
     let row = |member: &gpush_api::LeaseMember| {
@@ -114,7 +114,7 @@ fn members(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
         };
         vec![target(member, gpus, look), share, gib(member.memory_mib), look.clean(&member.target)]
     };
-    // A UUID is there to be copied: it is on its own line where there is no room.
+    // Users copy UUIDs, so a UUID is never cut. It is on a separate line if there is no room.
     let rows = lease.members.iter().map(row).collect();
     fitted(&columns, rows, Narrow { spare: &[], prose: true }, INDENT, look)
 }

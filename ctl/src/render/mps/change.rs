@@ -1,4 +1,4 @@
-//! What a change came to, what is waited for meanwhile, and what is new in a log.
+//! Results of MPS commands, what they wait for, and new log lines.
 
 use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSet, MpsState};
 
@@ -9,7 +9,7 @@ use crate::render::{
     trouble,
 };
 
-/// A target in a line, with its notes: how a change of its life ended.
+/// Draws a target as one line with its notes, after a start, stop, restart or drain.
 pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
@@ -20,7 +20,7 @@ pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
     };
     let first = format!("{}: ", label(daemon, look));
     let lines = look.wrap(&first, &format!("{word}{what}"));
-    // Only the word has a colour, and it is the first.
+    // Only the state is colored. It is the first match of `word`.
     let mut out = lines.join("\n").replacen(word, &paint(style, word), 1) + "\n";
     for line in notes(daemon, "  ! ", look) {
         out += &(line + "\n");
@@ -31,17 +31,17 @@ pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
     out
 }
 
-/// What is waited for, in a line.
+/// Describes what a command waits for, in one line.
 pub(crate) fn waits(daemon: &MpsDaemon, look: &Look) -> String {
     let (word, _) = state(daemon.state);
     let who = match daemon.state {
         MpsState::Draining | MpsState::Stopping if !daemon.clients.is_empty() => {
-            format!("; still there: {}", clients::names(&daemon.clients, look))
+            format!("; still connected: {}", clients::names(&daemon.clients, look))
         }
         MpsState::BackingOff => daemon.next_start_at.map_or_else(String::new, |at| {
-            // What it waits for is its first reason: gpushd tells that first.
+            // gpushd reports what the daemon waits for as the first reason.
             let waits = daemon.reasons.first().filter(|_| daemon.failures == 0);
-            let what = waits.map_or(", started again", |_| ", looked at again");
+            let what = waits.map_or(", started again", |_| ", checked again");
             let why = waits.map_or_else(String::new, |reason| format!(": {}", look.clean(reason)));
             format!("{what} {}{why}", look.ahead(at))
         }),
@@ -57,7 +57,7 @@ pub(crate) fn waits(daemon: &MpsDaemon, look: &Look) -> String {
     format!("{}: {word}{who}", label(daemon, look))
 }
 
-/// `gpushctl mps set`.
+/// Draws the result of `gpushctl mps set`.
 pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
     let daemon = &set.daemon;
     let mut out = match &daemon.in_force {
@@ -68,7 +68,12 @@ pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
             memory(now.memory_limit_mib),
             now.priority
         ),
-        None => format!("{}: kept for when its daemon answers; it is {}\n", label(daemon, look), state(daemon.state).0),
+        None => format!(
+            "{}: takes effect when its daemon answers; it is \
+            {}\n",
+            label(daemon, look),
+            state(daemon.state).0
+        ),
     };
     for text in &set.reaches {
         out += &(look.wrap("  ", &look.clean(text)).join("\n") + "\n");
@@ -79,13 +84,13 @@ pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
     out
 }
 
-/// Logs one after the other, each with its path above it where there are several.
+/// Draws logs one after the other. If there are several, each one starts with its path.
 pub(crate) fn logs(logs: &MpsLogs, look: &Look) -> String {
     let text: Vec<String> = logs.files.iter().map(|file| log(file, logs.files.len() > 1, look)).collect();
     text.join(if logs.files.len() > 1 { "\n" } else { "" })
 }
 
-/// What is new in them.
+/// Draws the new lines of logs.
 pub(crate) fn more_logs(new: &MpsLogs, named: bool, look: &Look) -> String {
     new.files.iter().map(|file| log(file, named, look)).collect()
 }
@@ -98,7 +103,7 @@ fn log(file: &MpsLog, named: bool, look: &Look) -> String {
         let lines = trouble::lines("!", error, 0, look);
         out += &(lines.join("\n") + "\n");
     } else if file.lines.is_empty() && file.left_out > 0 {
-        let what = format!("(nothing but gpushd's own questions, {} lines: `--all` shows them)", file.left_out);
+        let what = format!("(only gpushd's own requests, {} lines: `--all` shows them)", file.left_out);
         out += &(paint(QUIET, &what) + "\n");
     } else if file.lines.is_empty() {
         out += &(paint(QUIET, "(empty)") + "\n");

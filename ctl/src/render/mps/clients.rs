@@ -1,4 +1,4 @@
-//! Who computes through MPS.
+//! The clients of MPS daemons.
 
 use gpush_api::{MpsClient, MpsDaemon};
 
@@ -20,10 +20,10 @@ const COLUMNS: [(&str, Align); 6] = [
     ("COMMAND", Align::Left),
 ];
 
-/// Longest command line in a table on a terminal.
+/// Maximum width of a command line in a table on a terminal.
 const COMMAND: usize = 60;
 
-/// `gpushctl mps clients`.
+/// Lists the clients of `gpushctl mps clients`.
 pub(crate) fn all(daemons: &[MpsDaemon], look: &Look) -> Listing {
     let none = if daemons.iter().all(|daemon| daemon.clients.is_empty()) {
         let of = match daemons {
@@ -45,7 +45,7 @@ pub(crate) fn all(daemons: &[MpsDaemon], look: &Look) -> Listing {
     listing.drawn(table(daemons, daemons.len() > 1, 0, look)).or_empty(&none)
 }
 
-/// Clients, with their target where there are several.
+/// Draws a table of clients, with their targets if `with_target`.
 pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, look: &Look) -> String {
     let from = usize::from(!with_target);
     let mut rows = Vec::new();
@@ -58,13 +58,13 @@ pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, loo
 
 fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
     let user = user(client.user.as_ref(), client.uid, look);
-    // Of another user's nothing may be known: that is said, and not that nothing is there.
+    // If a client of another user is hidden, the text says so.
     let command = match (&client.command, client.pid) {
         (Some(command), _) => look.fit(&look.clean(command), COMMAND),
         (None, None) if user.is_none() => who::ANOTHER.to_owned(),
         (None, _) => NONE.to_owned(),
     };
-    // Of a client of another user, the lease is not known either.
+    // The lease of a hidden client is not known.
     let lease = match &client.lease {
         Some(lease) => look.clean(lease),
         None if user.is_none() && client.pid.is_none() => NONE.to_owned(),
@@ -80,7 +80,7 @@ fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
     ]
 }
 
-/// Who is there, in one line: `alice 4123, bob 991, another user`.
+/// Names the clients in one line: `alice 4123, bob 991, another user`.
 pub(crate) fn names(clients: &[MpsClient], look: &Look) -> String {
     let name = |client: &MpsClient| match (user(client.user.as_ref(), client.uid, look), client.pid) {
         (Some(user), Some(pid)) => Some(format!("{user} {pid}")),
@@ -100,10 +100,10 @@ pub(crate) fn names(clients: &[MpsClient], look: &Look) -> String {
     names.join(", ")
 }
 
-/// Clients that are named in a line.
+/// Maximum number of clients that a line names.
 const SHOWN: usize = 4;
 
-/// A quiet line that there is none.
+/// Returns the line for an empty list.
 pub(super) fn nobody() -> String {
     paint(QUIET, "  none") + "\n"
 }

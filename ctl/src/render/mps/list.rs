@@ -1,4 +1,4 @@
-//! Targets as a table, and one of them in a line below its GPU.
+//! The table of MPS targets, and the lines of targets below their GPU.
 
 use gpush_api::{Gpu, Mode, MpsDaemon};
 
@@ -10,11 +10,11 @@ use crate::render::{
     table::{Align, Narrow},
 };
 
-/// What an empty list says.
+/// Text of an empty list.
 const NOTHING: &str = "No GPU is shared through MPS. Use `mode = \"mps\"` in a rule of the config for whole GPUs, or layout entries \
      such as `2g.20gb:mps` for MIG devices. `gpushctl config show` shows the rules.";
 
-/// `gpushctl mps list`.
+/// Lists the targets of `gpushctl mps list`.
 pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Look) -> Listing {
     use Align::{Left, Right};
     let columns = [
@@ -65,32 +65,33 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Look) -> List
         .or_empty(&look.wrap("", &nothing(rules)).join("\n"))
 }
 
-/// Why no target is shared through MPS.
+/// Explains why no target is shared through MPS.
 fn nothing(rules: &[String]) -> String {
     match rules {
         [] => NOTHING.to_owned(),
         rules => format!(
-            "No GPU is shared through MPS yet, but the config has rules of mode `mps`: {}. `gpushctl apply --dry-run` \
+            "No GPU is shared through MPS yet, but the config has rules of mode `mps`: {}. `gpushctl apply \
+            --dry-run` \
              shows what they change, `gpushctl config show` which GPUs they claim.",
             rules.join(", ")
         ),
     }
 }
 
-/// Whether a GPU has anything to do with MPS: without one, nobody needs to be asked.
+/// Returns whether a GPU uses MPS. If none does, the daemons need not be requested.
 pub(crate) fn concerns(gpu: &Gpu) -> bool {
     let shared = |entry: &String| entry.to_ascii_lowercase().ends_with(":mps");
     gpu.mode == Mode::Mps || gpu.layout.iter().flatten().any(shared)
 }
 
-/// The daemons of a GPU, the whole one's first.
+/// Returns the daemons of a GPU. The daemon of the whole GPU comes first.
 pub(crate) fn of<'a>(gpu: &Gpu, daemons: &'a [MpsDaemon]) -> Vec<&'a MpsDaemon> {
     let mut its: Vec<&MpsDaemon> = daemons.iter().filter(|daemon| daemon.gpu == Some(gpu.index)).collect();
     its.sort_by_key(|daemon| daemon.device.is_some());
     its
 }
 
-/// A line a daemon, each with its notes; `lines` says whether those are drawn of which nothing is to be said.
+/// Draws one line per daemon, with its notes. Without `lines`, daemons without notes are left out.
 pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &Look) -> Vec<String> {
     let margin = " ".repeat(indent);
     let place = |daemon: &MpsDaemon| match &daemon.device {
@@ -99,7 +100,7 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &L
     };
     let at = daemons.iter().map(|daemon| width(&place(daemon))).max().unwrap_or(0);
     let words = daemons.iter().map(|daemon| width(state(daemon.state).0)).max().unwrap_or(0);
-    // The word is left out where there is no room.
+    // The word is left out if there is no room.
     let leased = if look.width < 80 { "" } else { " leased" };
     let mut out = Vec::new();
     for daemon in daemons {
@@ -123,7 +124,7 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &L
     out
 }
 
-/// The commands that say more, for `gpu show`.
+/// Names the commands that show more, for `gpu show`.
 pub(crate) fn more(daemons: &[&MpsDaemon], look: &Look) -> String {
     let commands: Vec<String> =
         daemons.iter().map(|daemon| format!("`gpushctl mps show {}`", typed(daemon, look))).collect();

@@ -1,11 +1,11 @@
-//! MPS for people: what is shared, by whom it is used, and what a share is worth.
+//! MPS as text: targets, their users, and their settings.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `list` | the table of targets, and the line of one below its GPU |
-//! | `show` | everything about one |
-//! | `clients` | who computes there |
-//! | `change` | what a change came to, and what is waited for |
+//! | `list` | the table of targets, and the lines of targets below their GPU |
+//! | `show` | all details of a target |
+//! | `clients` | the clients of targets |
+//! | `change` | results of commands, and what they wait for |
 
 pub(crate) mod change;
 pub(crate) mod clients;
@@ -20,7 +20,7 @@ use super::{
     look::{BAD, NEW, NOTE, QUIET, paint},
 };
 
-/// A state in words, and how loud it is.
+/// Returns a state as text, with its style.
 pub(crate) fn state(state: MpsState) -> (&'static str, Style) {
     match state {
         MpsState::Stopped => ("stopped", QUIET),
@@ -35,19 +35,19 @@ pub(crate) fn state(state: MpsState) -> (&'static str, Style) {
     }
 }
 
-/// What a state means where nobody explained it.
+/// Explains a state for which gpushd gives no reason.
 fn unexplained(state: MpsState) -> &'static str {
     match state {
         MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Stopping => "",
-        MpsState::Fault => "its server met a fatal fault, or ends as soon as it is started",
-        MpsState::Hung => "its control daemon runs and does not answer",
-        MpsState::BackingOff => "its control daemon ended, and is started again",
-        MpsState::GivenUp => "its control daemon ended too often, and must be started by an administrator",
-        MpsState::Draining => "no new clients; those that are connected may finish",
+        MpsState::Fault => "its server had a fatal fault, or ends when it is started",
+        MpsState::Hung => "its control daemon runs but does not answer",
+        MpsState::BackingOff => "its control daemon ended, and gpushd starts it again",
+        MpsState::GivenUp => "its control daemon ended too often; an administrator must start it",
+        MpsState::Draining => "no new clients; connected clients may finish",
     }
 }
 
-/// A state of a server in a word, and how loud it is.
+/// Returns the state of a server as text, with its style.
 fn server_state(state: MpsServerState) -> (&'static str, Style) {
     match state {
         MpsServerState::Initializing => ("starting", NOTE),
@@ -56,17 +56,18 @@ fn server_state(state: MpsServerState) -> (&'static str, Style) {
     }
 }
 
-/// Text in a style, word by word: a cell of a table breaks at blanks.
+/// Colors each word of a text separately, because table cells break at blanks.
 fn words(style: Style, text: &str) -> String {
     text.split(' ').map(|word| paint(style, word)).collect::<Vec<_>>().join(" ")
 }
 
-/// The target in words; by its short name, which is found as well, while the driver does not show its GPU.
+/// Returns the name of a target for messages. If the driver does not list its GPU, this is the short name, which
+/// commands accept too.
 pub(crate) fn label(daemon: &MpsDaemon, look: &Look) -> String {
     look.clean(&if daemon.gpu.is_some() { daemon.label() } else { daemon.target.clone() })
 }
 
-/// What to type to name it: the index of its GPU, `1:2g.20gb@2`, or its short name.
+/// Returns the name of a target for commands: the index of its GPU, `1:2g.20gb@2`, or its short name.
 pub(crate) fn typed(daemon: &MpsDaemon, look: &Look) -> String {
     look.clean(&match (daemon.gpu, &daemon.device) {
         (Some(gpu), None) => gpu.to_string(),
@@ -75,7 +76,7 @@ pub(crate) fn typed(daemon: &MpsDaemon, look: &Look) -> String {
     })
 }
 
-/// A memory limit as it is typed, in GiB where it is whole: `8G`, `1536M`.
+/// Formats a memory limit as on the command line, in GiB if possible: `8G`, `1536M`.
 pub(crate) fn memory(limit: Option<MemoryLimit>) -> String {
     match limit {
         None => "all".to_owned(),
@@ -84,29 +85,29 @@ pub(crate) fn memory(limit: Option<MemoryLimit>) -> String {
     }
 }
 
-/// A user by name, or by number; `None` where neither is known.
+/// Returns a user by name or uid; `None` if neither is known.
 pub(super) fn user(name: Option<&String>, uid: Option<u32>, look: &Look) -> Option<String> {
     name.map(|name| look.clean(name)).or_else(|| uid.map(|uid| format!("uid {uid}")))
 }
 
-/// Whose it is now.
+/// Returns the current user of a daemon.
 pub(crate) fn admitted(daemon: &MpsDaemon, look: &Look) -> Option<String> {
     user(daemon.user.as_ref(), daemon.uid, look)
 }
 
-/// Its clients and how many it may have: `2/48`, `?/48` where nobody can tell.
+/// Returns the number of clients and their maximum: `2/48`, or `?/48` if it is not known.
 pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
     let count = if daemon.clients_known { daemon.clients.len().to_string() } else { "?".to_owned() };
     format!("{count}/{}", daemon.wanted.max_clients)
 }
 
-/// The sum of the percentages of its leases and its limit, as a line and in figures.
+/// Returns the sum of the percentages of the leases and its limit, as a bar and as text.
 fn given(daemon: &MpsDaemon, columns: usize, look: &Look) -> (String, String) {
     let line = bar::part(daemon.granted_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
     (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))
 }
 
-/// Columns of that line.
+/// Returns the width of that bar.
 fn bar_columns(look: &Look) -> usize {
     match look.width {
         0..100 => 8,
@@ -115,7 +116,7 @@ fn bar_columns(look: &Look) -> usize {
     }
 }
 
-/// What one should know about it, each a line or more after `first`; nothing when all is well.
+/// Returns notes about a daemon, each as one or more lines that start with `first`. Empty if all is well.
 pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     let mut note = |style: Style, text: &str| {
@@ -136,7 +137,7 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
         note(style, &format!("{word}: {}", unexplained(daemon.state)));
     }
     for reason in &daemon.reasons {
-        // One that serves may have something that is not as it should be: that is not why it is ready.
+        // A daemon that is ready may still have a problem, but the problem is not why it is ready.
         let plain = reason.starts_with(word) || daemon.state == MpsState::Ready;
         note(style, &if plain { reason.clone() } else { format!("{word}: {reason}") });
     }
@@ -145,8 +146,8 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
         note(
             style,
             &match daemon.failures {
-                // Nothing of its own is wrong: something is in its way, and the reasons say what.
-                0 => format!("it has not failed: it waits for that, and looks again {ahead}"),
+                // The daemon itself has not failed. The reasons say what it waits for.
+                0 => format!("it has not failed; gpushd checks again {ahead}"),
                 1 => format!("it has failed once; started again {ahead}"),
                 times => format!("it has failed {times} times; started again {ahead}"),
             },
@@ -158,19 +159,22 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
     out
 }
 
-/// What to type about it, where there is something to do by hand.
+/// Returns the commands that help, if the user must act.
 fn way_out(daemon: &MpsDaemon, look: &Look) -> Option<String> {
     let target = typed(daemon, look);
     let what = match daemon.state {
         MpsState::Fault | MpsState::Hung => {
             format!(
-                "`gpushctl mps logs {target}` says more; `gpushctl mps restart {target} --force` replaces it, and \
-                 ends its clients"
+                "`gpushctl mps logs {target}` shows more; `gpushctl mps restart {target} --force` replaces it, and \
+                ends its clients (administrator)"
             )
         }
-        MpsState::BackingOff => format!("`gpushctl mps logs {target}` says more"),
+        MpsState::BackingOff => format!("`gpushctl mps logs {target}` shows more (administrator)"),
         MpsState::GivenUp => {
-            format!("`gpushctl mps logs {target}` says more, `gpushctl mps start {target}` tries again")
+            format!(
+                "`gpushctl mps logs {target}` shows more, `gpushctl mps start {target}` tries again \
+                (administrator)"
+            )
         }
         MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Draining | MpsState::Stopping => {
             return None;
@@ -179,10 +183,10 @@ fn way_out(daemon: &MpsDaemon, look: &Look) -> Option<String> {
     Some(what)
 }
 
-/// A quiet mark for what is not there or not known.
+/// Text for a missing or unknown value.
 const NONE: &str = "-";
 
-/// A heading of a part.
+/// Returns the heading of a section.
 fn section(name: &str) -> String {
     paint(super::look::STRONG, name) + "\n"
 }

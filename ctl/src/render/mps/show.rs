@@ -1,4 +1,4 @@
-//! Everything about one target that is shared through MPS.
+//! All details of an MPS target.
 
 use gpush_api::{Lease, MemberShare, MpsComputeMode, MpsDaemon, MpsState, MpsUsers};
 
@@ -11,13 +11,13 @@ use crate::render::{
     table::{Align, Narrow, fitted, table},
 };
 
-/// Blanks before everything below a heading.
+/// Number of blanks before everything below a heading.
 const INDENT: usize = 2;
 
-/// Columns of the names of facts.
+/// Width of the names of facts, in columns.
 const NAMES: usize = 14;
 
-/// `gpushctl mps show`.
+/// Draws `gpushctl mps show`.
 pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
     let (word, style) = state(daemon.state);
     let heading = paint(STRONG, &label(daemon, look));
@@ -28,7 +28,7 @@ pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
         let lines = look.wrap("  ", &text);
         out += &(lines.iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
     }
-    // Without a note there is an empty line already.
+    // Without notes there would be two empty lines.
     out.truncate(out.trim_end().len());
     out += "\n\n";
     out += &settings(daemon, look);
@@ -46,7 +46,7 @@ pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
     out
 }
 
-/// A name and a value, wrapped below itself.
+/// Draws a name and a value. A long value is wrapped in its column.
 fn fact(name: &str, value: &str, look: &Look) -> String {
     let first = format!("  {}", pad(name, NAMES));
     let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {
@@ -56,7 +56,7 @@ fn fact(name: &str, value: &str, look: &Look) -> String {
     lines.collect()
 }
 
-/// What it is, and where.
+/// Describes the daemon: identity, process, user and directories.
 fn life(daemon: &MpsDaemon, look: &Look) -> String {
     let mut out = fact("UUID", &look.clean(&daemon.uuid), look);
     out += &fact("short name", &look.clean(&daemon.target), look);
@@ -71,7 +71,7 @@ fn life(daemon: &MpsDaemon, look: &Look) -> String {
         (other, ..) => format!("no user: {}", state(other).0),
     };
     out += &fact("admitted", &whose, look);
-    // A path is there to be copied: it never breaks.
+    // Users copy paths. A path contains no blanks, so it is never broken.
     for (name, path) in [("sockets", &daemon.pipe_directory), ("logs", &daemon.log_directory)] {
         if let Some(path) = path {
             out += &fact(name, &look.clean(path), look);
@@ -80,11 +80,11 @@ fn life(daemon: &MpsDaemon, look: &Look) -> String {
     out
 }
 
-/// What is wanted beside what the daemon said that it has.
+/// Compares the desired settings with those that the daemon reports.
 fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     let wanted = &daemon.wanted.settings;
     let in_force = daemon.in_force.as_ref();
-    // The daemon tells whole GiB: what differs by less is the same.
+    // The daemon reports whole GiB, so a smaller difference does not count.
     let mib = |limit: Option<gpush_api::MemoryLimit>| limit.map(gpush_api::MemoryLimit::mib);
     let same_memory = |other| match (mib(wanted.memory_limit_mib), mib(other)) {
         (Some(wanted), Some(other)) => wanted.abs_diff(other) < 1024,
@@ -133,12 +133,12 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
         MpsUsers::Many => "of any users",
     };
     out += &fact("clients", &format!("{} at most, {users}", policy.max_clients), look);
-    let over = if policy.shares_percent > 100 { ", more than there is" } else { "" };
+    let over = if policy.shares_percent > 100 { ", more than the GPU has" } else { "" };
     out += &fact("leases", &format!("{} % at most together{over}", policy.shares_percent), look);
     if daemon.device.is_none() {
         let mode = match policy.compute_mode {
             MpsComputeMode::ExclusiveProcess => "exclusive process: programs cannot bypass MPS",
-            MpsComputeMode::Keep => "left as it is: programs may get past MPS",
+            MpsComputeMode::Keep => "not changed: programs can bypass MPS",
         };
         out += &fact("compute mode", mode, look);
     }

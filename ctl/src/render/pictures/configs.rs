@@ -1,9 +1,9 @@
-//! The config, and overrides of it.
+//! Drawings of the config and its overrides.
 
 use super::*;
 
 #[test]
-fn the_config_in_force() {
+fn config_in_force() {
     let look = fixtures::look(80, UTF8);
     let rule = |name: &str, gpus: &[&str], mode, layout: Option<&[&str]>, claims: &[u32]| RuleView {
         name: name.into(),
@@ -51,10 +51,13 @@ fn the_config_in_force() {
             PendingRestart { key: "api.admin_socket".into(), in_force: None, in_file: Some("\"/run/a.sock\"".into()) },
         ],
         trouble: Some(
-            ApiError::new(Code::ConfigInvalid, "the config /etc/gpush/config.toml is wrong")
+            ApiError::new(Code::ConfigInvalid, "the config /etc/gpush/config.toml has errors")
                 .cause("line 3, column 1: unknown key `libary` in [driver] (did you mean `library`?)")
                 .outcome("the previous config stays in effect")
-                .hint("mend it, test it with `gpushctl config check /etc/gpush/config.toml`, then `systemctl reload gpushd`"),
+                .hint(
+                    "correct it, check it with `gpushctl config check /etc/gpush/config.toml`, then `systemctl \
+                    reload gpushd`",
+                ),
         ),
         generation: 1,
     };
@@ -91,7 +94,7 @@ fn an_override(gpu: u32, layout: &[&str], reason: &str, expires_in: Option<i64>)
 }
 
 #[test]
-fn overrides_where_they_show() {
+fn override_is_shown_in_every_view() {
     let look = fixtures::look(80, UTF8);
     let long = "the quarterly run of the group for weather needs one large instance for some days";
     let both = [an_override(0, &["7g.80gb"], long, Some(3 * 3600)), an_override(3, &["1g.10gb*7"], "", None)];
@@ -111,7 +114,7 @@ fn overrides_where_they_show() {
 }
 
 #[test]
-fn what_a_file_changes() {
+fn config_diff_shows_the_changes_of_a_file() {
     let look = fixtures::look(80, UTF8);
     let wish = |mode, rule: &str, layout: Option<&str>| WantedView {
         mode,
@@ -159,7 +162,9 @@ fn what_a_file_changes() {
     );
     let diff = ConfigDiff {
         path: Some("/etc/gpush/config.toml".into()),
-        trouble: Some(error.hint("`gpushctl config reload --clear-overrides` ends what it changes and takes the file")),
+        trouble: Some(
+            error.hint("`gpushctl config reload --clear-overrides` clears these overrides and loads the file"),
+        ),
         settings: settings.clone(),
         gpus: vec![changed.clone(), overridden.clone(), same.clone(), shared],
         unseen: Vec::new(),
@@ -167,8 +172,8 @@ fn what_a_file_changes() {
     };
     let agreed = ConfigDiff { trouble: None, settings: Vec::new(), gpus: vec![same], ..diff.clone() };
     assert!(overrides::differs(&diff) && !overrides::differs(&agreed));
-    let lost = ApiError::new(Code::GpuLost, format!("GPU 2 ({}) can't be read: what it holds is not known", same_uuid));
-    let unseen = ConfigDiff { unseen: vec![lost.hint("`gpushctl gpu show 2` says more")], ..agreed.clone() };
+    let lost = ApiError::new(Code::GpuLost, format!("GPU 2 ({}) can't be read: its layout is not known", same_uuid));
+    let unseen = ConfigDiff { unseen: vec![lost.hint("`gpushctl gpu show 2` shows its state")], ..agreed.clone() };
     assert!(!overrides::diff(&unseen, &look).contains("as it wants"), "{}", overrides::diff(&unseen, &look));
     let wrong = GpuDiff { in_file: None, ..changed.clone() };
     let wrong = ConfigDiff { settings: Vec::new(), gpus: vec![wrong], ..diff.clone() };

@@ -1,4 +1,4 @@
-//! GPUs, their profiles and MIG devices.
+//! Drawings of GPUs, their profiles and MIG devices.
 
 use super::*;
 
@@ -12,12 +12,12 @@ fn gpus_as_a_table() {
 }
 
 #[test]
-fn a_gpu_in_full() {
+fn gpu_with_all_details() {
     let look = fixtures::look(80, UTF8);
     let mut gpus = fixtures::mixed();
     gpus[0].layout = Some(vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb".into()]);
     gpus[0].mig.as_mut().unwrap().profiles = profiles_of("dgx-a100");
-    // A MIG UUID stays whole, so this one may be wider than the terminal.
+    // A MIG UUID is never cut, so this drawing may be wider than the terminal.
     assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &[], &look)));
     assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &[], &look)));
     let named = |rule: &str| {
@@ -54,7 +54,7 @@ fn profiles_as_tables() {
 }
 
 #[test]
-fn names_of_profiles_never_wrap_and_pipes_get_a_line_a_row() {
+fn profile_names_never_wrap_and_pipes_get_one_line_per_row() {
     let gpus = gpush_core::preset::gpus("rtx-pro-6000x2").unwrap();
     let names: Vec<_> = gpus[0].mig.iter().flat_map(|mig| mig.profiles.iter()).map(|p| p.name.clone()).collect();
     let mut tried = 0;
@@ -74,7 +74,7 @@ fn names_of_profiles_never_wrap_and_pipes_get_a_line_a_row() {
 }
 
 #[test]
-fn gpus_that_take_turns_say_what_that_is_worth() {
+fn time_sliced_gpu_shows_the_limits_of_time_slicing() {
     let look = fixtures::look(80, UTF8);
     let turns = |state, level, reason: Option<&str>| gpush_api::TimesliceView {
         replicas: 4,
@@ -96,7 +96,7 @@ fn gpus_that_take_turns_say_what_that_is_worth() {
     let gpus = vec![
         of(turns(known, Some(gpush_api::TimesliceLevel::Long), None), &[]),
         of(
-            turns(known, Some(gpush_api::TimesliceLevel::Default), Some("nvidia-smi does not set long: Unknown Error")),
+            turns(known, Some(gpush_api::TimesliceLevel::Default), Some("nvidia-smi cannot set long: Unknown Error")),
             &["time-slice level is default, but the config says long"],
         ),
         of(turns(gpush_api::TimesliceState::Unsupported, None, Some("Turing and later have them")), &[]),

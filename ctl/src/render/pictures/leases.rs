@@ -1,6 +1,6 @@
-//! Leases.
+//! Drawings of leases.
 
-use gpush_api::{EndReason, Enforcement, LeaseGrant, LeaseState};
+use gpush_api::{EndReason, Enforcement, LeaseGrant, LeaseState, LeaseUse};
 
 use super::*;
 use crate::render::lease;
@@ -34,7 +34,7 @@ fn lease_show_of_every_kind_and_state() {
     for width in [60, 80, 120] {
         let look = fixtures::look(width, UTF8);
         let text = fixtures::plain(lease::show(&fixtures::lease::all(), &gpus, &look).text());
-        // A UUID is there to be copied: it is never cut.
+        // Users copy UUIDs, so a UUID is never cut.
         for line in text.lines().filter(|line| !line.contains("MIG-") && !line.contains("GPU-")) {
             assert!(look::width(line) <= width, "{line}");
         }
@@ -89,6 +89,9 @@ fn every_word_of_a_lease_is_distinct() {
 fn status_shows_the_leases_of_each_gpu() {
     let mut shown = fixtures::status(host(), false);
     shown.leases = fixtures::lease::all();
+    for gpu in &mut shown.gpus {
+        gpu.leases = shown.leases.iter().flat_map(|lease| LeaseUse::of(lease, &gpu.uuid)).collect();
+    }
     for width in [72, 80, 120] {
         let look = fixtures::look(width, UTF8);
         assert_snapshot!(format!("status-leases-{width}"), drawn(&shown, false, &look));

@@ -1,18 +1,18 @@
-//! Every list of gpushctl at 60 and 120 columns.
+//! Drawings of every list of gpushctl, at 60 and 120 columns.
 
 use gpush_api::{Event, Happening, Resync, ResyncReason, TimesliceState, TimesliceView};
 
 use super::*;
 use crate::render::{audit, devices, events, lease, listing::Listing, mps, processes, timeslice};
 
-/// The lists, by command.
+/// Returns the lists, by command.
 fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
     let gpus = fixtures::mixed();
     let daemons = fixtures::mps::all();
     let operations =
         [OperationState::Done, OperationState::Running, OperationState::Failed, OperationState::RolledBack];
     let mut operations = operations.map(|state| OperationSummary::from(&fixtures::operation(state)));
-    // The last one ended before it began.
+    // The last operation ended before it began.
     operations[3].begun = false;
     let actor = Actor { uid: 1000, user: Some("alice".to_owned()), pid: Some(4123) };
     let one = Override {
@@ -92,7 +92,7 @@ fn every_list_is_drawn_at_60_and_120_columns() {
 
 /// A command that prints a list must be in [`lists`].
 #[test]
-fn no_list_is_without_a_picture() {
+fn every_list_has_a_snapshot() {
     fn count(directory: &std::path::Path) -> usize {
         let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
         entries

@@ -1,4 +1,4 @@
-//! MPS and processes.
+//! Drawings of MPS targets and processes.
 
 use gpush_api::{MpsLog, MpsLogs, MpsSet, MpsState};
 
@@ -21,7 +21,7 @@ fn targets_as_a_table() {
     let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
     let lines = fixtures::plain(list::list(&all, &[], &pipe).text());
     assert!(all.iter().all(|one| lines.lines().any(|line| line.starts_with(&mps::label(one, &pipe)))), "{lines}");
-    // Well means quiet: a heading and a line.
+    // A healthy target has only a heading and a line.
     assert_eq!(list::list(&[fixtures::mps::daemon(0)], &[], &pipe).text().lines().count(), 2);
     let look = fixtures::look(80, UTF8);
     assert_snapshot!("mps-list-none", fits(list::list(&[], &[], &look).text(), &look));
@@ -30,12 +30,12 @@ fn targets_as_a_table() {
 #[test]
 fn targets_in_colour() {
     let look = fixtures::look(80, UTF8);
-    // Escapes made visible: a diff of control characters tells nobody anything.
+    // Escape codes are made visible, so that a diff of the snapshot is readable.
     assert_snapshot!("mps-list-colour", list::list(&fixtures::mps::all(), &[], &look).text().replace('\x1b', "^["));
 }
 
 #[test]
-fn a_target_in_full() {
+fn target_with_all_details() {
     for (name, one) in [
         ("busy", fixtures::mps::busy()),
         ("given-up", fixtures::mps::all().remove(5)),
@@ -52,14 +52,15 @@ fn a_target_in_full() {
 }
 
 #[test]
-fn what_waits_for_an_orphan_did_not_fail() {
+fn daemon_that_waits_for_an_orphan_shows_no_failure() {
     let look = fixtures::look(80, UTF8);
     let mut waiting = fixtures::mps::all().remove(4);
     waiting.failures = 0;
-    let why = "a server, which the daemon before left behind, still serves 1 client: another daemon is started once it is gone";
-    waiting.reasons = vec![why.into(), "it is tried again by itself".into()];
+    let why = "a server, which the previous daemon left, still serves 1 client: gpushd starts another daemon \
+        when it has ended";
+    waiting.reasons = vec![why.into(), "gpushd tries again".into()];
     let text = mps::notes(&waiting, "! ", &look).join("\n") + "\n" + &change::waits(&waiting, &look);
-    assert!(!text.contains("failed 0 times") && text.contains("looked at again in 8 s: a server"), "{text}");
+    assert!(!text.contains("failed 0 times") && text.contains("checked again in 8 s: a server"), "{text}");
     assert_snapshot!("mps-waits-for-an-orphan", fixtures::plain(&text));
 }
 
@@ -78,7 +79,7 @@ fn clients_of_mps() {
 }
 
 #[test]
-fn what_a_change_of_mps_came_to() {
+fn result_of_each_mps_change() {
     let look = fixtures::look(80, UTF8);
     let all = fixtures::mps::all();
     let mut text = String::new();
@@ -107,7 +108,7 @@ fn what_a_change_of_mps_came_to() {
 }
 
 #[test]
-fn every_state_of_mps_has_its_word_and_its_meaning() {
+fn every_mps_state_has_a_word_and_a_meaning() {
     let look = fixtures::look(80, UTF8);
     for state in [
         MpsState::Stopped,

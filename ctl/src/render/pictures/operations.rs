@@ -1,4 +1,4 @@
-//! Plans, and what became of them.
+//! Drawings of plans and operations.
 
 use super::*;
 
@@ -88,9 +88,9 @@ fn plans_before_and_after() {
     assert_snapshot!("plan-none", fits(&plan::plans(&Plans { plans: Vec::new() }, &gpus, &look), &look));
 }
 
-/// A rollback that failed: each thing is said once, and nothing is said to be going on.
+/// A failed rollback: each fact appears once, and nothing looks as if it were still running.
 #[test]
-fn a_rollback_that_failed_is_told_once() {
+fn failed_rollback_is_shown_once() {
     let look = fixtures::look(120, UTF8);
     let mut failed = fixtures::operation(OperationState::Failed);
     failed.progress[0].done = 3;
@@ -121,7 +121,8 @@ fn operations_and_their_ends() {
         fits(&operation::operation(&done, &[], &[], true, &look), &look)
     );
 
-    // Later the GPU is as others left it: the record tells what this operation did, no ids of today.
+    // Others may have changed the GPU since. So the drawing shows only the record of the operation, without current
+    // ids.
     let later = operation::operation(&done, &[], &after, false, &look);
     assert_snapshot!("operation-done-later", fits(&later, &look));
 
@@ -142,7 +143,7 @@ fn operations_and_their_ends() {
     );
     assert_eq!(operation::error(&rolled), Some(error));
 
-    // The whole's error adds a cause to the GPU's: together they are told once.
+    // The operation's error adds a cause to the GPU's error. Together they are shown once.
     let whole = rolled.error.take().map(|error| error.outcome("the previous layout was restored and read back"));
     rolled.error = whole;
     let text = fits(&operation::operation(&rolled, &before, &before, true, &look), &look);
@@ -156,7 +157,7 @@ fn operations_and_their_ends() {
     assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, true, &look), &look));
     assert_eq!(operation::error(&failed).unwrap().code.exit_status(), 8);
 
-    // Another GPU that was done when the first failed: it is as before, for ever, and says why.
+    // Another GPU was done when the first one failed. It stays as it was before, and the drawing says why.
     let mut both = failed.clone();
     both.plans[1] = gpush_api::GpuPlan { gpu: 1, ..fixtures::plan() };
     both.progress[1] =

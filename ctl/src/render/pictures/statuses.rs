@@ -1,4 +1,4 @@
-//! `gpushctl status`.
+//! Drawings of `gpushctl status`.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn status_of_a_mixed_host() {
     assert_snapshot!("status-120", drawn(&shown, false, &fixtures::look(120, UTF8)));
     assert_snapshot!("status-ascii", drawn(&shown, false, &fixtures::look(80, Charset::Ascii)));
     assert_snapshot!("status-brief", drawn(&shown, true, &fixtures::look(80, UTF8)));
-    // However wide the terminal: figures stand over the drawing that they belong to.
+    // On any width, numbers appear above the drawing that they belong to.
     let wide = drawn(&shown, true, &fixtures::look(200, UTF8));
     let edge = |part: &str| wide.lines().filter(|line| line.contains(part)).map(look::width).max().unwrap();
     assert_eq!((edge("/80.0 GiB"), edge("in use"), edge("╮")), (99, 99, 99));
@@ -48,7 +48,7 @@ fn status_in_ascii_is_ascii() {
 fn status_in_colour() {
     let look = fixtures::look(80, UTF8);
     let text = status::status(&fixtures::status(fixtures::mixed(), true), false, &look);
-    // Escapes made visible: a diff of control characters tells nobody anything.
+    // Escape codes are made visible, so that a diff of the snapshot is readable.
     assert_snapshot!("status-colour", text.replace('\x1b', "^["));
 }
 
@@ -68,7 +68,7 @@ fn status_fits_any_width() {
             drawn(&shown, false, &fixtures::look(width, charset));
             tried += 1;
         }
-        // Below that lines may stand out, yet nothing breaks.
+        // On a narrower terminal, lines may be too long, but the drawing must not fail.
         for width in 1..72 {
             status::status(&shown, false, &fixtures::look(width, charset));
             tried += 1;
@@ -78,7 +78,7 @@ fn status_fits_any_width() {
     assert_eq!(tried, 480);
 }
 
-/// Every process that the asker may know, in whatever it is.
+/// Returns the pids of all visible processes, on the GPU and in its instances.
 fn pids(gpus: &[gpush_api::Gpu]) -> Vec<String> {
     let compute = |i: &gpush_api::GpuInstance| i.compute.iter().flat_map(|c| c.processes.clone()).collect::<Vec<_>>();
     let instances = gpus.iter().flat_map(|g| &g.mig).flat_map(|mig| &mig.instances);
@@ -96,14 +96,14 @@ fn no_pid_is_cut_at_sixty_columns() {
     );
     assert_snapshot!("status-60", text);
     for gpu in &gpus {
-        // Of several processes the first is named, the others are counted.
+        // If there are several processes, the first one is named and the others are counted.
         let Some(pid) = pids(std::slice::from_ref(gpu)).first().cloned() else { continue };
         assert!(text.split([' ', ',', '\n']).any(|word| word == pid), "{pid} is not whole:\n{text}");
     }
 }
 
 #[test]
-fn into_a_pipe_nothing_is_cut() {
+fn output_to_a_pipe_is_not_cut() {
     let mut gpus = fixtures::mixed();
     let command = format!("python train.py --data {}", "/srv/data/".repeat(20));
     gpus[5].processes = vec![fixtures::process(4711, "ada", &command, 100)];
@@ -122,7 +122,7 @@ fn into_a_pipe_nothing_is_cut() {
 }
 
 #[test]
-fn an_old_reading_is_called_so_when_it_is_old() {
+fn old_reading_shows_its_age() {
     let look = fixtures::look(80, UTF8);
     let mut one = fixtures::mixed().remove(0);
     one.stale = true;
@@ -152,7 +152,7 @@ fn status_of_an_agent_without_a_driver() {
 fn odd_readings_do_not_break_the_drawing() {
     let mut gpus = fixtures::mixed();
     let mig = gpus[0].mig.as_mut().unwrap();
-    // Overlapping, standing out, empty, and named by a profile that nobody knows.
+    // Instances that overlap, exceed the slices, are empty, or have an unknown profile.
     mig.instances.push(fixtures::instance(20, "profile 99", 5, 4, (0, 0), &[]));
     mig.instances.push(fixtures::instance(21, "2g.20gb", 7, 2, (0, 0), &[]));
     mig.instances.push(fixtures::instance(22, "\u{1b}[31m", 7, 1, (9, 1), &[]));
@@ -161,10 +161,9 @@ fn odd_readings_do_not_break_the_drawing() {
     assert_snapshot!("status-odd", drawn(&fixtures::status(gpus, false), false, &fixtures::look(80, UTF8)));
 }
 
-/// However young the reading is: what was read before a loss, or in the course of a change, is not
-/// told as what stands now.
+/// Even a recent reading must not be shown as current if it is from before a loss or from during a change.
 #[test]
-fn a_drawing_from_before_says_so() {
+fn drawing_of_an_old_reading_says_so() {
     let look = fixtures::look(100, UTF8);
     let mut one = fixtures::mixed().remove(0);
     one.observed_at = look.now;
@@ -172,12 +171,12 @@ fn a_drawing_from_before_says_so() {
         |gpu: &Gpu| fixtures::plain(&status::status(&fixtures::status(vec![gpu.clone()], false), false, &look));
     assert!(devices(&one).contains("MIG devices"));
     for (state, says) in [
-        (GpuState::Lost, "drawn as it was last read, 0 s ago; what is left of it is not known"),
-        (GpuState::Changing, "drawn as it was last read, 0 s ago, in the course of the change"),
+        (GpuState::Lost, "as last read, 0 s ago; its present instances are not known"),
+        (GpuState::Changing, "as last read, 0 s ago, during the change"),
     ] {
         one.state = state;
         one.stale = false;
-        assert!(!devices(&one).contains("drawn as"), "it is as it stands");
+        assert!(!devices(&one).contains("as last read"), "a fresh reading has no note");
         one.stale = true;
         let text = devices(&one);
         assert!(text.contains(says), "{text}");

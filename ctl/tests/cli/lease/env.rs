@@ -1,4 +1,4 @@
-//! `lease request` and `lease env`.
+//! Tests of `lease request` and `lease env`.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn request_flags_reach_the_agent() {
     let request = requested(&agent);
     assert_eq!(request.target.as_deref(), Some("1:2g.20gb@2"));
     assert_eq!((request.process, request.holder), (Some(4000), Some(7)));
-    // GPUs and a target exclude each other.
+    // `-i` and `--target` exclude each other.
     assert_eq!(host.command(&words).output().unwrap().status.code(), Some(2));
 }
 
@@ -53,9 +53,10 @@ fn evaluated_environment_sets_the_variables() {
     assert_eq!(stdout(&shell(&host, &script).output().unwrap()), "L17 /run/gpush-mps/g5d1b03a2/1");
 }
 
-/// `eval` ignores the status of the command in it: without `false`, the program would run outside of the lease.
+/// `eval` ignores the exit status of the command in it. Without the printed `false`, the program would run outside of
+/// the lease.
 #[test]
-fn evaluated_failure_fails() {
+fn failed_lease_env_makes_eval_fail() {
     let host = Host::new();
     agent(&host);
     for words in [
@@ -77,7 +78,7 @@ fn evaluated_failure_fails() {
 }
 
 #[test]
-fn environment_with_a_foreign_variable_is_refused_and_released() {
+fn environment_with_unknown_variable_is_refused_and_released() {
     let host = Host::new();
     let agent = Agent::listen(&host.path("gpushd.sock"), |request| {
         if request.path == "/v1/leases" {
@@ -106,7 +107,7 @@ fn lease_whose_output_fails_is_released() {
     }
 }
 
-/// A shell that leads a session; `None` where there is no program that makes one.
+/// Returns a command that runs a shell as session leader. Returns `None` if this host has no `setsid`.
 fn session(host: &Host, script: &str) -> Option<Command> {
     let mut command = Command::new("setsid");
     command.args(["--wait", "/bin/sh", "-c", script]);
@@ -128,14 +129,15 @@ fn lease_without_another_end_is_bound_to_the_session() {
     let request = requested(&agent);
     assert_eq!((request.process, request.duration_s), (leader.trim().parse().ok(), None));
 
-    // The script goes on in the background when the leader of its session has ended: stdin tells it when.
+    // The script continues in the background after its session leader has ended. The end of stdin shows that the leader
+    // has ended.
     let script = format!("(cat; {GPUSHCTL} lease env --mps 25 > out 2>&1; echo \"exit $?\" >> out) <&3 & exit 0");
     let Some(mut leader) = session(&host, &format!("exec 3<&0; {script}")) else { return };
     let mut leader = leader.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (stdin, mut inherited) = (leader.stdin.take(), leader.stdout.take().unwrap());
     assert!(leader.wait().unwrap().success());
     drop(stdin);
-    // It ends with the background process, which inherited it.
+    // The background process inherited stdout, so stdout ends with it.
     inherited.read_to_end(&mut Vec::new()).unwrap();
     let text = std::fs::read_to_string(host.path("out")).unwrap();
     assert!(text.contains("the lease needs an end") && text.contains("--for 2h"), "{text}");
@@ -149,7 +151,7 @@ fn waiting_shows_the_place_in_the_queue() {
     let host = Host::new();
     let polls = std::sync::Arc::new(AtomicUsize::new(0));
     let seen = std::sync::Arc::clone(&polls);
-    // The POST is answered once the queue was read twice.
+    // The stand-in agent answers the POST after the client has read the queue twice.
     Agent::listen(&host.path("gpushd.sock"), move |request: &Request| match request.method.as_str() {
         "POST" => {
             while seen.load(Ordering::SeqCst) < 2 {

@@ -1,4 +1,4 @@
-//! `lease list`, `show`, `renew`, `release` and `revoke`.
+//! Tests of `lease list`, `show`, `renew`, `release` and `revoke`.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn leases_are_listed_shown_and_ended() {
         &["lease", "revoke", "L17"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
-    // Times of day depend on the time zone and the moment.
+    // The test removes the times of day: they depend on the time zone and on the current time.
     let text = text.join("\n");
     let lines = text.lines().map(|line| match line.split_once(" (20") {
         Some((before, _)) => format!("{before} (...)"),

@@ -1,4 +1,4 @@
-//! `gpushctl run` and `gpushctl lease` against a stand-in agent: requests, output, exit statuses.
+//! Tests of `gpushctl run` and `gpushctl lease` against a stand-in agent: requests, output and exit statuses.
 
 mod env;
 mod list;
@@ -22,18 +22,18 @@ use crate::support::{Agent, Answer, GPUSHCTL, Host, Request};
 /// UUID of GPU 0 of the preset host.
 const GPU: &str = "GPU-00000000-0000-0000-0000-000000000000";
 
-/// In the future, so that its age in the output is 0 in each run.
+/// Returns a time in the future, so that its age in the output is always 0.
 fn at(second: i64) -> jiff::Timestamp {
     let start: jiff::Timestamp = "2999-01-01T00:00:00Z".parse().unwrap();
     start.checked_add(jiff::SignedDuration::from_secs(second)).unwrap()
 }
 
-/// The user who runs the tests.
+/// Returns the uid of the user who runs the tests.
 fn me() -> u32 {
     nix::unistd::getuid().as_raw()
 }
 
-/// 25 % of GPU 0, bound to a process.
+/// Returns an active lease of 25 % of GPU 0, bound to a process.
 fn lease(id: u64, uid: u32) -> Lease {
     let share = MemberShare::Mps {
         percentage: "25".parse().unwrap(),
@@ -86,7 +86,7 @@ fn gpus() -> Vec<gpush_api::Gpu> {
     gpus
 }
 
-/// A waiting lease of this process.
+/// Returns a queued lease of this user.
 fn queued() -> Lease {
     let queue = LeaseQueuePosition {
         position: 2,
@@ -114,13 +114,14 @@ fn revoked() -> Lease {
     }
 }
 
-/// The answer for a lease that does not exist.
+/// Returns the answer for a lease that does not exist.
 fn no_lease(id: &str) -> Answer {
     let error = ApiError::new(Code::NotFound, format!("there is no lease {id}"));
     Answer::error(&error.hint("list all leases with `gpushctl lease list`"))
 }
 
-/// An agent with the leases L17 of this user and L18 of another one, which grants every request as L17.
+/// Starts a stand-in agent. It has lease L17 of this user and lease L18 of another user, and grants every request as
+/// L17.
 fn agent(host: &Host) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), answer)
 }
@@ -143,7 +144,7 @@ fn answer(request: &Request) -> Answer {
         ("GET", "/v1/leases/L18") => Answer::ok(&lease(18, other)),
         ("GET", "/v1/leases/L19") => Answer::ok(&queued()),
         ("GET", "/v1/leases/L17/environment") => Answer::ok(&granted(17, me())),
-        // To an administrator.
+        // An administrator may read the environment of every lease.
         ("GET", "/v1/leases/L18/environment") => Answer::ok(&granted(18, other)),
         ("POST", "/v1/leases/L17/renew") => {
             let mut renewed = lease(17, me());
@@ -159,12 +160,12 @@ fn answer(request: &Request) -> Answer {
     }
 }
 
-/// The last request for a lease.
+/// Returns the last request for a lease.
 fn requested(agent: &Agent) -> LeaseRequest {
     serde_json::from_str(&agent.bodies("/v1/leases").pop().expect("a request")).unwrap()
 }
 
-/// A shell in the host, with its agent.
+/// Returns a shell command in the directory of the host, with the socket of its agent.
 fn shell(host: &Host, script: &str) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock");

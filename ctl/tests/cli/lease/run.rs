@@ -1,4 +1,4 @@
-//! `run`.
+//! Tests of `run`.
 
 use super::*;
 
@@ -21,13 +21,13 @@ fn run_becomes_the_command_and_keeps_its_status() {
         &["run", "--lease", "L17", "--mps", "25", "--", "true"],
     ];
     let run = |args: &[&str]| {
-        // The environment of gpushctl is clean, and that of the command is made from it.
+        // `host.command` clears the environment of gpushctl. The command inherits it, so it needs a PATH.
         let output = host.command(args).env("PATH", "/usr/bin:/bin").output().unwrap();
         Host::transcript(args, &output)
     };
     let text: Vec<_> = cases.iter().map(|args| run(args)).collect();
     assert_snapshot!(text.concat());
-    // A lease is released when no command came of it; else it ends with the command.
+    // gpushctl releases a lease if it could not start the command. Otherwise the lease ends with the command.
     let asked = agent.asked();
     let count = |what: &str| asked.iter().filter(|one| one.as_str() == what).count();
     assert_eq!((count("POST /v1/leases"), count("POST /v1/leases/L17/release")), (4, 2), "{asked:?}");
@@ -52,7 +52,7 @@ fn lease_is_bound_to_the_command_itself() {
     let agent = agent(&host);
     let waits = "trap 'echo term; exit 9' TERM; trap 'echo int; exit 8' INT; echo $$; while :; do sleep 0.01; done";
     for (sent, printed, status) in [(Signal::SIGTERM, "term\n", 9), (Signal::SIGINT, "int\n", 8)] {
-        // A process in the background ignores SIGINT, and so do its children.
+        // A shell starts background processes with SIGINT ignored, and their children inherit that.
         let mut child = Command::new("env");
         child.args(["--default-signal=INT,TERM", "setsid", "--wait", GPUSHCTL, "run", "--", "/bin/sh", "-c", waits]);
         child.current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock").env_remove("GPUSH_LEASE");
@@ -104,7 +104,14 @@ fn lease_of_a_slurm_job_is_entered_through_slurm() {
     Agent::listen(&host.path("gpushd.sock"), |request| {
         if request.path.ends_with("/environment") {
             let mut of_job = granted(17, me());
-            of_job.lease.binding = LeaseBinding::Job { cluster: "hpc".to_owned(), job: 123_456, cgroup: None };
+            of_job.lease.binding = LeaseBinding::Job {
+                cluster: "hpc".to_owned(),
+                job: 123_456,
+                node: "n1".to_owned(),
+                restart: 0,
+                leader: None,
+                cgroup: None,
+            };
             return Answer::ok(&of_job);
         }
         answer(request)
@@ -113,7 +120,7 @@ fn lease_of_a_slurm_job_is_entered_through_slurm() {
 }
 
 #[test]
-fn nested_run_refuses_a_request_and_enters_without_one() {
+fn nested_run_uses_the_outer_lease_or_refuses() {
     let host = Host::new();
     let agent = agent(&host);
     let run = |args: &[&str], lease: &str| {
@@ -125,7 +132,7 @@ fn nested_run_refuses_a_request_and_enters_without_one() {
     let text = run(&["run", "--", "/bin/sh", "-c", "echo $GPUSH_LEASE"], "L17");
     assert!(text.contains("L17\n[exit 0]"), "{text}");
     assert!(agent.bodies("/v1/leases").is_empty(), "it runs in the lease around it");
-    // A lease that has ended, of another user, or that is none at all, is in no way.
+    // gpushctl ignores a `GPUSH_LEASE` whose lease has ended, belongs to another user, or has an invalid id.
     for around in ["L99", "L18", "17", ""] {
         let text = run(&["run", "--mps", "25", "--", "/bin/true"], around);
         assert!(text.ends_with("[exit 0]\n"), "{around}: {text}");

@@ -1,8 +1,9 @@
-//! Daemons that are started, stopped and drained, and who watches them.
+//! Tests of starting, stopping and draining daemons, and of watching them.
 
 use super::*;
 
-/// An agent whose daemon goes through `states` after what is posted, a state a question.
+/// Starts a stand-in agent whose daemon is in state `before` until a POST. Each GET after the POST returns the next one
+/// of `states`.
 pub(super) fn living(host: &Host, before: MpsDaemon, accepted: Answer, states: Vec<MpsDaemon>) -> Agent {
     let asked = AtomicUsize::new(0);
     let accepted = std::sync::Mutex::new(Some(accepted));
@@ -21,7 +22,7 @@ pub(super) fn living(host: &Host, before: MpsDaemon, accepted: Answer, states: V
 }
 
 #[test]
-fn a_daemon_is_watched_to_its_end() {
+fn daemon_change_is_watched_to_its_end() {
     let (stopped, ready) = (daemon(MpsState::Stopped, 1, &[]), daemon(MpsState::Ready, 4, &[]));
     let (starting, stopping) = (daemon(MpsState::Starting, 2, &[]), daemon(MpsState::Stopping, 2, &[]));
     let draining = |clients: &[MpsClient]| daemon(MpsState::Draining, 2, clients);
@@ -56,7 +57,7 @@ fn a_daemon_is_watched_to_its_end() {
 }
 
 #[test]
-fn a_stop_under_clients_is_refused() {
+fn stop_with_clients_is_refused() {
     let host = Host::new();
     let blocked = ApiError::new(Code::Blocked, "MPS on GPU 0 (GPU-00000000) has 2 clients")
         .cause("pid 5120 of alice (python train.py), and one of another user")
@@ -81,9 +82,9 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let mut child = host.command(&["mps", "drain", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // Who is waited for is told: from then on it watches.
+    // The first line names the clients that gpushctl waits for. From then on, gpushctl watches the daemon.
     stderr.read_line(&mut line).unwrap();
-    assert_eq!(line, "GPU 0: draining; still there: alice 5120\n");
+    assert_eq!(line, "GPU 0: draining; still connected: alice 5120\n");
     signal(child.id(), nix::sys::signal::Signal::SIGINT);
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();

@@ -1,9 +1,9 @@
-//! What is looked at, and what is printed of it.
+//! Tests of the commands that only read: `mps list`, `show`, `clients` and `logs`, and `process list`.
 
 use super::{life::living, *};
 
 #[test]
-fn what_is_shared_and_by_whom() {
+fn lists_of_targets_clients_and_processes() {
     let host = Host::new();
     let agent = agent(&host);
     let cases: &[&[&str]] = &[
@@ -43,7 +43,7 @@ fn nothing_shared_and_no_strays() {
 }
 
 #[test]
-fn values_are_checked_before_anybody_is_asked() {
+fn invalid_values_are_refused_without_a_request() {
     let host = Host::new();
     let cases: &[&[&str]] = &[
         &["mps", "set", "0"],
@@ -76,7 +76,7 @@ fn health() -> Health {
     }
 }
 
-/// An agent of two GPUs of which the first is of this mode, and what it says of MPS.
+/// Starts a stand-in agent with two GPUs. The first is in this mode; `mps` answers for the MPS daemons.
 fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&version()),
@@ -89,7 +89,7 @@ fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
 }
 
 #[test]
-fn status_asks_for_mps_only_where_there_is_some() {
+fn status_requests_mps_only_if_a_gpu_uses_it() {
     let shared = || Answer::ok(&[busy(), idle_device()]);
     let host = Host::new();
     let agent = whole(&host, Mode::Mps, shared);
@@ -107,7 +107,7 @@ fn status_asks_for_mps_only_where_there_is_some() {
     assert!(!text.contains("\"mps\":"), "{text}");
     assert_eq!(agent.asked().len(), 4, "{:?}", agent.asked());
 
-    // That it can't be told hides nothing else.
+    // If the MPS daemons cannot be read, the rest of the status is shown.
     let host = Host::new();
     whole(&host, Mode::Mps, || Answer::error(&ApiError::new(Code::Unavailable, "gpushd is starting")));
     let text = host.run(&["status", "--brief"]);
@@ -126,7 +126,7 @@ fn json_is_the_types_of_the_api() {
     }
     let all = vec![busy(), idle_device()];
     assert_eq!(json(&host, &["mps", "list"]), (all, Some(0)));
-    // A document of its own: one object for each client, with its target.
+    // `mps clients --json` prints its own document: one object for each client, with its target.
     for which in [&["mps", "clients"][..], &["mps", "clients", "0"]] {
         let (clients, code) = json::<Vec<serde_json::Value>>(&host, which);
         assert_eq!((clients.len(), code), (busy().clients.len(), Some(0)), "{which:?}");
@@ -146,7 +146,7 @@ fn json_is_the_types_of_the_api() {
 }
 
 #[test]
-fn logs_are_followed_by_what_is_new() {
+fn followed_logs_print_only_new_lines() {
     let host = Host::new();
     let asked = AtomicUsize::new(0);
     Agent::listen(&host.path("gpushd.sock"), move |request| {
@@ -156,7 +156,7 @@ fn logs_are_followed_by_what_is_new() {
         let lines = match asked.fetch_add(1, Ordering::SeqCst) {
             0 => vec!["one", "two"],
             1 => vec!["zero", "one", "two", "three"],
-            _ => return Answer::error(&ApiError::new(Code::NotFound, "GPU 0 is not shared through MPS any more")),
+            _ => return Answer::error(&ApiError::new(Code::NotFound, "GPU 0 is no longer shared through MPS")),
         };
         let lines = lines.into_iter().map(str::to_owned).collect();
         Answer::ok(&MpsLogs {
@@ -169,7 +169,7 @@ fn logs_are_followed_by_what_is_new() {
     two
     three
     [stderr]
-    error: GPU 0 is not shared through MPS any more
+    error: GPU 0 is no longer shared through MPS
     [exit 2]
     ");
 }

@@ -1,5 +1,4 @@
-//! `gpushctl mps` and `process` against an agent that plays a part: what it asks, what it says, how it
-//! exits.
+//! Tests of `gpushctl mps` and `process` against a stand-in agent: requests, output and exit statuses.
 
 mod life;
 mod looks;
@@ -19,7 +18,7 @@ use insta::assert_snapshot;
 
 use crate::support::{Agent, Answer, Host, Request};
 
-/// To come, so that its age in the output is 0 in each run.
+/// Returns a time in the future, so that its age in the output is always 0.
 fn at(second: i64) -> jiff::Timestamp {
     let start: jiff::Timestamp = "2999-01-01T00:00:00Z".parse().unwrap();
     start.checked_add(jiff::SignedDuration::from_secs(second)).unwrap()
@@ -68,7 +67,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         clients_end_at: None,
         failures: 0,
         ends: None,
-        protocol: Some("version 550.163.01, spoken to directly".into()),
+        protocol: Some("version 550.163.01, directly".into()),
         pipe_directory: Some("/run/gpush-mps/g5d1b03a2".into()),
         log_directory: Some("/var/log/gpush/mps/g5d1b03a2".into()),
         uid: (!clients.is_empty()).then_some(1000),
@@ -146,7 +145,7 @@ fn not_shared(target: &str) -> Answer {
     Answer::error(&error.hint("`gpushctl mps list` shows what is"))
 }
 
-/// An agent of a target with two clients, and of an idle one on a MIG device.
+/// Starts a stand-in agent with two targets: a GPU with two clients, and an idle MIG device.
 fn agent(host: &Host) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), |request| match (request.method.as_str(), request.path.as_str()) {
         (_, "/v1/mps") => Answer::ok(&[busy(), idle_device()]),

@@ -9,20 +9,26 @@
 //! +-------------------------------------+
 //! ```
 //!
-//! Known about the real program: the table's head, the widths of its columns and all messages, from the texts
-//! in nvidia-smi 535.309.01; that the table names a GPU by its index alone; exit code 3 with both `Failed to
-//! set` lines for a GPU without levels (kubernetes-sigs/dra-driver-nvidia-gpu issue 41); help without a command
-//! (NVIDIA/k8s-device-plugin issue 354). Guessed here: the position of a value in its column; that the table of
-//! the other GPUs is printed although one GPU has no levels; and that failures also go to standard output.
-//! Levels are accepted as numbers only, because the real program's help lists no other form, and accepting more
-//! would hide a mistake.
+//! Known about the real program:
+//!
+//! - the table's head, the widths of its columns and all messages: from the texts in nvidia-smi 535.309.01;
+//! - the table names a GPU only by its index;
+//! - a GPU without levels gives exit code 3 and both `Failed to set` lines (kubernetes-sigs/dra-driver-nvidia-gpu
+//!   issue 41);
+//! - without a command it prints its help (NVIDIA/k8s-device-plugin issue 354).
+//!
+//! Guessed: the position of a value in its column; that the table of the other GPUs is printed although one GPU has
+//! no levels; and that failures also go to standard output.
+//!
+//! Levels are accepted only as numbers, because the real program's help lists no other form. Accepting more would
+//! hide a mistake.
 
 use std::process::ExitCode;
 
 use silicon::machine::{Pid, Timeslice};
 use silicon::{Call, Host, HostError, Return, fault};
 
-/// The request of the arguments after `compute-policy`.
+/// What the arguments after `compute-policy` request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Help,
@@ -125,7 +131,7 @@ fn set(host: &Host, level: Timeslice, gpus: &[u32]) -> Result<Vec<Return>, HostE
             Some(rc) => Err(rc),
             None if !host.privileged() => Err(Return::NoPermission),
             None => host.update(|machine| {
-                // It has the driver open while it runs: without persistence mode, settings are lost when it
+                // nvidia-smi has the driver open while it runs. Without persistence mode, the setting is lost when it
                 // ends.
                 machine.open(Pid::own());
                 let done = machine.set_timeslice(gpu, level);
@@ -151,7 +157,7 @@ fn set(host: &Host, level: Timeslice, gpus: &[u32]) -> Result<Vec<Return>, HostE
     Ok(failures)
 }
 
-/// Returns the text of `nvmlErrorString` for the likely return codes.
+/// Returns the text of `nvmlErrorString` for the return codes that are likely.
 fn words(rc: Return) -> String {
     match rc {
         Return::NotSupported => "Not Supported".to_owned(),
@@ -174,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_in_every_spelling() {
+    fn arguments_are_parsed_in_every_spelling() {
         let ids = |text: &str| Some(text.split(',').map(str::to_owned).collect::<Vec<_>>());
         for (text, expected) in [
             ("", Asked::Help),

@@ -1,7 +1,7 @@
-//! `nvidia-smi --query-gpu` and `--query-compute-apps`: figures as CSV, as nvsmi and scripts read them.
+//! `nvidia-smi --query-gpu` and `--query-compute-apps`: values as CSV, as nvsmi and scripts read them.
 //!
-//! Fields and their spelling are those of `nvidia-smi --help-query-gpu`. An unknown field is refused as in the
-//! real program, with status 2.
+//! The fields are those of `nvidia-smi --help-query-gpu`. As in the real program, an unknown field is an error with
+//! exit code 2.
 
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,7 +25,7 @@ enum About {
     ComputeApps,
 }
 
-/// A value: text, or a number with its unit; `Absent` if the driver has none.
+/// A value: text, or a number with its unit. `Absent` if the driver does not report it.
 enum Value {
     Text(String),
     Number(u64, &'static str),
@@ -75,7 +75,7 @@ fn split(text: &str) -> Vec<String> {
     text.split(',').map(|word| word.trim().to_owned()).collect()
 }
 
-/// Prints the answer.
+/// Executes the query and prints the result.
 pub(super) fn act(host: &Host, query: &Query) -> Result<ExitCode, HostError> {
     let gpus = match super::gpus(host, query.ids.clone()) {
         Ok(gpus) => gpus,
@@ -130,7 +130,7 @@ fn unit(field: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the fields of a GPU; the error names an unknown field.
+/// Returns the requested values of a GPU. The error names an unknown field.
 fn gpu_row(host: &Host, machine: &Machine, gpu: u32, now: u64, fields: &[String]) -> Result<Vec<Value>, String> {
     let slot = &host.hardware().slots[gpu as usize];
     let state = machine.gpus().get(gpu as usize);
@@ -195,7 +195,7 @@ fn gpu_field(
     })
 }
 
-/// Spells `Exclusive_Process` as the program does.
+/// Formats a compute mode as nvidia-smi does: `Exclusive_Process`.
 fn compute_mode(name: &str) -> String {
     let word = |word: &str| {
         let lower = word.to_lowercase();
@@ -205,7 +205,7 @@ fn compute_mode(name: &str) -> String {
     name.split('_').map(word).collect::<Vec<_>>().join("_")
 }
 
-/// Returns the fields of each compute process on a GPU; the error names an unknown field.
+/// Returns the requested values of each compute process on a GPU. The error names an unknown field.
 fn app_rows(host: &Host, machine: &Machine, gpu: u32, fields: &[String]) -> Result<Vec<Vec<Value>>, String> {
     let identity = &host.hardware().slots[gpu as usize].identity;
     let processes = machine.gpus().get(gpu as usize).map_or(&[][..], |gpu| gpu.processes.as_slice());
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_are_read_in_the_forms_that_scripts_use() {
+    fn queries_of_scripts_are_parsed() {
         let query = read("--query-gpu=index,uuid --format=csv,noheader,nounits -i 1,2").unwrap().unwrap();
         assert_eq!((query.about, query.fields.len(), query.header, query.units), (About::Gpus, 2, false, false));
         assert_eq!(query.ids, Some(vec!["1".to_owned(), "2".to_owned()]));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn compute_modes_are_spelled_as_the_program_does() {
+    fn compute_modes_are_spelled_as_in_nvidia_smi() {
         assert_eq!(compute_mode("EXCLUSIVE_PROCESS"), "Exclusive_Process");
         assert_eq!(compute_mode("DEFAULT"), "Default");
     }

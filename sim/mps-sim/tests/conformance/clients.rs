@@ -1,4 +1,4 @@
-//! Clients: which server serves them, and until when.
+//! Clients: which server serves them, and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::daemon::{LONG, Setup, another_uid, is_alive, signal, until};
 
-pub(crate) async fn a_client_starts_its_server_and_is_listed(setup: Setup) {
+pub(crate) async fn client_starts_its_server_and_is_listed(setup: Setup) {
     let daemon = setup.start().await;
     let (mut one, mut two) = (daemon.client(&[]), daemon.client(&[]));
     let (said, said_too) = (one.next(), two.next());
@@ -33,7 +33,7 @@ pub(crate) async fn a_client_starts_its_server_and_is_listed(setup: Setup) {
     assert_eq!(daemon.control.servers(LONG).await.unwrap(), [server], "a server without clients stays");
 }
 
-pub(crate) async fn its_own_percentage_only_lowers(setup: Setup) {
+pub(crate) async fn client_percentage_can_only_lower_the_default(setup: Setup) {
     let daemon = setup.start().await;
     daemon.control.set_default_percentage("50".parse().unwrap(), LONG).await.unwrap();
     for (own, gets) in [("25", "25.0"), ("80", "50.0"), ("abc", "50.0")] {
@@ -43,7 +43,7 @@ pub(crate) async fn its_own_percentage_only_lowers(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_client_is_terminated_and_others_are_not_known(setup: Setup) {
+pub(crate) async fn only_clients_can_be_terminated(setup: Setup) {
     let daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));
@@ -60,7 +60,7 @@ pub(crate) async fn a_client_is_terminated_and_others_are_not_known(setup: Setup
     }
 }
 
-pub(crate) async fn quit_waits_for_clients_and_then_interrupts(setup: Setup) {
+pub(crate) async fn quit_waits_for_clients_then_interrupts(setup: Setup) {
     let mut daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));
@@ -74,7 +74,7 @@ pub(crate) async fn quit_waits_for_clients_and_then_interrupts(setup: Setup) {
     daemon.logs("quit command issued with timeout of 1").await;
 }
 
-pub(crate) async fn a_killed_server_takes_its_clients_and_the_next_gets_another(setup: Setup) {
+pub(crate) async fn killed_server_loses_clients_and_is_replaced(setup: Setup) {
     let daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));
@@ -87,7 +87,7 @@ pub(crate) async fn a_killed_server_takes_its_clients_and_the_next_gets_another(
     assert_ne!(daemon.ready_server().await, server);
 }
 
-pub(crate) async fn a_killed_daemon_leaves_its_server_to_its_clients(setup: Setup) {
+pub(crate) async fn server_and_clients_survive_a_killed_daemon(setup: Setup) {
     let mut daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));
@@ -105,9 +105,9 @@ pub(crate) async fn a_killed_daemon_leaves_its_server_to_its_clients(setup: Setu
     signal(server, Signal::SIGKILL);
 }
 
-/// The last client is served first: others may have to wait repeatedly.
-pub(crate) async fn another_uid_waits_until_the_first_has_gone(setup: Setup) {
-    let Some(uid) = another_uid("another_uid_waits_until_the_first_has_gone") else { return };
+/// The client that connected last is served first, so other clients may have to wait several times.
+pub(crate) async fn client_of_another_uid_waits_for_the_first(setup: Setup) {
+    let Some(uid) = another_uid("client_of_another_uid_waits_for_the_first") else { return };
     let daemon = setup.start().await;
     let mut first = daemon.client(&[]);
     assert!(first.next().starts_with("active "));

@@ -34,7 +34,7 @@ pub(crate) enum Trait {
     ServesSeveralUsers,
 }
 
-/// A version, as far as versions differ here.
+/// A version, as far as versions differ in these tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Branch {
     V535,
@@ -42,8 +42,8 @@ pub(crate) enum Branch {
     V555,
 }
 
-/// The differences: a behaviour, whether 535, 550 and 555 have it, and the source. A real daemon counts as 550
-/// or later if it knows `get_server_status`, and as 555 if its data contains the word `-multiuser-server`.
+/// The differences: a behaviour, whether 535, 550 and 555 have it, and the source. A real daemon counts as 550 or
+/// later if it knows `get_server_status`, and as 555 if its program file contains the word `-multiuser-server`.
 pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
     (Trait::KnowsServerStatus, [false, true, true], "seen with 535.309, 550.163 and 555.58"),
     (Trait::WritesPidFile, [false, true, true], "535.309 was seen not to write it, 550.163 and 555.58 to write it"),
@@ -51,10 +51,10 @@ pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
     (Trait::ServesSeveralUsers, [false, false, true], "seen with 535.309, 550.163 and 555.58.02"),
 ];
 
-/// Lets clients of all users share one server of root.
+/// Lets clients of all users share one server, which runs as root.
 pub(crate) const MULTI_USER: &str = "-multiuser-server";
 
-/// Preparation of a daemon: directories, programs, faults.
+/// The preparation of a daemon: directories, programs, faults.
 pub(crate) struct Setup {
     pub(crate) which: Which,
     scratch: tempfile::TempDir,
@@ -64,14 +64,14 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Returns `None` if it is not installed.
+    /// Creates the setup; `None` if the daemon is not installed.
     pub(crate) fn of(which: Which, check: &str) -> Option<Self> {
         if which == Which::Real && program(CONTROL).is_none() {
             println!("SKIPPED {check}: {CONTROL} is not installed; `cargo xtask test` as root installs it");
             return None;
         }
         let scratch = tempfile::tempdir().unwrap();
-        // Other users must be able to reach it.
+        // Other users must be able to access the directory.
         std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).unwrap();
         for name in ["bin", "pipe", "log"] {
             std::fs::create_dir(scratch.path().join(name)).unwrap();
@@ -116,7 +116,7 @@ impl Setup {
         }
     }
 
-    /// Returns whether the program serves several users, according to the table or to the real program's data.
+    /// Returns whether the program supports several users, according to the table or to the real program's file.
     pub(crate) fn serves_several_users(&self) -> bool {
         match self.which {
             Which::Real => {
@@ -128,7 +128,7 @@ impl Setup {
         }
     }
 
-    /// Returns the fault file of the simulated server, under either daemon.
+    /// Returns the fault file of the simulated server, for use under either daemon.
     pub(crate) fn faults(&self) -> FaultFile {
         FaultFile::at(self.path("faults.toml"))
     }
@@ -140,7 +140,7 @@ impl Setup {
     /// Returns a command with the daemon's environment.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
-        // A test in the background ignores SIGINT, one under nohup ignores SIGHUP, and children inherit that.
+        // A test in the background ignores SIGINT, a test under nohup ignores SIGHUP, and children inherit that.
         let mut command = Command::new("/usr/bin/env");
         command
             .arg("--default-signal=INT,HUP")
@@ -158,7 +158,7 @@ impl Setup {
         command
     }
 
-    /// Returns its control program.
+    /// Returns the path of the control program.
     pub(crate) fn control_program(&self) -> PathBuf {
         self.path("bin").join(CONTROL)
     }
@@ -168,7 +168,7 @@ impl Setup {
         self.command(&self.control_program()).arg("-f").args(&self.arguments).stdout(out).spawn().unwrap()
     }
 
-    /// Starts it in the foreground, and waits until it answers.
+    /// Starts the daemon in the foreground, and waits until it answers.
     pub(crate) async fn start(self) -> Daemon {
         let child = self.spawn();
         let daemon = Daemon { control: Control::of(&self.pipe), setup: self, child };
@@ -196,7 +196,7 @@ impl Daemon {
         answer.unwrap_or_else(|error| panic!("{line}: {error}")).text
     }
 
-    /// Returns its log so far, in the foreground.
+    /// Returns the log so far, of a daemon in the foreground.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.setup.path("out")).unwrap()
     }
@@ -237,7 +237,7 @@ impl Daemon {
         self.client_of(None, environment)
     }
 
-    /// Starts a client with another uid, which requires root.
+    /// Starts a client with another uid, which only root can do.
     pub(crate) fn client_of(&self, uid: Option<u32>, environment: &[(&str, &str)]) -> Client {
         let mut command = self.setup.command(Path::new(STAND_IN));
         if let Some(uid) = uid {
@@ -249,7 +249,7 @@ impl Daemon {
         Client { child, lines }
     }
 
-    /// Kills it, as a crash would.
+    /// Kills the daemon, as a crash would.
     pub(crate) fn kill(&mut self) {
         let _gone = self.child.kill();
         self.child.wait().unwrap();
@@ -273,14 +273,14 @@ impl Client {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// Returns its next line; empty when it has ended.
+    /// Returns the next line of the client; empty after it has ended.
     pub(crate) fn next(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         line.trim().to_owned()
     }
 
-    /// Ends it.
+    /// Asks the client to end, and waits for it.
     pub(crate) fn end(mut self) {
         self.child.stdin.take().unwrap().write_all(b"end\n").unwrap();
         self.child.wait().unwrap();
@@ -319,7 +319,7 @@ pub(crate) fn signal(pid: Pid, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
 }
 
-/// Returns another uid if the test can switch to it and it can run the programs.
+/// Returns another uid, if the test can switch to it and that user can run the programs.
 pub(crate) fn another_uid(check: &str) -> Option<u32> {
     let uid = 65_534;
     let mut command = Command::new(STAND_IN);

@@ -1,4 +1,4 @@
-//! The daemon's only control connection.
+//! The control connection. A daemon accepts only one.
 
 use std::{
     io::IoSlice,
@@ -18,7 +18,7 @@ use nix::sys::socket::{self, AddressFamily, ControlMessage, MsgFlags, SockFlag, 
 
 use crate::daemon::{Daemon, LONG, Setup};
 
-pub(crate) async fn twenty_who_ask_at_once_are_all_answered(setup: Setup) {
+pub(crate) async fn twenty_concurrent_callers_are_answered(setup: Setup) {
     let daemon = setup.start().await;
     let control = std::sync::Arc::new(Control::of(&daemon.setup.pipe));
     let asked = (0..20).map(|_| {
@@ -28,7 +28,7 @@ pub(crate) async fn twenty_who_ask_at_once_are_all_answered(setup: Setup) {
     for asked in asked.collect::<Vec<_>>() {
         assert_eq!(asked.await.unwrap().unwrap(), Percentage::ALL);
     }
-    // Each with its own connection: they block each other, and retry.
+    // Each caller has its own connection. They block each other, and retry.
     let asked = (0..20).map(|_| {
         let control = Control::of(&daemon.setup.pipe);
         tokio::spawn(async move { control.default_percentage(LONG).await })
@@ -38,7 +38,7 @@ pub(crate) async fn twenty_who_ask_at_once_are_all_answered(setup: Setup) {
     }
 }
 
-pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is_gone(setup: Setup) {
+pub(crate) async fn open_front_end_keeps_the_daemon_busy_until_it_ends(setup: Setup) {
     let daemon = setup.start().await;
     let sit_down = || {
         let mut prompt = daemon.setup.command(&daemon.setup.control_program());
@@ -46,7 +46,7 @@ pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is
     };
     let mut prompt = sit_down();
     let control = &daemon.control;
-    // It opens the connection a moment after its start, unless the test holds it then: in that case it ends.
+    // The front-end opens the connection a moment after its start. If the test holds it then, the front-end ends.
     let busy = loop {
         if let Err(error) = control.default_percentage(Duration::from_millis(300)).await {
             break error;
@@ -63,7 +63,7 @@ pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is
     assert_eq!(control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// Returns the processes that hold the control connection, without this one.
+/// Returns the processes that hold the control connection, except this one.
 fn who(daemon: &Daemon) -> Vec<i32> {
     holder::holders(i32::try_from(daemon.child.id()).unwrap(), &daemon.setup.pipe).unwrap()
 }
@@ -72,7 +72,7 @@ fn who(daemon: &Daemon) -> Vec<i32> {
 struct HalfOpen(std::process::Child);
 
 impl HalfOpen {
-    /// Children of a process inherit its open descriptors.
+    /// The connection is a descriptor that a child process inherits.
     fn at(setup: &Setup) -> Self {
         let fd = knock(setup);
         let mut command = Program::new("sleep");
@@ -88,7 +88,7 @@ impl Drop for HalfOpen {
     }
 }
 
-pub(crate) async fn whoever_has_its_ear_is_found_and_no_server_or_client_is(setup: Setup) {
+pub(crate) async fn only_holder_of_the_control_connection_is_found(setup: Setup) {
     let daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));
@@ -115,8 +115,8 @@ async fn is_stopped(daemon: &Daemon) {
     assert!(matches!(stopped, ControlError::Session(SessionError::Silent { .. })), "{stopped:?}");
 }
 
-/// Any user can block it for all.
-pub(crate) async fn a_half_open_peer_stops_it_until_it_goes(setup: Setup) {
+/// Any user can block the daemon for all users.
+pub(crate) async fn half_open_connection_blocks_the_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
     is_stopped(&daemon).await;
@@ -124,8 +124,8 @@ pub(crate) async fn a_half_open_peer_stops_it_until_it_goes(setup: Setup) {
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// It is served, and the daemon still waits for its message.
-pub(crate) async fn a_client_that_says_nothing_when_it_is_served_stops_it(setup: Setup) {
+/// The client is served, and the daemon still waits for its message.
+pub(crate) async fn silent_client_blocks_the_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
     let receive = |length: usize| {
@@ -147,7 +147,7 @@ pub(crate) async fn a_client_that_says_nothing_when_it_is_served_stops_it(setup:
 }
 
 /// Through NVIDIA's front-end, the answers are the same.
-pub(crate) async fn the_front_end_is_heard_as_the_socket_is(setup: Setup) {
+pub(crate) async fn front_end_and_socket_give_the_same_answers(setup: Setup) {
     let daemon = setup.start().await;
     let (pipe, program) = (&daemon.setup.pipe, daemon.setup.control_program());
     let mut client = daemon.client(&[]);
@@ -184,12 +184,12 @@ pub(crate) async fn the_front_end_is_heard_as_the_socket_is(setup: Setup) {
     assert!(matches!(gone, SessionError::Absent { .. } | SessionError::Closed), "{gone:?}");
 }
 
-pub(crate) async fn the_front_end_says_nothing_by_its_status(setup: Setup) {
+pub(crate) async fn front_end_exit_code_shows_only_a_missing_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let asked = |lines: &str| {
         let mut front = daemon.setup.command(&daemon.setup.control_program());
         let mut front = front.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Without a daemon it ends before it reads.
+        // Without a daemon, the front-end ends before it reads.
         let _unread = std::io::Write::write_all(&mut front.stdin.take().unwrap(), lines.as_bytes());
         let ended = front.wait_with_output().unwrap();
         let said = [ended.stdout, ended.stderr].concat();

@@ -1,4 +1,4 @@
-//! How a daemon starts, ends, and is found.
+//! How a daemon starts, how it ends, and how other programs find it.
 
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
@@ -27,7 +27,7 @@ async fn all(daemon: &crate::daemon::Daemon) -> Vec<&'static str> {
     LEFT.into_iter().chain(["log"]).chain(pid).collect()
 }
 
-pub(crate) async fn a_daemon_that_is_gone_is_absent_and_one_that_is_told_ends(setup: Setup) {
+pub(crate) async fn quit_ends_the_daemon_and_makes_it_absent(setup: Setup) {
     let mut daemon = setup.start().await;
     assert_eq!(files(&daemon.setup), all(&daemon).await);
     daemon.control.quit(None, LONG).await.unwrap();
@@ -38,7 +38,7 @@ pub(crate) async fn a_daemon_that_is_gone_is_absent_and_one_that_is_told_ends(se
     assert_eq!(files(&daemon.setup), LEFT);
 }
 
-pub(crate) async fn one_that_stands_still_is_silent(setup: Setup) {
+pub(crate) async fn stopped_process_is_silent(setup: Setup) {
     let daemon = setup.start().await;
     signal(daemon.pid(), Signal::SIGSTOP);
     let silent = daemon.control.default_percentage(Duration::from_millis(200)).await.unwrap_err();
@@ -48,7 +48,7 @@ pub(crate) async fn one_that_stands_still_is_silent(setup: Setup) {
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-pub(crate) async fn one_that_is_killed_leaves_its_files_and_the_next_works(setup: Setup) {
+pub(crate) async fn killed_daemon_leaves_files_and_the_next_starts(setup: Setup) {
     for end in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let which = setup.which;
         let setup = Setup::of(which, "").unwrap();
@@ -66,7 +66,7 @@ pub(crate) async fn one_that_is_killed_leaves_its_files_and_the_next_works(setup
     }
 }
 
-pub(crate) async fn there_is_one_for_a_directory(setup: Setup) {
+pub(crate) async fn second_daemon_in_a_directory_fails(setup: Setup) {
     let daemon = setup.start().await;
     for how in ["-f", "-d"] {
         let second = daemon.setup.command(&daemon.setup.control_program()).arg(how).output().unwrap();
@@ -76,7 +76,7 @@ pub(crate) async fn there_is_one_for_a_directory(setup: Setup) {
     assert_eq!(daemon.control.daemon(LONG).await.unwrap().pid, daemon.pid());
 }
 
-pub(crate) async fn a_path_of_87_bytes_and_one_of_88(setup: Setup) {
+pub(crate) async fn path_of_88_bytes_is_too_long(setup: Setup) {
     let long = |setup: &Setup, length: usize| -> PathBuf {
         let short = setup.path("");
         let padded = "p".repeat(length - short.as_os_str().len());
@@ -86,7 +86,7 @@ pub(crate) async fn a_path_of_87_bytes_and_one_of_88(setup: Setup) {
     let (which, setup) = (setup.which, setup.at(at));
     let mut refused = setup.spawn();
     assert_eq!(refused.wait().unwrap().code(), Some(1));
-    // Without a reason: at most the usual start message.
+    // The daemon gives no reason: it prints at most the usual start message.
     let said = std::fs::read_to_string(setup.path("out")).unwrap();
     let usual = ["Starting control daemon using socket", "To connect CUDA applications to this daemon"];
     assert!(said.lines().all(|line| usual.iter().any(|start| line.contains(start))), "{said}");
@@ -97,7 +97,7 @@ pub(crate) async fn a_path_of_87_bytes_and_one_of_88(setup: Setup) {
     assert_eq!(daemon.control.daemon(LONG).await.unwrap().pid, daemon.pid());
 }
 
-pub(crate) async fn its_directory_may_be_deleted_under_it(setup: Setup) {
+pub(crate) async fn daemon_continues_without_its_directory(setup: Setup) {
     let mut daemon = setup.start().await;
     std::fs::remove_dir_all(&daemon.setup.pipe).unwrap();
     let gone = daemon.control.daemon(LONG).await.unwrap_err();
@@ -112,7 +112,7 @@ pub(crate) async fn its_directory_may_be_deleted_under_it(setup: Setup) {
     second.wait().unwrap();
 }
 
-pub(crate) async fn in_the_background_it_logs_to_its_directory(setup: Setup) {
+pub(crate) async fn background_daemon_logs_to_its_directory(setup: Setup) {
     let mut start = setup.command(&setup.control_program());
     let started = start.arg("-d").stdout(Stdio::null()).status().unwrap();
     assert_eq!(started.code(), Some(0));

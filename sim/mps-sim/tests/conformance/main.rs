@@ -1,8 +1,8 @@
-//! One set of checks for NVIDIA's control daemon and for the simulated one, through gpush's own protocol crate:
-//! the behaviour that gpush relies on holds for both, and is specified once.
+//! One set of checks for NVIDIA's control daemon and for the simulated one, through gpush's own protocol crate. So
+//! the behaviour that gpush relies on is specified once, and holds for both.
 //!
-//! The real daemon needs no GPU; its server does, so both use the simulated server, found through the PATH.
-//! Where the real daemon is not installed, its half is skipped with a message. Differences are data:
+//! The real daemon needs no GPU, but its server does. So both daemons use the simulated server, found through the
+//! PATH. If the real daemon is not installed, its half is skipped with a message. Differences are in a table:
 //! [`daemon::DIFFERENCES`].
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
@@ -14,7 +14,7 @@ mod multi_user;
 mod servers;
 mod settings;
 
-/// Makes a test of each check for each daemon.
+/// Defines a test of each check for each daemon.
 macro_rules! on_each {
     ($($which:ident => $variant:ident),* ; $checks:tt) => { $(on_each!(@one $which $variant $checks);)* };
     (@one $which:ident $variant:ident { $($at:ident: $($check:ident)*;)* }) => {
@@ -36,45 +36,45 @@ on_each! {
     real => Real, stand_in_555 => StandIn555, stand_in_550 => StandIn550, stand_in_535 => StandIn535;
     {
         settings:
-            the_daemon_is_who_holds_the_lock_and_who_greets
-            what_is_set_is_read_back
-            the_environment_sets_percentage_and_priority_alone
-            odd_values_are_taken_as_recorded
-            what_is_not_known_is_said
-            a_stranger_may_not_end_it;
+            lock_holder_is_the_process_that_greets
+            settings_read_back_as_set
+            environment_sets_only_percentage_and_priority
+            odd_values_are_parsed_as_recorded
+            unknown_command_is_reported
+            other_user_cannot_end_the_daemon;
         ear:
-            twenty_who_ask_at_once_are_all_answered
-            somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is_gone
-            a_half_open_peer_stops_it_until_it_goes
-            whoever_has_its_ear_is_found_and_no_server_or_client_is
-            a_client_that_says_nothing_when_it_is_served_stops_it
-            the_front_end_is_heard_as_the_socket_is
-            the_front_end_says_nothing_by_its_status;
+            twenty_concurrent_callers_are_answered
+            open_front_end_keeps_the_daemon_busy_until_it_ends
+            half_open_connection_blocks_the_daemon
+            only_holder_of_the_control_connection_is_found
+            silent_client_blocks_the_daemon
+            front_end_and_socket_give_the_same_answers
+            front_end_exit_code_shows_only_a_missing_daemon;
         life:
-            a_daemon_that_is_gone_is_absent_and_one_that_is_told_ends
-            one_that_stands_still_is_silent
-            one_that_is_killed_leaves_its_files_and_the_next_works
-            there_is_one_for_a_directory
-            a_path_of_87_bytes_and_one_of_88
-            its_directory_may_be_deleted_under_it
-            in_the_background_it_logs_to_its_directory;
+            quit_ends_the_daemon_and_makes_it_absent
+            stopped_process_is_silent
+            killed_daemon_leaves_files_and_the_next_starts
+            second_daemon_in_a_directory_fails
+            path_of_88_bytes_is_too_long
+            daemon_continues_without_its_directory
+            background_daemon_logs_to_its_directory;
         servers:
-            without_a_server_each_command_says_so
-            a_server_is_started_listed_set_and_shut_down
-            a_server_that_is_forced_ends_under_its_client
-            a_server_that_dies_at_once_is_gone_without_a_word
-            a_server_that_is_not_ready_is_busy
-            a_fatal_exception_ends_the_server_when_its_clients_have_gone;
+            each_command_reports_a_missing_server
+            server_is_started_listed_set_and_shut_down
+            forced_shutdown_ends_the_server_of_a_client
+            server_that_dies_at_start_is_only_logged
+            starting_server_is_busy
+            fatal_exception_ends_the_server_after_its_clients;
         clients:
-            a_client_starts_its_server_and_is_listed
-            its_own_percentage_only_lowers
-            a_client_is_terminated_and_others_are_not_known
-            quit_waits_for_clients_and_then_interrupts
-            a_killed_server_takes_its_clients_and_the_next_gets_another
-            a_killed_daemon_leaves_its_server_to_its_clients
-            another_uid_waits_until_the_first_has_gone;
+            client_starts_its_server_and_is_listed
+            client_percentage_can_only_lower_the_default
+            only_clients_can_be_terminated
+            quit_waits_for_clients_then_interrupts
+            killed_server_loses_clients_and_is_replaced
+            server_and_clients_survive_a_killed_daemon
+            client_of_another_uid_waits_for_the_first;
         multi_user:
             support_of_several_users_is_detected
-            clients_of_several_users_share_roots_server;
+            clients_of_several_users_share_a_server_of_root;
     }
 }

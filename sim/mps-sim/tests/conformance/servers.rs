@@ -1,4 +1,4 @@
-//! Queries and settings of servers, and their ends.
+//! Queries and settings of servers, and how servers end.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// Returns the state, from daemons that report it.
+/// Returns the state; `None` if the daemon does not report states.
 async fn state(daemon: &Daemon, server: i32) -> Option<MpsServerState> {
     match daemon.control.server_state(server, LONG).await {
         Ok(state) => Some(state),
@@ -21,7 +21,7 @@ async fn state(daemon: &Daemon, server: i32) -> Option<MpsServerState> {
     }
 }
 
-pub(crate) async fn without_a_server_each_command_says_so(setup: Setup) {
+pub(crate) async fn each_command_reports_a_missing_server(setup: Setup) {
     let daemon = setup.start().await;
     let control = &daemon.control;
     let limit = MemoryLimit::of_mib(1024).unwrap();
@@ -45,7 +45,7 @@ pub(crate) async fn without_a_server_each_command_says_so(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_server_is_started_listed_set_and_shut_down(setup: Setup) {
+pub(crate) async fn server_is_started_listed_set_and_shut_down(setup: Setup) {
     let daemon = setup.start().await;
     let control = &daemon.control;
     control.set_default_percentage("40".parse().unwrap(), LONG).await.unwrap();
@@ -56,7 +56,7 @@ pub(crate) async fn a_server_is_started_listed_set_and_shut_down(setup: Setup) {
     // A second request for the same user has no effect.
     control.start_server(own_uid(), LONG).await.unwrap();
     assert_eq!(control.servers(LONG).await.unwrap(), [server]);
-    // The server received the defaults at its start; later ones are not passed on.
+    // The server received the defaults at its start. Later defaults are not passed to it.
     control.set_default_percentage("70".parse().unwrap(), LONG).await.unwrap();
     assert_eq!(control.percentage(server, LONG).await.unwrap().tenths(), 400);
     assert_eq!(control.memory_limit(server, LONG).await.unwrap(), "2G".parse().ok());
@@ -73,7 +73,7 @@ pub(crate) async fn a_server_is_started_listed_set_and_shut_down(setup: Setup) {
     daemon.logs(&format!("Server {server} exited with status 0")).await;
 }
 
-pub(crate) async fn a_server_that_is_forced_ends_under_its_client(setup: Setup) {
+pub(crate) async fn forced_shutdown_ends_the_server_of_a_client(setup: Setup) {
     let daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));
@@ -81,7 +81,7 @@ pub(crate) async fn a_server_that_is_forced_ends_under_its_client(setup: Setup) 
     daemon.control.shutdown_server(server, false, LONG).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(daemon.control.servers(LONG).await.unwrap(), [server], "it waits for its client");
-    // It is about to end, so the daemon does not ask it and reports no clients.
+    // The server is about to end, so the daemon does not query it, and reports no clients.
     assert_eq!(daemon.control.clients(server, LONG).await.unwrap(), [] as [i32; 0]);
     let busy = daemon.control.percentage(server, LONG).await.unwrap_err();
     assert!(matches!(busy, ControlError::ServerBusy), "{busy:?}");
@@ -90,7 +90,7 @@ pub(crate) async fn a_server_that_is_forced_ends_under_its_client(setup: Setup) 
     assert_eq!(client.next(), "lost");
 }
 
-pub(crate) async fn a_server_that_dies_at_once_is_gone_without_a_word(setup: Setup) {
+pub(crate) async fn server_that_dies_at_start_is_only_logged(setup: Setup) {
     setup.fault(Kind::ServerDies);
     let daemon = setup.start().await;
     daemon.control.start_server(own_uid(), LONG).await.unwrap();
@@ -104,7 +104,7 @@ pub(crate) async fn a_server_that_dies_at_once_is_gone_without_a_word(setup: Set
     assert!(client.next().starts_with("active "));
 }
 
-pub(crate) async fn a_server_that_is_not_ready_is_busy(setup: Setup) {
+pub(crate) async fn starting_server_is_busy(setup: Setup) {
     let fault = setup.fault(Kind::NeverActive);
     let daemon = setup.start().await;
     daemon.control.start_server(own_uid(), LONG).await.unwrap();
@@ -123,7 +123,7 @@ pub(crate) async fn a_server_that_is_not_ready_is_busy(setup: Setup) {
     assert!(client.next().starts_with(&format!("active server={server} ")));
 }
 
-pub(crate) async fn a_fatal_exception_ends_the_server_when_its_clients_have_gone(setup: Setup) {
+pub(crate) async fn fatal_exception_ends_the_server_after_its_clients(setup: Setup) {
     let daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));

@@ -7,7 +7,7 @@ use gpush_mps::protocol::{control::ControlError, lock};
 
 use crate::daemon::{LONG, Setup, Trait, another_uid};
 
-pub(crate) async fn the_daemon_is_who_holds_the_lock_and_who_greets(setup: Setup) {
+pub(crate) async fn lock_holder_is_the_process_that_greets(setup: Setup) {
     let daemon = setup.start().await;
     let found = daemon.control.daemon(LONG).await.unwrap();
     assert_eq!((found.pid, found.uid), (daemon.pid(), nix::unistd::geteuid().as_raw()));
@@ -15,7 +15,7 @@ pub(crate) async fn the_daemon_is_who_holds_the_lock_and_who_greets(setup: Setup
     assert_eq!(lock::holder(&daemon.setup.path("log")).unwrap(), None);
 }
 
-pub(crate) async fn what_is_set_is_read_back(setup: Setup) {
+pub(crate) async fn settings_read_back_as_set(setup: Setup) {
     let daemon = setup.start().await;
     let control = &daemon.control;
     assert_eq!(control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
@@ -37,7 +37,7 @@ pub(crate) async fn what_is_set_is_read_back(setup: Setup) {
     assert_eq!(control.servers(LONG).await.unwrap(), [] as [i32; 0]);
 }
 
-pub(crate) async fn the_environment_sets_percentage_and_priority_alone(setup: Setup) {
+pub(crate) async fn environment_sets_only_percentage_and_priority(setup: Setup) {
     let setup = setup
         .with("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "37.5")
         .with("CUDA_MPS_CLIENT_PRIORITY", "1")
@@ -48,8 +48,8 @@ pub(crate) async fn the_environment_sets_percentage_and_priority_alone(setup: Se
     assert_eq!(daemon.control.default_memory_limit(LONG).await.unwrap(), None);
 }
 
-/// The reason why gpush validates every value before the daemon receives it.
-pub(crate) async fn odd_values_are_taken_as_recorded(setup: Setup) {
+/// This is why gpush validates every value before it sends the value to the daemon.
+pub(crate) async fn odd_values_are_parsed_as_recorded(setup: Setup) {
     let daemon = setup.start().await;
     const PERCENTAGE: &str = "default_active_thread_percentage";
     for (text, shown) in [
@@ -80,7 +80,7 @@ pub(crate) async fn odd_values_are_taken_as_recorded(setup: Setup) {
         assert_eq!(daemon.says(&format!("set_{MEMORY} 0 {text}")).await, [""; 0], "{text}");
         assert_eq!(daemon.says(&format!("get_{MEMORY} 0")).await.concat(), shown, "{text}");
     }
-    // Another device is not the daemon's, and a UUID is not a number: it clears the limit of device 0.
+    // The daemon does not have device 40, and a UUID is not a number: it clears the limit of device 0.
     for (line, left) in
         [("set_default_device_pinned_mem_limit 40 1G", "8G"), ("set_default_device_pinned_mem_limit GPU-1 1G", "")]
     {
@@ -94,7 +94,7 @@ pub(crate) async fn odd_values_are_taken_as_recorded(setup: Setup) {
     assert_eq!(daemon.says("get_default_client_priority").await, ["0"]);
 }
 
-pub(crate) async fn what_is_not_known_is_said(setup: Setup) {
+pub(crate) async fn unknown_command_is_reported(setup: Setup) {
     let daemon = setup.start().await;
     for line in ["help", "GET_SERVER_LIST", "set"] {
         assert_eq!(daemon.says(line).await, [format!("Unknown command \"{line}\"")]);
@@ -106,8 +106,8 @@ pub(crate) async fn what_is_not_known_is_said(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_stranger_may_not_end_it(setup: Setup) {
-    let Some(uid) = another_uid("a_stranger_may_not_end_it") else { return };
+pub(crate) async fn other_user_cannot_end_the_daemon(setup: Setup) {
+    let Some(uid) = another_uid("other_user_cannot_end_the_daemon") else { return };
     let daemon = setup.start().await;
     let asked = |line: &str| {
         let mut front = daemon.setup.command(&daemon.setup.control_program());

@@ -1,10 +1,12 @@
 //! Kills clients of the simulated driver at random moments, and checks the host.
 //!
-//! `nvml-churn --kills N --seed S` on the host of `$NVML_SIM_STATE` starts a few clients, each of which creates
-//! and destroys instances continuously, and kills each with SIGKILL at a random moment within 2 ms. After each
-//! kill the state must be readable and changeable and obey the hardware's rules: no lock stays held, and no
-//! partial state is visible. Most clients are forked from this process, which has loaded the library; every
-//! twentieth is a separate program. It prints its counts, and fails at the first error.
+//! `nvml-churn --kills N --seed S` uses the host that `$NVML_SIM_STATE` names. It starts a few clients, each of which
+//! creates and destroys instances continuously. It kills each client with SIGKILL at a random moment within 2 ms.
+//! After each kill, the state must be readable, changeable and valid: no lock stays locked, and no partial state is
+//! visible.
+//!
+//! Most clients are forked from this process, which has loaded the library. Every twentieth client is a separate
+//! program. nvml-churn prints its counts, and fails at the first error.
 
 #![allow(unsafe_code)] // calls C functions of the library, forks, kills and reaps
 
@@ -21,12 +23,12 @@ use silicon::machine::Placement;
 
 /// Concurrent clients.
 const CLIENTS: usize = 6;
-/// Maximum lifetime of a client after the start of its round, in µs.
+/// Maximum lifetime of a client, in µs from the start of its round.
 const LIFE_US: u64 = 2_000;
-/// One client in this many is a separate program.
+/// One of this many clients is a separate program.
 const OWN_PROGRAM: u64 = 20;
-/// Return codes that a client must expect: SUCCESS, INVALID_ARGUMENT (another client destroyed it), NOT_FOUND,
-/// IN_USE, INSUFFICIENT_RESOURCES.
+/// Return codes that a client must expect: SUCCESS, INVALID_ARGUMENT (another client destroyed the instance),
+/// NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES.
 const EXPECTED: [u32; 5] = [0, 2, 6, 19, 23];
 
 fn main() -> ExitCode {
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// xorshift64*: random enough to choose moments, and repeatable by its seed.
+/// An xorshift64* generator: random enough to choose moments, and repeatable by its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -71,7 +73,7 @@ fn load() -> Result<NvmlLib, String> {
     unsafe { NvmlLib::new("libnvidia-ml.so.1") }.map_err(|error| format!("libnvidia-ml.so.1: {error}"))
 }
 
-/// Descriptors by which a client and its parent agree on a start.
+/// Descriptors that synchronize a client's start with its parent.
 struct Signals {
     /// The client writes a byte after its first change.
     ready: i32,
@@ -90,8 +92,8 @@ impl Signals {
     }
 }
 
-/// The work of a client: makes a change, waits for the others of its round, then creates and destroys until it
-/// is killed. Returns only if a call returns an impossible result.
+/// The work of a client: makes a change, waits for the other clients of its round, then creates and destroys
+/// instances until it is killed. Returns only if a call gives an impossible result.
 fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> {
     let mut dice = Dice::new(seed);
     let check = |what: &str, code: u32| {
@@ -169,7 +171,7 @@ fn destroy_all(
 /// A running client.
 struct Client {
     pid: i32,
-    /// Kept for separate programs: std closes their descriptors.
+    /// Kept for separate programs, because dropping it would close its descriptors.
     program: Option<Child>,
 }
 
@@ -181,7 +183,7 @@ struct Tally {
     programs: u64,
     /// Kills after which instances existed.
     inhabited: u64,
-    /// Instances created, as the state counts them: it must never decrease.
+    /// Instances created, as the state counts them. It must never decrease.
     created: u64,
 }
 
@@ -211,7 +213,7 @@ fn supervise(kills: u64, seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Starts some clients at once and kills each.
+/// Starts some clients at the same time, and kills each of them.
 fn round(
     library: &NvmlLib,
     host: &silicon::Host,
@@ -252,14 +254,14 @@ fn round(
             return Err(format!("the state went back from {} to {created}", tally.created));
         }
         tally.created = created;
-        // Takes the lock, and drops the clients that are gone.
+        // Takes the lock, and removes the clients that have ended.
         host.update(|_| Ok::<_, silicon::HostError>(())).map_err(|error| error.to_string())?;
     }
     Ok(())
 }
 
 impl Client {
-    /// Kills it. It must have died of SIGKILL.
+    /// Kills the client, and checks that SIGKILL ended it.
     fn kill(&mut self) -> Result<(), String> {
         let mut status = 0;
         // SAFETY: a child of this process, not reaped yet.
@@ -278,7 +280,7 @@ impl Client {
     }
 }
 
-/// Returns the reading and the writing end of a pipe that later programs do not inherit.
+/// Returns the read end and the write end of a pipe that later programs do not inherit.
 fn pipe() -> Result<(OwnedFd, OwnedFd), String> {
     let mut ends = [0; 2];
     // SAFETY: an array of two descriptors, which this process owns if the call succeeds.
@@ -318,11 +320,11 @@ fn fork(library: &NvmlLib, seed: u64, stop: &OwnedFd, go: &OwnedFd) -> Result<Cl
     // SAFETY: this program has one thread.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // SAFETY: the child's copy of the end whose closing is the signal; the parent keeps its own.
+        // SAFETY: closes the child's copy of the end whose closing is the signal. The parent keeps its copy.
         unsafe { libc::close(go.as_raw_fd()) };
         let ended = churn(library, seed, &Signals { ready: told.as_raw_fd(), go: stop.as_raw_fd() });
         eprintln!("nvml-churn: client: {ended:?}");
-        // SAFETY: ends the child at once, without dropping what it shares with its parent.
+        // SAFETY: ends the child immediately, without dropping what it shares with its parent.
         unsafe { libc::_exit(1) };
     }
     drop(told);

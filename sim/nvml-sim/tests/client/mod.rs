@@ -1,8 +1,8 @@
-//! A client of the built library: loads it like any program, on its own simulated host.
+//! A client of the built library. It loads the library as any program does, on its own simulated host.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
-#![allow(dead_code)] // each test program uses its part
-#![allow(clippy::unwrap_used)] // of tests alone
+#![allow(dead_code)] // each test program uses a part of this
+#![allow(clippy::unwrap_used)] // tests only
 
 use std::ffi::{CStr, CString, c_char};
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub(crate) fn library() -> PathBuf {
     test.parent().unwrap().join("libnvidia_ml.so")
 }
 
-/// A client of a simulated host, initialised unless created by [`Client::fresh`].
+/// A client of a simulated host. [`Client::fresh`] creates one that is not initialised, all others are.
 pub(crate) struct Client {
     pub(crate) lib: NvmlLib,
     pub(crate) host: silicon::Host,
@@ -37,7 +37,7 @@ macro_rules! rc {
     };
 }
 
-/// As `rc!`, for a call that must succeed.
+/// As `rc!`, and panics if the call fails.
 macro_rules! ok {
     ($client:expr, $function:ident($($argument:expr),* $(,)?)) => {
         assert_eq!(rc!($client, $function($($argument),*)), 0, stringify!($function))
@@ -64,7 +64,7 @@ impl Client {
         client
     }
 
-    /// Creates one GPU of a model, with MIG mode on if it has it.
+    /// Creates a host with one GPU of a model, with MIG mode on if the GPU supports it.
     pub(crate) fn one(model: &str) -> Self {
         Self::of(&format!("[[gpu]]\nmodel = \"{model}\"\n"))
     }
@@ -78,7 +78,7 @@ impl Client {
     /// Returns a function of the library that the bindings do not name.
     pub(crate) fn symbol(&self, name: &CStr) -> *mut std::ffi::c_void {
         let path = c(library().to_str().unwrap());
-        // SAFETY: terminated texts; the library is loaded already and never unloaded.
+        // SAFETY: the texts are terminated. The library is loaded already and never unloaded.
         let found = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
         assert!(!found.is_null(), "{name:?}");
         found
@@ -148,7 +148,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Whether balanced or not, the next client of this process begins without a session.
+        // The next client of this process must begin without a session, even if the calls were unbalanced.
         while {
             let mut count = 0;
             rc!(self, nvmlDeviceGetCount_v2(&mut count)) != 1

@@ -12,7 +12,7 @@ pub struct DriverVersion {
     branch: u32,
     minor: u32,
     patch: u32,
-    /// Whether the version has a third part, as all but old branches have.
+    /// Whether the version has a third part. All except old branches have one.
     three: bool,
 }
 
@@ -22,7 +22,7 @@ pub struct DriverVersion {
 pub struct NoDriverVersion(String);
 
 impl DriverVersion {
-    /// New enough for every part of the geometry data.
+    /// A version new enough for every part in the geometry data.
     pub const NEWEST: Self = Self::new(595, 58, 3);
 
     /// Creates the version with these parts.

@@ -1,7 +1,7 @@
 //! The host to simulate: a preset by name, or a TOML file.
 //!
 //! ```toml
-//! driver = "550.163.01"      # raised to what the parts need when left out
+//! driver = "550.163.01"      # default: new enough for every part
 //! owner_is_root = true       # the user who owns the simulated host may change it
 //!
 //! [[gpu]]
@@ -25,20 +25,20 @@ pub use driver::DriverVersion;
 pub use read::DescriptionError;
 pub(crate) use read::{explain, place};
 
-/// Most GPUs that a host can have.
+/// Maximum number of GPUs of a host.
 pub const MAX_GPUS: u32 = 64;
 
-/// Driver of a host whose description names none, and whose parts need no newer one.
+/// Driver of a host whose description names none, if no part needs a newer one.
 pub const DEFAULT_DRIVER: DriverVersion = DriverVersion::new(550, 163, 1);
 
 /// A host to simulate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    /// Driver version; `None`: [`DEFAULT_DRIVER`], or newer when a part needs it.
+    /// Driver version; `None`: [`DEFAULT_DRIVER`], or a newer one if a part needs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverVersion>,
-    /// CUDA version, such as `12.4`; `None`: what came with the driver.
+    /// CUDA version, such as `12.4`; `None`: the version that came with the driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
     /// Seed of UUIDs, serial numbers and readings.
@@ -51,7 +51,7 @@ pub struct Description {
     /// Whether calls take as long as on hardware.
     #[serde(default)]
     pub latencies: bool,
-    /// Whether a fabric manager runs on the host, if its GPUs are connected to an NVSwitch.
+    /// Whether a fabric manager runs on the host. It matters only if the GPUs are connected to an NVSwitch.
     #[serde(default = "yes")]
     pub fabric_manager: bool,
     /// GPUs, in order.
@@ -59,7 +59,7 @@ pub struct Description {
     pub gpus: Vec<GpuDescription>,
 }
 
-/// One or more GPUs of a kind.
+/// One or more GPUs of the same kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuDescription {
@@ -71,25 +71,28 @@ pub struct GpuDescription {
     /// Chip variant, which decides the GPU instance ids.
     #[serde(default)]
     pub chip: Chip,
-    /// Whether MIG mode is on at the start; `None`: where the part has it.
+    /// Whether MIG mode is on at the start; `None`: on if the part supports MIG.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<bool>,
-    /// Whether the host switches MIG mode on at every later boot, as a boot script would.
+    /// Whether the host enables MIG mode at every later boot, as a boot script would.
     #[serde(default)]
     pub mig_at_boot: bool,
-    /// Whether the driver resets an idle Ampere GPU itself on a mode change.
+    /// Whether the driver itself resets an idle Ampere GPU on a mode change.
     #[serde(default)]
     pub resets_itself: bool,
-    /// Board, by its PCI device id in hex; `None`: the model's first.
+    /// Board, by its PCI device id in hex; `None`: the first board of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub board: Option<String>,
-    /// How NVLink connects the GPUs of this entry; `None`: by a switch if the board is a module of an HGX
-    /// baseboard, else not at all.
+    /// How NVLink connects the GPUs of this entry. `None`: through a switch if the board is a module of an HGX
+    /// baseboard, otherwise not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<Wiring>,
-    /// Serial number, for a single GPU; `None`: from the seed.
+    /// Serial number, for a single GPU; `None`: derived from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
+    /// Minor number of the device file, for a single GPU; `None`: the index. On real hosts the two may differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
 }
 
 fn yes() -> bool {
@@ -101,7 +104,7 @@ fn one() -> u32 {
 }
 
 impl GpuDescription {
-    /// Creates an entry for GPUs of a model, with defaults.
+    /// Creates an entry for GPUs of a model, with default values.
     #[must_use]
     pub fn new(model: &str, count: u32) -> Self {
         Self {
@@ -114,12 +117,13 @@ impl GpuDescription {
             board: None,
             nvlink: None,
             serial: None,
+            minor: None,
         }
     }
 }
 
 impl Description {
-    /// Creates a host with these GPUs, with defaults.
+    /// Creates a host with these GPUs and default values.
     #[must_use]
     pub fn of(gpus: Vec<GpuDescription>) -> Self {
         Self { driver: None, cuda: None, seed: 0, owner_is_root: true, latencies: false, fabric_manager: true, gpus }
@@ -134,7 +138,7 @@ impl Description {
     /// Returns the preset with this name.
     ///
     /// # Errors
-    /// If there is none; the error names the most similar one.
+    /// If there is no such preset. The error names the most similar one.
     pub fn preset(name: &str) -> Result<Self, DescriptionError> {
         let known = gpush_geometry::PRESETS.iter();
         known
@@ -150,7 +154,7 @@ impl Description {
     /// Returns the driver of the host.
     ///
     /// # Errors
-    /// If the described one is too old for a part.
+    /// If the described driver is too old for a part.
     pub fn driver(&self) -> Result<DriverVersion, DescriptionError> {
         let mut needed = DEFAULT_DRIVER;
         for gpu in &self.gpus {
@@ -266,6 +270,14 @@ impl Description {
         let nvlink = Links { wiring, first: slots.len() as u32, count: gpu.count };
         for _ in 0..gpu.count {
             let index = slots.len() as u32;
+            let minor = gpu.minor.unwrap_or(index);
+            if slots.iter().any(|slot| slot.identity.minor == minor) {
+                return Err(wrong(
+                    "minor",
+                    format!("two GPUs cannot have the minor number {minor}"),
+                    "give each GPU its own [[gpu]] entry with another `minor`".to_owned(),
+                ));
+            }
             let seed = self.seed.wrapping_mul(0x9e37_79b9).wrapping_add(u64::from(index));
             slots.push(Slot {
                 identity: Identity {
@@ -278,7 +290,7 @@ impl Description {
                     pci_bus: gpush_geometry::preset_bus(index),
                     pci_device: 0,
                     pci_device_id: device << 16 | 0x10de,
-                    minor: index,
+                    minor,
                     name: name.clone(),
                     seed,
                     mig_at_start,

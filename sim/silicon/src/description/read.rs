@@ -1,4 +1,4 @@
-//! Reads a description from TOML text, with errors that have line, column and a fix.
+//! Reads a description from TOML text. Errors name the line, the column and the fix.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub struct DescriptionError {
     pub message: String,
     /// The fix.
     pub hint: String,
-    /// Place: line and column, from 1.
+    /// Line and column, from 1.
     pub at: Option<(usize, usize)>,
     subject: Option<Subject>,
 }
@@ -26,12 +26,12 @@ struct Subject {
 }
 
 impl DescriptionError {
-    /// Creates an error without a place in the text.
+    /// Creates an error without a position in the text.
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { message: message.into(), hint: hint.into(), at: None, subject: None }
     }
 
-    /// Returns the error for a key of an entry (`None`: of the host).
+    /// Returns the error with the key that it is about, in an entry (`None`: in the host).
     pub(super) fn about(self, entry: Option<usize>, key: &'static str) -> Self {
         Self { subject: Some(Subject { entry, key }), ..self }
     }
@@ -49,7 +49,7 @@ impl fmt::Display for DescriptionError {
 
 impl std::error::Error for DescriptionError {}
 
-/// Returns line and column, from 1, of a byte of a text.
+/// Returns the line and column, from 1, of a byte in a text.
 pub(crate) fn place(text: &str, byte: usize) -> (usize, usize) {
     let before = text.get(..byte).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
@@ -57,7 +57,7 @@ pub(crate) fn place(text: &str, byte: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// Returns a TOML error as message, hint and place. An unknown name gets similar ones.
+/// Returns a TOML error as message, hint and position. For an unknown name, it suggests similar ones.
 pub(crate) fn explain(text: &str, error: &toml::de::Error) -> (String, String, Option<(usize, usize)>) {
     let at = error.span().map(|span| place(text, span.start));
     let message = error.message().trim().lines().collect::<Vec<_>>().join(" ");
@@ -65,7 +65,7 @@ pub(crate) fn explain(text: &str, error: &toml::de::Error) -> (String, String, O
     if let Some(rest) = unknown {
         let mut quoted = rest.split('`');
         let name = quoted.next().unwrap_or_default();
-        // After the name come separators and names in turn.
+        // After the name, separators and known names alternate.
         let known: Vec<&str> = quoted.skip(1).step_by(2).collect();
         if !known.is_empty() {
             let kind = if message.starts_with("unknown field") { "key" } else { "value" };
@@ -79,13 +79,13 @@ impl Description {
     /// Parses and checks a description.
     ///
     /// # Errors
-    /// With line and column, and the fix.
+    /// If the text is invalid. The error names the line, the column and the fix.
     pub fn parse(text: &str) -> Result<Self, DescriptionError> {
         let read: Self = toml::from_str(text).map_err(|error| {
             let (message, hint, at) = explain(text, &error);
             DescriptionError { at, ..DescriptionError::new(message, hint) }
         })?;
-        // A host without GPUs can be simulated, but is usually a mistake: it must name its driver.
+        // A host without GPUs can be simulated, but it is usually a mistake. So it must name its driver.
         if read.gpus.is_empty() && read.driver.is_none() {
             return Err(DescriptionError {
                 at: Some(place(text, text.len())),
@@ -100,14 +100,14 @@ impl Description {
     }
 }
 
-/// Returns the place of the value that an error is about.
+/// Returns the position of the value that an error is about.
 fn locate(text: &str, subject: Subject) -> Option<(usize, usize)> {
     let document = toml::de::DeTable::parse(text).ok()?;
     let table = match subject.entry {
         None => document.get_ref(),
         Some(entry) => document.get_ref().get("gpu")?.get_ref().as_array()?.get(entry)?.get_ref().as_table()?,
     };
-    // An absent key has a default that does not fit: point to the entry's model.
+    // The key is absent, and its default does not fit: point to the entry's model.
     let value = table.get(subject.key).or_else(|| table.get("model"))?;
     Some(place(text, value.span().start))
 }

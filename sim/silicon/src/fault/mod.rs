@@ -1,18 +1,18 @@
-//! Faults: rules by which driver calls fail, wait, hang, return wrong results or kill their caller.
+//! Faults: rules that make driver calls fail, wait, hang, return wrong results or kill their caller.
 //!
 //! `faults.toml` in the host's directory, re-read when it changes:
 //!
 //! ```toml
 //! [[fault]]
 //! function = "nvmlGpuInstanceDestroy"   # a name (any version of it), or a pattern with `*`
-//! gpu = 2                               # left out: any GPU
+//! gpu = 2                               # default: any GPU
 //! rc = "IN_USE"                         # the call returns this and does nothing
 //! after = 1                             # the first matching call passes
 //! times = 3                             # then three fail, and all later ones pass
 //! ```
 //!
-//! Counters are in the shared state, so that each short-lived client advances them. The ABI calls
-//! [`Host::before`] ahead of every call, and [`Host::after`] with its answer at the end:
+//! The counters are in the shared state, so that they count the calls of all processes. The ABI calls
+//! [`Host::before`] before every call, and [`Host::after`] with its result at the end:
 //!
 //! ```text
 //!  match rules ─▶ count, mutate the state (under the lock) ─▶ delay, hang, kill "before" ─▶ Decision
@@ -37,7 +37,7 @@ pub use rule::{
     COMPUTE_POLICY_LIST, COMPUTE_POLICY_SET, Code, GPU_RESET, Kill, Mutation, Rule, RuleError, Rules as RuleFile,
 };
 
-/// Content of a new host's `faults.toml`.
+/// Initial content of `faults.toml`.
 pub(crate) const EMPTY: &str = "# Fault rules of this simulated host: `gpush-sim fault --help`.\n";
 
 /// A call of the driver, as fault rules see it.
@@ -87,7 +87,7 @@ pub struct Decision {
     pub rc: Option<Return>,
     /// `SetMigMode` succeeds with this activation status, and the mode stays pending.
     pub activation_status: Option<Return>,
-    /// An enumeration answers as it was at `nvmlInit`.
+    /// An enumeration returns the result as of `nvmlInit`.
     pub stale: bool,
     /// The process that is killed when the call has ended.
     kill_after: Option<Victim>,
@@ -109,7 +109,7 @@ pub(crate) struct Rules {
     read: Mutex<Option<(Stamp, Numbered)>>,
 }
 
-/// Distinguishes versions of the file without reading it.
+/// A stamp that distinguishes versions of the file without reading it.
 type Stamp = Option<(SystemTime, u64, u64)>;
 
 /// Rules with their fingerprints.
@@ -120,7 +120,7 @@ impl Rules {
         Self { path, read: Mutex::new(None) }
     }
 
-    /// Returns the present rules; none without a file.
+    /// Returns the current rules; none if there is no file.
     pub(crate) fn current(&self) -> Result<Numbered, HostError> {
         use std::os::unix::fs::MetadataExt;
         let stamp = || -> Stamp {
@@ -150,7 +150,7 @@ struct Outcome {
     decision: Decision,
     delay: Duration,
     kill_before: Option<Victim>,
-    /// Rule to wait for the removal of.
+    /// The rule whose removal ends the wait.
     hang: Option<u64>,
 }
 
@@ -180,7 +180,7 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
         }
         let gpu = rule.gpu.or(call.gpu);
         if let (Some(xid), Some(gpu)) = (rule.xid, gpu) {
-            // If the call's instance is gone, the error is reported for the GPU alone.
+            // If the instance of the call no longer exists, the error is reported for the GPU alone.
             let told = machine.xid(gpu, xid, call.gpu_instance, call.compute_instance);
             if told == Err(Return::NotFound) {
                 let _no_gpu = machine.xid(gpu, xid, None, None);
@@ -211,8 +211,8 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
 }
 
 impl Host {
-    /// Applies the fault rules, and waits as they and the host's latencies require. Does not return if they
-    /// kill the caller. Call it before every driver call, without any lock.
+    /// Applies the fault rules, and waits as the rules and the host's latencies require. Does not return if a rule
+    /// kills the caller. Call it before every driver call, without any lock.
     ///
     /// # Errors
     /// If `faults.toml` is invalid, or the state cannot be used.
@@ -258,14 +258,14 @@ impl Host {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(_) => return,
-                // A file that is being edited removes nothing; the end of the host does.
+                // A file that is being edited removes no rule. The wait also ends when the host ends.
                 Err(_) if self.dir().exists() => std::thread::sleep(Duration::from_millis(5)),
                 Err(_) => return,
             }
         }
     }
 
-    /// Returns the present fault rules with their counters.
+    /// Returns the current fault rules with their counters.
     ///
     /// # Errors
     /// If `faults.toml` is invalid, or the state cannot be used.
@@ -280,17 +280,17 @@ impl Host {
     /// Adds a fault rule.
     ///
     /// # Errors
-    /// When the rule or the file is wrong, or cannot be written.
+    /// If the rule or the file is invalid, or the file cannot be written.
     pub fn add_fault(&self, rule: Rule) -> Result<(), HostError> {
         let mut file = self.fault_file()?;
         file.fault.push(rule);
         self.write_faults(&file)
     }
 
-    /// Removes the fault rule at a position (from 0), or all, with their counters. Returns how many.
+    /// Removes the fault rule at a position (from 0), or all rules, with their counters. Returns how many it removed.
     ///
     /// # Errors
-    /// When the file cannot be written, or there is no such rule.
+    /// If the file cannot be written, or there is no such rule.
     pub fn clear_faults(&self, position: Option<usize>) -> Result<usize, HostError> {
         let Some(position) = position else {
             // This also repairs an unreadable file.
@@ -326,8 +326,8 @@ impl Host {
     }
 }
 
-/// Ends this process as a crash would: nothing runs after it. If requested, its parent dies first, so that it
-/// cannot notice this death.
+/// Ends this process as a crash would: no cleanup code runs. If requested, the parent dies first, so that it cannot
+/// react to the death of this process.
 fn die(victim: Victim) {
     let own = nix::unistd::Pid::this();
     let parent = nix::unistd::Pid::parent();

@@ -70,7 +70,7 @@ pub enum Mutation {
 pub struct Rule {
     /// Name of the function (without version: any version of it), or a pattern with `*`.
     pub function: String,
-    /// GPU; absent: any, and calls that concern none.
+    /// GPU; absent: any GPU, and calls that concern no GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
     /// GPU instance id; absent: any.
@@ -79,16 +79,16 @@ pub struct Rule {
     /// Only for callers whose effective uid is not 0.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unprivileged: bool,
-    /// Matching calls that pass before it fires.
+    /// Number of matching calls that pass before the rule fires.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub after: u64,
-    /// How often it fires; absent: without limit.
+    /// How often the rule fires; absent: without limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
-    /// Share of calls, after `after`, in which it fires; absent: all.
+    /// Probability that the rule fires in a call after the first `after`; absent: always.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probability: Option<f64>,
-    /// Seed of that random choice.
+    /// Seed of the random choice for `probability`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub seed: u64,
     /// The call returns this and does nothing.
@@ -106,13 +106,13 @@ pub struct Rule {
     /// The caller is killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kill: Option<Kill>,
-    /// Its parent is killed first: an agent together with its worker.
+    /// The caller's parent is killed first, such as an agent together with its worker.
     #[serde(default, skip_serializing_if = "is_false")]
     pub parent: bool,
     /// The effect on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mutate: Option<Mutation>,
-    /// An Xid error is reported.
+    /// The driver reports an Xid error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xid: Option<u64>,
 }
@@ -179,7 +179,7 @@ impl Rules {
     /// Parses the file.
     ///
     /// # Errors
-    /// With line and column, and the fix.
+    /// If the text is invalid. The error names the line, the column and the fix.
     pub fn parse(text: &str) -> Result<Self, RuleError> {
         let read: Self = toml::from_str(text).map_err(|error| {
             let (message, hint, at) = description::explain(text, &error);
@@ -211,7 +211,7 @@ impl Rules {
 }
 
 impl Rule {
-    /// Creates a rule for a function, without effect yet.
+    /// Creates a rule for a function. It has no effect yet.
     #[must_use]
     pub fn new(function: &str) -> Self {
         Self {
@@ -243,7 +243,7 @@ impl Rule {
     /// Checks whether the rule is valid.
     ///
     /// # Errors
-    /// The problem, and the fix.
+    /// If it is invalid. The error names the problem and the fix.
     pub fn check(&self) -> Result<(), RuleError> {
         let name = &self.function;
         let wrong = |message: String, hint: &str| Err(RuleError::new(message, hint));
@@ -307,7 +307,7 @@ impl Rule {
             && !(self.unprivileged && root)
     }
 
-    /// Returns whether it fires now. `counter` already counts this call as seen, but not as fired.
+    /// Returns whether the rule fires now. `counter` already counts this call as seen, but not as fired.
     pub(super) fn fires(&self, counter: Counter, fingerprint: u64) -> bool {
         if counter.seen <= self.after || self.times.is_some_and(|times| counter.fired >= times) {
             return false;
@@ -320,8 +320,8 @@ impl Rule {
     }
 }
 
-/// Returns rules with the fingerprints that identify them in the shared state: of their text, and of the number
-/// of equal rules before.
+/// Returns the rules with fingerprints, which identify them in the shared state. A fingerprint covers the rule's text
+/// and the number of equal rules before it.
 pub(super) fn numbered(rules: Vec<Rule>) -> Vec<(u64, Rule)> {
     let mut texts: Vec<String> = Vec::with_capacity(rules.len());
     let number = |rule: Rule| {
@@ -334,7 +334,7 @@ pub(super) fn numbered(rules: Vec<Rule>) -> Vec<(u64, Rule)> {
     rules.into_iter().map(number).collect()
 }
 
-/// Returns whether a text matches a pattern in which `*` stands for any text.
+/// Returns whether a text matches a pattern in which `*` matches any text.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     match pattern.split_first() {
         None => text.is_empty(),

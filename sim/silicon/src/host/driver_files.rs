@@ -1,15 +1,15 @@
-//! The driver's files of `/proc/driver`, in the host's directory as `proc/driver`.
+//! The driver's files in `/proc/driver`, in the host's directory as `proc/driver`.
 //!
 //! ```text
-//! nvidia-caps/mig-minors                        minor number of every capability that there can be; never changes
+//! nvidia-caps/mig-minors                        minor numbers of all possible capabilities; never changes
 //! nvidia/capabilities/mig/{config,monitor}      capabilities of the host
 //! nvidia/capabilities/gpuN/mig/giN/access       capabilities of the instances that exist
 //! nvidia/capabilities/gpuN/mig/giN/ciN/access
 //! ```
 //!
-//! Programs open them by absolute path: `gpush-sim exec` mounts the directory over `/proc/driver`. A process
-//! that changes instances updates the files under the host's lock. A host without them, as in tests of the
-//! machine, stays without.
+//! Programs open them by absolute path: `gpush-sim exec` mounts the directory over `/proc/driver`. A process that
+//! changes instances updates the files under the host's lock. If a host was created without these files, as in tests
+//! of the machine, no process adds them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -37,7 +37,7 @@ impl Host {
     /// Creates the files of a new host.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the operating system reports an error.
     pub fn create_driver_files(&self) -> io::Result<()> {
         let root = self.dir().join(PROC).join(DRIVER);
         std::fs::create_dir_all(root.join("nvidia-caps"))?;
@@ -56,7 +56,7 @@ impl Host {
     /// Updates the files of GPUs whose instances differ.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the operating system reports an error.
     pub(super) fn update_driver_files(&self, before: &Machine, after: &Machine) -> io::Result<()> {
         let changed: Vec<&Gpu> = before
             .gpus()
@@ -86,7 +86,7 @@ fn gpu_dir(capabilities: &Path, machine: &Machine, gpu: u32) -> PathBuf {
     capabilities.join(format!("gpu{minor}"))
 }
 
-/// Writes exactly the files of a GPU's instances to its directory.
+/// Writes the files of a GPU's instances to its directory, and removes all others.
 fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
     let minor = machine.identity(gpu.index).map_or(gpu.index, |identity| identity.minor);
     let mut wanted: BTreeMap<PathBuf, String> = BTreeMap::new();
@@ -101,7 +101,7 @@ fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
     if gpu.mig {
         std::fs::create_dir_all(dir.join("mig"))?;
     } else if dir.is_dir() {
-        // Capabilities of a GPU exist only in MIG mode.
+        // A GPU has capabilities only in MIG mode.
         std::fs::remove_dir_all(dir)?;
     }
     remove_others(&dir.join("mig"), &wanted)?;
@@ -114,7 +114,7 @@ fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the directories of instances that are gone.
+/// Removes the directories of instances that no longer exist.
 fn remove_others(dir: &Path, wanted: &BTreeMap<PathBuf, String>) -> io::Result<()> {
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -1,8 +1,7 @@
-//! Which processes are alive.
+//! Checks which processes are alive.
 //!
-//! Every driver call needs this, because a process that ends releases the hardware at once. A process that was
-//! found alive is watched through its pidfd: one `poll` checks all of them, whereas `/proc` needs a read for
-//! each.
+//! Every driver call needs this, because a process that ends releases the hardware at once. A live process is watched
+//! through its pidfd: one `poll` checks all of them. Reading `/proc` would need one read for each process.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +19,7 @@ pub(super) struct Living {
 }
 
 impl Living {
-    /// Returns whether all of them live. Stops watching others.
+    /// Returns whether all these processes are alive. Stops watching all others.
     pub(super) fn are_all(&self, pids: impl Iterator<Item = Pid>) -> bool {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let mut asked = HashMap::with_capacity(watched.len());
@@ -32,7 +31,7 @@ impl Living {
                 Some(process) => {
                     asked.insert(pid, process);
                 }
-                // There may be too many open files to watch one more.
+                // The limit of open files may prevent watching one more process.
                 None if pid.is_alive() => {}
                 None => return false,
             }
@@ -46,16 +45,16 @@ impl Living {
     }
 }
 
-/// Watches a process that lives. The pidfd is opened before the check, so that it is not a later process with
-/// the same id.
+/// Watches a live process. The pidfd is opened before the check, so that it cannot refer to a later process with the
+/// same pid.
 fn watch(pid: Pid) -> Option<OwnedFd> {
     let process = rustix::process::Pid::from_raw(i32::try_from(pid.pid).ok()?)?;
     let held = pidfd_open(process, PidfdFlags::empty()).ok()?;
     pid.is_alive().then_some(held)
 }
 
-/// Returns the start time of a living process: in clock ticks since boot, from `/proc/<pid>/stat`. A zombie
-/// does not live: it holds no GPU.
+/// Returns the start time of a live process in clock ticks since boot, from `/proc/<pid>/stat`. A zombie is not
+/// alive: it holds no GPU.
 fn start_of(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may contain anything; the fields after the last parenthesis are plain.
@@ -67,7 +66,7 @@ fn start_of(pid: u32) -> Option<u64> {
 }
 
 impl Pid {
-    /// Returns the living process with this id; `None` if there is none.
+    /// Returns the live process with this pid; `None` if there is none.
     #[must_use]
     pub fn find(pid: u32) -> Option<Self> {
         start_of(pid).map(|start| Self { pid, start })
@@ -80,7 +79,7 @@ impl Pid {
         Self { pid, start: start_of(pid).unwrap_or(0) }
     }
 
-    /// Returns whether it lives.
+    /// Returns whether the process is alive.
     #[must_use]
     pub fn is_alive(self) -> bool {
         start_of(self.pid) == Some(self.start)
@@ -117,7 +116,7 @@ mod tests {
         assert!(!living.are_all([later].into_iter()), "another process with the same id");
         assert!(living.are_all(pids.iter().copied()));
         children[2].kill().unwrap();
-        // Without waiting for it: a zombie holds no GPU.
+        // Not reaped first: a zombie holds no GPU.
         while pids[2].is_alive() {
             std::thread::yield_now();
         }

@@ -1,9 +1,9 @@
 //! The host's lock.
 //!
-//! A lock on a file excludes processes, but not threads that share the descriptor, and a forked child that
-//! unlocks an inherited descriptor releases its parent's lock. So a thread first takes a mutex of its process,
-//! then locks a descriptor that this very process opened. All per-process data is in [`PerProcess`], which is
-//! created again after a fork.
+//! A file lock excludes other processes, but not threads that share the descriptor. Also, a forked child that unlocks
+//! an inherited descriptor releases its parent's lock. So a thread first locks a mutex of its process. Then it locks
+//! a descriptor that this process itself opened. All per-process data is in [`PerProcess`], which is created again
+//! after a fork.
 #![allow(unsafe_code)] // One atomic pointer, swapped once after a fork.
 
 use std::fs::File;
@@ -33,8 +33,8 @@ impl<T> PerProcess<T> {
         Self { at: AtomicPtr::new(Box::into_raw(Box::new(owned))) }
     }
 
-    /// Returns this process's value; `make` creates it if the present one is a parent's. The parent's is left
-    /// unchanged: a thread that does not exist here may hold one of its mutexes.
+    /// Returns the value of this process. `make` creates it if the current one is the parent's. The parent's value is
+    /// left unchanged: a thread that does not exist in this process may hold one of its mutexes.
     pub(super) fn get(&self, make: impl FnOnce() -> Result<T, HostError>) -> Result<&T, HostError> {
         let pid = std::process::id();
         let found = self.at.load(Ordering::Acquire);
@@ -64,7 +64,7 @@ impl<T> Drop for PerProcess<T> {
         // SAFETY: from `Box::into_raw`, and `&mut self` proves exclusive access.
         let owned = unsafe { Box::from_raw(at) };
         if owned.pid != std::process::id() {
-            // A parent's: its locks may be held permanently in this copy.
+            // The value of a parent process: its locks may be locked permanently in this copy.
             std::mem::forget(owned);
         }
     }
@@ -76,13 +76,13 @@ pub(super) struct Lock {
     file: Mutex<File>,
 }
 
-/// The lock, held. Released when dropped.
+/// The locked host lock. Released when dropped.
 pub(super) struct Held<'l> {
     file: MutexGuard<'l, File>,
 }
 
 impl Lock {
-    /// Opens the lock file (close-on-exec, as all files in std).
+    /// Opens the lock file with close-on-exec, as std does for all files.
     pub(super) fn open(path: &Path) -> Result<Self, HostError> {
         let file = File::open(path).map_err(|cause| HostError::io("cannot open", path, cause))?;
         Ok(Self { file: Mutex::new(file) })

@@ -1,11 +1,11 @@
 //! One simulated host, shared by all processes that use it.
 //!
 //! Its directory contains `description.toml` (the description), `state` (the mapped state, see [`region`]),
-//! `boot_id`, `faults.toml` (see [`crate::fault`]), `proc` (processes that have GPUs open, and the driver's
-//! files, see [`driver_files`]) and optionally `trace`.
+//! `boot_id`, `faults.toml` (see [`crate::fault`]), `proc` (processes that have GPUs open, and the driver's files,
+//! see [`driver_files`]) and optionally `trace`.
 //!
-//! Reads take no lock. Updates take it, read, change and publish; a closure that returns an error publishes
-//! nothing. Delays and hangs of faults wait without the lock.
+//! Reads take no lock. An update takes the lock, reads the state, changes it and publishes it. If the change returns
+//! an error, nothing is published. Delays and hangs of faults wait without the lock.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub const STATE_VARIABLE: &str = "NVML_SIM_STATE";
 /// The reason why a simulated host cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The directory is not one of a simulated host.
+    /// The directory is not a simulated host.
     #[error("{dir} is not a simulated host: it has no {missing}; make one with `gpush-sim up PRESET {dir}`")]
     NotAHost {
         /// Directory.
@@ -49,12 +49,12 @@ pub enum HostError {
         /// Directory.
         dir: String,
     },
-    /// The state has another layout or description, or is not a state.
+    /// The state has another layout or description, or the file is not a state.
     #[error("{path} cannot be used: {what}")]
     Mismatch {
         /// File.
         path: PathBuf,
-        /// The difference.
+        /// What differs.
         what: String,
     },
     /// The state cannot be decoded.
@@ -66,12 +66,12 @@ pub enum HostError {
     /// The state is larger than its slot.
     #[error("the state needs {bytes} bytes and has room for {room}; detach processes or clear faults")]
     Full {
-        /// Bytes of the new state.
+        /// Size of the new state in bytes.
         bytes: usize,
-        /// Bytes that fit.
+        /// Size of the slot in bytes.
         room: usize,
     },
-    /// The description is wrong.
+    /// The description is invalid.
     #[error("{path}: {cause}")]
     Description {
         /// File.
@@ -79,10 +79,10 @@ pub enum HostError {
         /// The error.
         cause: Box<DescriptionError>,
     },
-    /// The fault rules are wrong.
+    /// The fault rules are invalid.
     #[error(transparent)]
     Faults(Box<crate::fault::RuleError>),
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("{action} {path}: {cause}")]
     Io {
         /// The failed action.
@@ -107,7 +107,7 @@ impl From<crate::fault::RuleError> for HostError {
 }
 
 impl From<HostError> for Return {
-    /// Converts it to the return code for a client of the driver.
+    /// Returns the return code that a client of the driver gets.
     fn from(error: HostError) -> Self {
         match error {
             HostError::NotAHost { .. } => Return::DriverNotLoaded,
@@ -123,11 +123,11 @@ impl From<HostError> for Return {
     }
 }
 
-/// Data of each process.
+/// Data that each process has separately.
 #[derive(Debug)]
 struct Local {
     lock: Lock,
-    /// The state last decoded, by its generation.
+    /// The state that was decoded last, with its generation.
     decoded: Mutex<Option<(u64, Arc<Machine>)>>,
     rules: Rules,
     living: Living,
@@ -143,27 +143,27 @@ pub struct Host {
     local: PerProcess<Local>,
 }
 
-/// Returns the bytes of a slot for a host with `gpus` GPUs: room for all possible instances, a hundred
+/// Returns the size of a slot in bytes for a host with `gpus` GPUs. It has room for all possible instances, a hundred
 /// processes per GPU, and the host's own data.
 fn slot_bytes(gpus: usize) -> usize {
     256 * 1024 + gpus * 32 * 1024
 }
 
-/// FNV-1a.
+/// Computes the FNV-1a hash.
 pub(crate) fn fingerprint(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn encode(state: &State) -> Vec<u8> {
-    // A struct of numbers, strings and lists cannot fail to serialize.
+    // Serializing a struct of numbers, strings and lists cannot fail.
     serde_json::to_vec(state).unwrap_or_default()
 }
 
 impl Host {
-    /// Creates a simulated host in a directory, which is created if necessary, and opens it.
+    /// Creates a simulated host in a directory, and opens it. Creates the directory if necessary.
     ///
     /// # Errors
-    /// If one exists already, the description is invalid, or the system refuses.
+    /// If a host exists already, the description is invalid, or the operating system reports an error.
     pub fn create(dir: &Path, description: &Description) -> Result<Self, HostError> {
         std::fs::create_dir_all(dir).map_err(|cause| HostError::io("cannot make", dir, cause))?;
         let path = dir.join("description.toml");
@@ -182,7 +182,7 @@ impl Host {
         if !faults.exists() {
             write_whole(&faults, crate::fault::EMPTY.as_bytes())?;
         }
-        // The state comes last: with it the host exists.
+        // The state is written last: a host exists only with a state.
         let slot = slot_bytes(hardware.slots.len());
         Region::create(&dir.join("state"), slot, fingerprint(&text), &encode(&first.state))?;
         Self::open(dir)
@@ -191,7 +191,7 @@ impl Host {
     /// Opens the simulated host in a directory.
     ///
     /// # Errors
-    /// If there is none, or its state has another layout.
+    /// If there is no host, or its state has another layout.
     pub fn open(dir: &Path) -> Result<Self, HostError> {
         let path = dir.join("description.toml");
         let missing = |missing| HostError::NotAHost { dir: dir.display().to_string(), missing };
@@ -271,14 +271,14 @@ impl Host {
         if let Some((generation, bytes)) = self.region.read() {
             return self.decode(generation, &bytes);
         }
-        // There are many writers: read once while the lock keeps them waiting.
+        // Writers were too fast: hold the lock, so that none of them can publish, and read once.
         let _held = self.local()?.lock.hold()?;
         let (generation, bytes) =
             self.region.read().ok_or_else(|| HostError::Damaged { dir: self.dir.display().to_string() })?;
         self.decode(generation, &bytes)
     }
 
-    /// Returns the present state, without processes that are gone.
+    /// Returns the current state, without processes that have ended.
     ///
     /// # Errors
     /// If the state is damaged or cannot be locked.
@@ -292,11 +292,11 @@ impl Host {
         self.published()
     }
 
-    /// Changes the state. `change` sees it without processes that are gone. If it returns an error, nothing
+    /// Changes the state. `change` sees it without processes that have ended. If `change` returns an error, nothing
     /// changes.
     ///
     /// # Errors
-    /// The error of `change`, or a state that is damaged, full or cannot be locked.
+    /// If `change` returns an error, or the state is damaged, full or cannot be locked.
     pub fn update<T, E: From<HostError>>(&self, change: impl FnOnce(&mut Machine) -> Result<T, E>) -> Result<T, E> {
         let local = self.local()?;
         let _held = local.lock.hold()?;
@@ -314,7 +314,7 @@ impl Host {
         let result = change(&mut after)?;
         if after.state != before.state {
             let generation = self.region.write(&encode(&after.state))?;
-            // The change is done: unwritable files must not make it fail.
+            // The change is published: it must not fail because a file cannot be written.
             let _best_effort = self.update_driver_files(&before, &after);
             let after = Arc::new(after);
             *local.decoded.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, after));
@@ -344,7 +344,7 @@ impl Host {
         })
     }
 
-    /// Boots the host again: a new boot id, in the state and in the file `boot_id`.
+    /// Boots the host again. The new boot id is in the state and in the file `boot_id`.
     ///
     /// # Errors
     /// As [`Host::update`].
@@ -357,8 +357,8 @@ impl Host {
         write_whole(&self.dir.join("boot_id"), format!("{boot_id}\n").as_bytes())
     }
 
-    /// Waits for the first event after a cursor that `wants` selects, at most for `timeout`. Also returns
-    /// `None` if something else has changed.
+    /// Waits at most `timeout` for the first event after a cursor that `wants` selects. Also returns `None` if
+    /// another change happens first.
     ///
     /// # Errors
     /// As [`Host::read`].
@@ -376,7 +376,7 @@ impl Host {
             return Ok(found);
         }
         while self.region.published() == generation {
-            // Without limit if the timeout is beyond the range of a clock.
+            // No limit if the timeout exceeds the range of a clock.
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Ok(None);
@@ -404,7 +404,7 @@ fn fresh_boot_id(boot: u64) -> String {
     uuid::of_boot(&format!("{boot}/{}/{}", std::process::id(), now.as_nanos()))
 }
 
-/// Writes a file atomically: readers see the old or the new content, never a part.
+/// Writes a file atomically: readers see the old or the new content, never a mixture.
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), HostError> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(format!(".{}.new", std::process::id()));

@@ -5,15 +5,15 @@ use std::os::unix::fs::symlink;
 
 use super::{Host, HostError};
 
-/// Directory, below a host's, of the processes that have GPUs open.
+/// Directory of the processes that have GPUs open, below the host's directory.
 pub const PROC: &str = "proc";
 
 impl Host {
-    /// Shows that a process has a GPU's device node open; `cmdline` and others link to the real `/proc`. When the
-    /// process ends, its links lead nowhere.
+    /// Records that a process has a GPU's device node open. `cmdline` and other files link to the real `/proc`. When
+    /// the process ends, its links become dangling.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the operating system reports an error.
     pub fn show_open(&self, gpu: u32, pid: u32) -> Result<(), HostError> {
         let dir = self.dir().join(PROC).join(pid.to_string());
         let minor = self.hardware().slots[gpu as usize].identity.minor;

@@ -1,4 +1,4 @@
-//! The mapped file: a header, and two slots of which one is published.
+//! The mapped file: a header and two slots, one of which is published.
 //!
 //! ```text
 //!  header: magic, layout version, length, slot length, fingerprint, published generation
@@ -6,15 +6,16 @@
 //!  slot 1: generation, length, checksum, bytes      (odd generations)
 //! ```
 //!
-//! A writer (under the host's lock) fills the slot that is not published and then stores the new generation, in
-//! one atomic operation. If it is killed before that, the published state is unchanged. A reader needs no lock:
-//! it copies the published slot and accepts the copy only if its generation and checksum are right, because a
-//! writer two generations later may have overwritten it.
+//! A writer holds the host's lock, fills the slot that is not published, and then stores the new generation in one
+//! atomic operation. If it is killed before that, the published state is unchanged.
 //!
-//! All access uses atomics by raw pointer: other processes write the same memory, so no reference to plain data
-//! may ever point into it. The file is never shortened, because that would cause a SIGBUS in every process that
-//! has it mapped.
-#![allow(unsafe_code)] // Mapping shared memory and reading it as atomics is what this file is for.
+//! A reader needs no lock. It copies the published slot, and accepts the copy only if the generation and the checksum
+//! are right. A writer two generations later may have overwritten the slot meanwhile.
+//!
+//! All access uses atomics through raw pointers. Other processes write the same memory, so no reference to plain data
+//! may ever point into it. The file is never shortened, because that would cause a SIGBUS in every process that has
+//! it mapped.
+#![allow(unsafe_code)] // Maps shared memory and reads it as atomics.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -32,13 +33,13 @@ use super::HostError;
 
 /// `gpushsil` in ASCII.
 const MAGIC: u64 = u64::from_be_bytes(*b"gpushsil");
-/// Layout of header, slots and the encoded state. Raised with every incompatible change.
+/// Layout version of the header, the slots and the encoded state. Every incompatible change increments it.
 const LAYOUT: u64 = 1;
-/// Header length in bytes: a page.
+/// Header length in bytes: one page.
 const HEADER: usize = 4096;
-/// Maximum duration of a wait, because a writer may be killed before it wakes waiting processes.
+/// Maximum duration of a wait. It is limited because a writer may be killed before it wakes waiting processes.
 const MISSED: Duration = Duration::from_secs(1);
-/// Words before a slot's bytes.
+/// Number of words before a slot's bytes.
 const SLOT_WORDS: usize = 3;
 
 /// Positions of the header's words.
@@ -64,20 +65,20 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Computes the checksum of a slot: of its generation, its length and its words.
+/// Computes the checksum of a slot from its generation, its length and its words.
 fn checksum(generation: u64, length: u64, words: impl Iterator<Item = u64>) -> u64 {
     let mix = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     words.fold(mix(mix(0x6a09_e667_f3bc_c908, generation), length), mix)
 }
 
 impl Region {
-    /// Creates the file with a first state, atomically.
+    /// Creates the file with an initial state, atomically.
     pub(super) fn create(path: &Path, slot: usize, fingerprint: u64, state: &[u8]) -> Result<(), HostError> {
         let slot = slot.next_multiple_of(HEADER);
         let length = HEADER + 2 * slot;
         let draft = path.with_extension("new");
         let made = || -> io::Result<()> {
-            // Every user of the machine may use it; the directory's permissions limit access.
+            // All users may open the file; the directory's permissions limit access.
             let file =
                 OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o666).open(&draft)?;
             file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))?;
@@ -129,8 +130,8 @@ impl Region {
             return Err(mismatch("it belongs to another description than description.toml beside it"));
         }
         let size = NonZeroUsize::new(length).ok_or_else(|| mismatch("it is empty"))?;
-        // SAFETY: a new shared mapping of a file of at least `length` bytes that no process shortens; nothing
-        // else uses the address.
+        // SAFETY: a new shared mapping of a file of at least `length` bytes. No process shortens the file, and
+        // nothing else uses the address.
         let base = unsafe {
             mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, file.as_fd(), 0)
         }
@@ -140,8 +141,8 @@ impl Region {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index * 8 < self.length);
-        // SAFETY: within the mapping (callers stay below header or slot length), aligned to 8
-        // since the mapping is page-aligned, and valid as an atomic for any bit pattern.
+        // SAFETY: within the mapping (callers stay below the header or slot length), and aligned to 8 because the
+        // mapping is page-aligned. Any bit pattern is a valid atomic.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }
     }
 
@@ -159,7 +160,7 @@ impl Region {
         self.word(word::PUBLISHED).load(Ordering::Acquire)
     }
 
-    /// Returns the slot of a generation if it still contains that generation completely.
+    /// Returns the bytes of a generation, if its slot still contains that generation completely.
     fn copy(&self, generation: u64) -> Option<Vec<u8>> {
         let at = self.slot(generation);
         let held = self.word(at).load(Ordering::Relaxed);
@@ -177,8 +178,8 @@ impl Region {
         Some(copied)
     }
 
-    /// Returns the published state with its generation, without the lock. `None` if writers were faster several
-    /// times in a row: then take the lock and try again.
+    /// Returns the published state with its generation, without the lock. Returns `None` if writers were faster
+    /// several times in a row. Then take the lock and try again.
     pub(super) fn read(&self) -> Option<(u64, Vec<u8>)> {
         (0..8).find_map(|_| {
             let generation = self.published();
@@ -212,16 +213,16 @@ impl Region {
         Ok(generation)
     }
 
-    /// Waits until another generation than this one is published, at most for `timeout`. It may return early,
-    /// and up to a second late if a writer was killed before it woke the waiting processes.
+    /// Waits at most `timeout` until another generation than this one is published. It may return early. It may
+    /// return up to a second late, if a writer was killed before it woke the waiting processes.
     pub(super) fn wait_past(&self, generation: u64, timeout: Duration) {
         let timeout = timeout.min(MISSED);
-        // Truncated on purpose: only the lower half is compared, and it does not wrap around during a wait.
+        // Truncated intentionally: only the lower half is compared, and it does not wrap around during a wait.
         self.futex(libc::FUTEX_WAIT, generation as u32, Some(timeout));
     }
 
-    /// Waits for, or wakes processes that wait for, a change of the lower half of the published generation. Not
-    /// `FUTEX_PRIVATE_FLAG`, because they are other processes.
+    /// Waits for a change of the lower half of the published generation, or wakes processes that wait for it. It does
+    /// not use `FUTEX_PRIVATE_FLAG`, because they are other processes.
     fn futex(&self, operation: i32, value: u32, timeout: Option<Duration>) {
         let half = usize::from(cfg!(target_endian = "big"));
         let timeout = timeout.map(|timeout| libc::timespec {
@@ -230,16 +231,16 @@ impl Region {
         });
         let until = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let word = self.word(word::PUBLISHED).as_ptr().cast::<u32>();
-        // SAFETY: the address is within the mapping and aligned, `until` is null or outlives the call. The
-        // result does not matter, because the caller checks the generation again.
+        // SAFETY: the address is within the mapping and aligned; `until` is null or outlives the call. The result
+        // does not matter, because the caller checks the generation again.
         unsafe { libc::syscall(libc::SYS_futex, word.add(half), operation, value, until) };
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: `base` and `length` are those of the mapping, and no reference to it is left: `word` only
-        // lends for the borrow of `self`.
+        // SAFETY: `base` and `length` are those of the mapping. No reference to it is left: a reference from `word`
+        // lives only as long as the borrow of `self`.
         let unmapped = unsafe { munmap(self.base.cast(), self.length) };
         debug_assert!(unmapped.is_ok());
     }
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(region.read().unwrap(), (1, b"first".to_vec()));
         assert_eq!(region.write(b"second, longer").unwrap(), 2);
         assert_eq!(region.read().unwrap().1, b"second, longer");
-        // A writer that dies while it fills the idle slot: every prefix of its stores.
+        // A writer that is killed while it fills the unpublished slot: every prefix of its stores.
         let at = region.slot(3);
         for torn in 0..5 {
             region.word(at + torn).store(0xdead_beef + torn as u64, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! Minor numbers of the capability devices `/dev/nvidia-caps/nvidia-cap<minor>`.
 //!
-//! Formula of the open kernel modules (`nvidia-caps`): 135 minors a GPU, 9 a GPU instance.
+//! The formula is that of the open kernel modules (`nvidia-caps`): 135 minor numbers per GPU, 9 per GPU instance.
 
 /// Minor of `mig/config`.
 pub const CONFIG: u32 = 1;

@@ -1,8 +1,8 @@
 //! Compute instances: the MIG devices that programs see.
 //!
-//! The id is the lowest free one. Without a given placement, the free span is used that leaves the most
-//! (profile, placement) pairs in the GPU instance, and of equal ones the lowest start. Spans come from the
-//! data: on Hopper and later 3c takes four compute slots, 7c eight.
+//! A new instance gets the lowest free id. If no placement is given, it gets the free span that leaves the most
+//! (profile, placement) pairs possible in the GPU instance. Of equal spans, the lowest start wins. Spans come from
+//! the geometry data: on Hopper and later, 3c takes four compute slots and 7c takes eight.
 
 use gpush_geometry::ComputeProfile;
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub struct ComputeInstance {
     pub generation: u64,
 }
 
-/// Profile ids of compute instances on any part.
+/// Profile ids of compute instances that exist on at least one part.
 const KNOWN_PROFILE_IDS: std::ops::Range<u32> = 0..9;
 
 /// Returns the possible placements of a compute profile, in the data's order.
@@ -103,12 +103,12 @@ impl Taken {
 }
 
 impl Machine {
-    /// Creates a compute instance, at a placement or where the driver chooses.
+    /// Creates a compute instance at a placement, or where the driver chooses.
     ///
     /// # Errors
-    /// `InvalidArgument` for a stale handle, an unknown profile id or an impossible placement;
-    /// `NotSupported` for a profile that this GPU instance lacks; `InsufficientResources` without
-    /// capacity or when the placement is occupied; `GpuIsLost`.
+    /// `InvalidArgument` for a stale handle, an unknown profile id or an impossible placement; `NotSupported` for a
+    /// profile that this GPU instance lacks; `InsufficientResources` if capacity is missing or the placement is
+    /// occupied; `GpuIsLost`.
     pub fn create_compute_instance(
         &mut self,
         handle: GpuInstanceHandle,
@@ -141,8 +141,8 @@ impl Machine {
     /// Destroys a compute instance.
     ///
     /// # Errors
-    /// `InvalidArgument` for a stale handle, `InUse` while a process is in it (an open handle
-    /// too), `NotSupported` with MIG off, `GpuIsLost`.
+    /// `InvalidArgument` for a stale handle, `InUse` while a process uses it or has an open handle of it,
+    /// `NotSupported` with MIG off, `GpuIsLost`.
     pub fn destroy_compute_instance(&mut self, handle: ComputeInstanceHandle) -> Result<(), Return> {
         self.resolve_compute_instance(handle)?;
         let at = self.gpu_mut(handle.gpu)?;
@@ -159,7 +159,7 @@ impl Machine {
     /// Returns the handle of the compute instance with this id.
     ///
     /// # Errors
-    /// `NotFound`, else as [`Machine::resolve_gpu_instance`].
+    /// `NotFound`, otherwise as [`Machine::resolve_gpu_instance`].
     pub fn compute_instance_handle(&self, gi: GpuInstanceHandle, id: u32) -> Result<ComputeInstanceHandle, Return> {
         let found = self.resolve_gpu_instance(gi)?.compute(id).ok_or(Return::NotFound)?;
         Ok(ComputeInstanceHandle { gpu: gi.gpu, gpu_instance: gi.id, id, generation: found.generation })
@@ -181,8 +181,8 @@ impl Machine {
     /// Returns the handle of the MIG device at a dense index.
     ///
     /// # Errors
-    /// `InvalidArgument` beyond the most devices that the GPU can have, `NotFound` at an empty
-    /// index, `NotSupported` with MIG off, `GpuIsLost`.
+    /// `InvalidArgument` for an index at or above the maximum number of devices, `NotFound` for an unused index,
+    /// `NotSupported` with MIG off, `GpuIsLost`.
     pub fn mig_device_by_index(&self, gpu: u32, index: u32) -> Result<ComputeInstanceHandle, Return> {
         self.mig_gpu(gpu)?;
         if index >= self.max_mig_devices(gpu)? {
@@ -201,7 +201,7 @@ impl Machine {
     /// Returns the handle of the MIG device with this `MIG-<uuid>`.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound` if there is none.
     pub fn mig_device_by_uuid(&self, uuid: &str) -> Result<ComputeInstanceHandle, Return> {
         for gpu in self.gpus().iter().filter(|gpu| !gpu.lost) {
             for device in self.mig_devices(gpu.index)? {
@@ -221,7 +221,7 @@ impl Machine {
     /// Returns the `MIG-<uuid>` of a compute instance.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU.
+    /// `InvalidArgument` if the GPU does not exist.
     pub fn mig_uuid(&self, handle: ComputeInstanceHandle) -> Result<String, Return> {
         Ok(uuid::of_mig_device(&self.identity(handle.gpu)?.uuid, handle.gpu_instance, handle.id))
     }

@@ -1,7 +1,7 @@
 //! Driver events: Xid errors and MIG configuration changes.
 //!
-//! Each host has one queue, and each event set of each client its own cursor, so that every listener sees every
-//! event once, and none from before its registration.
+//! Each host has one queue. Each event set of each client has its own cursor. So every listener sees every event
+//! once, and no event from before its registration.
 
 use std::collections::VecDeque;
 
@@ -15,10 +15,10 @@ pub const XID_CRITICAL_ERROR: u64 = 0x8;
 /// NVML's bit for a changed MIG configuration.
 pub const MIG_CONFIG_CHANGE: u64 = 0x100;
 
-/// Events kept; older ones are dropped, as in the driver when no process listens.
+/// Number of events kept. Older ones are dropped, as in the driver when no process listens.
 const KEPT: usize = 256;
 
-/// One event. Registered on the whole GPU, with the ids of its instances.
+/// An event, registered on the whole GPU, with the ids of the instances concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Position in the queue, from 1.
@@ -27,7 +27,7 @@ pub struct Event {
     pub gpu: u32,
     /// NVML's bit of the event type.
     pub kind: u64,
-    /// Xid number, for that type.
+    /// Xid number, for an Xid error.
     pub data: u64,
     /// GPU instance concerned.
     pub gpu_instance: Option<u32>,
@@ -54,7 +54,7 @@ impl Events {
         self.kept.iter().find(|event| event.sequence > cursor && wants(event))
     }
 
-    /// Returns the kept events, oldest first.
+    /// Returns the stored events, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &Event> {
         self.kept.iter()
     }
@@ -69,11 +69,10 @@ impl Events {
 }
 
 impl Machine {
-    /// Reports an Xid error.
+    /// Reports an Xid error. A lost GPU reports too: Xid 79 announces the loss.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU, `NotFound` without such an instance. A lost GPU still reports: Xid
-    /// 79 announces its loss.
+    /// `InvalidArgument` if the GPU does not exist, `NotFound` if the instance does not exist.
     pub fn xid(&mut self, gpu: u32, xid: u64, gi: Option<u32>, ci: Option<u32>) -> Result<(), Return> {
         let at = self.state.gpus.get(gpu as usize).ok_or(Return::InvalidArgument)?;
         match (gi, ci) {

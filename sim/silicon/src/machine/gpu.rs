@@ -1,14 +1,14 @@
 //! A GPU: MIG mode, reset, reboot, loss, memory.
 //!
-//! The mode, by generation of the part:
+//! MIG mode, by generation of the part:
 //!
 //! ```text
 //!  Ampere    off ──SetMigMode on──▶ off, pending on ──reset or reboot──▶ on      (survives reboots)
 //!  Hopper +  off ──SetMigMode on──▶ on ──reboot──▶ off       (busy check: at the first instance)
 //! ```
 //!
-//! A change that is not effective is a success with an activation status: `IN_USE` if a process has the GPU
-//! open, `RESET_REQUIRED` otherwise.
+//! A mode change that does not take effect at once still succeeds. Its activation status is `IN_USE` if a process has
+//! the GPU open, and `RESET_REQUIRED` otherwise.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ pub struct Gpu {
     pub mig: bool,
     /// MIG mode after the next reset.
     pub mig_pending: bool,
-    /// Whether it fell off the bus. Sticky until the next boot.
+    /// Whether the GPU fell off the bus. Lasts until the next boot.
     pub lost: bool,
     /// GPU instances, by id.
     pub instances: Vec<GpuInstance>,
@@ -32,14 +32,14 @@ pub struct Gpu {
     pub processes: Vec<Process>,
     /// Compute mode, by NVML's number; 0 is DEFAULT.
     pub compute_mode: u32,
-    /// Its time-slice level.
+    /// Time-slice level.
     #[serde(default)]
     pub timeslice: Timeslice,
     /// Persistence mode.
     pub persistence: bool,
-    /// Accounting mode. Switching MIG on switches it off.
+    /// Accounting mode. Enabling MIG disables it.
     pub accounting: bool,
-    /// Row remapper counts. They survive resets and boots, as in the real part's memory.
+    /// Row remapper counts. They survive resets and boots, as in the memory of a real part.
     #[serde(default)]
     pub rows: RemappedRows,
 }
@@ -53,7 +53,7 @@ pub struct RemappedRows {
     pub uncorrectable: u32,
     /// Replacements are pending until the next reset.
     pub pending: bool,
-    /// There was no spare row left.
+    /// A replacement failed because no spare row was left.
     pub failed: bool,
 }
 
@@ -98,12 +98,12 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Switches MIG mode. Returns the activation status: `Success` if the mode is effective, `InUse` or
+    /// Enables or disables MIG mode. Returns the activation status: `Success` if the mode is effective, `InUse` or
     /// `ResetRequired` if it is pending.
     ///
     /// # Errors
-    /// `NotSupported` on a part without MIG, `InUse` for switching off with instances left,
-    /// `GpuIsLost`, `InvalidArgument`.
+    /// `NotSupported` on a part without MIG, `InUse` if MIG is disabled while instances exist, `GpuIsLost`,
+    /// `InvalidArgument`.
     pub fn set_mig_mode(&mut self, gpu: u32, enable: bool, caller: u32) -> Result<Return, Return> {
         let part = self.part(gpu)?;
         let others = self.clients(Some(caller)).next().is_some();
@@ -133,8 +133,7 @@ impl Machine {
         Ok(activation)
     }
 
-    /// Leaves a mode change pending although it could be effective, for the fault "success with an activation
-    /// status".
+    /// Leaves a mode change pending although it could take effect. For the fault "success with an activation status".
     ///
     /// # Errors
     /// As [`Machine::set_mig_mode`].
@@ -146,12 +145,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds a memory error for the row remapper: it is repaired at the next reset, or never if there is no
-    /// spare row.
+    /// Adds a memory error for the row remapper. The next reset repairs it, unless no spare row is left.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU, `NotSupported` on a part without a row remapper,
-    /// `GpuIsLost`.
+    /// `InvalidArgument` if the GPU does not exist, `NotSupported` on a part without a row remapper, `GpuIsLost`.
     pub fn remap_row(&mut self, gpu: u32, uncorrectable: bool, spare: bool) -> Result<(), Return> {
         if !self.part(gpu)?.remaps_rows() {
             return Err(Return::NotSupported);
@@ -178,11 +175,11 @@ impl Machine {
         Ok(())
     }
 
-    /// Resets a GPU: its instances are destroyed, and a pending mode becomes effective.
+    /// Resets a GPU: destroys its instances, and activates a pending mode.
     ///
     /// # Errors
-    /// `InUse` while a process is on it or any client other than `caller` has the driver open,
-    /// `GpuIsLost`, `InvalidArgument`.
+    /// `InUse` while a process is on it or any client other than `caller` has the driver open, `GpuIsLost`,
+    /// `InvalidArgument`.
     pub fn reset(&mut self, gpu: u32, caller: Option<u32>) -> Result<(), Return> {
         if self.clients(caller).next().is_some() || !self.gpu(gpu)?.processes.is_empty() {
             return Err(Return::InUse);
@@ -198,8 +195,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Boots the host again: instances, processes and clients are gone, lost GPUs are back, and modes follow
-    /// the generation of each part.
+    /// Boots the host again: instances, processes and clients are removed, and lost GPUs return. Whether MIG mode
+    /// stays depends on the generation of each part.
     pub fn reboot(&mut self, boot_id: String) {
         let hardware = std::sync::Arc::clone(self.hardware());
         self.state.boot += 1;
@@ -217,7 +214,7 @@ impl Machine {
     /// Makes the GPU fall off the bus. Its processes die with their contexts.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU.
+    /// `InvalidArgument` if the GPU does not exist.
     pub fn lose(&mut self, gpu: u32) -> Result<(), Return> {
         let at = self.state.gpus.get_mut(gpu as usize).ok_or(Return::InvalidArgument)?;
         at.lost = true;
@@ -253,7 +250,7 @@ impl Machine {
     pub fn memory(&self, gpu: u32) -> Result<Memory, Return> {
         let at = self.gpu(gpu)?;
         let total = self.model(gpu)?.board_memory_mib;
-        // About the amount that a driver reserves on a data-centre board.
+        // Approximately what a driver reserves on a data-centre board.
         let reserved = total / 128;
         let used: u64 = at.processes.iter().map(|p| p.memory_mib).sum();
         Ok(Memory { total_mib: total, reserved_mib: reserved, used_mib: used.min(total - reserved) })

@@ -1,8 +1,8 @@
 //! GPU instances: capacity, default placement, creation and destruction.
 //!
-//! Capacity means memory slices, compute slices and engines. Without a given placement, the free id is used
-//! that leaves the most (profile, placement) pairs over all profiles of the part, and of equal ones the lowest
-//! id. (Derived; reproduces every known transcript except one, see `tests/transcripts.rs`.)
+//! Capacity means memory slices, compute slots and engines. If no placement is given, the new instance gets the free
+//! id that leaves the most (profile, placement) pairs possible, over all profiles of the part. Of equal ids, the
+//! lowest wins. This rule is derived; it reproduces every known transcript except one (`tests/transcripts.rs`).
 
 use gpush_geometry::{ComputeProfile, Engines};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use crate::returns::Return;
 /// A GPU instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuInstance {
-    /// Id: the physical slot, not the placement.
+    /// Id: the physical slot, which can differ from the placement.
     pub id: u32,
     /// Profile id.
     pub profile_id: u32,
@@ -38,7 +38,7 @@ impl GpuInstance {
 /// A MIG device: a compute instance as programs see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigDevice {
-    /// Dense index, by (GPU instance id, compute instance id). Shifts with every change.
+    /// Dense index, in the order of GPU instance id and compute instance id. Every change can shift it.
     pub index: u32,
     /// GPU instance id.
     pub gpu_instance: u32,
@@ -60,7 +60,8 @@ impl Gpu {
     /// Returns how many more instances of the profile can be created now.
     #[must_use]
     pub fn remaining(&self, part: &Part, profile: &Profile) -> u32 {
-        // Placements of one profile are congruent, so first fit by start is a largest set.
+        // All placements of one profile have the same size, so taking the first that fits, by start, gives the
+        // maximum.
         let mut room = self.room(part);
         let mut count = 0;
         for (placement, _) in profile.placements() {
@@ -147,19 +148,18 @@ impl Machine {
     /// Returns the GPU if it is in MIG mode.
     ///
     /// # Errors
-    /// `NotSupported` with MIG off, else as [`Machine::gpu`].
+    /// `NotSupported` with MIG off, otherwise as [`Machine::gpu`].
     pub fn mig_gpu(&self, gpu: u32) -> Result<&Gpu, Return> {
         let at = self.gpu(gpu)?;
         if at.mig { Ok(at) } else { Err(Return::NotSupported) }
     }
 
-    /// Creates a GPU instance, at a placement or where the driver chooses.
+    /// Creates a GPU instance at a placement, or where the driver chooses.
     ///
     /// # Errors
-    /// `NotSupported` with MIG off or for a profile of other parts only; `InvalidArgument` for an
-    /// unknown profile id or an impossible placement; `InUse` when it would be the first and a
-    /// process is on the GPU; `InsufficientResources` without capacity, or when the placement is
-    /// occupied; `GpuIsLost`.
+    /// `NotSupported` with MIG off or for a profile that only other parts have; `InvalidArgument` for an unknown
+    /// profile id or an impossible placement; `InUse` if it would be the first instance and a process is on the GPU;
+    /// `InsufficientResources` if capacity is missing or the placement is occupied; `GpuIsLost`.
     pub fn create_gpu_instance(
         &mut self,
         gpu: u32,
@@ -193,8 +193,8 @@ impl Machine {
     /// Destroys a GPU instance.
     ///
     /// # Errors
-    /// `InvalidArgument` for a stale handle, `InUse` while it has compute instances or a process
-    /// (an open handle too), `NotSupported` with MIG off, `GpuIsLost`.
+    /// `InvalidArgument` for a stale handle, `InUse` while it has compute instances, or a process uses it or has an
+    /// open handle of it, `NotSupported` with MIG off, `GpuIsLost`.
     pub fn destroy_gpu_instance(&mut self, handle: GpuInstanceHandle) -> Result<(), Return> {
         let instance = self.resolve_gpu_instance(handle)?;
         if !instance.instances.is_empty() || self.gpu(handle.gpu)?.processes_in(handle.id, None).next().is_some() {
@@ -235,7 +235,7 @@ impl Machine {
     /// Returns how many more instances of a profile fit on the GPU.
     ///
     /// # Errors
-    /// `NotSupported` with MIG off or without such a profile here, `InvalidArgument`, `GpuIsLost`.
+    /// `NotSupported` with MIG off or if this part lacks the profile, `InvalidArgument`, `GpuIsLost`.
     pub fn remaining_gpu_instances(&self, gpu: u32, profile_id: u32) -> Result<u32, Return> {
         let part = self.part(gpu)?;
         let at = self.mig_gpu(gpu)?;
@@ -289,7 +289,7 @@ impl Machine {
     /// Returns the compute profile of an instance.
     ///
     /// # Errors
-    /// `NotSupported` when the part lacks it.
+    /// `NotSupported` if the part lacks it.
     pub fn compute_profile<'p>(&self, part: &'p Part, gi: &GpuInstance, id: u32) -> Result<&'p ComputeProfile, Return> {
         part.profile(gi.profile_id)?.compute(id).ok_or(Return::NotSupported)
     }

@@ -1,18 +1,18 @@
 //! Handles: a client's references to a GPU, a GPU instance or a compute instance.
 //!
-//! Each has a generation, which distinguishes a handle of a destroyed object from one of its replacement. A
+//! Each has a generation. It distinguishes the handle of a destroyed object from a handle of its replacement. A
 //! handle packs into 64 bits, which the ABI returns as a pointer.
 
-/// Handle of a physical GPU. Its generation is the boot, because a GPU exists that long.
+/// A handle of a physical GPU. Its generation is the number of the boot, because a GPU exists until the next boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpuHandle {
     /// Index of the GPU.
     pub gpu: u32,
-    /// Boot in which the handle was returned.
+    /// Number of the boot in which the handle was returned.
     pub boot: u64,
 }
 
-/// Handle of a GPU instance.
+/// A handle of a GPU instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpuInstanceHandle {
     /// Index of the GPU.
@@ -23,7 +23,7 @@ pub struct GpuInstanceHandle {
     pub generation: u64,
 }
 
-/// Handle of a compute instance; as a device handle, of its MIG device.
+/// A handle of a compute instance. As a device handle, it denotes its MIG device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ComputeInstanceHandle {
     /// Index of the GPU.
@@ -52,11 +52,11 @@ pub enum Handle {
 // Kind 4 bits, GPU 8, GPU instance 4, compute instance 4, generation 44.
 const GENERATION_BITS: u32 = 44;
 const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
-/// Tag in the kind's upper bits, so that a stray pointer rarely looks like a handle.
+/// Tag in the kind's upper bits, so that an arbitrary pointer rarely looks like a handle.
 const TAG: u64 = 0b1010;
 
 impl Handle {
-    /// Packs it into 64 bits, never 0.
+    /// Packs the handle into 64 bits, never 0.
     #[must_use]
     pub fn pack(self) -> u64 {
         let (kind, gpu, gi, ci, generation) = match self {
@@ -91,7 +91,7 @@ impl Handle {
         })
     }
 
-    /// Returns the index of its GPU.
+    /// Returns the index of the GPU.
     #[must_use]
     pub fn gpu(self) -> u32 {
         match self {

@@ -1,4 +1,4 @@
-//! The pure state machine of one host's GPUs: one subject per file.
+//! The pure state machine of one host's GPUs. Each file has one subject.
 //!
 //! ```text
 //!            SetMigMode on             create GI             create CI
@@ -9,7 +9,7 @@
 //!         reboot: Hopper and later lose the mode, Ampere keeps it
 //! ```
 //!
-//! Calls return NVML's codes ([`Return`]) and change nothing when they fail. The caller checks permissions:
+//! Calls return NVML's codes ([`Return`]). A call that fails changes nothing. The caller checks permissions with
 //! [`crate::Host::privileged`].
 
 use std::collections::BTreeMap;
@@ -45,9 +45,9 @@ pub use process::{Client, Pid, Process, ProcessKind};
 pub use reading::{Board, Reading};
 pub use sharing::{COMPUTE_MODES, Timeslice};
 
-/// Largest number of GPU instances on a GPU.
+/// Maximum number of GPU instances on a GPU.
 pub const MAX_GPU_INSTANCES: usize = 8;
-/// Largest number of compute instances in a GPU instance.
+/// Maximum number of compute instances in a GPU instance.
 pub const MAX_COMPUTE_INSTANCES: usize = 8;
 
 /// A span of slices: memory slices for a GPU instance, compute slots for a compute instance.
@@ -60,7 +60,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Returns whether both spans share a slice.
+    /// Returns whether the spans share a slice.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.start < other.start + other.size && other.start < self.start + self.size
@@ -90,10 +90,10 @@ pub struct Identity {
     pub seed: u64,
     /// Whether MIG mode is on at the start.
     pub mig_at_start: bool,
-    /// Whether a boot script of the host switches MIG mode on (Hopper and later lose it).
+    /// Whether a boot script of the host enables MIG mode, which Hopper and later lose at a reboot.
     pub mig_at_boot: bool,
-    /// Whether the driver itself resets an idle Ampere GPU on a mode change, as on bare metal when no process
-    /// holds the GPU. If not, the change stays pending.
+    /// Whether the driver itself resets an idle Ampere GPU on a mode change, as on bare metal when no process holds
+    /// the GPU. If not, the change stays pending.
     pub resets_itself: bool,
 }
 
@@ -110,9 +110,9 @@ impl Identity {
 pub struct Slot {
     /// Identity.
     pub identity: Identity,
-    /// Its part.
+    /// Part.
     pub part: Arc<Part>,
-    /// Its NVLink connections.
+    /// NVLink connections.
     pub nvlink: Links,
 }
 
@@ -149,7 +149,7 @@ pub struct State {
     pub boot: u64,
     /// Boot id, as in `/proc/sys/kernel/random/boot_id`.
     pub boot_id: String,
-    /// Generation that the next instance gets.
+    /// Generation of the next instance.
     pub next_generation: u64,
     /// GPUs, by index.
     pub gpus: Vec<Gpu>,
@@ -157,7 +157,7 @@ pub struct State {
     pub clients: Vec<Client>,
     /// Events.
     pub events: Events,
-    /// Counters of the fault rules, by the rule's fingerprint.
+    /// Counters of the fault rules, by fingerprint of the rule.
     pub faults: BTreeMap<u64, Counter>,
 }
 
@@ -177,8 +177,8 @@ impl Machine {
         Ok(Self::first_boot(Arc::new(description.hardware()?)))
     }
 
-    /// Creates one GPU of a model on the newest driver that any part needs, with MIG mode on if the part has
-    /// it: for tests of planners. `None` for an unknown key.
+    /// Creates one GPU of a model for tests of planners. It has the newest driver that any part needs, and MIG mode
+    /// is on if the part supports it. Returns `None` for an unknown key.
     #[must_use]
     pub fn of_model(key: &str) -> Option<Self> {
         let description = Description::of_model(key, DriverVersion::NEWEST);
@@ -231,10 +231,10 @@ impl Machine {
         &self.state.events
     }
 
-    /// Returns the identity of a GPU, also of a lost one.
+    /// Returns the identity of a GPU, even of a lost one.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU.
+    /// `InvalidArgument` if the GPU does not exist.
     pub fn identity(&self, gpu: u32) -> Result<&Identity, Return> {
         self.hardware.slots.get(gpu as usize).map(|slot| &slot.identity).ok_or(Return::InvalidArgument)
     }
@@ -242,15 +242,15 @@ impl Machine {
     /// Returns the part of a GPU.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU.
+    /// `InvalidArgument` if the GPU does not exist.
     pub fn part(&self, gpu: u32) -> Result<Arc<Part>, Return> {
         self.hardware.slots.get(gpu as usize).map(|slot| Arc::clone(&slot.part)).ok_or(Return::InvalidArgument)
     }
 
-    /// Returns the figures of a GPU's model.
+    /// Returns the geometry data of a GPU's model.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU.
+    /// `InvalidArgument` if the GPU does not exist.
     pub fn model(&self, gpu: u32) -> Result<&Model, Return> {
         self.hardware.slots.get(gpu as usize).map(|slot| &slot.part.model).ok_or(Return::InvalidArgument)
     }
@@ -258,7 +258,7 @@ impl Machine {
     /// Returns a GPU.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU, `GpuIsLost` when it fell off the bus.
+    /// `InvalidArgument` if the GPU does not exist, `GpuIsLost` if it fell off the bus.
     pub fn gpu(&self, gpu: u32) -> Result<&Gpu, Return> {
         match self.state.gpus.get(gpu as usize) {
             None => Err(Return::InvalidArgument),
@@ -286,7 +286,7 @@ impl Machine {
     /// Returns the GPU of a handle.
     ///
     /// # Errors
-    /// `InvalidArgument` for a handle of an earlier boot, else as [`Machine::gpu`].
+    /// `InvalidArgument` for a handle of an earlier boot, otherwise as [`Machine::gpu`].
     pub fn resolve_gpu(&self, handle: GpuHandle) -> Result<&Gpu, Return> {
         if handle.boot != self.state.boot {
             return Err(Return::InvalidArgument);
@@ -297,7 +297,7 @@ impl Machine {
     /// Returns the index of the GPU with this `GPU-<uuid>`.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound` if there is none.
     pub fn gpu_by_uuid(&self, uuid: &str) -> Result<u32, Return> {
         let slots = self.hardware.slots.iter().zip(0..);
         slots.filter(|(slot, _)| slot.identity.uuid == uuid).map(|(_, index)| index).next().ok_or(Return::NotFound)

@@ -1,8 +1,8 @@
-//! NVLink: how the GPUs of a host are connected, and which of them are therefore reset together.
+//! NVLink: how the GPUs of a host are connected, and which GPUs are reset together.
 //!
-//! The GPUs of a reset follow the nvidia-smi manual (`--gpu-reset`). From Ampere on each GPU is reset alone,
-//! unless it is connected to an NVSwitch and no fabric manager runs; before Ampere, all connected GPUs are
-//! reset together.
+//! The set of GPUs that a reset includes follows the nvidia-smi manual (`--gpu-reset`). From Ampere on, each GPU is
+//! reset alone, unless it is connected to an NVSwitch and no fabric manager runs. Before Ampere, all connected GPUs
+//! are reset together.
 
 use gpush_geometry::{Architecture, Model};
 use serde::{Deserialize, Serialize};
@@ -14,13 +14,13 @@ use crate::returns::Return;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wiring {
-    /// Not at all.
+    /// Not connected.
     None,
-    /// Each to the same switches.
+    /// Each GPU to the same switches.
     Switch,
-    /// Two by two, by a bridge.
+    /// In pairs, by a bridge.
     Pairs,
-    /// Each to each, directly.
+    /// Each GPU directly to each other.
     Mesh,
 }
 
@@ -49,9 +49,9 @@ impl Wiring {
 pub struct Links {
     /// The wiring.
     pub wiring: Wiring,
-    /// Index of the first GPU that is connected with it.
+    /// Index of the first GPU of the connected group.
     pub first: u32,
-    /// Number of these GPUs, including itself.
+    /// Number of GPUs in the group, including this one.
     pub count: u32,
 }
 
@@ -64,14 +64,14 @@ pub enum End {
     Gpu(u32),
 }
 
-/// Switches of a baseboard.
+/// Number of switches of a baseboard.
 const SWITCHES: u32 = 6;
 
 impl Machine {
-    /// Returns the peer of a GPU's port; `None` without one.
+    /// Returns the peer of a GPU's port; `None` if the port has no peer.
     ///
     /// # Errors
-    /// `NotSupported` without such a port, `InvalidArgument` without such a GPU, `GpuIsLost`.
+    /// `NotSupported` if the port does not exist, `InvalidArgument` if the GPU does not exist, `GpuIsLost`.
     pub fn link(&self, gpu: u32, port: u32) -> Result<Option<End>, Return> {
         self.gpu(gpu)?;
         if port >= Board::of(self.model(gpu)?).nvlinks {
@@ -87,10 +87,10 @@ impl Machine {
         })
     }
 
-    /// Returns the GPUs that can only be reset together with one, without itself.
+    /// Returns the other GPUs that must be reset together with a GPU.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU.
+    /// `InvalidArgument` if the GPU does not exist.
     pub fn reset_with(&self, gpu: u32) -> Result<Vec<u32>, Return> {
         let Links { wiring, first, count } = self.links(gpu)?;
         let by_itself = match self.model(gpu)?.architecture {

@@ -1,6 +1,6 @@
 //! One kind of GPU under one driver: its profiles, capacities and GPU instance ids.
 //!
-//! Static data. Equal GPUs of a host share one [`Part`].
+//! The data is static. Equal GPUs of a host share one [`Part`].
 
 use std::collections::BTreeMap;
 
@@ -15,27 +15,27 @@ use crate::returns::Return;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Chip {
-    /// Slot 7: ids increase with the placement. The usual board.
+    /// Slot 7: ids increase with the placement. Most boards.
     #[default]
     Slot7Missing,
     /// Slot 3: the halves are swapped.
     Slot3Missing,
 }
 
-/// Profile ids on any part: they denote a fraction of a part.
+/// Profile ids that exist on at least one part. An id denotes a fraction of a part.
 const KNOWN_PROFILE_IDS: &[u32] = &[0, 5, 6, 9, 14, 15, 19, 20, 21, 32, 35, 47, 64, 65, 66, 67];
 
 /// A GPU instance profile with its placements.
 #[derive(Debug, Clone)]
 pub struct Profile {
-    /// Figures, from the geometry data.
+    /// Geometry data of the profile.
     pub data: GpuProfile,
     /// GPU instance id of each placement, in the order of `data.placements`.
     pub ids: Vec<u32>,
 }
 
 impl Profile {
-    /// Returns the possible placements in memory slices, each with the id of an instance there.
+    /// Returns the possible placements in memory slices, each with the id that an instance gets there.
     pub fn placements(&self) -> impl Iterator<Item = (Placement, u32)> + '_ {
         self.data.placements.iter().zip(&self.ids).map(|(&(start, size), &id)| (Placement { start, size }, id))
     }
@@ -56,7 +56,7 @@ impl Profile {
 /// One kind of GPU under one driver.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// Figures of the model. Its `gi_profiles` has all profiles, [`Part::profiles`] those of this driver.
+    /// Geometry data of the model. Its `gi_profiles` has all profiles; [`Part::profiles`] has those of this driver.
     pub model: Model,
     /// Chip variant.
     pub chip: Chip,
@@ -64,9 +64,9 @@ pub struct Part {
     pub profiles: Vec<Profile>,
     /// Engines of the whole part, in MIG mode.
     pub engines: Engines,
-    /// Number of GPU instance profile indexes that this driver's header has.
+    /// Number of GPU instance profile indexes in the header of this driver.
     pub profile_indexes: u32,
-    /// Number of compute instance profile indexes that this driver's header has.
+    /// Number of compute instance profile indexes in the header of this driver.
     pub compute_profile_indexes: u32,
 }
 
@@ -97,8 +97,8 @@ fn since(index: u32) -> u32 {
 type IdMap = BTreeMap<String, BTreeMap<String, u8>>;
 
 impl Part {
-    /// Creates the part as this driver presents it. `None` if the geometry data lacks an id for a placement,
-    /// which is an error in the data, not in the input.
+    /// Creates the part as this driver presents it. Returns `None` if the geometry data lacks an id for a placement.
+    /// That is an error in the data, not in the input.
     #[must_use]
     pub fn new(model: Model, chip: Chip, driver: &DriverVersion) -> Option<Self> {
         let map: serde_json::Map<String, serde_json::Value> = serde_json::from_str(GI_IDS).ok()?;
@@ -141,8 +141,8 @@ impl Part {
         self.model.has_mig()
     }
 
-    /// Returns whether a MIG mode change waits for a reset and survives a reboot (Ampere), or is immediate and
-    /// lost at reboot (Hopper and later).
+    /// Returns whether a MIG mode change waits for a reset and survives a reboot, as on Ampere. On Hopper and later,
+    /// the change is immediate and a reboot reverts it.
     #[must_use]
     pub fn mode_needs_reset(&self) -> bool {
         match self.model.architecture {
@@ -155,7 +155,7 @@ impl Part {
         }
     }
 
-    /// Returns whether bad rows of memory are replaced by spare ones: from Ampere on.
+    /// Returns whether spare rows can replace bad rows of memory (Ampere and later).
     #[must_use]
     pub fn remaps_rows(&self) -> bool {
         match self.model.architecture {
@@ -164,7 +164,7 @@ impl Part {
         }
     }
 
-    /// Returns whether `nvidia-smi compute-policy` can set time-slice levels: from Turing on.
+    /// Returns whether `nvidia-smi compute-policy` can set time-slice levels (Turing and later).
     #[must_use]
     pub fn has_timeslice(&self) -> bool {
         match self.model.architecture {
@@ -192,7 +192,8 @@ impl Part {
     /// Returns the GPU instance profile with this NVML enum index.
     ///
     /// # Errors
-    /// `InvalidArgument` past the last index of this driver, `NotSupported` when absent on this part.
+    /// `InvalidArgument` for an index beyond the last one of this driver, `NotSupported` if the part lacks the
+    /// profile.
     pub fn profile_by_index(&self, index: u32) -> Result<&Profile, Return> {
         if index >= self.profile_indexes {
             return Err(Return::InvalidArgument);
@@ -203,7 +204,8 @@ impl Part {
     /// Returns the compute instance profile with this NVML enum index in a GPU instance profile.
     ///
     /// # Errors
-    /// `InvalidArgument` past the last index of this driver, `NotSupported` when absent there.
+    /// `InvalidArgument` for an index beyond the last one of this driver, `NotSupported` if the GPU instance profile
+    /// lacks it.
     pub fn compute_profile_by_index<'p>(&self, profile: &'p Profile, index: u32) -> Result<&'p ComputeProfile, Return> {
         if index >= self.compute_profile_indexes {
             return Err(Return::InvalidArgument);

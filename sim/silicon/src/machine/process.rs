@@ -1,7 +1,7 @@
 //! Processes of the simulated GPUs, and clients of the simulated driver.
 //!
-//! They are real processes, because monitors read `/proc`. A process is identified by pid and start time, and
-//! removed when it is gone.
+//! They are real processes, because monitors read `/proc`. A process is identified by its pid and start time. It is
+//! removed after it has ended.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,14 +12,14 @@ use crate::returns::Return;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessKind {
-    /// A CUDA context of its own.
+    /// A process with its own CUDA context.
     Compute,
     /// A graphics context.
     Graphics,
     /// A client of an MPS server. The server itself is a compute process.
     Mps,
-    /// Only an open handle, such as one that a monitor leaks. The driver does not list it, but its object is in
-    /// use.
+    /// Only an open handle, such as one that a monitor leaks. The driver does not list the process, but the object is
+    /// in use.
     Handle,
 }
 
@@ -55,7 +55,7 @@ pub struct Process {
     /// The process.
     #[serde(flatten)]
     pub pid: Pid,
-    /// Its use of the GPU.
+    /// How it uses the GPU.
     pub kind: ProcessKind,
     /// Memory in use, MiB.
     pub memory_mib: u64,
@@ -74,7 +74,7 @@ pub struct Client {
 }
 
 impl Gpu {
-    /// Returns the processes of exactly this GPU instance (and compute instance, if given), of any kind.
+    /// Returns the processes of any kind in exactly this GPU instance, and in this compute instance if given.
     pub fn processes_in(&self, gpu_instance: u32, compute_instance: Option<u32>) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |p| {
             p.gpu_instance == Some(gpu_instance)
@@ -98,12 +98,11 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Puts a process on a GPU, or in an instance of it. An entry with the same pid, place and kind is
-    /// replaced.
+    /// Puts a process on a GPU, or in an instance of it. Replaces an entry with the same pid, place and kind.
     ///
     /// # Errors
-    /// `NotFound` if an instance does not exist, `InvalidArgument` for a compute process without an instance on
-    /// a GPU in MIG mode, or `InsufficientResources` if the memory does not suffice.
+    /// `NotFound` if an instance does not exist, `InvalidArgument` for a compute process without an instance on a GPU
+    /// in MIG mode, or `InsufficientResources` if the free memory is too small.
     pub fn attach(&mut self, gpu: u32, process: Process) -> Result<(), Return> {
         let part = self.part(gpu)?;
         let at = self.gpu(gpu)?;
@@ -142,7 +141,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Removes a process from a GPU (from all, with `None`). Returns the number of its places.
+    /// Removes a process from a GPU, or from all GPUs if `gpu` is `None`. Returns the number of entries removed.
     pub fn detach(&mut self, pid: u32, gpu: Option<u32>) -> usize {
         let mut gone = 0;
         for at in self.state.gpus.iter_mut().filter(|at| gpu.is_none_or(|index| index == at.index)) {
@@ -167,13 +166,13 @@ impl Machine {
         self.put_down_idle();
     }
 
-    /// Returns the clients of the driver, except `but`.
+    /// Returns the clients of the driver, except the process `but`.
     pub fn clients(&self, but: Option<u32>) -> impl Iterator<Item = &Client> {
         self.state.clients.iter().filter(move |client| Some(client.pid.pid) != but)
     }
 
-    /// Removes processes and clients that are gone, and the settings that the driver forgets after the last
-    /// one. Returns whether there were any.
+    /// Removes processes and clients that have ended. If no client is left, also resets the settings of idle GPUs.
+    /// Returns whether it removed any process or client.
     pub fn reap(&mut self, alive: impl Fn(Pid) -> bool) -> bool {
         let mut reaped = false;
         let mut keep = |pid: Pid| {

@@ -1,7 +1,7 @@
 //! Readings of a GPU: utilization, power, temperature, clocks.
 //!
-//! A reading depends only on the GPU's seed, its load and the time, so that two simultaneous clients read the
-//! same, and a test can choose any moment.
+//! A reading depends only on the GPU's seed, its load and the time. So two clients that read at the same time get the
+//! same values, and a test can choose any moment.
 
 use gpush_geometry::{Architecture, Model};
 
@@ -31,14 +31,14 @@ pub struct Reading {
     pub performance_state: u32,
 }
 
-/// Limits of a board. Public data sheets; rounded where boards of one model differ.
+/// Limits of a board, from public data sheets. They are rounded where boards of one model differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Board {
     /// Power limit, mW.
     pub power_limit_mw: u32,
-    /// Highest clock of the streaming multiprocessors, MHz.
+    /// Maximum clock of the streaming multiprocessors, MHz.
     pub max_sm_clock_mhz: u32,
-    /// Highest memory clock, MHz.
+    /// Maximum memory clock, MHz.
     pub max_memory_clock_mhz: u32,
     /// PCIe generation.
     pub pcie_generation: u32,
@@ -51,7 +51,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Returns the limits of the board with a model.
+    /// Returns the limits of the board of a model.
     #[must_use]
     pub fn of(model: &Model) -> Self {
         let (watts, sm, memory, width, nvlinks) = match model.key.as_str() {
@@ -124,13 +124,13 @@ fn wave(seed: u64, at_ms: u64, of: u64) -> f64 {
 }
 
 impl Machine {
-    /// Returns the energy that a GPU has used since its driver was loaded, in mJ. It increases only with time,
-    /// as for an idle GPU: a counter that followed the load would need a state that readings change.
+    /// Returns the energy that a GPU has used since its driver was loaded, in mJ. It increases only with time, as for
+    /// an idle GPU. A counter that follows the load would need state that every reading changes.
     ///
     /// # Errors
     /// `NotSupported` before Volta, `GpuIsLost`, `InvalidArgument`.
     pub fn energy_mj(&self, gpu: u32, at_ms: u64) -> Result<u64, Return> {
-        /// A moment before any simulated host was created: 2025-01-01.
+        /// 2025-01-01, before any simulated host was created.
         const LOADED_MS: u64 = 1_735_689_600_000;
         self.gpu(gpu)?;
         let model = self.model(gpu)?;
@@ -141,8 +141,8 @@ impl Machine {
         Ok(at_ms.saturating_sub(LOADED_MS).saturating_mul(at_rest_mw) / 1000)
     }
 
-    /// Returns the sensor values of a GPU at a moment (milliseconds since the epoch). The load is the number of
-    /// compute processes, weighted by their part of the GPU.
+    /// Returns the sensor values of a GPU at a time, in milliseconds since the epoch. The load is the number of
+    /// compute processes, each weighted by its fraction of the GPU.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.

@@ -6,13 +6,17 @@
 //!                                                              no client, persistence off
 //! ```
 //!
-//! Sources differ about the lifetime of the settings. NVIDIA's "Driver Persistence, Data Persistence" says that
-//! compute mode lasts while a GPU is initialised, so it ends with the last client; nvidia-smi's manual says
-//! that it does not survive a reboot. The open kernel modules store compute mode in the driver's registry "so
-//! that it persists even after the last client disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`), and the
-//! level in a database by UUID (`gpudbSetGpuComputePolicyConfig`), both until the module is unloaded. This was
-//! not verified on hardware. The simulator uses the shortest of these lifetimes: a program that handles it also
-//! handles the others.
+//! Sources differ about the lifetime of the settings:
+//!
+//! - NVIDIA's "Driver Persistence, Data Persistence": compute mode lasts while a GPU is initialised, so it ends with
+//!   the last client.
+//! - The nvidia-smi manual: compute mode does not survive a reboot.
+//! - The open kernel modules store compute mode in the driver's registry "so that it persists even after the last
+//!   client disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`), and the level in a database by UUID
+//!   (`gpudbSetGpuComputePolicyConfig`). Both last until the module is unloaded.
+//!
+//! This was not verified on hardware. The simulator uses the shortest of these lifetimes: a program that handles it
+//! also handles the others.
 
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +58,7 @@ impl Timeslice {
 }
 
 impl Gpu {
-    /// Resets the settings to those after initialisation of the GPU.
+    /// Resets the settings to their values after the GPU is initialised.
     pub(super) fn forget_settings(&mut self) {
         self.compute_mode = 0;
         self.timeslice = Timeslice::Default;
@@ -62,14 +66,15 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Sets the compute mode by NVML's number. Existing contexts stay: the mode is checked when one is created,
-    /// so a GPU in use accepts the change.
+    /// Sets the compute mode by NVML's number. A GPU in use accepts the change and keeps its contexts, because the
+    /// driver checks the mode only when a context is created.
     ///
     /// # Errors
-    /// `NotSupported` with MIG on, whatever the mode (`subdeviceCtrlCmdGpuSetComputeModeRules` of the open
-    /// kernel modules; nvidia-smi: "Setting compute mode to EXCLUSIVE_PROCESS is not supported on a MIG-enabled
-    /// device.", NVIDIA/DCGM issue 82). `InvalidArgument` for an unknown mode and for EXCLUSIVE_THREAD, which
-    /// nvidia-smi no longer supports. `GpuIsLost`.
+    /// - `NotSupported` with MIG on, for every mode. Source: `subdeviceCtrlCmdGpuSetComputeModeRules` of the open
+    ///   kernel modules. nvidia-smi prints "Setting compute mode to EXCLUSIVE_PROCESS is not supported on a
+    ///   MIG-enabled device." (NVIDIA/DCGM issue 82).
+    /// - `InvalidArgument` for an unknown mode and for EXCLUSIVE_THREAD, which nvidia-smi no longer supports.
+    /// - `GpuIsLost`.
     pub fn set_compute_mode(&mut self, gpu: u32, mode: u32) -> Result<(), Return> {
         let at = self.gpu_mut(gpu)?;
         match (at.mig, mode) {
@@ -102,7 +107,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Resets the settings of unused GPUs that are not kept initialised.
+    /// Resets the settings of idle GPUs with persistence mode off, if the driver has no client.
     pub(super) fn put_down_idle(&mut self) {
         if self.state.clients.is_empty() {
             let idle = |at: &&mut Gpu| !at.persistence && at.processes.is_empty();

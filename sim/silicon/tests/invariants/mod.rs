@@ -1,5 +1,5 @@
-//! Invariants of every state of every machine, checked from the geometry data alone: this shares no code with
-//! the rules that it checks.
+//! Invariants of every state of every machine. They are checked against the geometry data alone, with no code of the
+//! rules under test.
 
 use silicon::Machine;
 

@@ -1,15 +1,16 @@
-//! Random requests, releases, processes, crashes, reboots, faults and layout changes through gpushd on a simulated host,
-//! checked after each step against a reference model. The model is written from the rules for leases, not from code.
+//! Random requests, releases, processes, crashes, reboots, faults and layout changes through gpushd on a simulated
+//! host. After each step, the test checks gpushd against a reference model. The model is written from the rules for
+//! leases, not from the code.
 //!
-//! 1,000 steps here, more by `GPUSH_TEST_LEASE_STEPS`; the same ones again by `GPUSH_TEST_SEED`. `cargo xtask soak` makes
-//! 10,000.
+//! The default is 1,000 steps. `GPUSH_TEST_LEASE_STEPS` sets another number, and `GPUSH_TEST_SEED` repeats a run.
+//! `cargo xtask soak` makes 10,000 steps.
 //!
-//! Three faults are planted, between gpushd and the test, and each must be found: a target that two leases have, a
-//! release that is lost, and capacity that is freed while a process runs.
+//! To test the test, three faults are planted between gpushd and the test, and each must be found: one target in two
+//! leases, a lost release, and capacity that becomes free while a process runs.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `model` | which leases there are, and what a request must get |
+//! | `model` | which leases exist, and what a request must get |
 //! | `observed` | the leases as gpushd shows them, with a planted fault |
 //! | `world` | the host, gpushd, and the calls |
 //! | `steps` | the random steps |
@@ -25,20 +26,20 @@ use gpush_tests::dice::{Dice, number};
 
 use self::{observed::Planted, world::World};
 
-/// Steps of a usual run, and within which a planted fault must be found.
+/// Number of steps by default. A planted fault must be found within this number.
 const STEPS: u64 = 1000;
 
-/// How a run ended.
+/// The result of a run.
 struct Run {
     steps: u64,
     checks: u64,
-    /// Steps and outcomes by name.
+    /// Numbers of steps and outcomes, by name.
     counts: BTreeMap<String, u32>,
-    /// What violated the model.
+    /// How gpushd violated the model.
     violation: Option<String>,
 }
 
-/// Makes random steps until the model is violated.
+/// Makes random steps until gpushd violates the model.
 fn run(steps: u64, seed: u64, planted: Option<Planted>) -> Run {
     let mut dice = Dice::new(seed);
     let mut world = World::up(planted);

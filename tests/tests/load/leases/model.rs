@@ -1,8 +1,12 @@
-//! The reference model: leases, who holds them, and what is free.
+//! The reference model: leases, their holders, and what is free.
 //!
-//! It knows the rules only. A MIG device and a whole GPU have one lease at most; a time-sliced GPU has as many as it has
-//! replicas. A gang gets all members or none. A target is free when it has no lease and no process. A lease that is
-//! released or revoked ends when its last process has ended. All leases end at a reboot; none ends with gpushd.
+//! It knows only the rules:
+//!
+//! - A MIG device and a whole GPU have at most one lease. A time-sliced GPU has as many as it has replicas.
+//! - A gang gets all members or none.
+//! - A target is free if it has no lease and no process.
+//! - A lease that is released or revoked ends when its last process has ended.
+//! - All leases end at a reboot. None ends with gpushd.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,9 +39,9 @@ pub(super) struct Target {
     /// Index of its GPU.
     pub(super) gpu: usize,
     pub(super) share: Share,
-    /// Leases that it may have.
+    /// Maximum number of leases on the target.
     pub(super) most: usize,
-    /// Where `gpush-sim` starts a process on it.
+    /// Arguments with which `gpush-sim` starts a process on the target.
     pub(super) place: String,
     /// Processes on it, by pid.
     pub(super) processes: BTreeSet<u32>,
@@ -54,14 +58,14 @@ pub(super) struct Lease {
     pub(super) targets: Vec<String>,
 }
 
-/// What a request must get.
+/// The result that a request must get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
     /// A grant.
     Granted,
-    /// A refusal that a later request may not get.
+    /// A refusal. A later request may be granted.
     Blocked,
-    /// A refusal: the host can never meet it.
+    /// A refusal, because the host can never grant the request.
     Impossible,
 }
 
@@ -73,17 +77,17 @@ pub(super) struct Model {
     pub(super) open: BTreeMap<String, Lease>,
     /// Leases that have ended.
     pub(super) ended: BTreeMap<String, Lease>,
-    /// GPUs that take no leases.
+    /// GPUs on which no lease is granted.
     pub(super) closed: BTreeSet<usize>,
 }
 
 impl Model {
-    /// The leases on a target.
+    /// Returns the number of leases on a target.
     pub(super) fn leases_on(&self, uuid: &str) -> usize {
         self.open.values().filter(|lease| lease.targets.iter().any(|target| target == uuid)).count()
     }
 
-    /// Members of this share that could be granted now, or on an idle host.
+    /// Returns how many members of this share could be granted now, or on an idle host.
     fn room(&self, share: &Share, idle: bool) -> usize {
         let of = |(uuid, target): (&String, &Target)| {
             if target.share != *share {
@@ -113,7 +117,7 @@ impl Model {
     /// Records a grant.
     ///
     /// # Errors
-    /// The grant breaks a rule.
+    /// If the grant breaks a rule.
     pub(super) fn grant(&mut self, id: &str, share: &Share, count: usize, lease: Lease) -> Result<(), String> {
         if self.open.contains_key(id) || self.ended.contains_key(id) {
             return Err(format!("{id} was granted before"));
@@ -140,8 +144,8 @@ impl Model {
         }
     }
 
-    /// Whether a process keeps a lease from ending. Processes of these tests are root's: on a time-sliced GPU they count
-    /// against root's oldest lease there.
+    /// Returns whether a process keeps a lease from ending. The processes in these tests belong to root. On a
+    /// time-sliced GPU, they count for root's oldest lease on that GPU.
     pub(super) fn is_used(&self, id: &str) -> bool {
         let Some(lease) = self.open.get(id) else { return false };
         let is_oldest = |uuid: &String| {
@@ -158,7 +162,7 @@ impl Model {
         lease.holder == 0 && lease.targets.iter().any(used)
     }
 
-    /// Begins the end of a lease.
+    /// Begins to end a lease.
     pub(super) fn end(&mut self, id: &str, reason: EndReason) {
         if let Some(lease) = self.open.get_mut(id)
             && lease.state == LeaseState::Active
@@ -168,7 +172,7 @@ impl Model {
         self.settle();
     }
 
-    /// Ends the leases that wait for no process any more.
+    /// Ends the releasing leases that have no process left.
     pub(super) fn settle(&mut self) {
         loop {
             let idle = |id: &&String| self.open[*id].state == LeaseState::Releasing && !self.is_used(id);
@@ -191,7 +195,7 @@ impl Model {
     }
 }
 
-/// The number of a lease id: `17` of `L17`.
+/// Returns the number of a lease id: 17 for `L17`.
 fn number(id: &str) -> u64 {
     id.trim_start_matches('L').parse().expect("a lease id")
 }

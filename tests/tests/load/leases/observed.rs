@@ -1,4 +1,4 @@
-//! The leases as gpushd shows them. A planted fault falsifies what passes between gpushd and the test.
+//! The leases as gpushd shows them. A planted fault changes the answers between gpushd and the test.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -7,18 +7,18 @@ use gpush_api::{ApiError, Lease, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::agent::Agent;
 use serde_json::{Value, json};
 
-/// A fault between gpushd and the test.
+/// A fault planted between gpushd and the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Planted {
-    /// A request that is refused for lack of room gets a target that another lease has.
+    /// A request that gpushd refuses because no capacity is free gets a target that has another lease.
     DoubleGrant,
-    /// A release is answered and not carried out.
+    /// A release is answered but not executed.
     LostRelease,
     /// A releasing lease is shown as ended while a process runs.
     FreedEarly,
 }
 
-/// gpushd's answers.
+/// The answers of gpushd.
 #[derive(Debug)]
 pub(super) struct Observed {
     planted: Option<Planted>,
@@ -31,7 +31,7 @@ impl Observed {
         Self { planted, invented: RefCell::default() }
     }
 
-    /// All leases that have not ended.
+    /// Returns all leases that have not ended.
     pub(super) fn open(&self, agent: &Agent) -> Vec<Lease> {
         let answer = agent.get("/v1/leases");
         assert_eq!(answer.status, 200, "{:?}", answer.error());
@@ -43,7 +43,7 @@ impl Observed {
         leases
     }
 
-    /// A lease by id, also an ended one.
+    /// Returns a lease by id, even one that has ended.
     pub(super) fn one(&self, agent: &Agent, id: &str) -> Result<Lease, ApiError> {
         let answer = agent.get(&format!("/v1/leases/{id}"));
         if answer.status != 200 {
@@ -71,7 +71,7 @@ impl Observed {
         Err(error)
     }
 
-    /// Grants a second time what another lease has.
+    /// Grants a target that already has a lease.
     fn invent(&self, agent: &Agent, body: &Value) -> Option<LeaseGrant> {
         let leases = self.open(agent);
         let kind = &body["share"]["kind"];
@@ -80,7 +80,7 @@ impl Observed {
         let mut lease = leases.iter().find(same)?.clone();
         lease.id = LeaseId(known.last()? + 100_000);
         self.invented.borrow_mut().push(lease.clone());
-        Some(LeaseGrant { lease, environment: Vec::new(), warnings: Vec::new() })
+        Some(LeaseGrant { lease, environment: Vec::new(), binding_reason: None, warnings: Vec::new() })
     }
 
     /// Releases or revokes a lease.

@@ -1,4 +1,4 @@
-//! The random steps. Each changes gpushd or its host, and the model in the same way.
+//! The random steps. Each step changes gpushd or its host, and makes the same change in the model.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::{
 
 type Outcome = Result<(), String>;
 
-/// A step: its name and its function, which returns `None` without effect if the step is not possible now.
+/// A step: its name and its function. The function returns `None`, without effect, if the step is not possible now.
 type Step = (&'static str, fn(&mut World, &mut Dice) -> Option<Outcome>);
 
 const STEPS: &[Step] = &[
@@ -41,7 +41,7 @@ const STEPS: &[Step] = &[
     ("reboot", reboot),
 ];
 
-/// Steps that take long: one of them in so many draws is made.
+/// A long step is executed in one of this many draws.
 const RARE: usize = 8;
 
 /// Makes one random step.
@@ -62,7 +62,7 @@ fn share(dice: &mut Dice) -> (Share, usize) {
     }
 }
 
-/// Root, or a user who holds so little that no quota matters.
+/// Returns root, or a user who holds so few leases that no quota applies.
 fn holder(world: &World, dice: &mut Dice) -> u32 {
     let user = 1001;
     let held = world.model.open.values().filter(|lease| lease.holder == user).count();
@@ -100,8 +100,8 @@ fn request(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     })
 }
 
-/// Makes a request. One that must be granted is repeated for a while if it is refused: on a busy machine a reading of a
-/// GPU can be late, and nothing is granted on a GPU that was not read.
+/// Sends a request. If it must be granted but is refused, repeats it for a while. On a busy machine a reading of a
+/// GPU can be late, and gpushd grants nothing on a GPU that it has not read.
 fn insist(world: &mut World, body: &Value, expected: Expected) -> Result<LeaseGrant, ApiError> {
     let began = Instant::now();
     loop {
@@ -115,7 +115,8 @@ fn insist(world: &mut World, body: &Value, expected: Expected) -> Result<LeaseGr
     }
 }
 
-/// A reading of GPU 0 fails: its devices may be refused, or granted after an earlier reading.
+/// Requests a lease while a reading of GPU 0 fails. gpushd may refuse its devices, or grant them based on an earlier
+/// reading.
 fn request_with_fault(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     let share = Share::Mig(PROFILES[dice.below(3)]);
     world.host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
@@ -130,7 +131,7 @@ fn request_with_fault(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     Some(outcome)
 }
 
-/// A lease that is active.
+/// Returns an active lease.
 fn active(world: &World, dice: &mut Dice) -> Option<String> {
     let active = world.model.open.iter().filter(|(_, lease)| lease.state == LeaseState::Active);
     let active: Vec<&String> = active.map(|(id, _)| id).collect();
@@ -218,7 +219,7 @@ fn cordon(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     Some(Ok(()))
 }
 
-/// Applies a layout: without leases it is done, and with them no leased device is destroyed.
+/// Applies a layout. Without leases, this must succeed. With leases, no leased device may be destroyed.
 fn apply(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     let layout = LAYOUTS[dice.below(LAYOUTS.len())];
     let is_leased = world.model.open.values().any(|lease| lease.kind == LeaseKind::Mig);
@@ -251,9 +252,9 @@ fn stop(world: &mut World, _: &mut Dice) -> Option<Outcome> {
     Some(Ok(()))
 }
 
-/// All leases end, and the layout of the config or its override is applied again.
+/// Reboots the host. All leases end, and gpushd applies the layout of the config or of its override again.
 fn reboot(world: &mut World, _: &mut Dice) -> Option<Outcome> {
-    // gpushd applies no layout to a cordoned GPU by itself.
+    // gpushd applies no layout to a cordoned GPU.
     if world.model.closed.remove(&0) {
         assert_eq!(world.agent().post("/v1/gpus/0/uncordon", &json!({})).status, 200);
     }

@@ -25,14 +25,14 @@ const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.2
 /// Layouts of GPU 0.
 pub(super) const LAYOUTS: [&[&str]; 2] = [&["3g.20gb", "2g.10gb", "1g.5gb*2"], &["2g.10gb*3", "1g.5gb"]];
 
-/// Profiles of these layouts, and one that is in none of them.
+/// Profiles of these layouts, and one profile that is in none of them.
 pub(super) const PROFILES: [&str; 4] = ["1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"];
 
-/// How long gpushd may take until it shows what has happened.
+/// Time limit until gpushd shows a change.
 pub(super) const SOON: Duration = Duration::from_secs(10);
 
 pub(super) struct World {
-    // Ends before its host.
+    // Dropped before the host.
     agent: Option<Agent>,
     pub(super) host: Host,
     pub(super) model: Model,
@@ -85,7 +85,7 @@ impl World {
         self.agent.take().expect("gpushd runs").stop();
     }
 
-    /// Reads which targets there are. Processes on targets that stay are kept.
+    /// Reads the targets. Processes on targets that still exist are kept.
     pub(super) fn learn_targets(&mut self) {
         let mut targets = BTreeMap::new();
         for gpu in self.agent().gpus() {
@@ -111,7 +111,7 @@ impl World {
         self.model.targets = targets;
     }
 
-    /// Compares gpushd with the model. It may take a moment until it shows the end of a lease.
+    /// Compares gpushd with the model. gpushd may need a moment until it shows the end of a lease.
     pub(super) fn check(&mut self) -> Result<(), String> {
         let began = Instant::now();
         loop {
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    /// How gpushd differs from the model.
+    /// Returns how gpushd differs from the model.
     fn difference(&self) -> Option<String> {
         let shown: BTreeMap<String, Lease> =
             self.observed.open(self.agent()).iter().map(|lease| (lease.id.to_string(), lease_of(lease))).collect();
@@ -155,7 +155,7 @@ impl World {
     }
 }
 
-/// A lease as the model has it.
+/// Returns a lease in the form of the model.
 pub(super) fn lease_of(lease: &Shown) -> Lease {
     let mut targets: Vec<String> = lease.members.iter().map(|member| member.target.clone()).collect();
     targets.sort();

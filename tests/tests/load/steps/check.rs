@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::world::{MIG, MPS, World};
 
-/// Checks all invariants; with `thorough` also the slow ones.
+/// Checks all invariants. With `thorough`, also checks the slow ones.
 pub(super) fn all(world: &mut World, thorough: bool) {
     instances_in_use_are_there(world);
     layouts_are_those_of_the_model(world);
@@ -70,7 +70,7 @@ fn layouts_are_those_of_the_model(world: &mut World) {
     }
 }
 
-/// Checks that steps other than operations change no MIG GPU.
+/// Checks that no step except an operation changes a GPU with MIG.
 fn driver_calls_are_of_operations(world: &mut World) {
     if world.operates {
         return;
@@ -79,7 +79,7 @@ fn driver_calls_are_of_operations(world: &mut World) {
     check(world, calls.is_empty(), || format!("the driver was asked to change a MIG GPU: {calls:?}"));
 }
 
-/// State, pid and leases are those of the model; the pipe directory is open to holders of leases only.
+/// Checks state, pid and leases against the model. Only holders of leases may have access to the pipe directory.
 fn targets_are_those_of_the_model(world: &mut World) {
     for name in MPS {
         let target = &world.targets[name];
@@ -87,7 +87,7 @@ fn targets_are_those_of_the_model(world: &mut World) {
         let ids: BTreeSet<String> = target.leases.iter().map(|lease| lease.id.clone()).collect();
         let clients = target.clients.len();
         let pid = (!target.stopped).then_some(target.pid.cast_unsigned());
-        // A lease ends a moment after its process, and a daemon is asked at most once a second.
+        // A lease ends a moment after its process, and gpushd polls a daemon at most once a second.
         let now = becomes(
             world.agent(),
             name,
@@ -108,7 +108,7 @@ fn targets_are_those_of_the_model(world: &mut World) {
     }
 }
 
-/// Checks in `/proc` that each target has one daemon with at most one server, and that a stopped one has none.
+/// Checks in `/proc` that each target has one daemon with at most one server, and that a stopped target has none.
 fn daemons_are_not_doubled(world: &mut World) {
     let all = parts(&base(&world.host));
     let mut expected: Vec<i32> = world.targets.values().filter(|one| !one.stopped).map(|one| one.pid).collect();
@@ -143,7 +143,7 @@ fn daemons_have_their_settings(world: &mut World) {
     }
 }
 
-/// Returns the front-end's output; `None` if gpushd had the control connection at that moment.
+/// Returns the output of the front-end; `None` if gpushd held the control connection at that moment.
 fn front(world: &World, pipe: &str) -> Option<f64> {
     let mut command = world.host.command(world.host.dir().join("bin/nvidia-cuda-mps-control"));
     command.env("CUDA_MPS_PIPE_DIRECTORY", pipe).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -155,7 +155,7 @@ fn front(world: &World, pipe: &str) -> Option<f64> {
     String::from_utf8_lossy(&output.stdout).trim().parse().ok()
 }
 
-/// Checks that every operation has ended, and that none is recorded as failed.
+/// Checks that every operation has ended, and that none has failed.
 fn no_operation_is_left(world: &mut World) {
     let all: Vec<OperationSummary> =
         serde_json::from_value(world.agent().get("/v1/operations?limit=200").json()).expect("operations");

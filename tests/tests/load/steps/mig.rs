@@ -1,4 +1,4 @@
-//! Steps that are operations on MIG layouts, and the instances that they must not touch.
+//! Steps that are operations on MIG layouts, and the instances that they must not change.
 
 use gpush_api::{ApiError, Code, Operation, OperationState};
 use gpush_tests::{
@@ -63,7 +63,7 @@ fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&st
     world.count(format!("operation {:?}", operation.state));
 }
 
-/// Checks a refusal: it is allowed only because of instances in use.
+/// Checks a refusal. It is allowed only if instances are in use.
 fn refused(world: &mut World, gpus: &[usize], error: &ApiError) {
     let in_use = gpus.iter().any(|gpu| !world.cuts[*gpu].held.is_empty());
     if error.code != Code::Blocked || !in_use {
@@ -146,7 +146,7 @@ pub(super) fn wait_and_cancel(world: &mut World, dice: &mut Dice) -> bool {
         Err(error) => world.fail(&format!("an operation that may wait: {error:?}")),
     };
     let cancelled = world.agent().cancel(&begun.id);
-    // It may have been possible at once, and have ended.
+    // The operation may have begun immediately, and may have ended.
     if cancelled.status != 202 && cancelled.error().code != Code::Conflict {
         world.fail(&format!("cancel: {:?}", cancelled.error()));
     }

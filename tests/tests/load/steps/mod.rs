@@ -1,12 +1,13 @@
-//! Random steps of MPS and of operations on one host, with invariants that are checked from outside of gpushd after
-//! each step: in `/proc`, in the simulated hardware, with the front-end of the MPS daemons, and in the trace of driver
+//! Random steps of MPS and of operations on one host. After each step, the test checks invariants from outside
+//! gpushd: in `/proc`, in the simulated hardware, with the front-end of the MPS daemons, and in the trace of driver
 //! calls.
 //!
-//! 60 steps here, more by `GPUSH_TEST_STEPS`; the same ones again by `GPUSH_TEST_SEED`. `cargo xtask soak` makes 1,000.
+//! The default is 60 steps. `GPUSH_TEST_STEPS` sets another number, and `GPUSH_TEST_SEED` repeats a run. `cargo xtask
+//! soak` makes 1,000 steps.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `world` | the host, gpushd, and the model of what they hold |
+//! | `world` | the host, gpushd, and the model of their state |
 //! | `mps` | steps on MPS targets |
 //! | `mig` | steps that are operations on MIG layouts |
 //! | `check` | the invariants |
@@ -25,7 +26,7 @@ use gpush_tests::dice::{Dice, number};
 
 use self::world::World;
 
-/// A step: its name and its function, which returns false without effect if the step is not possible now.
+/// A step: its name and its function. The function returns false, without effect, if the step is not possible now.
 type Step = (&'static str, fn(&mut World, &mut Dice) -> bool);
 
 const STEPS: &[Step] = &[

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::world::{Granted, World, kill, sleeper};
 
-/// Leases on one target at once.
+/// Maximum number of leases on one target.
 const MOST: usize = 4;
 
 fn grant(world: &mut World, dice: &mut Dice, bound: bool) -> bool {
@@ -18,7 +18,7 @@ fn grant(world: &mut World, dice: &mut Dice, bound: bool) -> bool {
         return false;
     }
     let process = bound.then(sleeper);
-    // Leases whose clients still run keep their part after their release.
+    // Leases whose clients still run keep their capacity after their release.
     let percentage = 1 + dice.below(10);
     let body = match &process {
         Some(process) => json!({ "percentage": percentage, "process": process.id() }),
@@ -44,7 +44,7 @@ pub(super) fn take_for_process(world: &mut World, dice: &mut Dice) -> bool {
 pub(super) fn end_process(world: &mut World, dice: &mut Dice) -> bool {
     let (_, target) = world.target(dice);
     let Some(at) = target.leases.iter().position(|lease| lease.process.is_some()) else { return false };
-    // Its drop ends the process.
+    // Dropping it ends the process.
     drop(target.leases.remove(at));
     true
 }
@@ -88,7 +88,7 @@ pub(super) fn end_client(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// Waits until gpushd reports the clients of the model.
+/// Waits until gpushd reports the clients that the model has.
 fn wait_for_clients(world: &World, name: &'static str) {
     let (count, stopped) = (world.targets[name].clients.len(), world.targets[name].stopped);
     if !stopped {
@@ -96,7 +96,7 @@ fn wait_for_clients(world: &World, name: &'static str) {
     }
 }
 
-/// Stops or restarts a target without force, which must fail while it is in use.
+/// Stops or restarts a target without `force`. This must fail while the target is in use.
 fn unforced(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
     let (name, target) = world.target(dice);
     if target.stopped {
@@ -134,7 +134,7 @@ pub(super) fn restart(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// A target whose daemon was stopped: its clients have ended, its leases have not.
+/// Updates the model of a target whose daemon was stopped. Its clients have ended, but its leases have not.
 fn stopped(world: &mut World, name: &'static str) {
     reaches(world.agent(), name, MpsState::Stopped);
     let target = world.targets.get_mut(name).expect("a target");
@@ -197,18 +197,25 @@ pub(super) fn drain(world: &mut World, dice: &mut Dice) -> bool {
     if target.stopped {
         return false;
     }
-    let has_clients = !target.clients.is_empty();
+    let is_used = target.is_used();
     let answer = act(world.agent(), name, "drain", &json!({}));
     if answer.status != 200 {
         world.fail(&format!("drain of {name}: {:?}", answer.error()));
     }
-    if has_clients {
+    if is_used {
         reaches(world.agent(), name, MpsState::Draining);
         let target = world.targets.get_mut(name).expect("a target");
         let lost = target.clients.iter_mut().any(|client| !client.lives() || !client.said().is_empty());
         let clients = std::mem::take(&mut target.clients);
         if lost {
             world.fail("a client was lost to a drain");
+        }
+        while world.targets.get(name).is_some_and(|target| !target.leases.is_empty()) {
+            let id = world.targets.get_mut(name).expect("a target").leases.remove(0).id;
+            let answer = world.agent().post(&format!("/v1/leases/{id}/release"), &json!({}));
+            if answer.status != 200 {
+                world.fail(&format!("the release of {id}: {:?}", answer.error()));
+            }
         }
         clients.into_iter().for_each(Client::end);
     }
@@ -239,7 +246,7 @@ pub(super) fn kill_daemon(world: &mut World, dice: &mut Dice) -> bool {
         return false;
     }
     kill(target.pid);
-    // While its server has clients, no other daemon is started.
+    // While the server has clients, gpushd starts no other daemon.
     std::mem::take(&mut target.clients).into_iter().for_each(drop);
     another(world, name);
     wait_for_clients(world, name);

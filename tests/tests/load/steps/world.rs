@@ -23,12 +23,12 @@ const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 5\nstop_s = 2\npause_s = 1\
 pub(super) const MIG: [usize; 2] = [0, 1];
 pub(super) const MPS: [&str; 2] = ["2", "3"];
 
-/// A lease, as the model has it.
+/// A lease in the model.
 #[derive(Debug)]
 pub(super) struct Granted {
     pub(super) id: String,
     pub(super) environment: Vec<(String, String)>,
-    /// The process whose end ends the share.
+    /// The process whose end ends the lease.
     pub(super) process: Option<Child>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Cut {
 }
 
 pub(super) struct World {
-    // Stops before its host: it would restart the daemons that the host ends.
+    // Dropped before the host, because gpushd would restart the daemons that the host ends.
     agent: Option<Agent>,
     pub(super) host: Host,
     pub(super) targets: BTreeMap<&'static str, Target>,
@@ -85,9 +85,9 @@ pub(super) struct World {
     pub(super) operates: bool,
     /// Names the step in failures.
     pub(super) step: String,
-    /// Invariants checked so far.
+    /// Number of invariants checked so far.
     pub(super) checks: u64,
-    /// Outcomes of operations and refusals, counted.
+    /// Numbers of outcomes of operations, and of refusals.
     pub(super) outcomes: BTreeMap<String, u32>,
 }
 
@@ -148,7 +148,7 @@ impl World {
         panic!("{}: {what}\n{}", self.step, self.agent.as_ref().map(Agent::log).unwrap_or_default())
     }
 
-    /// Waits until a target's daemon serves, and notes its pid.
+    /// Waits until a target's daemon serves, and records its pid.
     pub(super) fn note_daemon(&mut self, name: &'static str) {
         let pid = pid_of(&reaches(self.agent(), name, MpsState::Ready));
         self.targets.get_mut(name).expect("a target").pid = pid;

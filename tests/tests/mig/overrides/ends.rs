@@ -1,4 +1,4 @@
-//! How overrides end, and which of them survive a boot.
+//! How overrides end, and which overrides survive a reboot.
 
 use super::*;
 
@@ -30,10 +30,10 @@ fn auto_reconcile_follows_override_and_its_end() {
     let agent = settled(Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}")));
     short(&agent);
     agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
-    // The layout can be present before its operation has ended.
+    // The layout can exist before its operation has ended.
     let _ = agent.settle();
     done(&agent, &whole("to be cleared"));
-    // Drift from the override is repaired to the override's layout.
+    // gpushd repairs drift from the override's layout.
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
     agent.until("the override's layout", || (truth(&host, 0) == WHOLE).then_some(()));
@@ -85,7 +85,7 @@ fn impossible_override_at_boot_leaves_gpu_and_is_reported() {
     assert_eq!(truth(&host, 1), HALVES);
     let said = causes(&agent);
     assert!(said.contains("this layout is an override by") && said.contains("1g.10gb@0 (GPU instance"), "{said}");
-    assert!(said.contains("`gpushctl apply 0` does"), "a command that keeps the override: {said}");
+    assert!(said.contains("apply it with `gpushctl apply 0`"), "a command that keeps the override: {said}");
     assert_eq!(agent.gpu(0).drift, ["missing 7g.80gb", "extra 1g.10gb@0"]);
     assert_eq!(only(&agent).reason, "blocked at boot");
 }

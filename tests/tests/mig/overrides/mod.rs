@@ -1,4 +1,4 @@
-//! Overrides, layouts that replace the config's: what creates them, what ends them, what they survive.
+//! Overrides, which replace the layouts of the config: what creates them, what ends them, and what they survive.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ const HALVES: [&str; 2] = ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"];
 
 const WHOLE: [&str; 1] = ["7g.80gb@0[7g.80gb@0]"];
 
-/// Waits until no layout of this boot is left to apply.
+/// Waits until all layouts at start are applied.
 fn settled(agent: Agent) -> Agent {
     agent.until("complete record", || {
         (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
@@ -100,7 +100,7 @@ fn explicit_layout_is_desired_until_cleared() {
     assert_eq!(shown.layout, Some(vec!["7g.80gb".to_owned()]), "what is wanted");
     assert_eq!(agent.gpu(1).overridden, None);
 
-    // A request without layout and GPUs, and a plan for it, mean the desired layout.
+    // A request without a layout and GPUs, and a plan for it, use the desired layout.
     let plans = agent.post("/v1/mig/plan", &json!({})).json();
     assert_eq!(plans["plans"][0]["steps"], json!([]), "{plans}");
     done(&agent, &json!({}));
@@ -135,7 +135,7 @@ fn layout_applied_once_is_drift() {
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(overrides(&agent).overrides, []);
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb*2", "extra 7g.80gb@0"]);
-    // It leaves an active override alone, too.
+    // `once` does not end an active override either.
     done(&agent, &whole("it stays"));
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     assert_eq!(only(&agent).reason, "it stays");
@@ -149,14 +149,14 @@ fn rule_layout_ends_override_and_new_layout_replaces_it() {
     done(&agent, &whole("first"));
     done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb*2"] }, "reason": "second" }));
     assert_eq!((only(&agent).reason.as_str(), only(&agent).generation), ("second", 2));
-    // With the GPU named, but no layout.
+    // With the GPU named, but without a layout.
     done(&agent, &json!({ "selectors": ["0"] }));
     assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), HALVES.map(str::to_owned).to_vec()));
-    // With the same layout as the rule, written out.
+    // With the layout of the rule, written explicitly.
     done(&agent, &whole("third"));
     done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb", "3g.40gb"] } }));
     assert_eq!(overrides(&agent).overrides, [], "however it is written");
-    // A request that names one of several GPUs, as mig-parted files do; the other GPU keeps its override.
+    // A request with one layout per GPU, as mig-parted files give. GPUs that it does not name keep their overrides.
     done(&agent, &whole("fourth"));
     let each = json!([{ "selector": "1", "mig_enabled": true, "layout": ["1g.10gb*7"] }]);
     done(&agent, &json!({ "layout_source": { "per_gpu": each }, "reason": "fifth" }));
@@ -174,11 +174,11 @@ fn unmanaged_gpu_has_no_override() {
     body["expires_at"] = json!("2126-01-01T00:00:00Z");
     let error = agent.begin_with(&body).unwrap_err();
     assert_eq!(error.code, Code::BadRequest, "{error:?}");
-    assert!(error.message.contains("nothing that could expire"), "{error:?}");
+    assert!(error.message.contains("an expiry has no effect"), "{error:?}");
     body["expires_at"] = json!("2001-01-01T00:00:00Z");
     assert!(agent.begin_with(&body).unwrap_err().message.contains("has passed"));
     body["once"] = json!(true);
-    assert!(agent.begin_with(&body).unwrap_err().message.contains("applied once"));
+    assert!(agent.begin_with(&body).unwrap_err().message.contains("has no effect with `once`"));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn failed_operation_keeps_previous_override() {
     assert_eq!(error.code, Code::LayoutImpossible);
     assert_eq!(only(&agent).reason, "it stands");
     assert!(agent.gpu(0).drift.is_empty());
-    // Queued behind another operation, and cancelled there.
+    // The operation is queued behind another one, and cancelled there.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
     let first = agent
         .begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] }, "once": true }))
@@ -224,7 +224,7 @@ fn failed_operation_keeps_previous_override() {
 
 #[test]
 fn killed_agent_keeps_layout_and_override_consistent() {
-    // gpushd is killed within a driver call. The next agent either finishes the operation, or cannot and rolls
+    // gpushd is killed during a driver call. The next agent either finishes the operation, or cannot and rolls it
     // back.
     for carried_on in [true, false] {
         let host = Host::up(HOST);

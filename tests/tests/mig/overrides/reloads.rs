@@ -1,4 +1,4 @@
-//! What a changed config file, and requests by other clients, do to active overrides.
+//! How a changed config file, and requests by other clients, affect active overrides.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("leave it"));
-    // A change of another rule, or of a rule's name, is accepted.
+    // gpushd accepts a change of another rule, or of the name of a rule.
     let other = "[[gpu]]\nname = \"other\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n\
                  [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
     agent.write_config(format!("auto_reconcile = false\n[log]\nlevel = \"debug\"\n{other}"));
@@ -38,7 +38,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
         assert_eq!(agent.get("/v1/config").json()["trouble"]["code"], "conflict");
         assert_eq!(agent.gpu(0).rule.as_deref(), Some("other"));
     }
-    // A reload by signal is refused in the same way.
+    // gpushd refuses a reload by signal too.
     let before = agent.log().matches("has an override by").count();
     agent.signal(Signal::SIGHUP);
     agent.until("refusal", || (agent.log().matches("has an override by").count() > before).then_some(()));
@@ -79,7 +79,7 @@ fn running_operation_keeps_its_plan_after_reload() {
         let agent = started(&host);
         host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1000");
         let operation = agent.begin_with(&whole("begun before")).unwrap();
-        // The new rule no longer wants MIG on GPU 0.
+        // The new rule no longer has mode `mig` on GPU 0.
         let exclusive = "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n";
         agent.write_config(exclusive);
         reload(&agent, &json!({})).unwrap();

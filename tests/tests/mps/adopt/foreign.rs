@@ -21,7 +21,7 @@ const TOLD: &str = "a process that is not its daemon holds control_lock";
 
 /// Environment variable with the path of the lock file, for the process of a [`Waiter`].
 const FILE: &str = "GPUSH_TEST_CONTROL_LOCK";
-/// Environment variable that asks for an open file description lock, whose holder has no pid.
+/// Environment variable that requests an open file description lock, whose holder has no pid.
 const OPEN_FILE: &str = "GPUSH_TEST_OPEN_FILE_LOCK";
 
 /// A process of root that waits for a lock. It leads a process group with a bystander in it, also of root.
@@ -56,7 +56,7 @@ impl Waiter {
         assert!(heard, "the process ended before its line {word:?}");
     }
 
-    /// Returns whether the kernel has queued it for the lock.
+    /// Returns whether the kernel has queued the process for the lock.
     fn is_blocked(&self, pipe: &Path) -> bool {
         use std::os::unix::fs::MetadataExt;
         let inode = fs::metadata(pipe.join("control_lock")).expect("a lock").ino();
@@ -107,15 +107,17 @@ fn is_stopped(pid: u32) -> bool {
     threads.map(state).all(is_stopped)
 }
 
-/// Kills the daemon while another process waits for its lock. gpushd notices the death only after the waiter holds the
-/// lock: the kernel frees a lock before it wakes the waiter, and a busy host may run gpushd in between. gpushd then
-/// finds the lock free, starts the next daemon with a new lock file, and has nothing to report.
+/// Kills the daemon while another process waits for its lock. gpushd notices the death only after the waiter holds
+/// the lock.
+///
+/// The kernel frees a lock before it wakes the waiter, and a busy host may run gpushd in between. Then gpushd would
+/// find the lock free, start the next daemon with a new lock file, and report nothing.
 fn kill_daemon_with_waiter(served: &Served, open_file: bool) -> Waiter {
     let pipe = served.pipe();
     let mut waiter = Waiter::on(&pipe, open_file);
     served.agent.await_that("a blocked waiter", || waiter.is_blocked(&pipe));
     served.agent.signal(Signal::SIGSTOP);
-    // A stop takes effect when a thread gets the processor.
+    // A thread stops only when it next runs on a CPU.
     served.agent.await_that("gpushd to be stopped", || is_stopped(served.agent.pid()));
     assert!(signal(served.pid, Signal::SIGKILL));
     waiter.await_line("has it");
@@ -153,7 +155,7 @@ fn restarted_gpushd_does_not_take_the_waiter_for_the_daemon() {
             assert!(signal(served.pid, Signal::SIGKILL));
             one.await_line("has it");
         });
-        // A server is left, so gpushd cannot start a daemon yet. It reports both.
+        // The old server remains, so gpushd cannot start a daemon yet. It reports both reasons.
         let told = becomes(&served.agent, "0", "reported", |daemon| {
             let has = |words: &str| daemon.reasons.iter().any(|reason| reason.contains(words));
             has(TOLD) && has("still serves 1 client")

@@ -28,7 +28,7 @@ fn is_unhealthy(agent: &Agent) -> bool {
     health["status"] == "degraded" && health["errors"].to_string().contains("its MPS daemon is backing off")
 }
 
-/// Runs a test on a whole GPU, and on a MIG device.
+/// Runs a test on a whole GPU, and then on a MIG device.
 fn both(test: impl Fn(Served)) {
     test(Served::up());
     test(Served::of(Host::up(MIG), DEVICE, LAYOUT, None));
@@ -92,8 +92,8 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         assert_eq!((pid_of(&ready), ready.in_force, ready.uid), (served.pid, before.in_force, before.uid));
         assert_eq!((ready.clients.len(), ready.pipe_directory), (1, before.pipe_directory));
         assert!(client.lives());
-        served.agent.wait_for_log("spec.json can't be read");
-        // The rewritten spec names the user, and the next gpushd needs no other source.
+        served.agent.wait_for_log("cannot read its spec.json");
+        // The rewritten spec names the user, so the next gpushd needs no other source.
         let again: serde_json::Value =
             serde_json::from_slice(&fs::read(served.place().join("spec.json")).expect("a spec")).expect("JSON");
         let user: serde_json::Value = serde_json::from_str(&user).expect("JSON");

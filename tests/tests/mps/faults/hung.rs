@@ -25,7 +25,7 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
         ("silent-hello", "does not greet"),
         ("hung-daemon", "does not greet"),
         // The daemon hangs at the first command, and does not greet the next connection.
-        ("unread-pipe", "says nothing"),
+        ("unread-pipe", "does not respond"),
         ("empty-reply", "answered"),
     ] {
         let served = Served::up();
@@ -83,8 +83,8 @@ fn stopped_daemon_process_is_reported_as_hung() {
     }
 }
 
-/// Starts a front-end that holds the control connection until its standard input is closed. NVIDIA's own front-end
-/// prints nothing before it ends, so this waits until gpushd reports the daemon as hung.
+/// Starts a front-end that holds the control connection until its standard input is closed. NVIDIA's front-end prints
+/// nothing before it ends, so this function waits until gpushd reports the daemon as hung.
 fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {

@@ -1,5 +1,5 @@
-//! Lines that another program writes into a daemon's log, as any user who once had access can. They make gpushd report
-//! no client and no fault, and fill no disk.
+//! Lines that another program writes into a daemon's log. Every user who once had access can do this. The lines must
+//! not make gpushd report a client or a fault, and must not fill a disk.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -25,7 +25,7 @@ fn each(what: &str, config: &str, test: impl Fn(Served)) {
     }
 }
 
-/// Encodes a log record of the daemon, in the format of daemon, servers and clients.
+/// Encodes a log record in the format that the daemon, servers and clients use.
 fn record(text: &str) -> Vec<u8> {
     let numbers = [0xabcd_e000, 4711, 2026, 11, 22, 0, 4, 0, 0, 0];
     let mut record: Vec<u8> = numbers.iter().flat_map(|number: &u32| number.to_le_bytes()).collect();
@@ -110,7 +110,7 @@ fn flooded_log_of_a_hung_daemon_is_truncated_and_reported() {
         fault(&served.host, "busy-ui");
         let log = control_log(&served);
         let mut fifo = fifo(&served);
-        // One record at a time: writes above PIPE_BUF may be interleaved with the daemon's own lines.
+        // One record per write: writes above PIPE_BUF may be interleaved with the daemon's lines.
         let line = record(&"x".repeat(4000));
         let mut largest = 0;
         // Twice the amount that counts as a flood.

@@ -1,5 +1,5 @@
 //! Faults of MPS daemons, one at a time. `gpushctl mps show` reports each fault. No fault leads to a second daemon on
-//! a target or ends clients that could continue.
+//! a target, or ends clients that could continue.
 
 mod hung;
 mod logs;

@@ -46,9 +46,9 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
         let served = Served::on(host, programs.as_deref());
         let mut client = served.client();
         fs::remove_dir_all(served.pipe()).expect("the directory can be deleted");
-        // The daemon continues to serve the client that it has; new clients cannot reach it.
+        // The daemon continues to serve the client that it has. New clients cannot reach it.
         let reported = becomes(&served.agent, "0", "reported", |daemon| {
-            daemon.reasons.iter().any(|reason| reason.contains("was deleted: it serves whom it has"))
+            daemon.reasons.iter().any(|reason| reason.contains("was deleted: it serves its present clients"))
         });
         assert_eq!((reported.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
         assert!(client.lives() && client.said().is_empty());
@@ -130,7 +130,7 @@ fn full_log_disk_is_reported_and_ends_no_client() {
         assert!(client.first.starts_with("active"), "{}", client.first);
         client.end();
         assert_eq!(controls(&base(&host)), [pid_of(&told)]);
-        // A truncated log names no waiting client, and gpushd assumes none.
+        // A truncated log names no waiting client, and gpushd assumes that there is none.
         release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
         becomes(&agent, "0", "ready with another pid", |daemon| {

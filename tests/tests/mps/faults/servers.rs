@@ -1,4 +1,4 @@
-//! Servers that end, never become ready, have a fatal fault or outlive their daemon, and combinations of kills.
+//! Servers that end, never become ready, have a fatal fault or outlive their daemon. Also combinations of kills.
 
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{serves, told_as};
 
-/// The server ends at once, never becomes ready, or reports a fatal fault.
+/// The server ends immediately, never becomes ready, or reports a fatal fault.
 #[test]
 fn server_failure_revokes_access_to_the_pipe_directory() {
     let served = Served::up();
@@ -117,7 +117,7 @@ fn one_daemon_remains_after_kills_in_any_order() {
         let left = parts(&base(&served.host));
         assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "{order}: {left:?}");
         assert_eq!(ready.leases.len(), 1, "{order}");
-        // A stop and a start reset the failure count; otherwise gpushd would give up.
+        // A stop and a start reset the failure count. Otherwise gpushd would stop trying.
         assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
         reaches(&served.agent, "0", MpsState::Stopped);
         assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);

@@ -30,10 +30,10 @@ fn failing_daemon_is_given_up_and_can_be_started_manually() {
         fs::remove_file(broken.join(name)).expect("the program can be removed");
         std::os::unix::fs::symlink(program("gpush-sim"), broken.join(name)).expect("a link");
     }
-    // The operation from the start of gpushd may still change the target.
+    // The operation that began when gpushd started may still change the target.
     agent.await_that("a start", || act(&agent, "0", "start", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Ready);
-    // Stop it here: it runs other programs than the host's own, so the host does not end it.
+    // Stop it here. It runs programs that are not the host's own, so the host does not end it.
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);
 }
@@ -42,7 +42,7 @@ fn failing_daemon_is_given_up_and_can_be_started_manually() {
 fn gpu_without_mps_is_reported_and_gets_no_daemon() {
     for (gpu, why) in [
         ("model = \"a100-40\"\nmig = true", "MIG mode is on"),
-        ("model = \"p100-16\"", "is older than Volta, from which on MPS can limit what clients take"),
+        ("model = \"p100-16\"", "is older than Volta, so MPS cannot limit its clients"),
     ] {
         let host = Host::up(&format!("[[gpu]]\n{gpu}\n"));
         let agent = Agent::start(&host, Served::CONFIG);

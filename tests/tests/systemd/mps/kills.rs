@@ -1,7 +1,7 @@
-//! Units killed, stopped and restarted at random, by systemctl and by gpushd. Afterwards each target has one
-//! unit, one daemon and one directory, and daemons that were not killed have their old pid.
+//! Units that systemctl and gpushd kill, stop and restart at random. Afterwards each target must have one unit, one
+//! daemon and one directory. Daemons that were not killed must have their old pid.
 //!
-//! Twenty rounds by default; `GPUSH_TEST_UNIT_KILLS` sets more, `GPUSH_TEST_SEED` repeats a run.
+//! The default is twenty rounds. `GPUSH_TEST_UNIT_KILLS` sets another number, and `GPUSH_TEST_SEED` repeats a run.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use gpush_tests::{
 
 use super::{machine, ready, target, unit};
 
-/// Commands, `UNIT` being one of the two daemons' units; and whether the daemon ends with it.
+/// Commands, and whether each ends the daemon. `UNIT` is the unit of one of the two daemons.
 const DEEDS: [(&str, bool); 9] = [
     ("systemctl kill --kill-whom=main --signal=KILL UNIT", true),
     ("systemctl kill --signal=KILL UNIT", true),
@@ -25,7 +25,7 @@ const DEEDS: [(&str, bool); 9] = [
     ("pkill -KILL -f '^/var/lib/gpush-sim/bin/nvidia-cuda-mps-server' || true", false),
 ];
 
-/// Counts the objects of MPS daemons: two of each are expected, and no leftovers.
+/// Counts the objects of MPS daemons. Two of each are expected, and no leftovers.
 fn count(machine: &Machine) -> String {
     machine.sh("echo $(systemctl list-units --no-legend --state=active 'gpushd-mps@*' | wc -l) units, \
          $(pgrep -c -f '^/usr/bin/nvidia-cuda-mps-control -f') daemons, \

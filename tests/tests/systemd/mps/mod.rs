@@ -1,8 +1,8 @@
-//! gpushd's MPS daemons on a real systemd: their units outlive gpushd, end with all their processes, and leave
+//! gpushd's MPS daemons on a real systemd. Their units outlive gpushd, end with all their processes, and leave
 //! nothing behind.
 //!
-//! `nvidia-cuda-mps-control` is NVIDIA's own where it is installed. Its servers need a GPU, so the simulated
-//! host provides the servers and the clients.
+//! `nvidia-cuda-mps-control` is NVIDIA's own if it is installed. Its servers need a GPU, so the simulated host
+//! provides the servers and the clients.
 
 mod kills;
 
@@ -11,10 +11,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpush_tests::machine::Machine;
 use serde_json::Value;
 
-/// Two GPUs: one shared whole, one with a shared MIG device.
+/// Two GPUs: the first is shared as a whole, the second has a shared MIG device.
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// The server comes from the simulated host, NVIDIA's daemon from its usual path.
+/// The server comes from the simulated host. NVIDIA's daemon has its usual path.
 const MPS: &str = "[mps]\nserver = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\nfailures = 100\nlongest_pause_s = 1\nhealth_s = 1\n";
 
 const RULES: &str = r#"
@@ -74,21 +74,21 @@ fn reasons(machine: &Machine, target: &str) -> String {
     found.map(|daemon| daemon["reasons"].to_string()).unwrap_or_default()
 }
 
-/// Returns a target's short name: of the whole GPU, or of the MIG device.
+/// Returns the short name of a target: of the whole GPU, or of the MIG device.
 fn target(machine: &Machine, kind: char) -> String {
     let all = daemons(machine);
     let mut names = all.iter().filter_map(|daemon| daemon["target"].as_str());
     names.find(|name| name.starts_with(kind)).expect("a target of each kind").to_owned()
 }
 
-/// Starts a client as an unprivileged user, in a unit of its own. Returns its pid once it is served.
+/// Starts a client as an unprivileged user, in its own unit. Returns its pid after it is served.
 fn client(machine: &Machine, name: &str, gpu: &str) -> u32 {
     machine.sh(&format!(
         "systemd-run --quiet --unit={name} --uid=65534 --gid=65534 --setenv=NVML_SIM_STATE=/var/lib/gpush-sim \
          gpushctl run --mps --target {gpu} -- /opt/built/gpush-sim mps-client"
     ));
     let _ = machine.journal_until(&format!("_SYSTEMD_UNIT={name}.service"), "active server=");
-    // gpushctl has replaced itself by the client.
+    // gpushctl has become the client.
     machine.main_pid(&format!("{name}.service"))
 }
 
@@ -126,7 +126,7 @@ fn daemons_and_clients_outlive_gpushd() {
     let steps = [
         ("restart", "systemctl restart gpushd.service"),
         ("kill -9", "kill -9 $(systemctl show --value --property=MainPID gpushd.service | grep -v '^0$')"),
-        // As a package does: a new file replaces the old one.
+        // A package upgrade does this: a new file replaces the old one.
         (
             "upgrade",
             "install -m 755 /opt/built/gpushd /usr/sbin/gpushd; systemctl daemon-reload; systemctl restart gpushd.service",
@@ -152,8 +152,8 @@ fn daemons_and_clients_outlive_gpushd() {
         assert!(all.iter().any(|daemon| daemon["clients"][0]["pid"] == pid), "{pid}: {all:?}");
     }
     let journal = machine.sh("journalctl --no-pager --output=cat -u gpushd.service");
-    assert_eq!(journal.matches("is there: gone on with").count(), 8, "{journal}");
-    assert_eq!(journal.matches("was started").count(), 2, "{journal}");
+    assert_eq!(journal.matches("adopted the MPS daemon").count(), 8, "{journal}");
+    assert_eq!(journal.matches("started the MPS daemon").count(), 2, "{journal}");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     let mut slowest: f64 = 0.0;
     for turn in 0..12_u32 {
         if turn % 3 == 0 {
-            // With a server, which must not outlive its daemon.
+            // The daemon has a server, which must not outlive it.
             client(&machine, &format!("client-{turn}"), "0");
         }
         let (before, group) = (machine.main_pid(&unit), machine.property(&unit, "ControlGroup"));
@@ -186,7 +186,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     println!("12 kills, the slowest was reported after {:.0} ms", slowest * 1e3);
     assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
 
-    // An administrator stops the unit with systemctl: gpushd starts it again, because the config wants it.
+    // An administrator stops the unit with systemctl. gpushd starts it again, because the config requires it.
     machine.sh(&format!("systemctl stop {unit}"));
     let _ = machine.journal_until("-u gpushd.service", "systemctl stop");
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
@@ -195,7 +195,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     machine.await_that("the other daemon is adopted", |machine| ready(machine).len() == 2);
     assert_ne!(machine.main_pid(&unit), before);
 
-    // Stopped through gpushd, it stays stopped.
+    // If it is stopped through gpushd, it stays stopped.
     machine.sh("gpushctl mps stop 0");
     machine.await_that("the unit is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
     machine.sh("systemctl restart gpushd.service; gpushctl status");
@@ -203,7 +203,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     machine.sh("gpushctl mps start 0");
     assert_eq!(ready(&machine).len(), 2);
 
-    // Without a rule for them, only their logs remain.
+    // Without rules for the targets, only their logs remain.
     machine.write("/etc/gpush/config.toml", MPS);
     machine.sh("systemctl reload gpushd.service");
     machine.await_that("all are gone", |machine| daemons(machine).is_empty());
@@ -219,7 +219,7 @@ fn gpushd_killed_while_starting_daemons_orphans_none() {
     let Some(machine) = machine("a gpushd that is killed") else { return };
     let unit = unit(&target(&machine, 'g'));
     for turn in 0..12_u64 {
-        // gpushd restarts the daemon a second after its end. The kill comes before, during and after the restart.
+        // gpushd restarts the daemon one second after its end. The kill comes before, during and after the restart.
         machine.kill(machine.main_pid(&unit));
         std::thread::sleep(Duration::from_millis(900 + turn * 20));
         machine.kill(machine.main_pid("gpushd.service"));
@@ -238,7 +238,7 @@ fn failed_daemon_start_reports_cause() {
     let target = target(&machine, 'g');
     let unit = unit(&target);
 
-    // Without a message bus, daemons continue, but none can be started.
+    // Without a message bus the daemons continue, but none can be started.
     let others = ready(&machine);
     machine.sh("systemctl stop dbus.socket dbus.service");
     machine.kill(machine.main_pid(&unit));
@@ -250,13 +250,13 @@ fn failed_daemon_start_reports_cause() {
     machine.sh("systemctl start dbus.socket");
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 
-    // Output from before the program becomes the daemon goes to the journal, and the API names the place.
+    // Output from before the program becomes the daemon goes to the journal. The API says so.
     machine.sh(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
     machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
     machine.sh("systemctl daemon-reload");
     machine.kill(machine.main_pid(&unit));
     machine.await_that("the failure is reported", |machine| {
-        reasons(machine, &target).contains("ended with status 1: `journalctl -u")
+        reasons(machine, &target).contains("ended with status 1: see `journalctl -u")
     });
     println!("{}", reasons(&machine, &target));
     let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "be run: Read-only file system");
@@ -277,7 +277,7 @@ fn unreachable_daemon_without_server_is_ended() {
     let Some(machine) = machine("MPS daemons without a directory") else { return };
     let (whole, part) = (unit(&target(&machine, 'g')), unit(&target(&machine, 'm')));
     let (kept, ended) = (machine.main_pid(&whole), machine.main_pid(&part));
-    // In place of a server: the simulated host's server ends with its directory.
+    // A process in place of a server, because the simulated server ends with its directory.
     let group = machine.property(&whole, "ControlGroup");
     machine.sh(&format!("systemd-run --quiet --unit=server --property=Type=exec sleep 1000; cat /sys/fs/cgroup/system.slice/server.service/cgroup.procs > /sys/fs/cgroup{group}/cgroup.procs"));
     machine.sh("systemctl stop gpushd.service; rm -rf /run/gpush-mps/*; systemctl start gpushd.service");
@@ -286,7 +286,7 @@ fn unreachable_daemon_without_server_is_ended() {
     });
     let journal = machine.sh("journalctl --no-pager --output=cat -n 40");
     assert_eq!(machine.main_pid(&whole), kept, "{journal}");
-    let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, and its directory is gone"));
+    let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs without its directory"));
     assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
     machine.sh(&format!("systemctl stop {whole}"));
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
@@ -306,7 +306,7 @@ fn directories_logs_and_accounting_are_in_place() {
         });
     };
     is("its unit", &|one| one["unit"] == "client.service" && one["slurm_job"].is_null());
-    // The cgroup path that slurmstepd creates.
+    // A cgroup path such as slurmstepd creates.
     let job = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0";
     machine.sh(&format!("mkdir -p {job} && echo {pid} > {job}/cgroup.procs"));
     is("its job", &|one| one["slurm_job"] == 42 && one["cgroup"].to_string().contains("job_42/step_batch/user"));
@@ -322,7 +322,7 @@ fn directories_logs_and_accounting_are_in_place() {
     };
     assert!(look(65534).status.success() && !look(65533).status.success());
 
-    // Another user gets another directory number, although the first user's client ended while no gpushd ran.
+    // Another user gets another directory number, even though the first user's client ended while no gpushd ran.
     machine.sh("systemctl stop client.service gpushd.service");
     machine.kill(machine.main_pid(&unit));
     machine.sh("systemctl start gpushd.service");
@@ -339,10 +339,10 @@ fn directories_logs_and_accounting_are_in_place() {
     for unit in [unit.as_str(), "gpush-mps.slice", "gpush.slice"] {
         let used: u64 = machine.property(unit, "CPUUsageNSec").parse().expect("nanoseconds");
         assert!(used > 0, "{unit}");
-        // The figure exists only if this machine delegates the controller.
+        // The value exists only if this machine delegates the controller.
         println!("{unit}: {} ms of CPU, memory {}", used / 1_000_000, machine.property(unit, "MemoryCurrent"));
     }
-    // A stop of the slice ends the daemons, regardless of the config.
+    // A stop of the slice ends the daemons, whatever the config says.
     machine.sh("systemctl stop gpushd.service; systemctl stop gpush.slice");
     assert_eq!(machine.sh("pgrep nvidia-cuda-mps || true"), "");
 

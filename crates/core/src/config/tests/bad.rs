@@ -1,4 +1,4 @@
-//! A corpus of wrong config files: each diagnostic in full, as people see it.
+//! A collection of wrong config files, with each complete diagnostic as users see it.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::super::*;
 
 const RULE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\n";
 
-/// What is wrong, the file, and how many problems it has.
+/// The mistake, the file, and its number of problems.
 fn corpus() -> Vec<(&'static str, String, usize)> {
     let rule = |rest: &str| format!("{RULE}{rest}\n");
     let own = str::to_owned;
@@ -232,7 +232,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ),
         ("quota GPUs", own("[[quota]]\neverybody = true\ngpus = [\"3-1\", \"0,2\"]\n"), 2),
         ("quota GPUs empty", own("[[quota]]\neverybody = true\ngpus = []\n"), 1),
-        // Turns
+        // Time-slicing
         ("turns, replicas of one process", turns("timeslice", "replicas = 2\ncompute_mode = \"exclusive_process\""), 1),
         (
             "turns, figures",
@@ -248,6 +248,12 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("turns in mode mig", rule("layout = \"none\"\ntimeslice = { replicas = 2 }"), 1),
         ("turns are no table", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = 4\n"), 1),
         ("mps in mode timeslice", shared("timeslice", "percentage = 25"), 1),
+        // Slurm
+        (
+            "Slurm's hooks",
+            own("[slurm]\nagent_down = \"drain\"\ndeadline_s = 0\nleftovers = true\ndirectory = \"run\"\n"),
+            4,
+        ),
         // Processes
         ("strays", own("[processes]\nstray = \"kill\"\ngrace_s = -1\n"), 2),
         ("allowed is no list", own("[processes]\nallow = \"/usr/bin/nvtop\"\n"), 1),
@@ -275,7 +281,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
 }
 
 #[test]
-fn every_diagnostic() {
+fn bad_configs_give_the_expected_messages() {
     let mut shown = String::new();
     let corpus = corpus();
     let mut miscounted = Vec::new();
@@ -296,7 +302,7 @@ fn every_diagnostic() {
 }
 
 #[test]
-fn a_file_that_is_not_utf8() {
+fn file_that_is_not_utf8_is_refused() {
     let cases: &[(&str, &[u8])] = &[
         ("latin-1", b"# Gr\xfc\xdfe\n[driver]\nlibrary = \"libnvidia-ml.so.1\"\n"),
         ("third line", b"[driver]\n# fine\nlibrary = \"\xff\"\n"),
@@ -316,16 +322,16 @@ fn a_file_that_is_not_utf8() {
 }
 
 #[test]
-fn a_file_that_is_too_large() {
+fn file_that_is_too_large_is_refused() {
     let errors = Config::from_bytes(&vec![b'#'; MOST_BYTES + 1], "config.toml").unwrap_err();
     assert_eq!(
         errors.to_string(),
-        "config.toml:1:1: the file has 1048577 bytes\n  = a config has at most 1048576: is this the right file?\n"
+        "config.toml:1:1: the file has 1048577 bytes\n  = the limit is 1048576 bytes: is this the right file?\n"
     );
 }
 
 #[test]
-fn as_an_error_of_the_api() {
+fn config_errors_become_one_api_error() {
     let text = "colour = 1\n[log]\nlevel = \"inof\"\n";
     let error = gpush_api::ApiError::from(&Config::parse(text, "/etc/gpush/config.toml").unwrap_err());
     assert_eq!(error.code, gpush_api::Code::ConfigInvalid);

@@ -1,12 +1,12 @@
-//! The example file and the reference say what the code does.
+//! The example file and the reference agree with the code.
 
 use super::super::*;
 
 const EXAMPLE: &str = include_str!("../../../../../config.example.toml");
 const REFERENCE: &str = include_str!("../../../../../docs/config.md");
 
-/// The example with everything that is commented out put in force: prose begins with `# `,
-/// settings with `#`.
+/// Returns the example with all settings that are commented out made active. Comments begin with `# `, settings with
+/// `#`.
 fn uncommented(example: &str) -> String {
     let setting = |line: &str| match line.strip_prefix('#') {
         Some(rest) if !rest.is_empty() && !rest.starts_with(' ') => rest.to_owned(),
@@ -16,18 +16,18 @@ fn uncommented(example: &str) -> String {
 }
 
 #[test]
-fn the_example_as_it_is_manages_nothing() {
+fn unchanged_example_manages_no_gpu() {
     let config = Config::parse(EXAMPLE, "config.example.toml").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.rules.is_empty(), "installed as it is it must not touch a GPU");
     assert_eq!(Config { layouts: BTreeMap::new(), ..config }, Config::default());
 }
 
 #[test]
-fn what_the_example_comments_out_is_the_default() {
+fn commented_settings_of_the_example_are_the_defaults() {
     let text = uncommented(EXAMPLE);
     let config = Config::parse(&text, "config.example.toml, uncommented").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.rules.len() >= 3 && !config.layouts.is_empty());
-    // Settings without a default value: the example has to name some group and path.
+    // These settings have no default value, but the example must contain a group and paths.
     let api = Api { socket_group: None, admin_socket: None, ..config.api };
     let mode_change = ModeChange { before: None, after: None, ..config.mode_change };
     let settings =
@@ -36,7 +36,7 @@ fn what_the_example_comments_out_is_the_default() {
 }
 
 #[test]
-fn every_key_is_in_the_example_and_in_the_reference() {
+fn example_and_reference_contain_every_key() {
     let example = uncommented(EXAMPLE);
     let mut header = "";
     let mut shown = Vec::new();
@@ -68,7 +68,7 @@ fn every_key_is_in_the_example_and_in_the_reference() {
 }
 
 #[test]
-fn the_reference_gives_the_real_defaults() {
+fn reference_gives_the_real_defaults() {
     let mut told = 0;
     let mut table = "";
     let effective = Config::default().effective();
@@ -87,11 +87,11 @@ fn the_reference_gives_the_real_defaults() {
 }
 
 #[test]
-fn the_example_and_the_reference_give_the_defaults_of_a_policy() {
+fn example_and_reference_give_the_defaults_of_an_mps_policy() {
     let config = Config::parse(&uncommented(EXAMPLE), "config.example.toml").unwrap();
     let shared = config.rules.iter().find(|rule| rule.mode == Mode::Mps).unwrap();
     let mut policy = shared.mps_policy();
-    // Without a default value, as above.
+    // No default value, as above.
     assert!(policy.settings.memory_limit_mib.take().is_some());
     assert_eq!(policy, MpsPolicy::default());
     let written = sharing::written(&policy, Mode::Mps);
@@ -113,7 +113,7 @@ fn the_example_and_the_reference_give_the_defaults_of_a_policy() {
 }
 
 #[test]
-fn the_toml_of_the_reference_is_good() {
+fn toml_blocks_of_the_reference_are_valid() {
     let mut tried = 0;
     for block in REFERENCE.split("```toml\n").skip(1) {
         let text = block.split("```").next().unwrap();

@@ -44,6 +44,10 @@ allow = [{ exe = "/usr/bin/nvtop" }, { exe = "/usr/bin/nvtop", uid = 1000 }, { u
 [leases]
 placement = "spread"
 
+[slurm]
+agent_down = "pass"
+leftovers = "report"
+
 [[quota]]
 users = ["alice", "bob"]
 groups = ["staff"]
@@ -142,7 +146,7 @@ mode = "unmanaged"
 "#;
 
 #[test]
-fn every_key_is_taken() {
+fn every_key_is_read() {
     let config = Config::parse(WHOLE, "config.toml").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.auto_reconcile);
     assert_eq!(config.log.level, LogLevel::Debug);
@@ -169,7 +173,7 @@ fn every_key_is_taken() {
 }
 
 #[test]
-fn how_clients_of_mps_share() {
+fn mps_policy_of_a_rule_is_read() {
     let config = Config::parse(WHOLE, "config.toml").unwrap();
     let policy = |rule: usize| config.rules[rule].mps_policy();
     assert_eq!((policy(5), &config.rules[5].mps), (MpsPolicy::default(), &Some(MpsPolicy::default())));
@@ -180,7 +184,7 @@ fn how_clients_of_mps_share() {
     };
     let (users, compute_mode) = (MpsUsers::Many, MpsComputeMode::Keep);
     assert_eq!(policy(6), MpsPolicy { settings, max_clients: 1, shares_percent: 10_000, users, compute_mode });
-    // A GPU that is cut has no compute mode to set.
+    // A MIG device has no compute mode to set.
     let cut = policy(4);
     assert_eq!((cut.settings.percentage.tenths(), cut.compute_mode), (125, MpsComputeMode::Keep));
     assert!(config.rules[0].mps.is_none() && policy(0).compute_mode == MpsComputeMode::Keep);
@@ -189,7 +193,7 @@ fn how_clients_of_mps_share() {
 }
 
 #[test]
-fn how_holders_take_turns() {
+fn timeslice_policy_of_a_rule_is_read() {
     let config = Config::parse(WHOLE, "config.toml").unwrap();
     let turns = |rule: usize| config.rules[rule].timeslice.clone();
     assert_eq!((turns(6), turns(7)), (None, Some(TimeslicePolicy::default())));
@@ -272,17 +276,17 @@ fn each_key_of_a_quota_has_an_effect() {
 }
 
 #[test]
-fn what_a_supervisor_is_given() {
+fn mps_settings_become_the_policy_of_the_supervisor() {
     use crate::supervisor::Policy;
     assert_eq!(Mps::default().policy(), Policy::default());
     let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
-    // One that is left out is no shorter than the first pause.
+    // If the longest pause is missing, it is at least the first pause.
     assert_eq!((mps.pause_s, mps.longest_pause_s), (90, 90));
     assert_eq!(mps.policy().pause.as_secs(), 90);
 }
 
 #[test]
-fn the_effective_config_reads_back_the_same() {
+fn effective_config_reads_back_the_same() {
     let mut tried = 0;
     for text in ["", WHOLE, "[layouts]\na = '3g.40gb'", "[access]\nadmin_groups = [\"a\\\"b\"]"] {
         let config = Config::parse(text, "config.toml").unwrap();
@@ -295,7 +299,7 @@ fn the_effective_config_reads_back_the_same() {
 }
 
 #[test]
-fn no_file_and_an_empty_file_mean_the_same() {
+fn empty_file_gives_the_default_config() {
     for text in ["", "\n", "# nothing\n", "\u{feff}auto_reconcile = false\r\n"] {
         assert_eq!(Config::parse(text, "config.toml").unwrap(), Config::default(), "{text:?}");
     }
@@ -304,7 +308,7 @@ fn no_file_and_an_empty_file_mean_the_same() {
 
 #[test]
 fn each_key_has_an_effect_on_the_config() {
-    // A key that is accepted and then forgotten would show here.
+    // Detects a key that is accepted but has no effect.
     let lines: &[(&str, &[&str])] = &[
         ("", &["auto_reconcile = true"]),
         ("[log]", &["level = \"warn\""]),
@@ -345,6 +349,10 @@ fn each_key_has_an_effect_on_the_config() {
         ),
         ("[processes]", &["stray = \"end\"", "grace_s = 0", "allow = [{ uid = 1000 }]"]),
         ("[leases]", &["placement = \"spread\""]),
+        (
+            "[slurm]",
+            &["agent_down = \"pass\"", "deadline_s = 5", "leftovers = \"report\"", "directory = \"/run/other\""],
+        ),
         ("[layouts]", &["any = [\"3g.40gb\"]"]),
     ];
     let mut tried = Vec::new();
@@ -394,9 +402,9 @@ proptest! {
         }
     }
 
-    /// Every one-place damage to a good file is either taken or explained within the file.
+    /// Replaces one part of a good file. The result is either accepted, or has errors with places in the file.
     #[test]
-    fn damage_never_panics(at in 0..WHOLE.len(), length in 0usize..12, with in "[ -~\n\u{e9}]{0,4}") {
+    fn damaged_config_never_panics(at in 0..WHOLE.len(), length in 0usize..12, with in "[ -~\n\u{e9}]{0,4}") {
         let mut text = WHOLE.as_bytes().to_vec();
         let end = (at + length).min(text.len());
         text.splice(at..end, with.bytes());

@@ -10,15 +10,15 @@ use crate::{
     preset,
 };
 
-/// Who has an instance.
+/// The user of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Free,
     Leased,
     Used,
-    /// Leased, and another program created it.
+    /// It is leased, and another program created it.
     ForeignLeased,
-    /// Free, and another program created it.
+    /// It is free, and another program created it.
     Foreign,
 }
 
@@ -42,7 +42,7 @@ impl Owner {
     }
 }
 
-/// One GPU with a dynamic layout, and who has its instances by placement.
+/// One GPU with a dynamic layout, and the owners of its instances by placement.
 #[derive(Debug, Clone)]
 struct Scene {
     gpu: Gpu,
@@ -50,7 +50,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// A GPU whose instances are those of `wanted` that find room: profile and spot by number, with the owner.
+    /// Creates a GPU with as many instances of `wanted` as fit. Each entry is a profile and a spot by number, and an
+    /// owner.
     fn new(preset: &str, wanted: &[(u8, u8, u8)]) -> Self {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();
@@ -89,7 +90,7 @@ impl Scene {
         };
         let mut instances = mig.instances.clone();
         instances.push(instance);
-        // As the planner sees it: slices, engines and numbers suffice.
+        // Checks of the planner: slices, engines and counts suffice.
         let fits = plan::Target::of_instances(&geometry, &instances);
         if plan::plan(&geometry, &[], &fits).is_ok() {
             mig.instances = instances;
@@ -97,7 +98,7 @@ impl Scene {
         }
     }
 
-    /// Puts processes and leases where the owners say.
+    /// Adds the processes and leases of the owners.
     fn settle(&mut self) {
         let mut leases = Vec::new();
         let mig = self.gpu.mig.as_mut().unwrap();
@@ -159,11 +160,11 @@ impl Scene {
             created: &created,
         };
         let share = WantedShare::Mig(WantedDevice::Profile(profile.to_owned()));
-        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, target: None };
+        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, targets: None };
         place(&Host::of(&snapshot), &wanted, policy).ok().filter(Assignment::needs_operation)
     }
 
-    /// Checks that a plan takes nothing from a user, a lease or another program.
+    /// Checks that a plan does not change instances of a user, a lease or another program.
     fn check(&self, plan: &GpuPlan) {
         let after = outcome(self.instances(), &plan.instance_steps().cloned().collect::<Vec<_>>());
         for instance in self.instances() {
@@ -180,9 +181,10 @@ const PRESETS: [&str; 3] = ["dgx-a100", "dgx-h100", "rtx-pro-6000x2"];
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
-    /// The plan of a fresh assignment creates the instance and destroys what the assignment says, and nothing else.
+    /// The plan of a fresh assignment creates the instance, destroys what the assignment lists, and changes nothing
+    /// else.
     #[test]
-    fn grant_plan_does_what_the_assignment_says(
+    fn grant_plan_does_exactly_what_the_assignment_lists(
         preset in 0..PRESETS.len(),
         wanted in prop::collection::vec((any::<u8>(), any::<u8>(), any::<u8>()), 0..8),
         request in any::<u8>(),
@@ -214,9 +216,9 @@ proptest! {
         }
     }
 
-    /// The GPU changes between placement and plan: the plan is refused, or takes nothing from anyone.
+    /// If the GPU changes between placement and plan, the plan is refused, or does not change instances in use.
     #[test]
-    fn grant_plan_of_a_changed_gpu_takes_nothing(
+    fn grant_plan_of_a_changed_gpu_keeps_instances_in_use(
         preset in 0..PRESETS.len(),
         wanted in prop::collection::vec((any::<u8>(), any::<u8>(), any::<u8>()), 1..8),
         request in any::<u8>(),
@@ -250,8 +252,8 @@ proptest! {
 }
 
 #[test]
-fn grant_plan_names_the_lease_in_the_way() {
-    // 7g.80gb@0 is free when it is placed, and leased when it is planned.
+fn grant_plan_names_the_lease_that_blocks_it() {
+    // 7g.80gb@0 is free at the time of placement, and leased at the time of planning.
     let mut scene = Scene::new("dgx-a100", &[]);
     let largest =
         scene.gpu.mig.as_ref().unwrap().profiles.iter().position(|profile| profile.name == "7g.80gb").unwrap();

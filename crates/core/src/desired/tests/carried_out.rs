@@ -5,7 +5,7 @@ use super::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// There is drift exactly if a plan has steps, and none after the plan.
+    /// There is drift if and only if a plan has steps. After the plan there is no drift.
     #[test]
     fn drift_and_plan_agree(before in any_layout(), after in any_layout()) {
         let mut gpu = host().remove(7);
@@ -28,8 +28,8 @@ proptest! {
 }
 
 #[test]
-fn placements_of_the_fixtures_are_the_parts_own() {
-    // Checks the fixtures above: a state that no driver could report would prove nothing.
+fn fixtures_use_placements_that_the_gpu_model_has() {
+    // Checks the fixtures: a state that no driver can report would prove nothing.
     let mut gpu = host().remove(0);
     set(&mut gpu, &[("3g.40gb", 4, &[])]);
     assert_eq!(gpu.mig.unwrap().instances[0].placement, Placement { start: 4, size: 4 });
@@ -38,7 +38,7 @@ fn placements_of_the_fixtures_are_the_parts_own() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// A damaged saved host is refused or planned on; nothing panics.
+    /// A damaged saved host is refused or gets plans, but never causes a panic.
     #[test]
     fn damaged_saved_hosts_never_panic(figures in prop::collection::vec((0usize..600, 0u32..300), 1..4), which in 0usize..6) {
         let names = ["1g.10gb", "3g.40gb", "1c.3g.40gb*3", "7g.80gb", "none", "1g.10gb@4,2g.20gb"];

@@ -1,4 +1,4 @@
-//! Differences from the config, in sentences.
+//! Differences from the config, as sentences.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn drift_is_described_in_sentences() {
             &[("3g.40gb", 0, &["1c.3g.40gb", "1c.3g.40gb", "1c.3g.40gb"]), ("3g.40gb", 4, &[])],
             &[],
         ),
-        ("profile of another model", "1g.5gb", &[], &["the layout 1g.5gb can't be on this GPU"]),
+        ("profile of another model", "1g.5gb", &[], &["the layout 1g.5gb does not fit this GPU"]),
     ];
     for (what, layout, instances, expected) in cases {
         let layout = Layout::parse(layout).unwrap();
@@ -77,11 +77,11 @@ fn reading_without_profiles_shows_no_drift() {
         dynamic: false,
         timeslice: None,
     };
-    assert_eq!(drift(&wish, &gpu), ["its MIG profiles are not known, so it can't be compared with the layout 3g.40gb"]);
+    assert_eq!(drift(&wish, &gpu), ["cannot compare it with the layout 3g.40gb: its MIG profiles are not known"]);
 }
 
 #[test]
-fn drift_of_modes() {
+fn drift_reports_mig_mode_that_differs_from_the_rule() {
     let layout = Layout::parse("3g.40gb").unwrap();
     let mut shown = String::new();
     for mode in [Mode::Mig, Mode::Exclusive, Mode::Unmanaged] {

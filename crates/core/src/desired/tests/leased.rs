@@ -1,4 +1,4 @@
-//! Leased means in use, whether a process runs or not.
+//! A leased device counts as in use, even without a process.
 
 use gpush_api::{LeaseHolder, LeaseId, LeaseKind, LeaseUse};
 
@@ -20,7 +20,7 @@ fn idle_leased_instance_blocks_a_layout() {
     set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
     host[0].mig.as_mut().unwrap().instances[1].compute[0].uuid = Some("MIG-1".to_owned());
     host[0].leases = vec![lease(17, "MIG-1")];
-    // The other instance is free, and so is the layout that keeps the leased one.
+    // The other instance is free, and the layout keeps the leased one.
     assert!(one(&config(), &host, &request(&["0"], entries("3g.40gb@4,1g.10gb*2"))).error.is_none());
     let plan = one(&config(), &host, &request(&["0"], entries("7g.80gb")));
     assert!(plan.steps.is_empty());
@@ -67,7 +67,7 @@ fn dynamic_layout_wants_mig_mode_and_no_instances() {
         let plan = one(&config, &host, &request(&["0"], source));
         assert!(plan.error.is_none() && plan.steps.is_empty() && plan.keeps == [1], "{plan:?}");
     }
-    // A layout on request is an override, and the rule's layout ends it.
+    // A layout in a request is an override, and the rule's layout clears it.
     let applied = request(&["0"], entries("7g.80gb"));
     let plans = plan_host(&config, &host, &applied).unwrap().plans;
     assert!(

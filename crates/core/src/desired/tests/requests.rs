@@ -1,4 +1,4 @@
-//! The meaning of requests, and their refusals.
+//! The selection of GPUs by requests, and the refusals of requests.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn named_layouts_and_entries_apply_to_unclaimed_gpus() {
 }
 
 #[test]
-fn requests_that_are_refused() {
+fn wrong_requests_are_refused_with_their_codes() {
     let mut host = host();
     host[1].state = GpuState::Degraded;
     host[1].reasons = vec!["creating 3g.40gb@4 failed: in use".to_owned()];
@@ -59,7 +59,7 @@ fn requests_that_are_refused() {
     for (what, config, request, code) in &cases {
         let error = match (plan_host(config, &host, request), what.ends_with("GPU") && *code != Code::Conflict) {
             (Err(error), false) => error,
-            // A GPU in a bad state has no plan; the others have theirs.
+            // A GPU in a bad state has no plan. The others have plans.
             (Ok(plans), _) => {
                 let bad: Vec<_> = plans.plans.into_iter().filter(|plan| plan.error.is_some()).collect();
                 assert!(bad.len() == 1 && bad[0].steps.is_empty(), "{what}: {bad:?}");
@@ -77,7 +77,7 @@ fn requests_that_are_refused() {
     }
     println!("{} requests refused", cases.len());
     insta::assert_snapshot!(shown);
-    // A request that names it ends `degraded`.
+    // A request that names the GPU clears `degraded`.
     assert!(one(&config, &host, &request(&["1"], LayoutSource::Config)).error.is_none());
     assert!(plan_host(&empty, &[], &PlanRequest::default()).unwrap_err().message.contains("no GPU"));
 }
@@ -125,7 +125,7 @@ layout = "none"
                     assert!(plans.iter().all(|plan| plan.error.is_none()), "{hint}: {plans:?}");
                     named += 1;
                 }
-                // Of several GPUs, the first one that blocks is named.
+                // If several GPUs block the request, the first one is named.
                 let rule = between(&hint, "add a rule (", &[')']).filter(|_| gpus[..] != ["all"]);
                 if let Some(rule) = rule {
                     let rule = rule.replace("\", l", "\"\nl").replace("], ", "]\n");
@@ -146,7 +146,7 @@ fn entries_or_none(text: &str) -> LayoutSource {
 }
 
 #[test]
-fn one_gpu_without_a_plan_hides_no_other() {
+fn refused_gpu_does_not_affect_plans_of_others() {
     let host = preset::gpus("mixed").unwrap();
     let plans = plan_host(&Config::default(), &host, &request(&["all"], entries("1g.10gb"))).unwrap().plans;
     let refusals: Vec<Option<&Refusal>> = plans.iter().map(|plan| plan.refusal.as_ref()).collect();
@@ -192,7 +192,7 @@ fn gpu_with_unknown_users_keeps_its_instances() {
     }
     let grown = ask("3g.40gb,1g.10gb*2");
     assert!(grown.error.is_none() && !grown.steps.is_empty(), "{:?}", grown.error);
-    // The field is absent in the output of older agents, and then true.
+    // Older versions do not output this field. Then it counts as true.
     let mut json = serde_json::to_value(&gpu).unwrap();
     assert_eq!(json.as_object_mut().unwrap().remove("processes_known"), Some(serde_json::json!(false)));
     assert!(serde_json::from_value::<Gpu>(json).unwrap().processes_known);

@@ -23,7 +23,7 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     assert_eq!(together(&alone[0]), [1, 2, 3], "GPU 4 and up hang on none");
     let stops = "[mode_change]\nservices = [\"nvidia-fabricmanager.service\"]\n";
     assert_eq!(together(&plan(&Config::parse(stops, "test").unwrap(), &gpus)), [1, 2, 3], "stopped for the reset");
-    // MIG mode goes off last: otherwise the reset would lose the new instances on the others.
+    // MIG mode must be turned off last. Otherwise the reset would destroy the new instances on the other GPUs.
     let mig = gpus[0].mig.as_mut().unwrap();
     mig.set_mode(true, true);
     let each = |gpu: &Gpu, mig| GpuLayout {
@@ -39,18 +39,18 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     assert!(error.causes[0].contains("GPU 1") && error.causes[0].contains("same operation"), "{error:?}");
     let mig = gpus[0].mig.as_mut().unwrap();
     mig.set_mode(false, false);
-    // A pending mode change of another user must not take effect through this reset.
+    // This reset must not make a pending mode change of another GPU effective.
     gpus[1].mig.as_mut().unwrap().reset_pending = true;
     let mut along = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut along);
-    assert!(along[0].error.as_ref().unwrap().causes[0].contains("MIG mode on pending"), "{along:?}");
+    assert!(along[0].error.as_ref().unwrap().causes[0].contains("pending MIG mode (on)"), "{along:?}");
     gpus[1].mig.as_mut().unwrap().reset_pending = false;
     gpus[2].processes.push(process(4711));
     without_fabric_manager(&none, &gpus, &mut alone);
     let error = alone[0].error.as_ref().unwrap();
     assert!(error.causes[0].contains("GPU 2"), "{error:?}");
     assert!(error.hint.as_deref().unwrap().contains("systemctl start nvidia-fabricmanager"), "{error:?}");
-    // Connected directly, each is reset alone.
+    // GPUs that are connected directly are reset separately.
     gpus[0].nvlink = Some(NvLink { links: 4, switched: false, peers: vec![gpus[2].pci.clone()] });
     alone = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut alone);

@@ -1,27 +1,27 @@
-//! Formats of an environment.
+//! Output formats of an environment.
 
 use std::fmt::Write as _;
 
 use super::Environment;
 
-/// Formats that an environment is written in.
+/// An output format of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// `export NAME='value'` lines for `eval` in a POSIX shell; `unset` for what does not apply.
+    /// `export NAME='value'` lines for `eval` in a POSIX shell, and `unset` for variables that do not apply.
     Shell,
-    /// The same for fish: `set -gx`, `set -e`.
+    /// The same for fish, with `set -gx` and `set -e`.
     Fish,
-    /// The same for csh and tcsh: `setenv`, `unsetenv`.
+    /// The same for csh and tcsh, with `setenv` and `unsetenv`.
     Csh,
-    /// An object.
+    /// A JSON object.
     Json,
-    /// Arguments of `docker run`, one on each line: devices, `--env` and the mounted pipe directory.
+    /// Arguments of `docker run`, one per line: the devices, `--env` options, and the mounted pipe directory.
     Docker,
     /// Lines of Slurm's TaskProlog protocol: `export NAME=value`, `unset NAME`.
     Slurm,
 }
 
-/// What `gpushctl lease env` prints in the shell format when it fails, so that `eval` fails too.
+/// The output of `gpushctl lease env` in the shell format when it fails. With it, `eval` fails too.
 pub const SHELL_FAILURE: &str = "false\n";
 
 pub(super) fn text(environment: &Environment, format: Format) -> String {
@@ -45,7 +45,7 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
             }
         }
         Format::Csh => {
-            // csh replaces the newlines of a command substitution with blanks.
+            // csh replaces newlines in the output of a command by blanks.
             for name in environment.unset() {
                 _ = writeln!(text, "unsetenv {name};");
             }
@@ -60,10 +60,10 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
         }
         Format::Docker => {
             let devices: Vec<&str> = environment.devices.iter().map(super::DeviceUuid::as_str).collect();
-            // Docker takes the list of devices as one quoted CSV field.
+            // Docker parses the list of devices as one quoted CSV field.
             _ = writeln!(text, "--gpus\n\"device={}\"", devices.join(","));
             for (name, value) in variables {
-                // The container runtime renumbers the devices that it passes.
+                // The container runtime gives new numbers to the devices that it passes to the container.
                 if name != "CUDA_VISIBLE_DEVICES" {
                     _ = writeln!(text, "--env\n{name}={value}");
                 }
@@ -71,7 +71,7 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
             if let Some(mps) = &environment.mps {
                 let path = &mps.pipe_directory.0;
                 _ = writeln!(text, "--volume\n{path}:{path}");
-                // A client and its server share memory and are identified by pid.
+                // A client and its server share memory, and identify each other by pid.
                 _ = writeln!(text, "--ipc\nhost");
             }
         }

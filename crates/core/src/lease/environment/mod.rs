@@ -1,7 +1,8 @@
 //! The environment of the processes of a lease.
 //!
-//! Every value is typed: a UUID, a path that gpushd chose, a number. No text of a user is part of it, so no value
-//! needs escaping in a shell, in a Docker command or in Slurm's TaskProlog protocol; the formats quote all the same.
+//! Every value is typed: a UUID, a path that gpushd chose, or a number. No value contains text from a user, so none
+//! needs escaping in a shell, in a Docker command or in Slurm's TaskProlog protocol. The formats quote the values
+//! anyway.
 
 use std::fmt;
 
@@ -13,7 +14,7 @@ mod variables;
 pub use format::{Format, SHELL_FAILURE};
 pub use variables::NotAnEnvironment;
 
-/// Longest path that nvidia-cuda-mps-control accepts, in bytes; with 88 it fails silently.
+/// Maximum length of a path that nvidia-cuda-mps-control accepts, in bytes. With 88 bytes it fails without a message.
 const LONGEST_PIPE_DIRECTORY: usize = 87;
 
 /// UUID of a GPU or MIG device.
@@ -81,14 +82,14 @@ impl PipeDirectory {
     }
 }
 
-/// The part of an environment that makes processes clients of an MPS daemon.
+/// The variables that make processes clients of an MPS daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpsClient {
     /// Pipe directory of the daemon.
     pub pipe_directory: PipeDirectory,
     /// Active thread percentage.
     pub percentage: Percentage,
-    /// Most device memory that one process may pin.
+    /// Maximum device memory that one process may pin.
     pub memory_limit: Option<MemoryLimit>,
     /// Priority of kernels.
     pub priority: Priority,
@@ -99,26 +100,26 @@ pub struct MpsClient {
 pub struct Environment {
     /// The lease.
     pub lease: LeaseId,
-    /// Devices that processes see, in order.
+    /// Devices that the processes may use, in order.
     pub devices: Vec<DeviceUuid>,
-    /// The MPS daemon, for leases of kind `mps`.
+    /// The MPS settings, for leases of kind `mps`.
     pub mps: Option<MpsClient>,
 }
 
 impl Environment {
-    /// Returns names and values, in a fixed order.
+    /// Returns the names and values, in a fixed order.
     #[must_use]
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let devices: Vec<&str> = self.devices.iter().map(DeviceUuid::as_str).collect();
         let mut variables = vec![
             ("CUDA_VISIBLE_DEVICES", devices.join(",")),
-            // With UUIDs it changes nothing; programs that take indexes all the same count like nvidia-smi.
+            // It has no effect on UUIDs. Programs that use indexes anyway count like nvidia-smi.
             ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()),
         ];
         if let Some(mps) = &self.mps {
             variables.push(("CUDA_MPS_PIPE_DIRECTORY", mps.pipe_directory.0.clone()));
             variables.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", mps.percentage.to_string()));
-            // The daemon sees one device and calls it 0, whatever its index is.
+            // The daemon sees only one device, which has the number 0 there.
             let limit = mps.memory_limit.map(|limit| format!("0={limit}"));
             variables.extend(limit.map(|limit| ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit)));
             variables.push(("CUDA_MPS_CLIENT_PRIORITY", mps.priority.number().to_string()));
@@ -127,7 +128,7 @@ impl Environment {
         variables
     }
 
-    /// Variables of other leases and shares that the caller's environment may have and that must go.
+    /// Returns the variables of other leases and shares that must be removed from the caller's environment.
     #[must_use]
     pub fn unset(&self) -> Vec<&'static str> {
         let set: Vec<&str> = self.variables().iter().map(|(name, _)| *name).collect();
@@ -141,7 +142,7 @@ impl Environment {
     }
 }
 
-/// Every variable that an environment can set.
+/// All variables that an environment can set.
 const ALL: [&str; 7] = [
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",

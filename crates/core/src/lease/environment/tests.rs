@@ -25,7 +25,7 @@ fn mig() -> Environment {
 }
 
 #[test]
-fn formats_of_an_mps_lease() {
+fn mps_lease_has_all_variables_in_every_format() {
     let variables = [
         ("CUDA_VISIBLE_DEVICES", GPU),
         ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
@@ -106,7 +106,7 @@ fn foreign_or_wrong_variable_is_named() {
 }
 
 #[test]
-fn fish_and_csh_have_their_own_words() {
+fn fish_and_csh_formats_use_their_own_commands() {
     let fish = mig().text(Format::Fish);
     assert!(fish.contains("set -e CUDA_MPS_PIPE_DIRECTORY\n"), "{fish}");
     assert!(fish.ends_with("set -gx GPUSH_LEASE 'L18'\n"), "{fish}");
@@ -129,9 +129,9 @@ fn hostile_value_is_refused() {
 }
 
 proptest! {
-    /// Whatever texts are offered, values stay plain: no format needs to escape anything.
+    /// For any input, the values are plain, so no format needs to escape anything.
     #[test]
-    fn values_are_plain_in_every_format(uuid in "(GPU-|MIG-)?.{0,40}", path in "/?.{0,90}", lease in any::<u64>()) {
+    fn values_never_need_escaping(uuid in "(GPU-|MIG-)?.{0,40}", path in "/?.{0,90}", lease in any::<u64>()) {
         let devices: Vec<DeviceUuid> = DeviceUuid::new(&uuid).into_iter().chain(DeviceUuid::new(GPU)).collect();
         let client = mps().mps.unwrap();
         let mps = PipeDirectory::new(&path).ok().map(|pipe_directory| MpsClient { pipe_directory, ..client });

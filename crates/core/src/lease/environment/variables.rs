@@ -1,7 +1,7 @@
-//! An environment as names and values, read back into typed values.
+//! Parses the names and values of an environment into typed values.
 //!
-//! gpushd sends the environment of a lease as names and values. A client that prints or sets them reads them into
-//! an [`Environment`] first, so that only plain values reach a shell.
+//! gpushd sends the environment of a lease as names and values. A client that prints or sets them first parses them
+//! into an [`Environment`], so that only plain values reach a shell.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use gpush_api::{MemoryLimit, Percentage, Priority};
 
 use super::{DeviceUuid, Environment, MpsClient, PipeDirectory};
 
-/// A variable that an environment of a lease cannot have.
+/// The error about a variable that an environment of a lease cannot have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotAnEnvironment {
     /// Name of the variable that is missing, unknown or wrong.
@@ -25,10 +25,10 @@ impl fmt::Display for NotAnEnvironment {
 impl std::error::Error for NotAnEnvironment {}
 
 impl Environment {
-    /// Reads names and values in any order; the inverse of [`Environment::variables`].
+    /// Parses names and values in any order. The inverse of [`Environment::variables`].
     ///
     /// # Errors
-    /// A variable is missing or unknown, or its value is not of its type.
+    /// A variable is missing or unknown, or its value has the wrong type.
     pub fn from_variables(variables: &[(String, String)]) -> Result<Self, NotAnEnvironment> {
         let wrong = |name: &str| NotAnEnvironment { name: name.to_owned() };
         if let Some((name, _)) = variables.iter().find(|(name, _)| !super::ALL.contains(&name.as_str())) {
@@ -61,7 +61,7 @@ impl Environment {
     }
 }
 
-/// Reads `0=8192M`: the limit of the only device that the daemon sees.
+/// Parses `0=8192M`: the limit of the only device that the daemon sees.
 fn memory_limit(value: &str) -> Result<MemoryLimit, NotAnEnvironment> {
     let limit = value.strip_prefix("0=").and_then(|limit| limit.parse().ok());
     limit.ok_or_else(|| NotAnEnvironment { name: "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT".to_owned() })

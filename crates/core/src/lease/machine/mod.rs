@@ -1,4 +1,4 @@
-//! The life of one lease, as a pure state machine: events in, effects out. The caller executes the effects.
+//! The states of one lease, as a pure state machine: events in, effects out. The caller executes the effects.
 //!
 //! ```text
 //!  Queued ──Reserved──► Granting ──Committed──► Active ──released, expired, revoked, ──► Releasing
@@ -10,12 +10,12 @@
 //!  Ended ◄───────────────┴──────────────────────────────────────────────────────────────── Ended
 //! ```
 //!
-//! - The holder is admitted in `Active` only, and `Active` follows a durable grant only.
-//! - Capacity is reserved from `Granting` on and becomes free once: when the grant is known to have failed, or when
-//!   the end is durable. An end is recorded only after every source listed no process of the lease.
-//! - A request to end a lease in `Granting` waits for the outcome of the grant, because a commit or a driver call
-//!   may still take effect.
-//! - `Releasing` has no time limit. The first reason stays; a later revocation can still end the processes.
+//! - The holder has access only in `Active`. A lease becomes `Active` only after the grant is durable.
+//! - Capacity is reserved from `Granting` on, and is freed once: when the grant has certainly failed, or when the end
+//!   is durable. An end is recorded only after all sources have reported that no process of the lease is left.
+//! - A request to end a lease in `Granting` waits for the outcome of the grant, because a commit or a driver call may
+//!   still take effect.
+//! - `Releasing` has no time limit. The first reason stays, but a later revocation can still end the processes.
 //! - An event that does not fit the state is late or repeated, and changes nothing. `Ended` is final.
 //! - After a reboot no process of the lease exists, so nothing is probed.
 
@@ -54,7 +54,8 @@ fn queued(recorded: bool, event: Event) -> (State, Vec<Effect>) {
         Event::WaitTimedOut => end(EndReason::TimedOut),
         Event::Revoked(_) => end(EndReason::Revoked),
         Event::Rebooted => end(EndReason::Rebooted),
-        // After the loss of one GPU, the request still waits for the others. The end time counts from the grant.
+        // If one GPU is lost, the request still waits for others. The end time counts from the grant, so it cannot
+        // expire yet.
         Event::GpuLost
         | Event::Expired(_)
         | Event::Committed
@@ -82,7 +83,8 @@ fn grant(granting: Granting, event: Event) -> (State, Vec<Effect>) {
     match event {
         Event::Committed => match granting.abort {
             None => (State::Active, vec![Effect::OpenAdmission, Effect::ReportGrant]),
-            // The holder was never admitted, but a MIG device or an environment may have been found by other means.
+            // The holder never had access. But the release is still needed, because the holder may have found a MIG
+            // device or an environment in another way.
             Some(reason) => start_release(reason, ProcessEnding::No, false),
         },
         Event::CommitFailed => {
@@ -140,7 +142,7 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
         Event::Probed(remaining) => match releasing.step {
             ReleaseStep::Processes if remaining.is_none() => record(Releasing { remaining, ..releasing }),
             ReleaseStep::Processes => stay(Releasing { remaining, ..releasing }),
-            // Admission was closed before the first probe, so an empty lease stays empty.
+            // Admission was closed before the first probe, so no new process can appear.
             ReleaseStep::Recording | ReleaseStep::Retry => stay(releasing),
         },
         Event::EndRecorded => match releasing.step {
@@ -160,7 +162,7 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
                 let effects = notify(ending).into_iter().collect();
                 (State::Releasing(Releasing { ending, ..releasing }), effects)
             }
-            // The times that the holder was notified of stay.
+            // Keep the times that the holder was told.
             _ => stay(releasing),
         },
         Event::Rebooted => match releasing.step {

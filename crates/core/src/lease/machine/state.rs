@@ -12,50 +12,50 @@ pub type Instant = Duration;
 pub enum State {
     /// The lease has no capacity yet.
     Queued {
-        /// Whether the database has a record of it.
+        /// Whether the database contains the lease.
         recorded: bool,
     },
-    /// Its capacity is reserved in memory.
+    /// The capacity is reserved in memory.
     Granting(Granting),
-    /// The grant is recorded and the holder is admitted.
+    /// The grant is recorded, and the holder has access.
     Active,
-    /// Admission is closed; the capacity is still reserved.
+    /// Admission is closed, and the capacity is still reserved.
     Releasing(Releasing),
-    /// The capacity is free. Final.
+    /// The capacity is free. Final state.
     Ended(EndReason),
 }
 
 /// A grant in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Granting {
-    /// What grants it.
+    /// How it is granted.
     pub by: GrantBy,
-    /// Whether the database had a record of the lease before.
+    /// Whether the database already contained the lease.
     pub recorded: bool,
-    /// Why the lease ends as soon as the outcome of the grant is known.
+    /// If set, the lease ends for this reason as soon as the outcome of the grant is known.
     pub abort: Option<EndReason>,
 }
 
-/// What grants a lease.
+/// How a lease is granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GrantBy {
-    /// A single commit, used when all targets exist.
+    /// By a single commit, if all targets exist.
     Commit,
-    /// An operation that creates the MIG devices. The lease is recorded as `granting` with the begin of the
-    /// operation, and as `active` with its end.
+    /// By an operation that creates the MIG devices. The commit that begins the operation records the lease as
+    /// `granting`, and the commit that ends it records the lease as `active`.
     Operation,
 }
 
-/// The end of a lease in progress.
+/// A release in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Releasing {
-    /// Why it ends. The first reason stays.
+    /// Why the lease ends. The first reason stays.
     pub reason: EndReason,
-    /// What it waits for.
+    /// The current step.
     pub step: ReleaseStep,
-    /// What is known about its processes.
+    /// The known processes of the lease.
     pub remaining: Remaining,
-    /// How far gpushd is with ending its processes.
+    /// How gpushd ends its processes.
     pub ending: ProcessEnding,
 }
 
@@ -64,31 +64,32 @@ pub struct Releasing {
 pub enum ReleaseStep {
     /// Processes of the lease may still run.
     Processes,
-    /// No process is left; the end is being recorded.
+    /// No process is left, and the end is being recorded.
     Recording,
-    /// No process is left; the end could not be recorded and is tried again at the next [`Event::Tick`].
+    /// No process is left, but recording the end failed. The next [`Event::Tick`] retries it.
     Retry,
 }
 
-/// Processes of a lease that are left, by source; `None` where the source does not answer.
+/// Number of remaining processes of a lease, by source; `None` if the source does not answer.
 ///
-/// A process is missing from each source at some time: from the driver's and the daemon's list between its start
-/// and `cuInit`, from the cgroup when it was moved out. So the lease ends only when all three are empty.
+/// Each source misses processes at some time. Between its start and `cuInit`, a process is not in the lists of the
+/// driver and the daemon. After it was moved, it is not in the cgroup. So the lease ends only when all three sources
+/// report none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Remaining {
-    /// Processes in the cgroup of the lease, or the process that it is bound to.
+    /// Processes in the cgroup of the lease; for a lease bound to a process, that process.
     pub bound: Option<u32>,
-    /// Processes of the holder on the lease's targets, by the driver.
+    /// Processes of the holder on the lease's targets, as the driver lists them.
     pub driver: Option<u32>,
-    /// Clients of the lease, by the MPS daemon.
+    /// Clients of the lease, as the MPS daemon lists them.
     pub daemon: Option<u32>,
 }
 
 impl Remaining {
-    /// All sources answered, and none reports a process.
+    /// All sources answered, and none reported a process.
     pub const NONE: Self = Self { bound: Some(0), driver: Some(0), daemon: Some(0) };
 
-    /// Whether all sources answered and none lists a process.
+    /// Returns whether all sources answered and none reported a process.
     #[must_use]
     pub fn is_none(self) -> bool {
         self == Self::NONE
@@ -104,10 +105,10 @@ pub struct EndProcesses {
     pub grace: Duration,
 }
 
-/// How far gpushd is with ending the processes of a lease.
+/// The state of ending the processes of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ProcessEnding {
-    /// Processes may run to their end.
+    /// Processes may run as long as they like.
     #[default]
     No,
     /// The holder was notified; SIGTERM follows.
@@ -126,24 +127,24 @@ pub enum ProcessEnding {
     Killed,
 }
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The database has a record of the queued lease.
+    /// The queued lease was recorded in the database.
     QueueRecorded,
     /// Capacity was reserved in memory.
     Reserved(GrantBy),
     /// The grant is durable.
     Committed,
-    /// The grant is not in the database, and never will be.
+    /// The grant is not in the database, and cannot get there later.
     CommitFailed,
     /// The operation failed or was rolled back. Its last commit recorded the end of the lease.
     OperationFailed,
     /// The holder released or cancelled the lease, or its waiting client disconnected.
     Released,
-    /// The process, scope or job that the lease is bound to ended.
+    /// The process, scope or job that the lease depends on ended.
     BindingEnded,
-    /// It waited as long as the request allows.
+    /// The maximum waiting time of the request has passed.
     WaitTimedOut,
     /// Its end time was reached.
     Expired(Option<EndProcesses>),
@@ -151,7 +152,7 @@ pub enum Event {
     Revoked(Option<EndProcesses>),
     /// One of its GPUs was lost.
     GpuLost,
-    /// The lease was granted on an earlier boot.
+    /// The host was rebooted since the lease was granted.
     Rebooted,
     /// A probe of its processes finished.
     Probed(Remaining),
@@ -159,11 +160,11 @@ pub enum Event {
     EndRecorded,
     /// The end could not be recorded.
     EndNotRecorded,
-    /// Time passed: [`State::due`] was reached, or a retry is due.
+    /// The time of [`State::due`] has come, or a retry is due.
     Tick,
 }
 
-/// What the caller does next, in order.
+/// An action that the caller must execute. Actions are in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Record the lease as active, with its members, in one commit.
@@ -172,15 +173,15 @@ pub enum Effect {
     BeginOperation,
     /// Cancel the operation.
     CancelOperation,
-    /// Admit the holder to the targets.
+    /// Grant the holder access to the targets.
     OpenAdmission,
-    /// Admit no new process of the holder.
+    /// Let no new process of the holder use the targets.
     CloseAdmission,
     /// Record that the lease is releasing, and why.
     RecordReleasing(EndReason),
-    /// Probe the processes of the lease, now and at each change, and report them as [`Event::Probed`].
+    /// Probe the processes of the lease now and at each change, and report the results as [`Event::Probed`].
     WatchProcesses,
-    /// Notify the holder when the processes of the lease end.
+    /// Tell the holder when the processes of the lease will be ended.
     Notify(Instant),
     /// Send SIGTERM to the processes of the lease.
     Terminate,
@@ -209,13 +210,13 @@ impl State {
         }
     }
 
-    /// Whether processes of the holder may start to use the targets.
+    /// Returns whether processes of the holder may start to use the targets.
     #[must_use]
     pub fn admits(&self) -> bool {
         matches!(self, Self::Active)
     }
 
-    /// Why it ends or ended.
+    /// Returns why the lease ends or ended.
     #[must_use]
     pub fn reason(&self) -> Option<EndReason> {
         match self {
@@ -238,10 +239,10 @@ impl State {
         }
     }
 
-    /// The state in which an agent that starts takes over a recorded lease.
+    /// Returns the state in which a starting gpushd adopts a recorded lease.
     ///
-    /// A queued lease has lost its waiting client and is cancelled. A granting lease waits until gpushd has recovered
-    /// its operation. Of a releasing one nothing is known before it is probed.
+    /// A queued lease has lost its waiting client, so the caller cancels it. A granting lease waits until gpushd has
+    /// recovered its operation. For a releasing lease, the remaining processes are unknown until the first probe.
     #[must_use]
     pub fn restored(recorded: LeaseState, reason: Option<EndReason>) -> Self {
         match recorded {

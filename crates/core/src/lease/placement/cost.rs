@@ -1,4 +1,4 @@
-//! The cost of a placement: a list of counts, the most important first. Costs of several GPUs are added; two costs are
+//! The cost of a placement: a list of counts, the most important first. Costs of several GPUs are added. Two costs are
 //! compared count by count.
 
 use std::ops::Add;
@@ -12,26 +12,26 @@ pub(super) struct Cost([u32; 9]);
 /// The parts of a cost.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Parts {
-    /// Instances and shares in use that must end first: above zero in reservations only.
+    /// Instances and shares in use that must end first. Above zero only in reservations.
     pub(super) blocked: u32,
-    /// Free GPU instances destroyed.
+    /// Free GPU instances that are destroyed.
     pub(super) destroyed: u32,
-    /// Memory slices of those.
+    /// Memory slices of the destroyed instances.
     pub(super) destroyed_slices: u32,
-    /// Size of what is granted: memory slices, compute slices, engines.
+    /// Size of the granted devices: memory slices, compute slices, engines.
     pub(super) size: [u32; 3],
-    /// Instances created.
+    /// Instances that are created.
     pub(super) created: u32,
     /// (Profile, placement) pairs that become impossible.
     pub(super) lost: u32,
-    /// Free memory slices on the chosen GPUs. A lower number means fuller GPUs.
+    /// Free memory slices on the chosen GPUs. A lower number means that fuller GPUs are used.
     pub(super) free: u32,
-    /// Occupied memory slices that each member meets on its GPU.
+    /// Sum over all members of the memory slices that are already occupied on the member's GPU.
     pub(super) load: u32,
 }
 
 impl Parts {
-    /// Orders the parts as the policy says.
+    /// Orders the parts by the policy.
     pub(super) fn cost(self, policy: Policy) -> Cost {
         let [memory, compute, engines] = self.size;
         let (first, second) = match policy {

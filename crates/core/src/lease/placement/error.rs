@@ -1,19 +1,19 @@
-//! Why a request has no assignment.
+//! Why a request cannot be placed.
 
 use gpush_api::LeaseKind;
 
 use crate::nearest::nearest_few;
 
-use super::{Closed, GpuOffer, Host, Policy, Wanted, WantedDevice, WantedShare, gang};
+use super::{Closed, GpuOffer, Host, MpsOffer, Policy, Wanted, WantedDevice, WantedShare, gang};
 
-/// Why there is no assignment.
+/// Why a request cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoAssignment {
     /// None of the GPUs offers this kind.
     NotOffered {
         /// The kind.
         kind: LeaseKind,
-        /// What they offer.
+        /// Kinds that the GPUs offer.
         offered: Vec<LeaseKind>,
     },
     /// None of the GPUs has the profile.
@@ -23,32 +23,53 @@ pub enum NoAssignment {
         /// Profiles with a similar name.
         nearest: Vec<String>,
     },
-    /// The GPUs could not meet the request if all of them were empty.
+    /// The GPUs could not fulfil the request even if all of them were empty.
     TooLarge {
-        /// How many members they could hold when empty.
+        /// How many members the empty GPUs can hold.
         most: usize,
     },
-    /// The capacity is in use now.
+    /// The capacity is currently in use.
     Busy {
-        /// What is in the way, by GPU. GPUs that do not offer the kind are left out.
+        /// The obstacles, by GPU index. GPUs that do not offer the kind are omitted.
         obstacles: Vec<(u32, Obstacle)>,
+        /// The largest share of the kind that is free; `None` when nothing is free, or all shares are alike.
+        largest: Option<LargestFree>,
     },
 }
 
-/// Why one GPU does not meet a request now.
+/// The largest share that is free.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LargestFree {
+    /// A part of an MPS target, in tenths of a percent.
+    Percentage {
+        /// Index of its GPU.
+        gpu: u32,
+        /// Size.
+        tenths: u32,
+    },
+    /// A MIG device.
+    Device {
+        /// Index of its GPU.
+        gpu: u32,
+        /// Profile of its compute instance.
+        profile: String,
+    },
+}
+
+/// Why one GPU cannot fulfil a request now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Nothing is granted on it.
+    /// It accepts no grants.
     Closed(Closed),
-    /// What it offers is in use or reserved.
+    /// Its capacity is in use or reserved.
     InUse,
-    /// Its MPS daemons serve other users. The uid of one of them.
+    /// Its MPS daemons serve other users; the uid of one of them.
     OtherUser(u32),
-    /// It has capacity for this many members: too few for the gang.
+    /// It has capacity for only this many members of the gang.
     Partly(usize),
 }
 
-/// Finds the reason.
+/// Finds the reason why a request cannot be placed.
 pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignment {
     let kind = wanted.share.kind();
     let selected = |gpu: &&GpuOffer| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
@@ -68,7 +89,43 @@ pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignm
         return NoAssignment::TooLarge { most };
     }
     let offering = selected.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
-    NoAssignment::Busy { obstacles: offering.map(|gpu| (gpu.index, obstacle(gpu, wanted, policy))).collect() }
+    let obstacles = offering.map(|gpu| (gpu.index, obstacle(gpu, wanted, policy))).collect();
+    NoAssignment::Busy { obstacles, largest: largest_free(&selected, wanted) }
+}
+
+fn largest_free(host: &Host, wanted: &Wanted) -> Option<LargestFree> {
+    let open = host.gpus.iter().filter(|gpu| gpu.closed.is_none());
+    match wanted.share {
+        WantedShare::Mps { .. } => {
+            let targets = open.flat_map(|gpu| gpu.mps.iter().map(move |mps| (gpu.index, mps)));
+            let fits = |(_, mps): &(u32, &MpsOffer)| {
+                wanted.targets.as_ref().is_none_or(|targets| targets.contains(&mps.target))
+                    && mps.user.is_none_or(|user| user == wanted.holder)
+                    && mps.leases < mps.most_leases
+            };
+            // One lease has at most the whole target, also where the leases together may have more.
+            let free = |mps: &MpsOffer| mps.capacity_tenths.saturating_sub(mps.taken_tenths).min(1000);
+            let sizes = targets.filter(fits).map(|(gpu, mps)| (free(mps), gpu)).filter(|(tenths, _)| *tenths > 0);
+            // The first GPU of several.
+            let (tenths, gpu) = sizes.max_by_key(|(tenths, gpu)| (*tenths, std::cmp::Reverse(*gpu)))?;
+            Some(LargestFree::Percentage { gpu, tenths })
+        }
+        WantedShare::Mig(_) => {
+            let instances = open.flat_map(|gpu| {
+                let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+                instances.map(move |instance| (gpu.index, instance))
+            });
+            let grantable = instances.filter(|(_, instance)| !instance.busy && !instance.clearing);
+            let devices = grantable.flat_map(|(gpu, instance)| {
+                let free = instance.devices.iter().filter(|device| device.free);
+                // Whole instances come before parts of instances of the same size.
+                free.map(move |device| (instance.placement.size, device.whole, std::cmp::Reverse(gpu), device))
+            });
+            let (_, _, gpu, device) = devices.max_by_key(|(size, whole, gpu, _)| (*size, *whole, *gpu))?;
+            Some(LargestFree::Device { gpu: gpu.0, profile: device.profile.clone() })
+        }
+        WantedShare::Timeslice | WantedShare::Whole => None,
+    }
 }
 
 fn unknown_profile(host: &Host, profile: &str) -> Option<NoAssignment> {
@@ -100,7 +157,7 @@ fn obstacle(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> Obstacle {
 }
 
 impl WantedShare {
-    /// The kind of lease.
+    /// Returns the kind of lease.
     #[must_use]
     pub fn kind(&self) -> LeaseKind {
         match self {

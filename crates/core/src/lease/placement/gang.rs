@@ -1,7 +1,7 @@
-//! The best distribution of a request's members over GPUs.
+//! The best distribution of a request's members over GPUs. A gang is placed completely or not at all.
 //!
-//! Costs of GPUs are added, so dynamic programming finds the best distribution: for each GPU and each number of members
-//! still to place, how many this GPU holds. A gang is all or nothing.
+//! The costs of GPUs are added, so dynamic programming finds the best distribution: for each GPU and each number of
+//! remaining members, it computes how many of them this GPU gets.
 
 use super::{
     Assignment, Blocked, Closed, GpuOffer, Host, Member, Policy, Wanted, WantedShare,
@@ -9,7 +9,7 @@ use super::{
     mig, single,
 };
 
-/// A way to hold some members on one GPU.
+/// A way to place some members on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Way {
     pub(super) cost: Cost,
@@ -18,7 +18,7 @@ pub(super) struct Way {
     pub(super) destroys: Vec<(u32, u32)>,
 }
 
-/// The best assignment, or `None` when there is none.
+/// Returns the best assignment; `None` if there is none.
 pub(super) fn best(host: &Host, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Option<Assignment> {
     let count = wanted.count;
     let mut gpus: Vec<&GpuOffer> = host.gpus.iter().filter(|gpu| may_use(gpu, wanted, blocked)).collect();
@@ -34,7 +34,7 @@ pub(super) fn best(host: &Host, wanted: &Wanted, policy: Policy, blocked: Blocke
     Some(assignment)
 }
 
-/// Number of members that a GPU alone can hold now, at most those requested.
+/// Returns how many members one GPU alone can hold now, at most the requested number.
 pub(super) fn capacity(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> usize {
     ways_on(gpu, wanted, policy, Blocked::Never).iter().rposition(Option::is_some).unwrap_or(0)
 }
@@ -42,7 +42,7 @@ pub(super) fn capacity(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> usize
 /// Returns the cheapest way to place 0, 1, 2 … members on one GPU.
 fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
     let mut ways = match &wanted.share {
-        WantedShare::Mig(device) => mig::ways(gpu, device, wanted.target.as_deref(), wanted.count, policy, blocked),
+        WantedShare::Mig(device) => mig::ways(gpu, device, wanted.targets.as_ref(), wanted.count, policy, blocked),
         WantedShare::Mps { .. } | WantedShare::Timeslice | WantedShare::Whole => {
             single::ways(gpu, wanted, policy, blocked)
         }
@@ -56,7 +56,8 @@ fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) ->
     ways
 }
 
-/// Whether the request may use a GPU at all. A claimed one can be reserved: its operation ends.
+/// Returns whether the request may use a GPU. A GPU that an operation has claimed can only be reserved, because the
+/// operation will end.
 fn may_use(gpu: &GpuOffer, wanted: &Wanted, blocked: Blocked) -> bool {
     let selected = wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
     selected
@@ -67,9 +68,10 @@ fn may_use(gpu: &GpuOffer, wanted: &Wanted, blocked: Blocked) -> bool {
         }
 }
 
-/// The number of members for each GPU at the least cost. Among equals, earlier GPUs hold more.
+/// Returns the number of members on each GPU with the least cost. Among equal distributions, earlier GPUs get more.
 fn distribute(ways: &[Vec<Option<Way>>], count: usize) -> Option<Vec<usize>> {
-    // For the GPUs from each one on: the least cost for each number of members, and how many this GPU holds then.
+    // `least[gpu][number]` is the least cost of placing `number` members on this GPU and the following ones, with the
+    // number of members on this GPU.
     let mut least: Vec<Vec<Option<(Cost, usize)>>> = vec![vec![None; count + 1]; ways.len() + 1];
     least[ways.len()][0] = Some((Cost::default(), 0));
     for (gpu, ways) in ways.iter().enumerate().rev() {

@@ -1,7 +1,7 @@
-//! What the GPUs of a host offer to leases, and what is occupied.
+//! The offers of the GPUs of a host to leases, and the occupied capacity.
 //!
-//! The caller builds it from one snapshot of the host state, the leases included. Placement reads nothing else, so
-//! the same snapshot always gives the same answer.
+//! The caller builds a [`Host`] from one snapshot of the host state, including its leases. Placement uses nothing else,
+//! so the same snapshot always gives the same result.
 
 use std::sync::Arc;
 
@@ -16,26 +16,26 @@ pub struct Host {
     pub gpus: Vec<GpuOffer>,
 }
 
-/// What one GPU offers.
+/// The offers of one GPU.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GpuOffer {
     /// Index.
     pub index: u32,
     /// `GPU-<uuid>`.
     pub uuid: String,
-    /// Why nothing is granted on it now.
+    /// Why the GPU accepts no grants now; `None` if it does.
     pub closed: Option<Closed>,
-    /// MIG devices.
+    /// MIG devices, if the GPU offers any.
     pub mig: Option<MigOffer>,
     /// Targets that are shared through MPS: the GPU, or MIG devices on it.
     pub mps: Vec<MpsOffer>,
-    /// Time-slice replicas.
+    /// Time-slice replicas, if the GPU offers any.
     pub timeslice: Option<TimesliceOffer>,
-    /// The GPU as a whole.
+    /// The whole GPU, if it is offered.
     pub whole: Option<WholeOffer>,
 }
 
-/// Why nothing is granted on a GPU now.
+/// Why a GPU accepts no grants now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
     /// An administrator or a fault cordoned it.
@@ -46,16 +46,16 @@ pub enum Closed {
     NotReady,
 }
 
-/// The MIG side of a GPU.
+/// The MIG devices that a GPU offers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MigOffer {
-    /// What the GPU can hold.
+    /// Geometry of the GPU.
     pub geometry: Arc<Geometry>,
     /// Whether instances are created on demand.
     pub dynamic: bool,
-    /// GPU instances by placement.
+    /// GPU instances, sorted by placement.
     pub instances: Vec<Instance>,
-    /// Instances that the heads of the queue will create, by profile id and placement.
+    /// Instances that the first entries of the queue will create, by profile id and placement.
     pub reserved: Vec<(u32, Placement)>,
 }
 
@@ -68,18 +68,18 @@ pub struct Instance {
     pub profile_id: u32,
     /// Placement in memory slices.
     pub placement: Placement,
-    /// Whether another program created it: it is never destroyed for a lease.
+    /// Whether another program created it. Then it is never destroyed for a lease.
     pub foreign: bool,
-    /// Whether it is in use in a way that no device shows.
+    /// Whether it is in use in a way that its devices do not show.
     pub busy: bool,
-    /// Whether a waiting request will destroy it: its devices are not granted.
+    /// Whether a waiting request will destroy it. Then its devices are not granted.
     pub clearing: bool,
     /// MIG devices.
     pub devices: Vec<Device>,
 }
 
 impl Instance {
-    /// Whether nothing of it is in use.
+    /// Returns whether no part of it is in use.
     #[must_use]
     pub fn is_free(&self) -> bool {
         !self.busy && self.devices.iter().all(|device| device.free)
@@ -91,11 +91,11 @@ impl Instance {
 pub struct Device {
     /// `MIG-<uuid>`.
     pub uuid: String,
-    /// Compute instance profile: `1g.10gb`, or `1c.3g.40gb` for a part of its GPU instance.
+    /// Compute instance profile: `1g.10gb`, or `1c.3g.40gb` for a part of the GPU instance.
     pub profile: String,
-    /// Whether it is all of its GPU instance.
+    /// Whether it occupies the whole GPU instance.
     pub whole: bool,
-    /// Whether no lease, process, MPS daemon or reservation has it.
+    /// Whether it is not in use: no lease, process, MPS daemon or reservation holds it.
     pub free: bool,
 }
 
@@ -104,40 +104,40 @@ pub struct Device {
 pub struct MpsOffer {
     /// UUID of the GPU or MIG device.
     pub target: String,
-    /// Its memory, MiB.
+    /// Memory of the target in MiB.
     pub memory_mib: u64,
-    /// Most that all leases together may have, tenths of a percent: over 1000 they oversubscribe.
+    /// Maximum share of all leases together, in tenths of a percent. Above 1000 they oversubscribe the target.
     pub capacity_tenths: u32,
-    /// What leases and reservations have, tenths of a percent.
+    /// Share of current leases and reservations, in tenths of a percent.
     pub taken_tenths: u32,
-    /// Leases and reservations on it.
+    /// Number of leases and reservations on the target.
     pub leases: u32,
-    /// Most leases on it: each has at least one client.
+    /// Maximum number of leases. Each has at least one client.
     pub most_leases: u32,
-    /// Percentage of a lease that names none.
+    /// Percentage of a lease whose request does not contain one.
     pub default: Percentage,
-    /// The user whose daemon it is now; `None` while it is idle or serves several users.
+    /// The user that the daemon serves now; `None` if it is idle or serves several users.
     pub user: Option<u32>,
 }
 
 /// Time-slice replicas of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimesliceOffer {
-    /// All.
+    /// Number of all replicas.
     pub replicas: u32,
-    /// Those with a lease or reservation.
+    /// Number of replicas with a lease or a reservation.
     pub taken: u32,
 }
 
 /// A GPU that is leased as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WholeOffer {
-    /// Whether no lease, process or reservation has it.
+    /// Whether it is not in use: no lease, process or reservation holds it.
     pub free: bool,
 }
 
 impl GpuOffer {
-    /// Kinds of lease that the GPU offers, used up or not.
+    /// Returns the kinds of leases that the GPU offers, even if their capacity is used up.
     pub fn kinds(&self) -> impl Iterator<Item = LeaseKind> {
         let kinds = [
             self.mig.is_some().then_some(LeaseKind::Mig),
@@ -148,14 +148,14 @@ impl GpuOffer {
         kinds.into_iter().flatten()
     }
 
-    /// The GPU without leases, processes, reservations, and reasons against a grant. Shows whether a request can
-    /// ever be met.
+    /// Returns the GPU without leases, processes, reservations, and reasons against a grant. It shows whether a request
+    /// can ever be fulfilled.
     pub(super) fn emptied(&self) -> Self {
         let mut empty = Self { closed: None, ..self.clone() };
         if let Some(mig) = &mut empty.mig {
             mig.reserved.clear();
             for instance in &mut mig.instances {
-                // Another program can remove what it created.
+                // Other programs can destroy the instances that they created.
                 (instance.busy, instance.clearing, instance.foreign) = (false, false, false);
                 instance.devices.iter_mut().for_each(|device| device.free = true);
             }
@@ -170,7 +170,7 @@ impl GpuOffer {
 }
 
 impl Host {
-    /// Kinds of lease that the GPUs offer, sorted.
+    /// Returns the kinds of leases that the GPUs offer, sorted.
     #[must_use]
     pub fn kinds(&self) -> Vec<LeaseKind> {
         let mut kinds: Vec<LeaseKind> = self.gpus.iter().flat_map(GpuOffer::kinds).collect();
@@ -179,7 +179,7 @@ impl Host {
         kinds
     }
 
-    /// The host without what occupies it; see [`GpuOffer::emptied`].
+    /// Returns the host with all GPUs empty; see [`GpuOffer::emptied`].
     pub(super) fn emptied(&self) -> Self {
         Self { gpus: self.gpus.iter().map(GpuOffer::emptied).collect() }
     }

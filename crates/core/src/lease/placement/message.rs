@@ -1,14 +1,14 @@
-//! Messages about requests without an assignment.
+//! Error messages about requests that cannot be placed.
 
 use gpush_api::{ApiError, Code, LeaseKind};
 
-use super::{Closed, NoAssignment, Obstacle, Wanted};
+use super::{Closed, LargestFree, NoAssignment, Obstacle, Wanted};
 
-/// Most GPUs that a message names.
+/// Maximum number of GPUs that a message names.
 const MOST_NAMED: usize = 16;
 
 impl NoAssignment {
-    /// Returns the error for the caller. The agent adds who holds the capacity.
+    /// Returns the error for the caller. gpushd adds who holds the capacity.
     #[must_use]
     pub fn error(&self, wanted: &Wanted) -> ApiError {
         let what = match (wanted.share.kind(), wanted.count) {
@@ -48,7 +48,7 @@ impl NoAssignment {
                 error(Code::BadRequest, format!("the GPUs have room for {most}, even when they are idle"))
                     .hint(format!("request {most} or fewer"))
             }
-            Self::Busy { obstacles } => {
+            Self::Busy { obstacles, largest } => {
                 let mut error = error(Code::Blocked, "the capacity is in use".to_owned()).retryable();
                 for (gpu, obstacle) in obstacles.iter().take(MOST_NAMED) {
                     error = error.cause(cause(*gpu, *obstacle, wanted.count));
@@ -56,9 +56,29 @@ impl NoAssignment {
                 if let Some(more) = obstacles.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
                     error = error.cause(format!("{more} more GPUs are in use"));
                 }
-                error.hint("add `--wait` to wait for it")
+                match largest {
+                    None => error.hint("add `--wait` to wait for it"),
+                    Some(LargestFree::Percentage { gpu, tenths }) => {
+                        let percent = percent(*tenths);
+                        error
+                            .cause(format!("at most {percent} % is free, on GPU {gpu}"))
+                            .hint(format!("request {percent} % or less, or add `--wait`"))
+                    }
+                    Some(LargestFree::Device { gpu, profile }) if wanted.count == 1 => error
+                        .cause(format!("the largest free MIG device is {profile}, on GPU {gpu}"))
+                        .hint(format!("request {profile}, or add `--wait`")),
+                    Some(LargestFree::Device { .. }) => error.hint("request fewer, or add `--wait`"),
+                }
             }
         }
+    }
+}
+
+/// Tenths of a percent as users write them: `12.5`.
+fn percent(tenths: u32) -> String {
+    match tenths % 10 {
+        0 => (tenths / 10).to_string(),
+        rest => format!("{}.{rest}", tenths / 10),
     }
 }
 

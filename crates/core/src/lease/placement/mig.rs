@@ -1,8 +1,10 @@
-//! The best ways to hold 0, 1, 2 … members on one GPU with MIG devices.
+//! The best ways to place 0, 1, 2 … members on one GPU with MIG devices.
 //!
-//! Options are the devices that meet the request and, on a dynamic GPU, the places where an instance that meets it
-//! can be created. Sets of options are tried in rising order, so none is tried twice; disjoint placements keep
-//! their number small (298 on an A100).
+//! The options are the existing devices that fulfil the request. On a dynamic GPU, the placements of possible new
+//! instances are options too. Sets of options are tried in ascending order, so no set is tried twice. Placements must
+//! not overlap, so the number of sets is small: 298 on an A100.
+
+use std::collections::BTreeSet;
 
 use gpush_api::Placement;
 
@@ -19,7 +21,7 @@ use super::{
     size::rank,
 };
 
-/// Something that one member can be.
+/// An option for one member.
 enum Choice<'a> {
     /// An existing device: position of its instance, and its UUID.
     Device { instance: usize, uuid: &'a str, free: bool, size: [u32; 3] },
@@ -27,17 +29,17 @@ enum Choice<'a> {
     Create { profile: &'a Profile, spot: &'a Spot },
 }
 
-/// The best way for each number of members, from 0 to `most`; `None` where there is none.
+/// Returns the best way for each number of members, from 0 to `most`; `None` if there is no way.
 pub(super) fn ways(
     gpu: &GpuOffer,
     wanted: &WantedDevice,
-    target: Option<&str>,
+    targets: Option<&BTreeSet<String>>,
     most: usize,
     policy: Policy,
     blocked: Blocked,
 ) -> Vec<Option<Way>> {
     let Some(mig) = &gpu.mig else { return vec![Some(Way::default())] };
-    let options = options(mig, wanted, target, blocked);
+    let options = options(mig, wanted, targets, blocked);
     let most = most.min(options.len());
     let before = Room::of(mig, &[], &[]);
     let mut best = vec![None; most + 1];
@@ -46,12 +48,19 @@ pub(super) fn ways(
     best
 }
 
-fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, target: Option<&str>, blocked: Blocked) -> Vec<Choice<'a>> {
+fn options<'a>(
+    mig: &'a MigOffer,
+    wanted: &WantedDevice,
+    targets: Option<&BTreeSet<String>>,
+    blocked: Blocked,
+) -> Vec<Choice<'a>> {
     let mut options = Vec::new();
     for (position, instance) in mig.instances.iter().enumerate() {
         let profile = mig.geometry.profile(instance.profile_id);
         let reserved = mig.reserved.iter().any(|(_, placement)| placement.overlaps(instance.placement));
-        for device in instance.devices.iter().filter(|device| target.is_none_or(|target| device.uuid == target)) {
+        for device in
+            instance.devices.iter().filter(|device| targets.is_none_or(|targets| targets.contains(&device.uuid)))
+        {
             let meets = match profile {
                 Some(profile) if device.whole => wanted.is_met_by(profile),
                 Some(_) | None => wanted.is_met_by_part(&device.profile),
@@ -63,7 +72,7 @@ fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, target: Option<&str>, b
             }
         }
     }
-    if mig.dynamic && target.is_none() {
+    if mig.dynamic && targets.is_none() {
         for profile in mig.geometry.profiles.iter().filter(|profile| wanted.is_met_by(profile)) {
             options.extend(profile.spots.iter().map(|spot| Choice::Create { profile, spot }));
         }
@@ -82,12 +91,12 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Weighs a set of options, and all sets that extend it by options from `next` on.
+    /// Evaluates a set of options, and all sets that extend it by options from `next` on.
     fn extend(&mut self, chosen: &mut Vec<usize>, next: usize) {
         // If a set does not fit, no larger set fits.
         let Some((cost, way)) = self.weigh(chosen) else { return };
         let best = &mut self.best[chosen.len()];
-        // Options are in rising order of instance, profile and start: the first of equals is the lowest.
+        // Options are sorted by instance, profile and start. Of equal sets, the first one is the lowest.
         if best.as_ref().is_none_or(|best| cost < best.cost) {
             *best = Some(way);
         }
@@ -101,7 +110,7 @@ impl Search<'_> {
         }
     }
 
-    /// The cost of a set of options, or `None` when they do not fit together.
+    /// Returns the cost of a set of options; `None` if they do not fit together.
     fn weigh(&self, chosen: &[usize]) -> Option<(Cost, Way)> {
         let mut created: Vec<(&Profile, Placement)> = Vec::new();
         let mut used: Vec<usize> = Vec::new();
@@ -139,7 +148,7 @@ impl Search<'_> {
             parts.lost = self.before.pairs.saturating_sub(after.pairs);
             parts.free = u32::from(self.mig.geometry.memory_slices).saturating_sub(self.before.occupied);
             let count = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
-            // Each member meets what was there before and the members before it.
+            // Each member counts the slices that were occupied before, and those of the previous members.
             parts.load = self.before.occupied * count + parts.size[0] / count * (count * (count - 1) / 2);
         }
         let destroys = cleared.destroyed.iter().map(|instance| (self.gpu.index, instance.id)).collect();
@@ -147,7 +156,8 @@ impl Search<'_> {
         Some((cost, Way { cost, members, destroys }))
     }
 
-    /// What must go so that `created` fits next to everything else, or `None` when it can't.
+    /// Returns the instances that must be removed so that `created` fits together with the rest; `None` if that is
+    /// impossible.
     fn clear(&self, created: &[(&Profile, Placement)], used: &[usize], slices: Slices) -> Option<Cleared<'_>> {
         let mut cleared = Cleared::default();
         let mut spare: Vec<&Instance> = Vec::new();
@@ -176,7 +186,7 @@ impl Search<'_> {
         if self.fits(&all, &new) {
             return Some(cleared);
         }
-        // Free instances can be in the way of engines and numbers too. The fewest and smallest go.
+        // Free instances may also use engines or instance slots that the new ones need. Remove the fewest and smallest.
         let mut sets: Vec<u32> = (0..1_u32 << spare.len().min(16)).collect();
         let weight = |set: &u32| {
             let sizes = spare.iter().enumerate().filter(|(n, _)| set & (1 << n) != 0);
@@ -193,7 +203,8 @@ impl Search<'_> {
         Some(cleared)
     }
 
-    /// Whether the part has enough slices, engines and numbers, now and once the reserved instances exist.
+    /// Returns whether the GPU has enough slices, engines and instance slots, now and when the reserved instances
+    /// exist.
     fn fits(&self, stays: &[&Instance], new: &[u32]) -> bool {
         let profiles = |stays: &mut dyn Iterator<Item = &&Instance>| -> Vec<u32> {
             stays.map(|instance| instance.profile_id).chain(new.iter().copied()).collect()
@@ -205,7 +216,7 @@ impl Search<'_> {
         if self.mig.reserved.is_empty() || self.blocked == Blocked::Last {
             return true;
         }
-        // The reserved instances come after the ones in their way have gone.
+        // The reserved instances are created after the instances in their way have been destroyed.
         let reserved = self.mig.reserved.iter().fold(Slices::NONE, |all, (_, at)| all.and(Slices::of(*at)));
         let goes = |instance: &Instance| instance.clearing || Slices::of(instance.placement).meets(reserved);
         let mut later = stays.iter().filter(|instance| !goes(instance));
@@ -215,12 +226,12 @@ impl Search<'_> {
     }
 }
 
-/// What must go for a set of options.
+/// The instances that must be removed for a set of options.
 #[derive(Default)]
 struct Cleared<'a> {
-    /// Free instances.
+    /// Free instances, which are destroyed.
     destroyed: Vec<&'a Instance>,
-    /// Instances in use.
+    /// Number of instances in use.
     blocked: u32,
 }
 
@@ -230,15 +241,15 @@ fn add(sum: &mut [u32; 3], size: [u32; 3]) {
     }
 }
 
-/// What is occupied, and what else could be created. Free instances do not count as occupied: they can be
-/// destroyed.
+/// The occupied slices, and the number of instances that could still be created. Free instances do not count as
+/// occupied, because they can be destroyed.
 struct Room {
     occupied: u32,
     pairs: u32,
 }
 
 impl Room {
-    /// The room that is left with more instances created and in use.
+    /// Returns the room that is left when the instances `created` exist and the instances `used` are in use.
     fn of(mig: &MigOffer, created: &[(&Profile, Placement)], used: &[usize]) -> Self {
         let stays =
             |position: usize, instance: &Instance| !instance.is_free() || instance.foreign || used.contains(&position);

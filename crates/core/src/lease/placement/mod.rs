@@ -1,4 +1,4 @@
-//! Placement: which targets a request gets. Pure; the same inputs give the same answer.
+//! Placement: selects the targets for a request. It is pure: the same inputs give the same result.
 //!
 //! ```text
 //! Host (one snapshot) ─┐
@@ -6,8 +6,8 @@
 //! Policy ──────────────┘
 //! ```
 //!
-//! A gang is placed as a whole or not at all. The search is exact: when an assignment exists it is found, and it is
-//! the best by this order, summed over all members:
+//! A gang is placed completely or not at all. The search is exact: if there is an assignment, it finds the best one.
+//! The order of assignments is, with sums over all members:
 //!
 //! 1. the smallest devices: memory slices, compute slices, engines;
 //! 2. fewest instances created, so existing free instances are used first;
@@ -16,26 +16,26 @@
 //! 5. `pack`: the fullest GPUs; `spread`: fewest pairs that become impossible;
 //! 6. lowest GPU index, lowest placement.
 //!
-//! Free instances count as room: they are kept for the next request and can be destroyed for another one.
+//! Free instances count as free capacity. They are kept for the next request, and can be destroyed for another one.
 //!
-//! Instances that others created are used when they are free and are never destroyed. An instance that is shared
-//! through MPS is not offered as a MIG device.
+//! Free instances that other programs created are used, but never destroyed. An instance that is shared through MPS is
+//! not offered as a MIG device.
 //!
-//! MPS targets and time-slice replicas are placed by what is left of them: `pack` takes the fullest that has room,
-//! `spread` the emptiest. An MPS target that serves another user is not used.
+//! MPS targets and time-slice replicas are chosen by their remaining capacity: `pack` takes the fullest one with enough
+//! room, `spread` the emptiest. An MPS target that serves another user is not used.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `host` | what the GPUs offer, and what is occupied |
+//! | `host` | the offers of the GPUs, and the occupied capacity |
 //! | `snapshot` | the offers, from the state of the host |
-//! | `size` | which profiles meet a request |
+//! | `size` | which profiles fulfil a request |
 //! | `cost` | the objective |
-//! | `mig` | the best ways to hold members on one GPU with MIG devices |
+//! | `mig` | the best ways to place members on one GPU with MIG devices |
 //! | `single` | MPS, time-slicing, whole GPUs |
 //! | `gang` | the best distribution over GPUs |
-//! | `error` | why there is no assignment |
+//! | `error` | why a request cannot be placed |
 //! | `message` | the same as an error for the caller |
-//! | `reserve` | what a waiting request keeps from later ones |
+//! | `reserve` | capacity that a waiting request keeps from later ones |
 //! | `target` | the planner's target for an assignment |
 
 use std::collections::BTreeSet;
@@ -54,30 +54,30 @@ mod size;
 mod snapshot;
 mod target;
 
-pub use error::{NoAssignment, Obstacle};
+pub use error::{LargestFree, NoAssignment, Obstacle};
 pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, WholeOffer};
 pub use size::{WantedDevice, nominal_mib};
 pub use snapshot::Snapshot;
 pub use target::target;
 
-/// Where members are put when there is a choice.
+/// Which GPUs are preferred if there is a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// On full GPUs, so that others stay free for large requests.
+    /// Full GPUs, so that others stay free for large requests.
     #[default]
     Pack,
-    /// On empty GPUs, so that each member has most of the GPU's bandwidth.
+    /// Empty GPUs, so that each member gets most of its GPU's bandwidth.
     Spread,
 }
 
-/// The share that a request wants, its default resolved.
+/// The requested share, with the default resolved.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum WantedShare {
     /// A MIG device.
     Mig(WantedDevice),
     /// A part of an MPS target.
     Mps {
-        /// Active thread percentage; `None` for the target's default.
+        /// Active thread percentage; `None`: the target's default.
         percentage: Option<Percentage>,
         /// Memory limit.
         memory_limit: Option<MemoryLimit>,
@@ -90,32 +90,32 @@ pub enum WantedShare {
     Whole,
 }
 
-/// A request, as placement needs it.
+/// A request in the form that placement needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Wanted {
     /// Share of each member.
     pub share: WantedShare,
     /// Number of members.
     pub count: usize,
-    /// The user who is admitted.
+    /// The user who gets the share.
     pub holder: u32,
-    /// Indexes of the GPUs that may be used; `None` for all.
+    /// Indexes of the GPUs that may be used; `None`: all GPUs.
     pub gpus: Option<BTreeSet<u32>>,
-    /// UUID of the only MPS target or MIG device that may be used; `None` for all.
-    pub target: Option<String>,
+    /// UUIDs of the only MPS targets or MIG devices that may be used; `None`: all targets.
+    pub targets: Option<BTreeSet<String>>,
 }
 
 /// One member of an assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Member {
-    /// A MIG device that exists.
+    /// An existing MIG device.
     Device {
         /// Index of the GPU.
         gpu: u32,
         /// UUID of the MIG device.
         uuid: String,
     },
-    /// A GPU instance to create, with one compute instance that takes all of it.
+    /// A GPU instance to create, with one compute instance that occupies all of it.
     Create {
         /// Index of the GPU.
         gpu: u32,
@@ -148,27 +148,27 @@ pub enum Member {
 /// Targets for all members of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Assignment {
-    /// Members, by GPU.
+    /// Members, sorted by GPU.
     pub members: Vec<Member>,
-    /// Free GPU instances to destroy before: GPU index and GPU instance id.
+    /// Free GPU instances to destroy first: GPU index and GPU instance id.
     pub destroys: Vec<(u32, u32)>,
 }
 
 impl Assignment {
-    /// Whether the grant needs an operation: an instance is created.
+    /// Returns whether the grant needs an operation, because an instance must be created.
     #[must_use]
     pub fn needs_operation(&self) -> bool {
         self.members.iter().any(|member| matches!(member, Member::Create { .. }))
     }
 
-    /// Indexes of the GPUs on which an instance is created, sorted.
+    /// Returns the indexes of the GPUs on which an instance is created, sorted.
     #[must_use]
     pub fn creates(&self) -> BTreeSet<u32> {
         let creates = |member: &&Member| matches!(member, Member::Create { .. });
         self.members.iter().filter(creates).map(Member::gpu).collect()
     }
 
-    /// Indexes of the GPUs, sorted.
+    /// Returns the indexes of the members' GPUs, sorted.
     #[must_use]
     pub fn gpus(&self) -> BTreeSet<u32> {
         self.members.iter().map(Member::gpu).collect()
@@ -176,7 +176,7 @@ impl Assignment {
 }
 
 impl Member {
-    /// Index of its GPU.
+    /// Returns the index of the member's GPU.
     #[must_use]
     pub fn gpu(&self) -> u32 {
         match self {
@@ -190,7 +190,7 @@ impl Member {
 }
 
 impl WantedShare {
-    /// The share of a request. `None` when it names none: see [`super::request::default_share`].
+    /// Returns the share of a request; `None` if the request contains none: see [`super::request::default_share`].
     #[must_use]
     pub fn of(share: &LeaseShare) -> Option<Self> {
         match share {
@@ -213,7 +213,7 @@ impl WantedShare {
 /// Finds targets for a request.
 ///
 /// # Errors
-/// Why there are none: the request can never be met, or not now.
+/// Why there are none: the request can never be fulfilled, or cannot be fulfilled now.
 pub fn place(host: &Host, wanted: &Wanted, policy: Policy) -> Result<Assignment, NoAssignment> {
     match gang::best(host, wanted, policy, Blocked::Never) {
         Some(assignment) => Ok(assignment),
@@ -221,12 +221,12 @@ pub fn place(host: &Host, wanted: &Wanted, policy: Policy) -> Result<Assignment,
     }
 }
 
-/// Whether capacity in use may be chosen.
+/// Whether the search may choose capacity that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blocked {
-    /// No: the assignment is executed now.
+    /// No. The assignment is executed now.
     Never,
-    /// Where there is no other way: the assignment is a reservation.
+    /// Only if there is no other way. The assignment is a reservation.
     Last,
 }
 

@@ -1,4 +1,4 @@
-//! Placement on MPS targets, by time-slicing, and of whole GPUs.
+//! Placement on MPS targets, on time-slice replicas, and on whole GPUs.
 
 use super::{
     Blocked, GpuOffer, Member, MpsOffer, Policy, Wanted, WantedShare,
@@ -6,14 +6,16 @@ use super::{
     gang::Way,
 };
 
-/// The ways to hold no member or one.
+/// Returns the ways to place no member and one member.
 pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
     let one = match &wanted.share {
         WantedShare::Mps { .. } => {
-            let targets =
-                gpu.mps.iter().filter(|mps| wanted.target.as_ref().is_none_or(|target| mps.target == *target));
+            let targets = gpu
+                .mps
+                .iter()
+                .filter(|mps| wanted.targets.as_ref().is_none_or(|targets| targets.contains(&mps.target)));
             let ways = targets.filter_map(|mps| on_mps(gpu, mps, wanted, policy, blocked));
-            // The first of equals: targets are in the order of the GPU's placements.
+            // Of equal targets, take the first one. Targets are sorted by their placement on the GPU.
             ways.reduce(|best, way| if way.cost < best.cost { way } else { best })
         }
         WantedShare::Timeslice => gpu.timeslice.and_then(|slices| {
@@ -49,7 +51,7 @@ fn on_mps(gpu: &GpuOffer, mps: &MpsOffer, wanted: &Wanted, policy: Policy, block
     if blocks > 0 && blocked == Blocked::Never {
         return None;
     }
-    // A user's own daemon runs already; another target would need a second one.
+    // A daemon of this user is already running here. Another target would need a second one.
     let created = u32::from(mps.user != Some(wanted.holder));
     let created = if policy == Policy::Pack { created } else { 0 };
     let parts = Parts { blocked: blocks, created, free: left, load: mps.taken_tenths, ..Parts::default() };

@@ -1,15 +1,15 @@
-//! Which MIG profiles meet a request.
+//! Which MIG profiles fulfil a request.
 
 use gpush_api::GpuProfile;
 
 use crate::geometry::Profile;
 
-/// The MIG device that a request wants.
+/// The requested MIG device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum WantedDevice {
-    /// One of this profile.
+    /// A device of this profile.
     Profile(String),
-    /// The smallest that has at least this.
+    /// The smallest device with at least these sizes.
     AtLeast {
         /// Memory in MiB, compared with the nominal size.
         memory_mib: u64,
@@ -19,7 +19,7 @@ pub enum WantedDevice {
 }
 
 impl WantedDevice {
-    /// Whether a device that is all of a GPU instance of this profile meets the request.
+    /// Returns whether a device that occupies a whole GPU instance of this profile fulfils the request.
     pub(super) fn is_met_by(&self, profile: &Profile) -> bool {
         match self {
             Self::Profile(name) => profile.profile.name == *name,
@@ -29,19 +29,19 @@ impl WantedDevice {
         }
     }
 
-    /// Whether a device that is a part of its GPU instance meets the request. It shares the memory of the instance,
-    /// so it meets a request by name only.
+    /// Returns whether a device that is a part of its GPU instance fulfils the request. It shares the memory of the
+    /// instance, so it fulfils only a request for its profile name.
     pub(super) fn is_met_by_part(&self, name: &str) -> bool {
         matches!(self, Self::Profile(wanted) if wanted == name)
     }
 }
 
-/// Memory that a profile is sold as: 10 GiB for `1g.10gb`, of which drivers report less.
+/// Returns the nominal memory of a profile in MiB: 10 GiB for `1g.10gb`. Drivers report less.
 fn memory_of(profile: &GpuProfile) -> u64 {
     nominal_mib(&profile.name).unwrap_or(0).max(profile.memory_mib)
 }
 
-/// Reads the nominal size from a profile name.
+/// Parses the nominal memory in MiB from a profile name.
 #[must_use]
 pub fn nominal_mib(name: &str) -> Option<u64> {
     let (_, memory) = name.rsplit_once("g.")?;
@@ -50,8 +50,8 @@ pub fn nominal_mib(name: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Orders profiles from small to large: memory slices, compute slices, engines. Plain profiles come before those
-/// with media engines.
+/// Returns the sort key of a profile: memory slices, compute slices, engines. Small profiles come first, and plain
+/// profiles come before those with media engines.
 pub(super) fn rank(profile: &Profile) -> [u32; 3] {
     let engines = profile.engines.iter().map(|engines| u32::from(*engines)).sum();
     [profile.memory_slices(), u32::from(profile.profile.slices), engines]

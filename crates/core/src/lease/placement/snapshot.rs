@@ -6,8 +6,8 @@
 //! members of leases, claimed GPUs ─────────────────────┘
 //! ```
 //!
-//! What is not known counts as in use: nothing is granted on a GPU that was not read, whose processes the driver did not
-//! list, or whose state is not `ready`.
+//! Unknown capacity counts as in use. A GPU accepts no grants if it was not read, if the driver did not list its
+//! processes, or if its state is not `ready`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,27 +25,27 @@ use crate::{
 
 use super::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, WholeOffer};
 
-/// What the offers are made from.
+/// The facts from which the offers are made.
 #[derive(Debug, Clone, Copy)]
 pub struct Snapshot<'a> {
     /// The config with its overrides.
     pub config: &'a Config,
     /// GPUs as read, with profiles.
     pub gpus: &'a [Gpu],
-    /// Members of all leases that hold capacity, with the uid of their holder.
+    /// Members of all leases that hold capacity, with their holder's uid.
     pub members: &'a [(u32, &'a LeaseMember)],
     /// UUIDs of the GPUs that an operation has claimed.
     pub claimed: &'a BTreeSet<String>,
     /// UUIDs of MPS targets that have a daemon.
     pub daemons: &'a BTreeSet<String>,
-    /// Users of MPS daemons, by UUID of the target: those with clients there.
+    /// Users with clients on MPS daemons, by UUID of the target.
     pub users: &'a BTreeMap<String, u32>,
     /// Instances that gpushd created, by GPU UUID.
     pub created: &'a BTreeMap<String, BTreeSet<Placement>>,
 }
 
 impl Host {
-    /// The offers of all GPUs that the config claims.
+    /// Returns the offers of all GPUs that the config claims.
     #[must_use]
     pub fn of(snapshot: &Snapshot<'_>) -> Self {
         let wishes = desired::wishes(snapshot.config, snapshot.gpus);
@@ -102,7 +102,7 @@ fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu) -> Option<Closed> {
     }
 }
 
-/// Members of leases on a target, with their holders.
+/// Returns the members of leases on a target, with their holders.
 fn taken<'a>(snapshot: &'a Snapshot<'a>, target: &'a str) -> impl Iterator<Item = (u32, &'a LeaseMember)> {
     snapshot
         .members
@@ -142,7 +142,7 @@ fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::
         let mut busy = !instance.processes.is_empty();
         let mut devices = Vec::new();
         for compute in &instance.compute {
-            // A device without a known UUID cannot be granted, and may be in use.
+            // A device whose UUID is unknown cannot be granted, and may be in use.
             let Some(uuid) = &compute.uuid else {
                 busy = true;
                 continue;
@@ -290,14 +290,14 @@ mod tests {
     }
 
     #[test]
-    fn instance_that_gpushd_did_not_create_is_foreign_on_a_dynamic_gpu() {
+    fn instance_of_another_program_is_foreign_on_a_dynamic_gpu() {
         let mut scene = Scene::new();
         let wanted = |name: &str| Wanted {
             share: WantedShare::Mig(WantedDevice::Profile(name.to_owned())),
             count: 1,
             holder: 1000,
             gpus: None,
-            target: None,
+            targets: None,
         };
         assert!(place(&scene.host(), &wanted("2g.20gb"), Policy::Pack).is_err(), "the layout is fixed");
         let dynamic = CONFIG.replace("[\"1g.10gb*2\"]", "\"dynamic\"");
@@ -315,9 +315,9 @@ mod tests {
     #[test]
     fn gpu_that_is_not_ready_read_or_free_of_claims_is_closed() {
         let obstacle = |scene: &Scene| {
-            let wanted = Wanted { share: WantedShare::Whole, count: 1, holder: 1000, gpus: None, target: None };
+            let wanted = Wanted { share: WantedShare::Whole, count: 1, holder: 1000, gpus: None, targets: None };
             match place(&scene.host(), &wanted, Policy::Pack) {
-                Err(NoAssignment::Busy { obstacles }) => Some(obstacles),
+                Err(NoAssignment::Busy { obstacles, .. }) => Some(obstacles),
                 Ok(_) | Err(_) => None,
             }
         };

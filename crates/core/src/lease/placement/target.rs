@@ -1,4 +1,5 @@
-//! The planner's target for an assignment: a dynamic grant is executed by the same plan as an `apply`.
+//! Converts an assignment to a target of the planner. So the planner plans dynamic grants in the same way as an
+//! `apply`.
 
 use gpush_api::GpuInstance;
 
@@ -9,7 +10,8 @@ use crate::{
 
 use super::{Assignment, Member};
 
-/// Returns what a GPU holds after a grant: every instance that stays, exactly where it is, and those to create.
+/// Returns the instances of a GPU after a grant: all instances that stay, at their current placements, and those to
+/// create.
 #[must_use]
 pub fn target(geometry: &Geometry, instances: &[GpuInstance], gpu: u32, assignment: &Assignment) -> Target {
     let stays = |instance: &&GpuInstance| !assignment.destroys.contains(&(gpu, instance.id));

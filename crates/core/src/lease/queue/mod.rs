@@ -4,38 +4,43 @@
 //! push ──► entries in order ──schedule(host)──► Grant      the lease can be granted now
 //!                                               Ready      the operation is first on all its GPUs
 //!                                               Waits      its reservation, and the earlier entries it waits for
-//!                                               Never      the host cannot meet it any more
+//!                                               Never      the host cannot fulfil it any more
 //! ```
 //!
-//! One pass goes through the entries in order, on a copy of the host. An entry that can be granted occupies its
-//! assignment. An entry that cannot be granted reserves capacity, on GPUs where no earlier entry reserves. A waiting
-//! lease reserves one assignment: the one for which the fewest occupied shares must become free. It never reserves more
-//! than it requested. An operation reserves what its last plan takes away. Later entries are placed on the rest. So a
-//! later, smaller request can be granted at once, and never delays an earlier one.
+//! One pass goes through the entries in order, on a copy of the host:
 //!
-//! - A gang or an operation on several GPUs reserves nothing until it is first on all of them. Two gangs cannot wait
-//!   for each other.
-//! - Nothing new is placed on a reservation. So what an entry waits for can only shrink, and later entries cannot
-//!   overtake it indefinitely.
-//! - A grant that creates instances claims its GPUs: the next pass after its operation continues there.
+//! - An entry that can be granted occupies its assignment.
+//! - An entry that cannot be granted reserves capacity, on GPUs where no earlier entry has a reservation. A waiting
+//!   lease reserves one assignment, for which the fewest occupied shares must become free. It never reserves more than
+//!   it requested. An operation reserves everything that its last plan takes away.
+//! - Later entries are placed on the rest. So a later, smaller request can be granted at once, and never delays an
+//!   earlier one.
+//!
+//! Further rules:
+//!
+//! - A gang, or an operation on several GPUs, reserves nothing until it is first on all of them. So two gangs cannot
+//!   wait for each other.
+//! - Nothing new is placed on a reservation. So an entry never has to wait for more, and later entries cannot overtake
+//!   it indefinitely.
+//! - A grant that creates instances claims its GPUs. The next pass after its operation continues there.
 //! - The queue holds no capacity itself. The caller reserves a granted assignment before it schedules again.
 //!
-//! Within one pass, GPUs are named by index. The caller updates entries when an index changes.
+//! Within one pass, GPUs are identified by index. The caller updates the entries if an index changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::lease::placement::{Assignment, Closed, Host, Member, NoAssignment, Policy, Wanted, place};
 
-/// Position in the order of arrival: the sequence number with which an entry was recorded.
+/// Position in the order of arrival: the sequence number of the entry's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// What a waiting operation's last plan takes away on a GPU.
+/// What the last plan of a waiting operation takes away on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Takes {
     /// These targets, by UUID.
     Targets(BTreeSet<String>),
-    /// The GPU: the plan changes its mode or resets it, or is not known yet.
+    /// The whole GPU, because the plan changes its mode or resets it, or is not known yet.
     Gpu,
 }
 
@@ -44,7 +49,7 @@ pub enum Takes {
 pub enum Waiting {
     /// A lease.
     Lease(Wanted),
-    /// An operation, with what it takes away by GPU index.
+    /// An operation. The map contains what it takes away, by GPU index.
     Operation(BTreeMap<u32, Takes>),
 }
 
@@ -53,50 +58,50 @@ pub enum Waiting {
 pub enum Outcome {
     /// The lease can be granted now.
     Grant(Assignment),
-    /// The operation is first on all its GPUs. Whether it can begin depends on what is in use there.
+    /// The operation is first on all its GPUs. It can begin if no use there blocks it.
     Ready,
     /// The entry waits.
     Waits {
-        /// What is reserved for it; `None` while it is not first on all its GPUs.
+        /// The assignment that is reserved for it; `None` while it is not first on all its GPUs.
         reserves: Option<Assignment>,
-        /// Earlier entries with reservations on GPUs that it could use.
+        /// Earlier entries with reservations on GPUs that this entry could use.
         behind: Vec<Ticket>,
         /// Why a lease has no assignment.
         why: Option<NoAssignment>,
     },
-    /// The host cannot meet the lease, even when all leases have ended.
+    /// The host could not fulfil the request even if all leases had ended.
     Never(NoAssignment),
 }
 
-/// Entries in order of arrival.
+/// Waiting entries, in order of arrival.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Queue {
     entries: BTreeMap<Ticket, Waiting>,
 }
 
 impl Queue {
-    /// Adds an entry. An entry with the same ticket is replaced and keeps its place.
+    /// Adds an entry. Replaces an entry with the same ticket, which keeps its position.
     pub fn push(&mut self, ticket: Ticket, waiting: Waiting) {
         self.entries.insert(ticket, waiting);
     }
 
-    /// Removes an entry: it was granted, cancelled, or its client disconnected. Returns it if it was there.
+    /// Removes and returns an entry that was granted or cancelled, or whose client disconnected.
     pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting> {
         self.entries.remove(&ticket)
     }
 
-    /// Entries in order.
+    /// Returns the entries in order.
     pub fn entries(&self) -> impl Iterator<Item = (Ticket, &Waiting)> {
         self.entries.iter().map(|(ticket, waiting)| (*ticket, waiting))
     }
 
-    /// Position of an entry, from 1.
+    /// Returns the position of an entry, counted from 1.
     #[must_use]
     pub fn position(&self, ticket: Ticket) -> Option<usize> {
         self.entries.contains_key(&ticket).then(|| self.entries.range(..=ticket).count())
     }
 
-    /// Returns the host as a new request finds it: with the reservations of all entries.
+    /// Returns the host with the reservations of all entries, as a new request sees it.
     #[must_use]
     pub fn host_for_newcomer(&self, host: &Host, policy: Policy) -> Host {
         let mut pass = Pass::new(host, policy);
@@ -119,9 +124,9 @@ struct Pass<'a> {
     policy: Policy,
     /// The host with the grants and reservations of earlier entries.
     host: Host,
-    /// The first entry with a reservation, by GPU index.
+    /// The first entry with a reservation on each GPU, by GPU index.
     heads: BTreeMap<u32, Ticket>,
-    /// Requests that failed in this pass. The host only becomes fuller, so they fail again.
+    /// Requests that failed in this pass. The host only becomes fuller, so equal requests fail too.
     failed: HashSet<&'a Wanted>,
 }
 
@@ -160,7 +165,7 @@ impl<'a> Pass<'a> {
                     return Outcome::Grant(assignment);
                 }
                 Err(why @ NoAssignment::Busy { .. }) => Some(why),
-                // What a GPU offers can change when the operation that has claimed it ends.
+                // The offers of a GPU may change when the operation that has claimed it ends.
                 Err(why) if self.is_closed(wanted) => Some(why),
                 Err(why) => return Outcome::Never(why),
             }
@@ -181,7 +186,7 @@ impl<'a> Pass<'a> {
         Outcome::Waits { reserves, behind, why }
     }
 
-    /// Occupies an assignment. Its operation claims the GPUs on which it creates instances.
+    /// Occupies an assignment. If it creates instances, its operation claims their GPUs.
     fn grant(&mut self, assignment: &Assignment, holder: u32) {
         self.host.occupy(assignment, holder);
         let creates = |member: &&Member| matches!(member, Member::Create { .. });
@@ -191,7 +196,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Indexes of the GPUs that a request could use.
+    /// Returns the indexes of the GPUs that a request could use.
     fn candidates(&self, wanted: &Wanted) -> BTreeSet<u32> {
         let kind = wanted.share.kind();
         let selected = |index: &u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(index));
@@ -199,7 +204,7 @@ impl<'a> Pass<'a> {
         offering.map(|gpu| gpu.index).filter(selected).collect()
     }
 
-    /// Whether a GPU that the request may use is closed.
+    /// Returns whether a GPU that the request may use is closed.
     fn is_closed(&self, wanted: &Wanted) -> bool {
         let selected = |index: u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&index));
         self.host.gpus.iter().any(|gpu| gpu.closed.is_some() && selected(gpu.index))
@@ -211,7 +216,7 @@ impl<'a> Pass<'a> {
         heads.into_iter().collect()
     }
 
-    /// Reserves what an operation takes away.
+    /// Reserves everything that an operation takes away on a GPU.
     fn take(&mut self, index: u32, takes: &Takes) {
         let Some(gpu) = self.host.gpus.iter_mut().find(|gpu| gpu.index == index) else { return };
         match takes {
@@ -221,7 +226,7 @@ impl<'a> Pass<'a> {
                 for device in instances.flat_map(|instance| &mut instance.devices) {
                     device.free &= !targets.contains(&device.uuid);
                 }
-                // The target counts as full and stays in the list: a request for it waits, and does not fail.
+                // The target counts as full but stays in the list, so that a request for it waits instead of failing.
                 for mps in gpu.mps.iter_mut().filter(|mps| targets.contains(&mps.target)) {
                     mps.leases = mps.leases.max(mps.most_leases);
                 }

@@ -24,7 +24,7 @@ fn queue(entries: Vec<Waiting>) -> Queue {
     queue
 }
 
-/// What one pass decides, in short.
+/// Returns the decisions of one pass, in short form.
 fn decisions(queue: &Queue, host: &Host) -> Vec<String> {
     let decide = |(ticket, outcome): (Ticket, Outcome)| {
         let text = match outcome {
@@ -106,7 +106,7 @@ fn newcomer_does_not_take_what_an_entry_reserves() {
 }
 
 #[test]
-fn impossible_request_is_reported_and_holds_up_nobody() {
+fn impossible_request_is_reported_and_delays_no_other() {
     let host = Host { gpus: vec![whole(0, true)] };
     let queue = queue(vec![lease(WantedShare::Whole, 5), lease(WantedShare::Whole, 1)]);
     assert_eq!(decisions(&queue, &host), ["1: never", "2: grant {0}"]);
@@ -159,7 +159,7 @@ impl World {
     }
 }
 
-/// Leases that must end before a reservation is free.
+/// Returns the number of leases that must end before a reservation is free.
 fn blockers(world: &World, assignment: &Assignment) -> usize {
     let in_use = |gpu: u32| {
         let mig = world.host.gpus[gpu as usize].mig.as_ref().unwrap();
@@ -175,8 +175,8 @@ fn blockers(world: &World, assignment: &Assignment) -> usize {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-    /// Random requests and releases: nothing is granted twice, what the first entry waits for never becomes more,
-    /// and everything is granted once the others have ended.
+    /// Random requests and releases. Nothing is granted twice, the first entry never has to wait for more, and
+    /// everything is granted when the other leases have ended.
     #[test]
     fn first_entry_is_never_delayed_by_later_ones(seed in any::<u64>()) {
         let mut dice = Dice::new(seed);

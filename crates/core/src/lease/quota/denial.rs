@@ -1,4 +1,4 @@
-//! Denials that explain themselves.
+//! Denials with an explanation.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -12,9 +12,9 @@ use crate::duration;
 pub enum Exceeded {
     /// The kind is not allowed.
     Kind {
-        /// The kind requested.
+        /// The requested kind.
         kind: LeaseKind,
-        /// Kinds that are allowed.
+        /// Allowed kinds.
         allowed: BTreeSet<LeaseKind>,
     },
     /// Too many leases.
@@ -31,31 +31,31 @@ pub enum Exceeded {
     Memory {
         /// The limit.
         most: MemoryAmount,
-        /// What the request adds, in the same unit.
+        /// The amount that the request adds, in the same unit.
         wanted: MemoryAmount,
     },
-    /// Too large a share of MPS targets.
+    /// The share of MPS targets is too large.
     MpsPercentage {
-        /// The limit, tenths of a percent.
+        /// The limit in tenths of a percent.
         most_tenths: u32,
-        /// What the request adds.
+        /// The amount that the request adds, in tenths of a percent.
         wanted_tenths: u32,
     },
     /// None of the requested GPUs is allowed.
     Gpus {
-        /// Indexes of the GPUs that are allowed.
+        /// Indexes of the allowed GPUs.
         allowed: BTreeSet<u32>,
     },
-    /// Too long.
+    /// The duration is too long.
     Duration {
         /// The limit in seconds.
         longest_s: u64,
-        /// The duration requested; `None` for no end.
+        /// The requested duration; `None` for a lease without an end.
         wanted_s: Option<u64>,
     },
 }
 
-/// A request that a quota denies.
+/// A denial of a request by a quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
     /// The users that the quota applies to; `None` for the standard limits.
@@ -110,7 +110,7 @@ impl fmt::Display for Denial {
 
 impl std::error::Error for Denial {}
 
-/// Most leases that a message names.
+/// Maximum number of leases that a message names.
 const MOST_NAMED: usize = 8;
 
 fn leases(number: u32) -> String {
@@ -121,7 +121,7 @@ fn leases(number: u32) -> String {
     }
 }
 
-/// `GPU 3`, or `GPUs 0, 2`.
+/// Formats GPU indexes: `GPU 3`, or `GPUs 0, 2`.
 fn gpus(indexes: &BTreeSet<u32>) -> String {
     let names: Vec<String> = indexes.iter().map(u32::to_string).collect();
     format!("GPU{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
@@ -131,7 +131,7 @@ fn span(seconds: u64) -> String {
     duration::format(Duration::from_secs(seconds))
 }
 
-/// Tenths of a percent as a percentage.
+/// Tenths of a percent, formatted as a percentage.
 struct Percent(u32);
 
 impl fmt::Display for Percent {
@@ -160,7 +160,7 @@ impl fmt::Display for MemoryAmount {
 }
 
 impl Denial {
-    /// Returns what to do next.
+    /// Returns what the user can do next.
     #[must_use]
     pub fn hint(&self) -> String {
         let release = || match self.held.first() {
@@ -187,7 +187,7 @@ impl Denial {
 
 impl From<&Denial> for ApiError {
     fn from(denial: &Denial) -> Self {
-        // A release of the user's own lease makes it possible; nothing else does.
+        // The user can make it possible only by releasing a lease, so the error is not retryable.
         Self::new(Code::Denied, format!("cannot grant a lease: {denial}")).hint(denial.hint())
     }
 }

@@ -1,12 +1,12 @@
-//! Quotas: what a user may lease.
+//! Quotas: limits for the leases of a user.
 //!
-//! Quotas are a list; the first one for the user, one of the user's groups, or everybody applies, alone.
-//! Without a match the [`Limits::standard`] apply, which keep one user from taking a whole host. Root has no quota.
+//! Quotas are a list. Only the first one that names the user, one of the user's groups, or everybody applies. Without
+//! such a quota, the [`Limits::standard`] apply, which prevent that one user takes a whole host. Root has no quota.
 //!
-//! Limits count the leases of one user. A quota for a group limits each of its members, not all of them together.
+//! Limits count the leases of one user. A quota for a group limits each of its members, not all members together.
 //!
 //! A request is checked twice: before placement ([`check_request`]), and with the size of its assignment
-//! ([`check_size`]), because the size of an "at least" request is known only then.
+//! ([`check_size`]). The size of an "at least" request is known only then.
 
 use std::collections::BTreeSet;
 
@@ -30,9 +30,9 @@ pub enum Subject {
 /// An amount of GPU memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryAmount {
-    /// Fractions of GPUs, thousandths: 1500 is one and a half GPUs, whatever their size.
+    /// Fractions of GPUs of any size, in thousandths: 1500 is one and a half GPUs.
     Gpus(u32),
-    /// MiB.
+    /// An amount in MiB.
     Mib(u64),
 }
 
@@ -41,34 +41,34 @@ pub enum MemoryAmount {
 pub struct Quota {
     /// The users that it applies to.
     pub subject: Subject,
-    /// What it allows.
+    /// The limits.
     pub limits: Limits,
 }
 
-/// What a user may lease; `None` for no limit.
+/// Limits for the leases of a user; `None` means no limit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Kinds of lease.
+    /// Allowed kinds of leases.
     pub kinds: Option<BTreeSet<LeaseKind>>,
-    /// Leases that hold capacity.
+    /// Maximum number of leases that hold capacity.
     pub leases: Option<u32>,
-    /// Leases that wait.
+    /// Maximum number of waiting leases.
     pub queued: Option<u32>,
-    /// Memory of all leases together.
+    /// Maximum memory of all leases together.
     ///
-    /// A fraction does not deny a user's only lease when it has one member: otherwise the only
-    /// GPU of a host could not be leased.
+    /// A limit in fractions does not apply to a user's only lease if it has one member. Otherwise the only GPU of a
+    /// host could not be leased.
     pub memory: Option<MemoryAmount>,
-    /// MPS percentage of all leases together, tenths of a percent.
+    /// Maximum MPS percentage of all leases together, in tenths of a percent.
     pub mps_tenths: Option<u32>,
-    /// Longest duration of a lease in seconds. A lease without an end is longer than any limit.
+    /// Maximum duration of a lease in seconds. A lease without an end exceeds any limit.
     pub longest_s: Option<u64>,
-    /// Indexes of the GPUs that may be used.
+    /// Indexes of the allowed GPUs.
     pub gpus: Option<BTreeSet<u32>>,
 }
 
 impl Limits {
-    /// Limits of a user without a quota, on a host with this many GPUs: three quarters of its memory, 32 leases
+    /// Returns the limits for a user without a quota: three quarters of the memory of the host's `gpus` GPUs, 32 leases
     /// and 16 waiting requests.
     #[must_use]
     pub fn standard(gpus: usize) -> Self {
@@ -83,38 +83,38 @@ impl Limits {
 pub struct User<'a> {
     /// User id.
     pub uid: u32,
-    /// User name, when the uid has one.
+    /// User name, if the uid has one.
     pub name: Option<&'a str>,
     /// Names of all groups of the user.
     pub groups: &'a [String],
 }
 
-/// A lease that the user has.
+/// A current lease of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     /// Id.
     pub id: LeaseId,
-    /// Whether it waits.
+    /// Whether it is waiting.
     pub queued: bool,
-    /// Its size; zero while it waits.
+    /// Size of the lease; zero while it waits.
     pub size: Size,
 }
 
-/// What a lease takes.
+/// The amount of each limited resource that a lease uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Size {
-    /// Members.
+    /// Number of members.
     pub members: usize,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Fractions of GPUs, thousandths, rounded up for each member.
+    /// Fractions of GPUs in thousandths, rounded up for each member.
     pub gpu_thousandths: u32,
-    /// MPS percentage, tenths.
+    /// MPS percentage in tenths of a percent.
     pub mps_tenths: u32,
 }
 
 impl Size {
-    /// The size of all members of a lease.
+    /// Returns the size of all members of a lease together.
     #[must_use]
     pub fn of(members: &[LeaseMember]) -> Self {
         let mut size = Self { members: members.len(), ..Self::default() };
@@ -138,7 +138,7 @@ impl Size {
 pub struct Effective {
     /// The users that the quota applies to; `None` for the standard limits.
     pub subject: Option<Subject>,
-    /// What it allows.
+    /// The limits.
     pub limits: Limits,
 }
 
@@ -222,7 +222,7 @@ pub fn check_size(quota: &Effective, held: &[Held], size: Size) -> Result<(), De
     }
 }
 
-/// Returns the GPUs that a request may use: those that it names, as far as the quota allows them. `None` is all GPUs.
+/// Returns the GPUs that a request may use: those that it names and the quota allows. `None` means all GPUs.
 ///
 /// # Errors
 /// The quota allows none of the GPUs that the request names.

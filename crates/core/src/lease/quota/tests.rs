@@ -39,7 +39,7 @@ fn first_quota_that_names_the_user_applies_alone() {
     assert_eq!(leases(1001, Some("bob"), &["staff", "students"]), Some(2));
     assert_eq!(leases(1002, None, &[]), Some(1));
     assert_eq!(leases(0, Some("root"), &["students"]), None);
-    // The user's name is not a group's, and the other way round.
+    // A quota for a user does not apply to a group with the same name, and the reverse.
     assert_eq!(leases(1003, Some("students"), &["alice"]), Some(1));
 }
 
@@ -81,7 +81,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
 }
 
 #[test]
-fn waiting_requests_have_a_limit_of_their_own() {
+fn waiting_requests_have_a_separate_limit() {
     let limits = Limits { queued: Some(1), leases: Some(2), ..Limits::default() };
     let waiting = Held { queued: true, ..held(5, 0) };
     assert_eq!(check_queue(&of(limits.clone()), &[held(1, 0), held(2, 0)]), Ok(()));
@@ -101,14 +101,14 @@ fn standard_limits_leave_a_quarter_of_the_host_to_others() {
             held.push(Held { id: LeaseId(held.len() as u64 + 1), queued: false, size: gpu(1) });
         }
         assert_eq!(held.len(), (gpus * 3 / 4).max(1), "{gpus} GPUs");
-        // One request cannot take them all as a gang either.
+        // A gang cannot take all GPUs with one request either.
         let gang = Size { members: gpus, ..gpu(u32::try_from(gpus).unwrap()) };
         assert_eq!(check_size(&quota, &[], gang).is_ok(), gpus == 1, "{gpus} GPUs");
     }
 }
 
 proptest! {
-    /// What is granted never exceeds an absolute limit, and holding more never turns a denial into a grant.
+    /// The granted amount never exceeds an absolute limit. Holding more never turns a denial into a grant.
     #[test]
     fn granted_leases_never_exceed_the_limits(
         wishes in proptest::collection::vec((0..50_000_u64, 0..400_u32, 1..20_000_u64), 1..60),

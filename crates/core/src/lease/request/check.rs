@@ -1,4 +1,4 @@
-//! Limits of a request, whether it came as text or as JSON.
+//! Checks the limits of a request, both from text and from JSON.
 
 use gpush_api::{LONGEST_LEASE_S, LeaseKind, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS, MemoryLimit};
 
@@ -8,7 +8,7 @@ use crate::{
     selector::{self, Selector},
 };
 
-/// Longest profile name; NVIDIA's longest has 13 characters.
+/// Maximum length of a profile name. NVIDIA's longest name has 13 characters.
 const LONGEST_PROFILE: usize = 32;
 
 /// Checks the limits of a request.
@@ -54,7 +54,7 @@ pub fn check(request: &LeaseRequest) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// Checks that a text has the form of a profile name. Whether a GPU has the profile is decided by placement.
+/// Checks that a text has the form of a profile name. Placement checks whether a GPU has the profile.
 pub(super) fn profile(text: &str) -> Result<String, String> {
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b".+-".contains(&b);
     let lower = text.to_ascii_lowercase();

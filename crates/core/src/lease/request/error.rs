@@ -1,4 +1,4 @@
-//! What can be wrong with a request, and how to write it instead.
+//! Errors in requests, with the correct notation.
 
 use std::fmt;
 
@@ -7,33 +7,33 @@ use gpush_api::{ApiError, Code, LeaseKind, MOST_MEMBERS};
 use super::{Key, LONGEST_SPEC, Spelling};
 use crate::selector::SelectorError;
 
-/// Why a request is refused before anything about the host is considered.
+/// Why a request is refused, independently of the host.
 ///
-/// Texts of the user are quoted: they have no control characters and at most 80 characters.
+/// Texts from the user are quoted: they have no control characters and at most 80 characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestError {
     /// The text is longer than [`LONGEST_SPEC`].
     TooLong {
-        /// Its length.
+        /// Length of the text.
         bytes: usize,
     },
-    /// A character that no request has: a control character, or one outside ASCII.
+    /// A character that is not allowed in a request: a control character, or a character that is not ASCII.
     BadCharacter {
-        /// Its position, from 1.
+        /// Position of the character, counted from 1.
         at: usize,
     },
-    /// A Slurm comment has several requests.
+    /// A Slurm comment contains several requests.
     SeveralInComment,
-    /// Nothing between two commas.
+    /// There is nothing between two commas.
     EmptyTerm,
-    /// No such key.
+    /// There is no such key.
     UnknownKey {
-        /// As given, quoted.
+        /// The key as given, quoted.
         key: String,
         /// The key that was probably meant.
         nearest: Option<&'static str>,
     },
-    /// A key that Slurm decides.
+    /// A key whose value Slurm chooses.
     ChosenBySlurm {
         /// The key.
         key: Key,
@@ -42,85 +42,85 @@ pub enum RequestError {
     Repeated {
         /// The key.
         key: Key,
-        /// How it is written.
+        /// Notation of the key.
         spelling: Spelling,
     },
     /// A key needs a value.
     MissingValue {
         /// The key.
         key: Key,
-        /// How it is written.
+        /// Notation of the key.
         spelling: Spelling,
     },
     /// A key takes no value.
     UnexpectedValue {
         /// The key.
         key: Key,
-        /// How it is written.
+        /// Notation of the key.
         spelling: Spelling,
     },
-    /// A value is wrong.
+    /// A value is not valid.
     BadValue {
         /// The key.
         key: Key,
-        /// How it is written.
+        /// Notation of the key.
         spelling: Spelling,
-        /// As given, quoted.
+        /// The value as given, quoted.
         value: String,
-        /// What is wrong, or what to write.
+        /// The problem, or what to write.
         why: String,
     },
-    /// Two keys name two kinds of share.
+    /// Two keys select two kinds of shares.
     Contradiction {
-        /// One.
+        /// The first key.
         first: Key,
-        /// The other.
+        /// The second key.
         second: Key,
-        /// How they are written.
+        /// Notation of the keys.
         spelling: Spelling,
     },
     /// A key does not apply to the kind of share.
     Unfit {
         /// The key.
         key: Key,
-        /// The key that names the kind, if one was given.
+        /// The key that selects the kind, if there is one.
         kind: Option<Key>,
-        /// How they are written.
+        /// Notation of the keys.
         spelling: Spelling,
     },
     /// A text does not have the form of a profile name.
     BadProfile {
-        /// As given, quoted.
+        /// The text as given, quoted.
         name: String,
         /// What to write.
         why: String,
     },
-    /// Memory outside 1 MiB to 16 TiB.
+    /// Memory is outside the range of 1 MiB to 16 TiB.
     BadMemory,
-    /// Zero compute slices.
+    /// Zero compute slices were requested.
     NoSlices,
-    /// A number of members outside 1 to 64.
+    /// The number of members is outside the range of 1 to 64.
     BadCount {
         /// The number.
         count: u32,
     },
-    /// Several members of a kind that has one.
+    /// Several members were requested of a kind that allows only one.
     NotCountable {
         /// The kind.
         kind: LeaseKind,
     },
-    /// A duration of zero, or of more than 52 weeks.
+    /// The duration is zero, or more than 52 weeks.
     BadDuration,
-    /// Too many selectors.
+    /// There are too many selectors.
     TooManySelectors {
-        /// Their number.
+        /// Number of selectors.
         count: usize,
     },
-    /// A selector is wrong.
+    /// A selector is not valid.
     BadSelector(SelectorError),
-    /// The request names no kind, and the GPUs offer none or several.
+    /// The request contains no kind, and the GPUs offer none or several.
     NoDefault {
-        /// What they offer.
+        /// Kinds that the GPUs offer.
         offered: Vec<LeaseKind>,
     },
 }

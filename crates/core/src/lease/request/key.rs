@@ -1,4 +1,4 @@
-//! Keys of a request and how they are spelled.
+//! Keys of a request and their notations.
 
 use std::fmt;
 
@@ -28,11 +28,11 @@ pub enum Key {
     Count,
     /// Duration of the lease.
     For,
-    /// Waiting for capacity.
+    /// How long to wait for capacity.
     Wait,
 }
 
-/// How a request is written.
+/// The notation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Spelling {
     /// Flags of `gpushctl run` and `gpushctl lease request`: `--mps 25`.
@@ -49,7 +49,7 @@ enum Arity {
 }
 
 impl Key {
-    /// All of them, in the order in which [`super::spec`] writes them.
+    /// All keys, in the order in which [`super::spec`] writes them.
     pub const ALL: [Self; 11] = [
         Self::Mig,
         Self::Mps,
@@ -90,7 +90,7 @@ impl Key {
         })
     }
 
-    /// Whether Slurm decides this, and a job's request does not.
+    /// Returns whether Slurm chooses this value, so that a job's request cannot contain it.
     pub(super) fn is_chosen_by_slurm(self) -> bool {
         matches!(self, Self::Gpu | Self::Count | Self::For | Self::Wait)
     }
@@ -105,7 +105,7 @@ impl Key {
         }
     }
 
-    /// An example of its value.
+    /// Returns an example of the key's value.
     pub(super) fn example(self) -> &'static str {
         match self {
             Self::Mig => "1g.10gb",
@@ -121,7 +121,7 @@ impl Key {
         }
     }
 
-    /// Returns the value that a term has, if it has one as its key demands.
+    /// Returns the value of a term. Checks whether the key requires or allows one.
     pub(super) fn check_value(self, value: Option<&str>, spelling: Spelling) -> Result<Option<&str>, RequestError> {
         match (self.arity(), value) {
             (Arity::None, Some(_)) => Err(RequestError::UnexpectedValue { key: self, spelling }),
@@ -132,13 +132,13 @@ impl Key {
         }
     }
 
-    /// Returns the key as it is written: `--mps` or `mps`.
+    /// Returns the key in its notation: `--mps` or `mps`.
     pub(super) fn written(self, spelling: Spelling) -> Written {
         Written { key: self, spelling }
     }
 }
 
-/// A key as it is written.
+/// A key in its notation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written {
     key: Key,
@@ -146,11 +146,11 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Returns the key with a value, as it is written: `--mps 25`, `--wait=5m` or `mps=25`.
+    /// Returns the key with a value in its notation: `--mps 25`, `--wait=5m` or `mps=25`.
     pub(super) fn with(self, value: &str) -> String {
         let separator = match (self.spelling, self.key) {
             _ if value.is_empty() => "",
-            // A word after `--wait` is not its value.
+            // A separate word after `--wait` is not its value.
             (Spelling::Slurm, _) | (Spelling::Flags, Key::Wait) => "=",
             (Spelling::Flags, _) => " ",
         };

@@ -1,4 +1,4 @@
-//! The textual grammar of lease requests: one for the flags of `gpushctl run` and for Slurm.
+//! The textual grammar of lease requests. The flags of `gpushctl run` and Slurm specs both use it.
 //!
 //! ```text
 //! SPEC = TERM ("," TERM)*        TERM = KEY | KEY "=" VALUE
@@ -18,10 +18,10 @@
 //! | `for` | `--for` | `2h` | duration of the lease |
 //! | `wait` | `--wait` | `5m`, or none | wait for capacity, at most this long |
 //!
-//! Slurm chooses the GPUs and the time of a job itself, so the last four keys are refused there.
+//! For its jobs, Slurm chooses the GPUs and the time, so the last four keys are refused in Slurm specs.
 //!
-//! The text can come from any user. Its length is limited, control characters and shell syntax are errors, and
-//! only typed values leave this module.
+//! The text can come from any user. Its length is limited, and control characters and shell syntax are errors. Only
+//! typed values leave this module.
 
 use std::time::Duration;
 
@@ -42,10 +42,10 @@ pub use key::{Key, Spelling};
 pub use slurm::from_comment;
 pub use text::spec;
 
-/// Longest text of a request, in bytes.
+/// Maximum length of a request's text in bytes.
 pub const LONGEST_SPEC: usize = 1024;
 
-/// One term of a request: a key, or a key and its value.
+/// One term of a request: a key, with or without a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Term<'a> {
     /// Key.
@@ -57,7 +57,7 @@ pub struct Term<'a> {
 /// Parses a Slurm spec, such as `mps=25,mem=8G`.
 ///
 /// # Errors
-/// The first term that is wrong, and how to write it.
+/// The first wrong term, with the correct notation.
 pub fn parse(text: &str) -> Result<LeaseRequest, RequestError> {
     if text.len() > LONGEST_SPEC {
         return Err(RequestError::TooLong { bytes: text.len() });
@@ -80,10 +80,10 @@ pub fn parse(text: &str) -> Result<LeaseRequest, RequestError> {
     build(&terms, Spelling::Slurm)
 }
 
-/// Builds a request from terms, in any order. `spelling` decides how errors name a key, and which keys are allowed.
+/// Builds a request from terms in any order. `spelling` determines which keys are allowed, and how errors name a key.
 ///
 /// # Errors
-/// The first term that is wrong, or terms that contradict each other.
+/// The first wrong term, or terms that contradict each other.
 pub fn build(terms: &[Term<'_>], spelling: Spelling) -> Result<LeaseRequest, RequestError> {
     let mut given: Vec<Key> = Vec::with_capacity(terms.len());
     let mut request = LeaseRequest::default();
@@ -124,7 +124,7 @@ pub fn build(terms: &[Term<'_>], spelling: Spelling) -> Result<LeaseRequest, Req
     Ok(request)
 }
 
-/// A whole number without sign.
+/// Parses a whole number without a sign.
 fn number(value: Option<&str>) -> Result<u32, String> {
     let text = value.unwrap_or_default();
     let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -132,18 +132,18 @@ fn number(value: Option<&str>) -> Result<u32, String> {
     number.ok_or_else(|| "write a whole number, such as 2".to_owned())
 }
 
-/// Whole seconds, at least one.
+/// Parses a duration into whole seconds, at least one.
 fn seconds(value: Option<&str>) -> Result<u64, String> {
     let parsed: Duration = duration::parse_positive(value.unwrap_or_default()).map_err(|error| error.to_string())?;
     Ok(parsed.as_secs().max(1))
 }
 
-/// Memory in MiB.
+/// Parses an amount of memory.
 fn mebibytes(value: Option<&str>) -> Result<MemoryLimit, String> {
     value.unwrap_or_default().parse::<MemoryLimit>().map_err(|error| error.why.to_owned())
 }
 
-/// Returns the share for a request that names none: the only kind that the GPUs offer.
+/// Returns the share for a request that contains none: the only kind that the GPUs offer.
 ///
 /// # Errors
 /// The GPUs offer several kinds, or none.

@@ -1,13 +1,13 @@
-//! The terms that name a share, and what they mean together.
+//! The terms about the share of a request, and their combined meaning.
 
 use gpush_api::{LeaseShare, MemoryLimit, Percentage, Priority};
 
 use super::{Key, RequestError, Spelling, mebibytes, number};
 
-/// Terms about the share, as far as they were given.
+/// The terms about the share that were given.
 #[derive(Debug, Default)]
 pub(super) struct ShareTerms {
-    /// The terms that name a kind, in the order given.
+    /// The terms that select a kind, in the given order.
     kinds: Vec<Key>,
     profile: Option<String>,
     memory: Option<MemoryLimit>,
@@ -17,7 +17,7 @@ pub(super) struct ShareTerms {
 }
 
 impl ShareTerms {
-    /// Adds a term. Returns what is wrong with its value.
+    /// Adds a term. Returns the problem with its value.
     pub(super) fn add(&mut self, key: Key, value: Option<&str>) -> Result<(), String> {
         let text = value.unwrap_or_default();
         match key {
@@ -70,7 +70,7 @@ impl ShareTerms {
                 refuse(self.priority.is_some(), Key::Priority)?;
                 Ok(if kind == Key::Whole { LeaseShare::Whole } else { LeaseShare::Timeslice })
             }
-            // No other key is added to `kinds`.
+            // `kinds` contains no other keys.
             Some(_) | None => {
                 refuse(self.priority.is_some(), Key::Priority)?;
                 match (self.memory, self.slices) {

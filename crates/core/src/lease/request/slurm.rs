@@ -1,22 +1,22 @@
 //! Requests in the comment of a Slurm job.
 //!
-//! A comment belongs to the user and may say anything. Only these are requests; all other text is ignored:
+//! The comment belongs to the user and can contain anything. Only these texts are requests; all other text is ignored:
 //!
 //! - a word that begins with `gpush:`, such as `gpush:mps=25,mem=8G`;
-//! - a comment that is `mps` or `mps-per-gpu`, which sites already use: MPS with the rule's settings. gpush has one
-//!   daemon for each target, so both mean the same.
+//! - the comment `mps` or `mps-per-gpu`, which sites already use: MPS with the rule's settings. gpush has one daemon
+//!   for each target, so both mean the same.
 
 use gpush_api::{LeaseRequest, LeaseShare};
 
 use super::{RequestError, parse};
 
-/// Begins a request within a comment.
+/// Prefix of a request in a comment.
 const PREFIX: &str = "gpush:";
 
-/// Finds the request in a comment. `None` when there is none.
+/// Finds the request in a comment; `None` if there is none.
 ///
 /// # Errors
-/// There is a request, and it is wrong; or there are several.
+/// The request is wrong, or there are several.
 pub fn from_comment(comment: &str) -> Result<Option<LeaseRequest>, RequestError> {
     if let "mps" | "mps-per-gpu" = comment.trim() {
         let share = LeaseShare::Mps { percentage: None, memory_limit_mib: None, priority: None };

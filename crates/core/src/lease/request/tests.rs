@@ -57,7 +57,7 @@ fn wrong_spec_names_the_term_and_an_example() {
         ("MPS=25", "`MPS` is not a key of a request", "did you mean `mps`?"),
         ("mps=0", "`mps`: `0` is not valid: it must be over 0 and up to 100", "for example `mps=25`"),
         ("mps=101", "`mps`: `101` is not valid: it must be over 0 and up to 100", "for example `mps=25`"),
-        ("mps=-5", "`mps`: `-5` is not valid: give a number over 0 and up to 100", "for example `mps=25`"),
+        ("mps=-5", "`mps`: `-5` is not valid: write a number over 0 and up to 100", "for example `mps=25`"),
         ("mps=", "`mps` needs a value", "for example `mps=25`"),
         ("mig", "`mig` needs a value", "for example `mig=1g.10gb`"),
         ("whole=1", "`whole` takes no value", "write `whole` alone"),
@@ -66,7 +66,7 @@ fn wrong_spec_names_the_term_and_an_example() {
         ("mps=25,slices=2", "`slices` does not apply to `mps`", "leave out `slices`"),
         ("mig=1g.10gb,mem=8G", "`mem` does not apply to `mig`", "leave out `mem`"),
         ("priority=normal", "`priority` needs `mps`", "leave out `priority`"),
-        ("mem=8", "`mem`: `8` is not valid: say of what: 8G or 8192M", "for example `mem=10G`"),
+        ("mem=8", "`mem`: `8` is not valid: add the unit: 8G or 8192M", "for example `mem=10G`"),
         ("slices=0", "the number of compute slices must be 1 or more", "write 1 or more, or leave it out"),
         ("slices=300", "`slices`: `300` is not valid: no GPU has that many slices", "for example `slices=2`"),
         ("gpu=0", "`gpu` is not allowed in a Slurm request", "use Slurm's --gres; Slurm chooses the GPUs"),
@@ -83,7 +83,7 @@ fn wrong_spec_names_the_term_and_an_example() {
     }
 }
 
-/// Flags as given.
+/// Flags with their values.
 type Given<'a> = &'a [(Key, Option<&'a str>)];
 
 #[test]
@@ -140,7 +140,7 @@ fn hostile_spec_is_refused_with_a_short_plain_message() {
 }
 
 #[test]
-fn comment_without_a_request_is_ignored() {
+fn job_comment_without_a_request_is_ignored() {
     for text in
         ["", "train llama", "mps25", "uses mps", "gpush", "see gpush: docs later".trim_end_matches(':'), "x,mps"]
     {
@@ -235,9 +235,9 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<LeaseRequest>(&json).unwrap(), request);
     }
 
-    /// Text of a user never passes into a request: whatever is accepted is typed, or has the form of a name.
+    /// Text of a user never becomes a part of a request. An accepted value is typed, or has the form of a name.
     #[test]
-    fn no_text_passes_the_parser_unchecked(text in "(mps|mig|mem|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(mem|mps)=.{0,8})?") {
+    fn parsed_requests_always_pass_the_check(text in "(mps|mig|mem|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(mem|mps)=.{0,8})?") {
         if let Ok(request) = parse(&text) {
             prop_assert!(check(&request).is_ok());
             let plain = |c: char| c.is_ascii_alphanumeric() || ".,=+-%".contains(c);

@@ -1,10 +1,10 @@
-//! Requests as text.
+//! Formats requests as text.
 
 use gpush_api::{LeaseRequest, LeaseShare, LeaseWait};
 
 use super::Key;
 
-/// Writes a request in the grammar: what [`super::build`] reads as the same request. Used in audit records.
+/// Formats a request in the grammar, so that [`super::build`] gives the same request. Audit records use it.
 #[must_use]
 pub fn spec(request: &LeaseRequest) -> String {
     let mut terms: Vec<(Key, Option<String>)> = Vec::new();

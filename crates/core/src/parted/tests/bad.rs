@@ -1,4 +1,4 @@
-//! Invalid files, with each diagnostic in full; labels that do not match a host.
+//! Invalid files, with each complete diagnostic; labels that do not match a host.
 
 use std::fmt::Write as _;
 
@@ -70,7 +70,7 @@ fn corpus() -> Vec<(&'static str, String)> {
 }
 
 #[test]
-fn every_diagnostic() {
+fn bad_files_give_the_expected_messages() {
     let mut shown = String::new();
     let corpus = corpus();
     for (what, text) in &corpus {
@@ -102,7 +102,7 @@ fn oversized_file_is_refused_at_once() {
     for (what, text, says) in [
         ("deep", deep, "not YAML"),
         ("wide", wide, "more than 4096 groups"),
-        ("merged", merged, "copies too much"),
+        ("merged", merged, "too large"),
         ("wrong", wrong, "is not a MIG profile"),
         ("listed", listed, "more than 1024 GPUs"),
         ("large", "#".repeat(MOST_BYTES + 1), "more than 1048576 bytes"),
@@ -173,7 +173,7 @@ fn unknown_label_lists_similar_ones_first() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Inserts any text into a file: it is read, or refused with places inside the file.
+    /// Inserts any text into a file. The file is accepted, or refused with places in the file.
     #[test]
     fn mig_parted_reader_never_panics(at in any::<prop::sample::Index>(), length in 0..40_usize, insert in "[ -~\n\t\u{e4}]{0,12}", which in any::<prop::sample::Index>()) {
         let corpus = corpus();

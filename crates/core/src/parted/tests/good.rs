@@ -1,4 +1,4 @@
-//! Valid files in every notation, and the layouts that they give to a host.
+//! Valid files in every notation, and the layouts that they give to the GPUs of a host.
 
 use super::*;
 
@@ -120,7 +120,7 @@ fn anchors_merges_json_and_crlf_are_accepted() {
 
 #[test]
 fn label_gives_layouts_to_its_gpus() {
-    // 0-3 A100-80, 4-7 others: filters by part, lists by index of the host.
+    // GPUs 0-3 are A100-80, 4-7 others. Filters match models, and lists match indexes of the host.
     let host = preset::gpus("mixed").unwrap();
     let id = |at: usize| host[at].pci_id.clone().unwrap();
     let other = host.iter().position(|gpu| gpu.pci_id != host[0].pci_id).unwrap();
@@ -146,7 +146,7 @@ fn last_group_for_a_gpu_counts() {
     );
     let expected = ["0 1g.6gb*2,2g.12gb", "1 off", "2 1g.6gb*2,2g.12gb", "3 off"];
     assert_eq!(meant(&text, &host).unwrap(), expected);
-    // The rules made from it are equivalent: the first rule that matches a GPU counts.
+    // The rules made from it are equivalent: there, the first rule that matches a GPU counts.
     let file = file(&text);
     let imported = import(&file, Some(file.select(None).unwrap()));
     let config = Config::parse(&imported.text, "x").unwrap_or_else(|errors| panic!("{errors}\n{}", imported.text));
@@ -156,10 +156,10 @@ fn last_group_for_a_gpu_counts() {
         .map(|(at, wish)| format!("{at} {}", wish.layout.as_ref().map_or("off".to_owned(), Layout::to_string)))
         .collect();
     assert_eq!(wishes, expected);
-    assert!(imported.remarks.iter().any(|remark| remark.contains("later groups have")), "{:?}", imported.remarks);
+    assert!(imported.remarks.iter().any(|remark| remark.contains("later groups select")), "{:?}", imported.remarks);
 }
 
-/// As in mig-parted, `devices: all` configures the GPUs that have MIG.
+/// As in mig-parted, `devices: all` configures only the GPUs that have MIG.
 #[test]
 fn group_for_all_gpus_skips_those_without_mig() {
     let host = preset::gpus("mixed").unwrap();
@@ -175,20 +175,23 @@ fn group_for_all_gpus_skips_those_without_mig() {
         all.layouts.iter().map(|one| &one.gpu).collect::<Vec<_>>(),
         host[..4].iter().map(|g| &g.uuid).collect::<Vec<_>>()
     );
-    let left_out = ["GPU 4 (NVIDIA L4) is left out: it has no MIG", "GPU 5 (Tesla T4) is left out: it has no MIG"];
+    let left_out = [
+        "GPU 4 (NVIDIA L4) is left out: it does not support MIG",
+        "GPU 5 (Tesla T4) is left out: it does not support MIG",
+    ];
     assert_eq!(all.remarks, left_out);
 
-    // GPUs that are listed or selected are not left out: their plans report the problem.
+    // GPUs that are listed or selected are not skipped. Their plans report the problem.
     let listed = resolved(&group("[0, 4]", on), &[]).unwrap();
     assert_eq!((listed.layouts.len(), listed.remarks.len()), (2, 0));
     let selected = resolved(&group("all", on), &["0,4"]).unwrap();
     assert_eq!((selected.layouts.len(), selected.remarks.len()), (2, 0));
-    // Such a GPU already has MIG off, and a later group for it counts.
+    // A GPU without MIG already has MIG off. A later group for it counts.
     assert_eq!(resolved(&group("all", off), &[]).unwrap().layouts.len(), 6);
     let both = resolved(&(group("all", on) + &group("[4]", off)), &[]).unwrap();
     assert_eq!(
         (both.layouts.len(), both.remarks.as_slice()),
-        (5, &["GPU 5 (Tesla T4) is left out: it has no MIG".to_owned()][..])
+        (5, &["GPU 5 (Tesla T4) is left out: it does not support MIG".to_owned()][..])
     );
 
     let l4 = host[4].pci_id.as_deref().unwrap();
@@ -196,11 +199,11 @@ fn group_for_all_gpus_skips_those_without_mig() {
     let error = resolved(&only_l4, &[]).unwrap_err();
     assert_eq!(
         (error.code, error.message.as_str()),
-        (gpush_api::Code::Unsupported, "label `x` configures no GPU: no GPU that it selects has MIG")
+        (gpush_api::Code::Unsupported, "label `x` configures no GPU: no GPU that it selects supports MIG")
     );
 }
 
-/// An unreadable GPU shows no MIG but may have it.
+/// A GPU that cannot be read shows no MIG, but may have it.
 #[test]
 fn group_for_all_gpus_keeps_unreadable_ones() {
     let mut host = preset::gpus("dgx-a100").unwrap();
@@ -221,7 +224,7 @@ fn selectors_limit_the_gpus() {
     let some = resolve(&file, label, &host, &["4-5".to_owned()]).unwrap().layouts;
     assert_eq!(some.iter().map(|one| one.gpu.as_str()).collect::<Vec<_>>(), [&host[4].uuid, &host[5].uuid]);
     let error = resolve(&file, label, &host, &["5-6".to_owned()]).unwrap_err();
-    assert_eq!(error.message, "label `custom` says nothing about GPU 6");
+    assert_eq!(error.message, "label `custom` has no group for GPU 6");
 }
 
 #[test]
@@ -240,11 +243,11 @@ fn desired_state_includes_mig_mode() {
     };
     let wanted = |plan: &gpush_api::GpuPlan| plan.error.is_none() && plan.is_empty();
     assert_eq!(plans(false).iter().map(wanted).collect::<Vec<_>>(), [false, true, false, false, true]);
-    // For `mig-devices: {}`, a GPU with MIG mode off needs a change, unlike for the layout `none`.
+    // With `mig-devices: {}`, a GPU with MIG mode off needs a change. With the layout `none` it does not.
     assert_eq!(plans(true).iter().map(wanted).collect::<Vec<_>>(), [true, false, true, false, false]);
     let off: Vec<_> =
         plans(false).iter().map(|plan| (plan.mig_mode() == Some(false), plan.reset().is_some())).collect();
-    // A pending mode is reverted without a reset.
+    // Cancelling a pending mode change needs no reset.
     assert_eq!(off, [(true, true), (false, false), (true, true), (true, false), (false, false)]);
 }
 
@@ -257,13 +260,13 @@ fn invalid_requests_per_gpu_are_refused() {
         layout: layout.iter().map(|entry| (*entry).to_owned()).collect(),
     };
     let cases = [
-        (vec![], "no GPU is named"),
+        (vec![], "the request names no GPU"),
         (vec![one("0", true, &[]), one(&host[0].uuid, true, &[])], "is named twice"),
         (vec![one("0-1", true, &[])], "`0-1` is not one GPU"),
         (vec![one("9", true, &[])], "no GPU 9"),
         (vec![one("0", false, &["1g.6gb"])], "cannot have MIG instances with MIG mode off"),
         (vec![one("0", true, &["x"])], "is not a MIG profile"),
-        (vec![one("0", true, &[]); 5], "5 GPUs are named, there are 4"),
+        (vec![one("0", true, &[]); 5], "the request names 5 GPUs, but the host has 4"),
     ];
     for (each, says) in cases {
         let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
@@ -272,7 +275,7 @@ fn invalid_requests_per_gpu_are_refused() {
     }
     let request =
         PlanRequest { gpus: vec!["0".to_owned()], layout: LayoutSource::PerGpu(vec![one("0", true, &["1g.6gb"])]) };
-    assert!(plan_host(&Config::default(), &host, &request).unwrap_err().message.contains("chosen twice"));
+    assert!(plan_host(&Config::default(), &host, &request).unwrap_err().message.contains("names GPUs twice"));
 }
 
 #[test]
@@ -292,7 +295,7 @@ fn lost_gpu_makes_indexes_ambiguous() {
     let mut host = preset::gpus("dgx-a100").unwrap();
     host[3].state = GpuState::Lost;
     host[3].mig = None;
-    // The driver then renumbers the GPUs after it.
+    // The driver then gives new indexes to the GPUs after it.
     for (at, gpu) in host.iter_mut().enumerate().skip(4) {
         gpu.index = u32::try_from(at - 1).unwrap();
     }
@@ -301,7 +304,7 @@ fn lost_gpu_makes_indexes_ambiguous() {
     };
     assert_eq!(meant(&group("[0, 2]"), &host).unwrap(), ["0 1g.10gb*7", "2 1g.10gb*7"]);
     let error = meant(&group("[2, 5]"), &host).unwrap_err();
-    assert_eq!(error.message, "parted.yaml:4: which GPU index 5 means is not sure while GPU 3 is lost");
+    assert_eq!(error.message, "parted.yaml:4: it is uncertain which GPU has index 5 while GPU 3 is lost");
     assert!(meant(&group("[7]"), &host).unwrap_err().message.contains("there is no GPU 7"));
     assert_eq!(meant(&group("all"), &host).unwrap().len(), 8, "the plan of the lost one says that it is lost");
 }

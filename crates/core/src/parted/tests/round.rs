@@ -1,4 +1,4 @@
-//! An export describes the present state: asserting it finds nothing to do.
+//! An export describes the current state, so comparing it with the host finds no difference.
 
 use gpush_api::{ComputeInstance, GpuInstance, GpuPlan, InstanceStep};
 use proptest::prelude::*;
@@ -52,7 +52,7 @@ fn as_wanted(plan: &GpuPlan) -> bool {
     plan.error.is_none() && plan.is_empty()
 }
 
-/// Returns a profile of the GPU, whole or as a compute instance, with a count.
+/// Returns a layout entry of the GPU: a GPU instance profile or a compute instance profile, with a count.
 fn entry(gpu: &Gpu, (profile, compute, count): (usize, usize, u8)) -> Entry {
     let profiles = &gpu.mig.as_ref().unwrap().profiles;
     let of = &profiles[profile % profiles.len()];
@@ -77,7 +77,7 @@ proptest! {
                 mig.set_mode(false, false);
                 continue;
             }
-            // As many of the random entries as fit.
+            // Use as many of the random entries as fit.
             let mut layout = Vec::new();
             for drawn in entries {
                 layout.push(entry(gpu, *drawn).to_string());
@@ -92,7 +92,7 @@ proptest! {
         }
         let exported = export(&gpus, "current", |_| true).unwrap();
         let differs: Vec<u32> = asserted(&exported, &gpus).iter().filter(|plan| !as_wanted(plan)).map(|plan| plan.gpu).collect();
-        // A state that counts cannot express is reported.
+        // If counts cannot express a state, the export reports it.
         let told: Vec<u32> = gpus.iter().map(|gpu| gpu.index).filter(|index| exported.remarks.iter().any(|r| r.starts_with(&format!("GPU {index}: ")))).collect();
         prop_assert_eq!(&differs, &told, "{}\n{:?}", exported.text, exported.remarks);
         let mut named: Vec<usize> = (0..gpus.len()).collect();
@@ -141,7 +141,7 @@ fn both_compute_profiles_of_a_double_memory_1g_are_exported() {
 fn export_reports_what_counts_omit() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.truncate(5);
-    // Two compute instances that would share one GPU instance if created from the file.
+    // Two compute instances in two GPU instances. Created from the file, they would share one.
     with(&mut gpus[0], "1c.3g.40gb@0,1c.3g.40gb@4");
     // A GPU instance that mig-parted does not see.
     with(&mut gpus[1], "2g.20gb");

@@ -1,5 +1,5 @@
 //! Starts a daemon's process, reports how it ended, and kills it with everything that it started. The supervisor
-//! ([`gpush_core::supervisor`]) does not depend on how.
+//! ([`gpush_core::supervisor`]) does not depend on the kind of launcher.
 //!
 //! ```text
 //!               process launcher                   systemd launcher
@@ -10,9 +10,10 @@
 //! kill          all processes that hold the lock   KillUnit: the unit's cgroup
 //! ```
 //!
-//! An adopted daemon is watched through a pidfd, like one that was just started. Adoption needs only its pid, which the
-//! lock tells, once [`ownership`] has identified it. So gpushd notices the end of a unit's daemon without systemd, and
-//! asks systemd only for the reason. When the bus fails, gpushd starts no daemon; everything else works.
+//! gpushd watches adopted daemons and new ones in the same way, through a pidfd. To adopt a daemon, it needs only the
+//! pid, which it gets from the lock after [`ownership`] has identified the daemon. So gpushd notices the end of a
+//! unit's daemon without systemd, and asks systemd only for the reason. If the bus fails, gpushd cannot start daemons;
+//! everything else works.
 
 mod ownership;
 mod process;
@@ -36,17 +37,18 @@ use crate::SYSTEM_DIRECTORY;
 /// Why a daemon was not started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StartError {
-    /// Not yet, and this is not a failure of the daemon: leftovers still run, or systemd does not answer.
+    /// It cannot be started yet: leftovers still run, or systemd does not answer. This does not count as a failure of
+    /// the daemon.
     #[error("{0}")]
     Later(String),
-    /// The system refused, or the process ended before it became the daemon.
+    /// The system refused the start, or the process ended before it became the daemon.
     #[error("{0}")]
     Failed(String),
 }
 
 impl StartError {
     fn locked() -> Self {
-        Self::Later("what the daemon before started is still there".to_owned())
+        Self::Later("processes of the previous daemon still run".to_owned())
     }
 }
 
@@ -63,7 +65,8 @@ enum Kind {
 }
 
 impl Kind {
-    /// Chooses the launcher. Unit names contain only the target, so units serve no directory but the system's.
+    /// Chooses the launcher. Unit names contain only the target, so the systemd launcher works only in the system's
+    /// directory.
     fn choose(base: &Path, is_root: bool, has_systemd: impl Fn() -> bool) -> Self {
         if base == Path::new(SYSTEM_DIRECTORY) && is_root && has_systemd() {
             Self::Systemd(Units::default())
@@ -81,7 +84,7 @@ impl Launcher {
         Self(Kind::choose(base, is_root, gpush_host::systemd::is_the_service_manager))
     }
 
-    /// Checks that no process of a daemon is left: then its directory may be prepared, and a daemon started.
+    /// Checks that no process of a daemon is left. Only then the directory may be prepared and a daemon started.
     pub(super) async fn check_free(&self, dir: &TargetDir) -> Result<(), StartError> {
         if dir.is_taken() {
             return Err(StartError::locked());
@@ -103,7 +106,8 @@ impl Launcher {
         }
     }
 
-    /// Returns how a process ended, in words, and releases what would prevent the next start. Call it after the end.
+    /// Describes how a process ended, and resets a failed unit so that it can be started again. Call it after the end
+    /// of the process.
     pub(super) async fn exit_reason(&self, dir: &TargetDir, process: DaemonProcess) -> String {
         match &self.0 {
             Kind::Process => process::exit_reason(process).await,
@@ -111,7 +115,7 @@ impl Launcher {
         }
     }
 
-    /// Kills a daemon, if it still lives, and everything that it started.
+    /// Kills a daemon, if it is still alive, and everything that it started.
     pub(super) async fn kill(&self, dir: &TargetDir, daemon: Option<&DaemonProcess>) {
         match &self.0 {
             Kind::Process => kill_all(dir, daemon),
@@ -119,24 +123,24 @@ impl Launcher {
         }
     }
 
-    /// Returns whether the launcher knows daemons whose directories were deleted: it starts no other in their place, and
-    /// ends them once they have no clients.
+    /// Returns whether the launcher itself tracks daemons whose directories were deleted. Such a launcher does not
+    /// start another daemon in their place, and ends them when they have no clients.
     pub(super) fn tracks_orphans(&self) -> bool {
         matches!(self.0, Kind::Systemd(_))
     }
 
-    /// Ends daemons whose directories were deleted and whose targets are not in `known`, once they have no clients.
-    /// Returns when none is left.
+    /// Ends daemons whose directories were deleted and whose targets are not in `known`, each when it has no clients.
+    /// Returns when all have ended.
     pub async fn end_orphans(&self, known: BTreeSet<String>) {
         match &self.0 {
-            // They are found when their targets get a daemon again.
+            // Nothing to do: gpushd finds them when their targets get a daemon again.
             Kind::Process => {}
             Kind::Systemd(units) => units.end_orphans(known).await,
         }
     }
 }
 
-/// The process of a daemon, whether or not it is a child of gpushd.
+/// The process of a daemon. It need not be a child of gpushd.
 #[derive(Debug)]
 pub(super) struct DaemonProcess {
     /// Its pid.
@@ -147,7 +151,7 @@ pub(super) struct DaemonProcess {
 }
 
 impl DaemonProcess {
-    /// Opens the process of a pid. Returns `None` when there is none.
+    /// Opens the process with this pid; `None` if there is none.
     pub(super) fn of(pid: i32) -> io::Result<Option<Self>> {
         Ok(AsyncPidFd::open(pid)?.map(|handle| Self { pid, handle, status: None }))
     }
@@ -162,7 +166,7 @@ impl DaemonProcess {
         self.handle.signal(Signal::SIGTERM)
     }
 
-    /// Kills the process. A process that has ended is not an error.
+    /// Kills the process. Returns `Ok` if it has already ended.
     fn kill(&self) -> io::Result<()> {
         self.handle.kill()
     }
@@ -173,11 +177,11 @@ impl DaemonProcess {
     }
 }
 
-/// Kills all processes that hold the lock of a directory, or the daemon's own lock if that is another one now.
+/// Kills all processes that hold the current lock of a directory, or the daemon's own lock if it differs.
 fn kill_all(dir: &TargetDir, daemon: Option<&DaemonProcess>) {
     let locks = dir.lock_file().into_iter().chain(daemon.and_then(|daemon| ownership::lock_of(dir, daemon)));
     let locks: BTreeSet<_> = locks.collect();
-    // The daemon first, so that it starts no more servers. It may not hold a lock yet.
+    // Kill the daemon first, so that it starts no more servers. It may not hold a lock yet.
     if let Some(daemon) = daemon
         && let Err(error) = daemon.kill()
     {
@@ -186,12 +190,12 @@ fn kill_all(dir: &TargetDir, daemon: Option<&DaemonProcess>) {
     ownership::kill(&locks);
 }
 
-/// Describes an end by exit status.
+/// Describes a process that exited with a status.
 fn exited(status: i32) -> String {
     format!("ended with status {status}")
 }
 
-/// Describes an end by signal.
+/// Describes a process that was ended by a signal.
 fn signalled(signal: i32) -> String {
     format!("was ended by signal {signal}")
 }
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_launcher_serves_only_roots_system_directory() {
+    fn systemd_launcher_is_used_only_by_root_in_its_directory() {
         let system = Path::new(SYSTEM_DIRECTORY);
         let is_systemd =
             |base: &Path, is_root, has_systemd| matches!(Kind::choose(base, is_root, || has_systemd), Kind::Systemd(_));

@@ -1,20 +1,20 @@
-//! Identifies the processes of a target by what no user can imitate.
+//! Identifies the processes of a target by facts that users cannot imitate.
 //!
-//! A user with a share can lock `control_lock`, and start a process with the daemon's environment and name. So none of that
-//! identifies a process of gpushd. The lock file does: `lock` has mode 0600, and a daemon and everything that it started
-//! have it as standard input.
+//! A user with a share can lock `control_lock`, and can start a process with the daemon's environment and name. So
+//! these facts do not identify a process of gpushd. The file `lock` does: it has mode 0600, and it is the standard
+//! input of a daemon and of everything that the daemon started.
 //!
 //! ```text
-//!                   the daemon                               what it started
+//!                   the daemon                               processes that it started
 //! standard input    `lock`                                   `lock`
 //! effective user    gpushd's                                 the share's
-//! program           the spec's, also if replaced since       any
+//! program           the spec's, even if replaced since       any
 //! pid namespace     gpushd's                                 any
-//! control_lock      held: the kernel names it                not held
+//! control_lock      held, as the kernel reports              not held
 //! ```
 //!
-//! `lock` may have been deleted since, alone or with its directory. The kernel still reports its path. A process whose lock
-//! is not the current one of its directory is an orphan: no user can reach it, and it holds the GPU.
+//! `lock` may have been deleted since, alone or with its directory. The kernel still reports its path. A process whose
+//! lock is not the current one of its directory is an orphan: no user can reach it, but it holds the GPU.
 
 use std::{
     collections::BTreeSet,
@@ -29,7 +29,7 @@ use gpush_host::proc::{self, Environment, FileId, pids, program};
 use super::DaemonProcess;
 use crate::daemon::target_dir::{Spec, TargetDir};
 
-/// Searches for processes that a killed process had started meanwhile.
+/// How often to search for processes. A process may start others before it is killed, so one search is not enough.
 const ROUNDS: u32 = 4;
 
 /// The process that holds the lock of a pipe directory.
@@ -37,9 +37,9 @@ const ROUNDS: u32 = 4;
 pub(in crate::daemon) enum LockOwner {
     /// No process.
     Nobody,
-    /// Its daemon.
+    /// The daemon of the directory.
     Daemon(DaemonProcess),
-    /// Another process, with its pid if the kernel names it.
+    /// Another process, with its pid if the kernel reports it.
     Foreign(Option<i32>),
 }
 
@@ -47,11 +47,11 @@ pub(in crate::daemon) enum LockOwner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::daemon) struct OwnedProcess {
     pub(in crate::daemon) pid: i32,
-    /// Its lock.
+    /// Identity of the process's lock file.
     pub(in crate::daemon) lock: FileId,
-    /// Whether it is a control daemon; else a server.
+    /// Whether it is a control daemon. Otherwise it is a server.
     pub(in crate::daemon) is_daemon: bool,
-    /// Whether its lock is not the current one of its directory.
+    /// Whether its lock is not the current lock of its directory.
     pub(in crate::daemon) is_orphan: bool,
 }
 
@@ -59,14 +59,14 @@ pub(in crate::daemon) struct OwnedProcess {
 struct Input {
     file: FileId,
     owner: u32,
-    /// Its path, also if it was deleted.
+    /// Its path, even if the file was deleted.
     path: PathBuf,
 }
 
 impl Input {
     fn of(pid: i32) -> Option<Self> {
         let path = proc::open_file(pid, 0)?;
-        // Checked first: nearly every process has another.
+        // Check the name first, because it excludes nearly every process.
         if path.file_name()? != "lock" {
             return None;
         }
@@ -76,7 +76,7 @@ impl Input {
 
     /// Returns whether it is the lock of a directory, or was until it was deleted.
     fn is_of(&self, place: &TargetDir) -> bool {
-        // Only gpushd can create files there.
+        // Only gpushd can create files in the directory.
         let was = || self.owner == own_uid() && self.path.parent() == Some(canonical(place.dir()).as_path());
         Some(self.file) == place.lock_file() || was()
     }
@@ -92,14 +92,15 @@ pub(in crate::daemon) fn find(place: &TargetDir, spec: &Spec) -> io::Result<Lock
     };
     let Some(process) = DaemonProcess::of(pid)? else { return Ok(LockOwner::Nobody) };
     let ours = has_lock_of(place, pid) && is_daemon(pid) && program(pid).is_some_and(|own| own == spec.control);
-    // The checks hold only if the process still lives: another process could reuse its pid.
+    // The checks count only if the process is still alive. Otherwise they may have read another process with the same
+    // pid.
     if process.has_ended() || lock::taken_by(&pipe)? != Holder::Process(pid) {
         return Ok(LockOwner::Nobody);
     }
     Ok(if ours { LockOwner::Daemon(process) } else { LockOwner::Foreign(Some(pid)) })
 }
 
-/// Returns all processes of a target, with orphans.
+/// Returns all processes of a target, including orphans.
 pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &str) -> Vec<OwnedProcess> {
     let base = place.dir().parent().map(canonical);
     let here = place.lock_file();
@@ -119,7 +120,7 @@ pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &str) -> Vec<OwnedPr
     pids().filter_map(part).collect()
 }
 
-/// Kills all processes that hold one of these locks. Returns them.
+/// Kills all processes that hold one of these locks. Returns the killed processes.
 pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
     let has_one = |pid: i32| Input::of(pid).is_some_and(|input| locks.contains(&input.file));
     let mut killed: Vec<DaemonProcess> = Vec::new();
@@ -130,7 +131,7 @@ pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
                 continue;
             }
             let Ok(Some(process)) = DaemonProcess::of(pid) else { continue };
-            // Another process may have reused the pid in between.
+            // Another process may have reused the pid before it was opened.
             if !has_one(pid) {
                 continue;
             }
@@ -146,18 +147,18 @@ pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
     killed
 }
 
-/// Returns the lock of a daemon, if it is, or was, the one of its directory.
+/// Returns the lock of a daemon, if it is, or was, the lock of this directory.
 pub(super) fn lock_of(place: &TargetDir, daemon: &DaemonProcess) -> Option<FileId> {
     let input = Input::of(daemon.pid).filter(|input| input.is_of(place))?;
     (!daemon.has_ended()).then_some(input.file)
 }
 
-/// Returns whether a process holds the lock of a directory, also if it was deleted.
+/// Returns whether a process holds the lock of a directory, even if the lock was deleted.
 pub(super) fn has_lock_of(place: &TargetDir, pid: i32) -> bool {
     Input::of(pid).is_some_and(|input| input.is_of(place))
 }
 
-/// Returns whether a process that holds the lock is the control daemon, and not a server of root.
+/// Returns whether a process that holds the lock is the control daemon. A server that runs as root is not.
 pub(super) fn is_daemon(pid: i32) -> bool {
     proc::owner(pid) == Some(own_uid())
         && proc::is_in_our_pid_namespace(pid)
@@ -180,7 +181,7 @@ fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// Resolves a path as the kernel does, also of a file that does not exist.
+/// Resolves a path as the kernel does. The file need not exist.
 fn canonical(path: &Path) -> PathBuf {
     if let Ok(path) = fs::canonicalize(path) {
         return path;

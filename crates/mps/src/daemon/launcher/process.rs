@@ -1,7 +1,7 @@
-//! The process launcher: daemons are detached children of gpushd, in containers and wherever gpushd is not the host's
-//! service.
+//! The process launcher: daemons are detached children of gpushd. It is used in containers, and where gpushd is not the
+//! system service.
 //!
-//! They continue to run when gpushd ends, unless gpushd is the first process of a container.
+//! The daemons continue to run when gpushd ends, unless gpushd is the first process of a container.
 
 use std::{io, os::unix::process::ExitStatusExt, process::Stdio, time::Duration};
 
@@ -13,10 +13,10 @@ use crate::daemon::target_dir::TargetDir;
 /// How long `gpushd mps-daemon` may take to become the daemon.
 const BECOME: Duration = Duration::from_secs(10);
 
-/// How long the exit status of an ended child may take to arrive.
+/// How long gpushd waits for the exit status of a child that has ended.
 const REAPED: Duration = Duration::from_millis(200);
 
-/// Starts the daemon that the spec describes. The daemon holds the lock when this returns.
+/// Starts the daemon that the spec describes. The daemon holds the lock when this function returns.
 pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError> {
     let failed = |error: io::Error| StartError::Failed(error.to_string());
     let mut child = Command::new("/proc/self/exe")
@@ -26,7 +26,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        // The pipe closes when the process becomes the daemon, which writes to its log.
+        // The pipe closes when the process becomes the daemon, because the daemon writes to its log instead.
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;
@@ -39,7 +39,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
         }
     }
     let process = DaemonProcess::of(pid).map_err(failed)?;
-    // Without a wait it would stay as a zombie.
+    // Without this wait, the process would remain a zombie.
     let status = tokio::spawn(async move { child.wait().await });
     match (said.trim(), process) {
         ("", Some(process)) => Ok(DaemonProcess { status: Some(status), ..process }),
@@ -48,7 +48,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
     }
 }
 
-/// Describes how a process ended. The exit status is known only of children of this gpushd.
+/// Describes how a process ended. gpushd knows the exit status only of its own children.
 pub(super) async fn exit_reason(process: DaemonProcess) -> String {
     let Some(status) = process.status else { return "ended".to_owned() };
     match tokio::time::timeout(REAPED, status).await {

@@ -1,8 +1,8 @@
 //! Recovers a spec from the running daemon when `spec.json` cannot be read, for example after a full disk.
 //!
-//! Without it, gpushd would not know a daemon's pipe directory, its user and its logs. It would have to treat the daemon as
-//! leftovers and wait for its clients to end. The daemon's environment has these values, and only root can have set the
-//! environment of a process that holds the lock.
+//! Without a spec, gpushd does not know a daemon's pipe directory, its user and its logs. It would have to treat the
+//! daemon as leftovers and wait for its clients to end. The daemon's environment contains these values. It can be
+//! trusted: only root can have set the environment of a process that holds the lock.
 
 use std::{os::unix::ffi::OsStringExt, path::PathBuf};
 
@@ -16,7 +16,7 @@ use crate::daemon::{
     target_dir::{Spec, TargetDir},
 };
 
-/// Returns the spec of the daemon that runs in a directory. `None` when none runs.
+/// Returns the spec of the daemon that runs in a directory; `None` if there is none.
 pub(in crate::daemon) fn recovered_spec(place: &TargetDir) -> Option<Spec> {
     if !place.is_taken() {
         return None;
@@ -29,7 +29,7 @@ pub(in crate::daemon) fn recovered_spec(place: &TargetDir) -> Option<Spec> {
 fn of(place: &TargetDir, daemon: i32, parts: &[i32]) -> Option<Spec> {
     let pipe = PathBuf::from(ownership::variable(daemon, "CUDA_MPS_PIPE_DIRECTORY")?);
     let tenure = pipe.file_name()?.to_str()?.parse().ok()?;
-    // A server of root has the same environment, but never holds this lock.
+    // A server that runs as root has the same environment, but never holds this lock.
     if place.pipe(tenure) != pipe || lock::holder(&pipe).ok()? != Some(daemon) {
         return None;
     }
@@ -40,11 +40,11 @@ fn of(place: &TargetDir, daemon: i32, parts: &[i32]) -> Option<Spec> {
     let admitted = || place.users_with_access(tenure).unwrap_or_default().into_iter().next();
     Some(Spec {
         target: place.dir().file_name()?.to_str()?.to_owned(),
-        // Which GPU contains a MIG device is known only after a reading.
+        // The GPU of a MIG device is not known before the first reading.
         gpu_uuid: if uuid.starts_with("GPU-") { uuid.clone() } else { String::new() },
         uuid,
         tenure,
-        // An unknown user counts as the daemon's own: the next user gets another directory.
+        // If the user is unknown, the daemon's own user is recorded, so that the next user gets another directory.
         user: (!multi_user).then(|| server.or_else(admitted).or_else(|| proc::owner(daemon))).flatten(),
         multi_user,
         control: proc::program(daemon)?,

@@ -7,9 +7,9 @@
 //!                                                                 └► deactivating ────────┘ systemd kills them
 //! ```
 //!
-//! A daemon has its own cgroup, survives restarts and upgrades of gpushd, and ends as a whole: systemd kills its remaining
-//! processes. systemd never starts it by itself. gpushd notices `systemctl stop` by the end of the process. systemd may
-//! already have forgotten a unit that ended without an error.
+//! Each daemon has its own cgroup, and survives restarts and upgrades of gpushd. When a daemon ends, systemd kills its
+//! remaining processes. systemd never starts a daemon without a request. gpushd notices `systemctl stop` by the end of
+//! the process. After an end without an error, systemd may already have unloaded the unit.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -22,13 +22,13 @@ use crate::daemon::target_dir::TargetDir;
 /// How long systemd may take to notice the end of a process, and to clean up.
 const CLEANUP: Duration = Duration::from_secs(2);
 
-/// Pause between two checks of an orphan.
+/// Interval between two checks of an orphan.
 const ORPHAN_CHECK: Duration = Duration::from_secs(30);
 
-/// What `systemctl stop` sends, `SIGTERM`.
+/// The signal that `systemctl stop` sends: `SIGTERM`.
 const STOP: i32 = 15;
 
-/// `CLD_EXITED` of `waitid(2)`: the status is an exit status, else it is a signal number.
+/// `CLD_EXITED` of `waitid(2)`. With this code, the status is an exit status. With other codes, it is a signal number.
 const EXITED: i32 = 1;
 
 /// Instances of the template unit.
@@ -36,7 +36,7 @@ const EXITED: i32 = 1;
 pub(super) struct Units(Arc<Manager>);
 
 impl Units {
-    /// Checks that the unit is inactive. Resets a failed one.
+    /// Checks that the unit is inactive. Resets it if it has failed.
     pub(super) async fn check_free(&self, place: &TargetDir) -> Result<(), StartError> {
         let unit = name(place);
         let state = self.0.state(&unit).await.map_err(|error| not_started(&error))?;
@@ -44,15 +44,16 @@ impl Units {
             "inactive" => Ok(()),
             "failed" => self.0.reset_failed(&unit).await.map_err(|error| not_started(&error)),
             "deactivating" => Err(StartError::locked()),
-            // The unit still starts: a previous gpushd may just have requested it.
+            // The unit is still starting: a previous gpushd may just have requested that.
             "activating" => Err(StartError::Later(format!("systemd has not started {unit} yet"))),
             active => Err(StartError::Later(format!(
-                "its unit {unit} is {active}, and no daemon has its directory: `systemctl stop {unit}` ends what runs there"
+                "its unit {unit} is {active}, but no daemon has its directory: `systemctl stop {unit}` ends the \
+                processes of the unit"
             ))),
         }
     }
 
-    /// Starts the unit. Its main process is the daemon, or becomes it.
+    /// Starts the unit. Its main process is the daemon, or will become it.
     pub(super) async fn start(&self, place: &TargetDir) -> Result<DaemonProcess, StartError> {
         let unit = name(place);
         match self.0.start(&unit).await {
@@ -72,7 +73,8 @@ impl Units {
         }
     }
 
-    /// Describes how the unit's process ended. The unit is inactive then, unless one of its processes cannot be killed.
+    /// Describes how the unit's process ended. Afterwards the unit is inactive, unless one of its processes cannot be
+    /// killed.
     pub(super) async fn exit_reason(&self, place: &TargetDir, pid: i32) -> String {
         let unit = name(place);
         let has_ended = |state: &State| {
@@ -95,24 +97,25 @@ impl Units {
     /// Kills all processes of the unit.
     pub(super) async fn kill(&self, place: &TargetDir, daemon: Option<&DaemonProcess>) {
         if let Err(error) = self.0.kill(&name(place)).await {
-            tracing::warn!("{}; its MPS daemon is killed without it", error.in_full());
+            tracing::warn!("{}; killing its MPS daemon without systemd", error.in_full());
             super::kill_all(place, daemon);
         }
     }
 
-    /// Ends the units of targets that are not in `known`, each when it has no server.
+    /// Ends the units of targets that are not in `known`, each as soon as it has no server.
     pub(super) async fn end_orphans(&self, known: BTreeSet<String>) {
         let mut orphans = match self.0.running("gpushd-mps@*.service").await {
             Ok(units) => units,
             Err(error) => {
-                tracing::warn!("MPS daemons that nobody knows are not looked for: {}", error.in_full());
+                tracing::warn!("cannot look for unknown MPS daemons: {}", error.in_full());
                 return;
             }
         };
         orphans.retain(|unit| !known.iter().any(|target| *unit == of(target)));
         for unit in &orphans {
             tracing::warn!(
-                "{unit} runs, and its directory is gone: it is ended once it has no server; `systemctl stop {unit}` ends it now"
+                "{unit} runs without its directory: gpushd ends it when it has no server; `systemctl stop {unit}` \
+                ends it now"
             );
         }
         loop {
@@ -135,7 +138,7 @@ impl Units {
         }
     }
 
-    /// Ends a unit without servers. Returns whether the unit is done.
+    /// Ends a unit that has no server. Returns whether the unit is finished.
     async fn end_unused(&self, unit: &str) -> Result<bool, Error> {
         let main = self.0.state(unit).await?.main_pid;
         let Some(pid) = main.and_then(|pid| i32::try_from(pid).ok()) else { return Ok(true) };
@@ -143,10 +146,10 @@ impl Units {
         if self.0.processes(unit).await? > 1 {
             return Ok(false);
         }
-        // By pidfd, so that no other process is ended.
+        // The pidfd ensures that no other process is ended.
         match process.terminate() {
-            Ok(()) => tracing::info!("{unit}: its MPS daemon {pid}, which nobody can reach, was told to end"),
-            Err(error) => tracing::warn!("{unit}: its MPS daemon {pid} can't be told to end: {error}"),
+            Ok(()) => tracing::info!("{unit}: ending its MPS daemon {pid}, which no program can reach"),
+            Err(error) => tracing::warn!("{unit}: cannot end its MPS daemon {pid}: {error}"),
         }
         Ok(true)
     }
@@ -163,7 +166,7 @@ fn of(target: &str) -> String {
 
 fn not_started(error: &Error) -> StartError {
     match error {
-        // The start may still happen. Then gpushd adopts the daemon.
+        // systemd may still start it. Then gpushd adopts the daemon.
         Error::Bus(_) | Error::Deadline { .. } => StartError::Later(error.in_full()),
         Error::Refused { .. } | Error::Job { .. } => StartError::Failed(error.in_full()),
     }
@@ -176,14 +179,14 @@ fn describe(state: &State, unit: &str) -> String {
         (0, "success") => "ended without an error, as after `systemctl stop`".to_owned(),
         (0, _) => "ended".to_owned(),
         (EXITED, "success") => super::exited(status),
-        // The journal has messages from before the process became the daemon.
-        (EXITED, _) => format!("{}: `journalctl -u {unit}` has what it said", super::exited(status)),
+        // Messages from before the process became the daemon are in the journal.
+        (EXITED, _) => format!("{}: see `journalctl -u {unit}`", super::exited(status)),
         (_, "success") if status == STOP => format!("{}, as by `systemctl stop`", super::signalled(status)),
         (_, _) => super::signalled(status),
     };
     match state.result.as_str() {
         "success" | "exit-code" | "signal" | "core-dump" => own,
-        "oom-kill" => format!("{own}, since memory ran out"),
+        "oom-kill" => format!("{own}, because memory ran out"),
         other => format!("{own} ({other})"),
     }
 }
@@ -207,11 +210,8 @@ mod tests {
         assert_eq!(end("signal", 2, 9), "was ended by signal 9");
         assert_eq!(end("core-dump", 3, 11), "was ended by signal 11");
         assert_eq!(end("success", 1, 0), "ended with status 0");
-        assert_eq!(
-            end("exit-code", 1, 1),
-            "ended with status 1: `journalctl -u gpushd-mps@g1.service` has what it said"
-        );
-        assert_eq!(end("oom-kill", 2, 9), "was ended by signal 9, since memory ran out");
+        assert_eq!(end("exit-code", 1, 1), "ended with status 1: see `journalctl -u gpushd-mps@g1.service`");
+        assert_eq!(end("oom-kill", 2, 9), "was ended by signal 9, because memory ran out");
         assert_eq!(end("timeout", 2, 9), "was ended by signal 9 (timeout)");
         assert_eq!(end("success", 2, 15), "was ended by signal 15, as by `systemctl stop`");
         assert_eq!(end("success", 0, 0), "ended without an error, as after `systemctl stop`");

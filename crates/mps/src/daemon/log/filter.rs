@@ -1,36 +1,36 @@
-//! Filter for a control daemon's log that leaves out gpushd's own probes: sessions that consist of queries. A session has
-//! about five lines in the log, and a probe several sessions.
+//! Filter for a control daemon's log that omits gpushd's own probes, which are sessions of queries. A session has about
+//! five lines in the log, and a probe has several sessions.
 //!
 //! ```text
 //! Accepting connection…            ┐
-//! NEW UI                           │ a session. The filter leaves it out if it consists of queries with plain replies,
+//! NEW UI                           │ a session. The filter omits it if it consists of queries with plain replies,
 //! Cmd:get_server_list              │ is fast, and is closed
 //! 4711                             │
 //! UI closed                        ┘
 //! NEW CLIENT 4712 from user 1000 …   any other line is an event: shown, with the session around it
 //! ```
 //!
-//! The filter never guesses: it keeps lines that it does not know. It shows a session that pauses, as when a process holds
-//! the control connection and sends nothing. It decides by the times in the log, so that a line that was shown once is shown
-//! again.
+//! The filter keeps every line that it does not know. It shows a session with a pause, because this may be a process
+//! that holds the control connection and sends nothing. It uses the times in the log, so the same log always gives the
+//! same result.
 //!
-//! A simpler rule cannot replace it. A control daemon does not log which peer sends a command, so "lines of gpushd's pid"
-//! cannot be recognized. Leaving out each known line by itself would hide a pid or a state that answers an
-//! administrator's command, and half-open sessions.
+//! A simpler rule does not work. A control daemon does not log which peer sends a command, so "lines of gpushd's pid"
+//! cannot be recognized. Omitting each known line separately would hide half-open sessions, and replies to an
+//! administrator's commands, such as a pid or a state.
 
 use std::time::Duration;
 
 use jiff::civil::DateTime;
 
-/// Longest pause within a session of gpushd. They take milliseconds.
+/// Maximum pause within a session of gpushd. Such a session takes milliseconds.
 const QUICK: Duration = Duration::from_secs(2);
 
 /// The kind of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
-    /// A process connects: a client, a server, or a front-end.
+    /// The start of a connection: of a client, a server, or a front-end.
     Connects,
-    /// It is a front-end.
+    /// The connection is from a front-end.
     Opens,
     Question,
     /// A reply that only queries get.
@@ -40,14 +40,14 @@ enum Line {
     Event,
 }
 
-/// Most lines of a session that are held back while it may be a probe. A longer session is shown, so that users who write
-/// into the log do not decide how much memory this takes.
+/// Maximum number of lines that the filter holds back while a session may be a probe. It shows longer sessions. The
+/// limit bounds the memory, because users can write into the log.
 const LONGEST_SESSION: usize = 256;
 
-/// Leaves out gpushd's own probes, line by line.
+/// Omits gpushd's own probes, line by line.
 #[derive(Debug)]
 pub(super) struct Filter {
-    /// Whether the input begins at the beginning of the log.
+    /// Whether the input starts at the first line of the log.
     begins: bool,
     lines: usize,
     left_out: usize,
@@ -56,10 +56,10 @@ pub(super) struct Filter {
     before: Option<DateTime>,
 }
 
-/// Lines that belong together.
+/// A session: lines that belong together.
 #[derive(Debug)]
 struct Session {
-    /// Lines of it so far.
+    /// Number of lines so far.
     lines: usize,
     /// Lines held back while the session may be a probe.
     kept_back: Vec<String>,
@@ -83,7 +83,7 @@ impl Session {
         }
     }
 
-    /// Shows the lines held back, unless the session is a probe. Returns the number of lines left out.
+    /// Shows the lines held back, unless the session is a probe. Returns the number of omitted lines.
     fn end(&mut self, show: &mut impl FnMut(String)) -> usize {
         if self.quiet {
             return std::mem::take(&mut self.kept_back).len();
@@ -94,14 +94,14 @@ impl Session {
 }
 
 impl Filter {
-    /// A filter for a log. `begins` says whether its first line will be the first line of the log.
+    /// Creates a filter for a log. `begins`: whether its first line will be the first line of the log.
     pub(super) fn new(begins: bool) -> Self {
-        // A session whose beginning was cut off counts as open.
+        // A session whose start is missing counts as open.
         let session = Session { is_open: !begins, quiet: !begins, asked: !begins, ..Session::new(false) };
         Self { begins, lines: 0, left_out: 0, session, before: None }
     }
 
-    /// Takes the next line. Shows it, and lines held back, when they are known not to be a probe.
+    /// Handles the next line. Shows it and the lines held back as soon as they cannot be a probe.
     pub(super) fn line(&mut self, line: String, mut show: impl FnMut(String)) {
         let is_first = self.lines == 0;
         self.lines += 1;
@@ -114,7 +114,7 @@ impl Filter {
                 self.left_out += session.end(&mut show);
                 *session = Session::new(true);
             }
-            // A cut log may begin here.
+            // A truncated log may begin here.
             Line::Opens if session.lines == 1 && !session.is_open || is_first && !self.begins => {
                 session.is_open = true;
             }
@@ -132,7 +132,7 @@ impl Filter {
         session.add(line, &mut show);
     }
 
-    /// Ends the log, to which nothing was added for `silent`. Returns how many lines were left out.
+    /// Ends the log. `silent` is the time since its last line was written. Returns the number of omitted lines.
     pub(super) fn end(mut self, silent: Duration, mut show: impl FnMut(String)) -> usize {
         // The last session may still be open.
         self.session.quiet &= silent < QUICK;
@@ -145,13 +145,13 @@ fn parts(line: &str) -> (Option<DateTime>, &str) {
     let Some((stamp, said)) = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) else {
         return (None, line);
     };
-    // `2026-11-22 08:57:50.177 Control 26733`
+    // For example `2026-11-22 08:57:50.177 Control 26733`.
     let time = stamp.find(" Control").and_then(|end| stamp[..end].parse().ok());
     (time, said.trim_end())
 }
 
 fn is_quick(before: Option<DateTime>, now: Option<DateTime>) -> bool {
-    // After the clock was set back, a duration is negative: not fast.
+    // If the clock was set back, the duration is negative, and the session does not count as fast.
     before.zip(now).is_some_and(|(before, now)| {
         Duration::try_from(now.duration_since(before)).is_ok_and(|between| between < QUICK)
     })
@@ -178,7 +178,7 @@ fn is_question(command: &str) -> bool {
 }
 
 /// Returns whether a text is a pid, a percentage, a priority, an amount of memory, or the state of a healthy server. A
-/// server with a fault, or one that does not exist, is an event.
+/// fault of a server, or a missing server, is an event.
 fn is_answer(said: &str) -> bool {
     let is_number = |text: &str| {
         let digits = text.strip_prefix('-').unwrap_or(text);
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!((filter.end(NOW, |_| shown += 1), shown), (0, 100_000));
     }
 
-    /// A log with a millisecond between two lines; `~` before a line: ten seconds.
+    /// Creates a log with one millisecond between lines. A `~` before a line means ten seconds.
     fn log(said: &[&str]) -> Vec<String> {
         let mut ms = 0;
         let mut line = |said: &&str| {
@@ -271,7 +271,7 @@ mod tests {
         // A session without a command.
         let silent = ["Accepting connection...", "NEW UI", "UI closed"];
         assert_eq!(told(&with(&silent, &[]), true, NOW), silent);
-        // Of other forms nothing is known.
+        // A session of an unknown form is shown.
         assert_eq!(without(&["x", "NEW UI", "Cmd:get_server_list"], true, NOW).len(), 3);
     }
 
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(told(&["Server 7 exited with status 1"], false, NOW).len(), 1);
     }
 
-    /// Exhaustive over all logs of up to five lines.
+    /// Checks all logs of up to five lines.
     #[test]
     fn no_event_is_ever_left_out() {
         let kinds = [

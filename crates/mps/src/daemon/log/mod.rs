@@ -2,9 +2,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `parser` | what gpushd reads from the control daemon's log, because no command reports it |
+//! | `parser` | facts in the control daemon's log that no command reports |
 //! | `tail` | the last lines, as the API shows them |
-//! | `filter` | leaves out the lines that gpushd's own probes write |
+//! | `filter` | omits the lines that gpushd's own probes cause |
 //! | `rotation` | limits the size of the logs |
 
 mod filter;
@@ -18,5 +18,5 @@ pub(super) use self::{parser::LogParser, rotation::LogRotation};
 /// File name of the control daemon's log.
 pub(super) const CONTROL_LOG: &str = "control.log";
 
-/// File name of the log of all servers of a daemon.
+/// File name of the log that all servers of a daemon write to.
 pub(super) const SERVER_LOG: &str = "server.log";

@@ -1,9 +1,9 @@
 //! Parser of the control daemon's log, for facts that no command reports: servers that end as soon as they start,
 //! clients that wait for a server, and a log that has stopped growing.
 //!
-//! Users with present or past access can write into the log. So a line counts only if the kernel confirms it. Ended
-//! servers are confirmed by the CPU time of ended children that the kernel charges to the daemon. Clients that wait for
-//! a server are confirmed by [`pending`](super::super::pending).
+//! Users who have or had access can write into the log. So a line counts only if the kernel confirms it. For ended
+//! servers, the kernel charges the resources of ended children to the daemon ([`proc::charged`]).
+//! [`pending`](super::super::pending) confirms clients that wait for a server.
 
 use std::{
     collections::VecDeque,
@@ -18,36 +18,36 @@ use tokio::time::Instant;
 
 use super::{CONTROL_LOG, rotation::BEFORE};
 
-/// Number of servers that must end with an error …
+/// Number of servers that must end with an error within [`WITHIN`] to be a fault.
 const DEATHS: usize = 3;
 
-/// … within this time to be a fault.
+/// See [`DEATHS`].
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Most bytes of the log that one probe reads.
+/// Maximum number of bytes of the log that one probe reads.
 const MOST: u64 = 64 << 10;
 
-/// Most pending clients that are remembered. A daemon takes fewer.
+/// Maximum number of pending clients to remember. A daemon accepts fewer.
 const MOST_PENDING: usize = 256;
 
-/// What was parsed of a log so far.
+/// The facts from the log so far.
 #[derive(Debug, Clone, Default)]
 pub(in crate::daemon) struct LogParser {
-    /// Offset up to which it was read. `None` before the first probe.
+    /// Offset up to which the log was read; `None` before the first probe.
     read: Option<u64>,
-    /// CPU time for ended children that the daemon was charged with when the last probe began.
+    /// Charge for ended children of the daemon when the last probe began.
     charged: Option<u64>,
-    /// Ends of servers with an error: when, exit status.
+    /// Recent ends of servers with an error: when, exit status.
     recent: VecDeque<(Instant, i32)>,
-    /// Whether it did not grow although the daemon received commands.
+    /// Whether the log did not grow although the daemon received commands.
     mute: bool,
     /// Live clients that connected while there was no server for them, with their users.
     waiting: Vec<(i32, u32)>,
 }
 
 impl LogParser {
-    /// Parses the lines since the last probe. `charged`: the CPU time for ended children that the daemon was charged with
-    /// when this probe began, and now.
+    /// Parses the lines since the last probe. `charged` is the charge for ended children of the daemon: when this probe
+    /// began, and now.
     pub(in crate::daemon) fn read(&mut self, logs: &Path, charged: (Option<u64>, Option<u64>)) {
         let now = Instant::now();
         while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
@@ -62,13 +62,13 @@ impl LogParser {
         // The kernel charges the daemon before the daemon writes the line.
         let has_ended = matches!((self.charged, charged.1), (Some(before), Some(now)) if before != now);
         self.charged = charged.0;
-        // After a rotation, the whole log is new, and so is the end of the previous one.
+        // After a rotation, read the rest of the previous log and all of the new one.
         let mut said = Vec::new();
         let rotated = before.filter(|read| *read > length);
         if let Some(read) = rotated
             && let Ok(mut old) = File::open(logs.join(format!("{CONTROL_LOG}{BEFORE}")))
         {
-            // The previous log may be gone.
+            // The previous log may not exist any more.
             let _gone = read_on(&mut old, read, &mut said);
         }
         if read_on(&mut log, before.filter(|_| rotated.is_none()).unwrap_or(0), &mut said).is_err() {
@@ -79,9 +79,9 @@ impl LogParser {
                 // Earlier lines are from a previous daemon.
                 self.waiting.clear();
             } else if let Some(status) = status_of_a_server(line).filter(|_| has_ended) {
-                // The daemon has refused the clients that waited for it.
+                // The daemon has refused the clients that waited for this server.
                 self.waiting.clear();
-                // Ends before the first probe are old.
+                // At the first probe, ends in the log are old.
                 self.recent.extend((status != 0 && before.is_some()).then_some((now, status)));
             } else if let Some(client) = pending_client(line)
                 && self.waiting.len() < MOST_PENDING
@@ -93,7 +93,7 @@ impl LogParser {
         }
     }
 
-    /// Forgets pending clients that a server serves now.
+    /// Forgets pending clients that have a server now.
     pub(in crate::daemon) fn serves(&mut self, clients: &[(i32, i32)]) {
         self.waiting.retain(|(pid, _)| !clients.iter().any(|(_, client)| client == pid));
     }
@@ -108,11 +108,11 @@ impl LogParser {
         self.mute
     }
 
-    /// Describes a log that does not grow.
+    /// Describes a log that has stopped growing.
     pub(in crate::daemon) fn mute(&self) -> Option<String> {
         self.mute.then(|| {
-            "its log does not grow any more: the disk is full, or somebody wrote into `log` in its pipe directory, \
-             which will hang it"
+            "its log does not grow any more: the disk is full, or another program wrote into `log` in its pipe \
+            directory, and the daemon will hang"
                 .to_owned()
         })
     }
@@ -121,7 +121,7 @@ impl LogParser {
     pub(in crate::daemon) fn death(&self) -> Option<String> {
         let (at, status) = self.recent.back()?;
         let ago = at.elapsed().as_secs();
-        Some(format!("a server of it ended with status {status} {ago} s ago, and took its clients along"))
+        Some(format!("a server of it ended with status {status} {ago} s ago, and its clients with it"))
     }
 
     /// Describes servers that end as soon as they start.
@@ -135,14 +135,14 @@ impl LogParser {
     }
 }
 
-/// Reads a log from an offset: at most the last [`MOST`] bytes.
+/// Reads a log from an offset, but at most its last [`MOST`] bytes.
 fn read_on(log: &mut File, from: u64, said: &mut Vec<u8>) -> io::Result<()> {
     let end = log.metadata()?.len().saturating_sub(MOST);
     log.seek(SeekFrom::Start(from.max(end)))?;
     log.take(MOST).read_to_end(said).map(|_| ())
 }
 
-/// `… Server 4711 exited with status 1`
+/// Parses `… Server 4711 exited with status 1`.
 fn status_of_a_server(line: &str) -> Option<i32> {
     let (_, rest) = line.split_once("Server ")?;
     let (pid, status) = rest.split_once(" exited with status ")?;
@@ -150,7 +150,7 @@ fn status_of_a_server(line: &str) -> Option<i32> {
     status.trim().parse().ok()
 }
 
-/// `… NEW CLIENT 4711 from user 1000: Server is not ready, push client to pending list`: its pid and user.
+/// Parses pid and user of `… NEW CLIENT 4711 from user 1000: Server is not ready, push client to pending list`.
 fn pending_client(line: &str) -> Option<(i32, u32)> {
     let (_, rest) = line.split_once("NEW CLIENT ")?;
     let (pid, rest) = rest.split_once(" from user ")?;
@@ -188,7 +188,7 @@ mod tests {
         say("127", 1);
         look(&mut parser);
         assert!(parser.deaths().unwrap().ends_with("3 within 60 s, the last with status 127"), "{:?}", parser.deaths());
-        // Rotated: all lines are new.
+        // After a rotation, all lines are new.
         std::fs::write(&path, format!("{line} 2\n")).unwrap();
         look(&mut parser);
         assert!(parser.deaths().unwrap().contains("4 within"), "{:?}", parser.deaths());
@@ -205,7 +205,7 @@ mod tests {
         std::fs::write(&path, line.repeat(9)).unwrap();
         parser.read(logs.path(), (Some(7), Some(7)));
         assert_eq!((parser.deaths(), parser.death()), (None, None));
-        // A server that ended during the previous probe, and is in the log only now.
+        // A server ended during the previous probe, and the log contains that only now.
         std::fs::write(&path, line.repeat(10)).unwrap();
         parser.read(logs.path(), (Some(7), Some(9)));
         assert!(parser.death().is_some());

@@ -1,4 +1,5 @@
-//! Log rotation: NVIDIA's logs are never rotated, and any user with access can write into them as fast as the disk allows.
+//! Log rotation. NVIDIA does not rotate its logs, and any user with access can write into them as fast as the disk
+//! allows.
 //!
 //! ```text
 //! sleep, shorter while it grows faster ─► too large? ─► copy its end to `.1`, truncate the log ─┐
@@ -6,8 +7,8 @@
 //!   └── far too much within a minute: a finding that names the user of the directory ◄─────────┘
 //! ```
 //!
-//! The daemon appends, so a copy and a truncation lose only what is written in between. It runs in a task of its own, on
-//! blocking threads, whether the daemon answers or not.
+//! The daemon appends to its log, so copying and truncating loses only lines that are written in between. The rotation
+//! runs in a separate task, on blocking threads, even if the daemon does not answer.
 
 use std::{
     collections::VecDeque,
@@ -34,21 +35,21 @@ pub(super) const BEFORE: &str = ".1";
 /// Longest and shortest pause between two checks.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(50));
 
-/// A log that grows by this many times its size limit …
+/// A log is flooded if it grows by this many times its size limit within [`WITHIN`].
 const FLOOD: u64 = 16;
 
-/// … within this time is flooded.
+/// See [`FLOOD`].
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Size limit without a config for it, bytes.
+/// Size limit in bytes, if the config is not known.
 const DEFAULT_LIMIT: u64 = 16 << 20;
 
-/// What to rotate, and when.
+/// Which logs to rotate, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RotationConfig {
     target: String,
     dir: PathBuf,
-    /// Size at which one is rotated, bytes.
+    /// Size in bytes at which a log is rotated.
     most: u64,
     /// The user of the pipe directory.
     user: Option<u32>,
@@ -70,7 +71,7 @@ impl Drop for LogRotation {
 }
 
 impl SupervisorTask {
-    /// Rotates the logs of the daemon from now on.
+    /// Starts rotating the logs of the daemon, or updates the limits.
     pub(in crate::daemon) fn rotate_logs(&mut self) {
         let Some(spec) = self.spec.as_ref().filter(|_| self.process.is_some()) else { return };
         let most = self.desired.as_ref().map_or(DEFAULT_LIMIT, |wanted| wanted.log_bytes);
@@ -82,7 +83,7 @@ impl SupervisorTask {
 impl LogRotation {
     fn keep(&mut self, kept: RotationConfig) {
         match &self.keeps {
-            // The task keeps its measurements.
+            // The running task keeps its measurements.
             Some((now, _)) => {
                 now.send_if_modified(|now| {
                     let is_other = *now != kept;
@@ -115,7 +116,7 @@ async fn keep(how: watch::Receiver<RotationConfig>, told: Arc<Mutex<Option<Strin
         });
         match looked.await {
             Ok(looked) => logs = looked,
-            // gpushd stops.
+            // gpushd is stopping.
             Err(_) => return,
         }
         let is = logs.iter().find_map(|log| log.finding(&kept));
@@ -132,7 +133,8 @@ async fn keep(how: watch::Receiver<RotationConfig>, told: Arc<Mutex<Option<Strin
     }
 }
 
-/// Returns the next pause after a log grew by `grown` bytes during the last one: it ends before the log exceeds its limit.
+/// Returns the next pause. `grown` is the number of bytes by which the log grew during the last one. The pause is
+/// chosen so that the log does not exceed its limit.
 fn next(pause: Duration, grown: u64, most: u64) -> Duration {
     if grown == 0 {
         return PAUSE.0;
@@ -142,17 +144,17 @@ fn next(pause: Duration, grown: u64, most: u64) -> Duration {
     left.clamp(PAUSE.1, PAUSE.0)
 }
 
-/// How a log grows.
+/// The growth of a log.
 #[derive(Debug, Clone)]
 struct Growth {
     name: &'static str,
-    /// Its size at the last check.
+    /// Size at the last check.
     size: Option<u64>,
-    /// Growth before the last check, bytes.
+    /// Growth in bytes between the last two checks.
     grown: u64,
-    /// Growth within [`WITHIN`]: when, bytes.
+    /// Growth within [`WITHIN`]: time, bytes.
     lately: VecDeque<(Instant, u64)>,
-    /// Why the last rotation failed.
+    /// Error of the last rotation, if it failed.
     failed: Option<String>,
 }
 
@@ -179,10 +181,10 @@ impl Growth {
                 self.grown += cut.saturating_sub(size);
                 self.size = Some(0);
             }
-            // Logged once per reason, not with each check.
+            // Log each reason only once.
             let failed = rotated.error.map(|error| error.to_string());
             if let Some(error) = failed.as_ref().filter(|_| failed != self.failed) {
-                tracing::warn!("{} can't be rotated as it should: {error}", path.display());
+                tracing::warn!("cannot rotate {}: {error}", path.display());
             }
             self.failed = failed;
         }
@@ -194,11 +196,11 @@ impl Growth {
     /// Describes a flooded log.
     fn finding(&self, kept: &RotationConfig) -> Option<String> {
         let lately: u64 = self.lately.iter().map(|(_, grown)| grown).sum();
-        let whose = kept.user.map_or_else(|| "nobody's yet".to_owned(), |uid| format!("that of uid {uid}"));
+        let whose = kept.user.map_or_else(|| "of no user yet".to_owned(), |uid| format!("the one of uid {uid}"));
         (lately > kept.most.saturating_mul(FLOOD)).then(|| {
             format!(
-                "{} grew by {} MiB within {} s, and is cut at {} MiB: whoever was let into its pipe directory, which is \
-                 {whose}, can write into it. End what does, or its shares, and `gpushctl mps restart {}`",
+                "{} grew by {} MiB within {} s, and is cut at {} MiB: users with access to its pipe directory, \
+                which is {whose}, can write into it. End the process that writes, or its lease, then `gpushctl mps restart {}` (administrator)",
                 self.name,
                 lately >> 20,
                 WITHIN.as_secs(),
@@ -209,15 +211,15 @@ impl Growth {
     }
 }
 
-/// The result of a rotation. With a full disk the log is truncated although its end cannot be copied.
+/// The result of a rotation. On a full disk, the log is truncated although its end cannot be copied.
 #[derive(Debug, Default)]
 struct Rotated {
-    /// Its size when it was truncated.
+    /// Size of the log when it was truncated.
     cut: Option<u64>,
     error: Option<io::Error>,
 }
 
-/// Copies the end of a log to `.1` and truncates the log. Copies all of it unless it is far too large.
+/// Copies the end of a log to `.1` and truncates the log. Copies the whole log unless it is far too large.
 fn rotate(path: &Path, most: u64) -> Rotated {
     let opened = OpenOptions::new().read(true).write(true).open(path);
     match opened.and_then(|log| cut(&log, path, most)) {
@@ -240,7 +242,7 @@ fn cut(log: &fs::File, path: &Path, most: u64) -> io::Result<Rotated> {
         io::copy(&mut log.take(meta.len() - from), &mut before).map(|_| ())
     };
     let kept = kept();
-    // The copy fails on a full disk. A truncated log is better than one that cannot grow.
+    // The copy fails on a full disk. Losing old lines is better than a log that cannot grow.
     let cut = log.metadata()?.len();
     log.set_len(0)?;
     Ok(Rotated { cut: Some(cut), error: kept.err() })

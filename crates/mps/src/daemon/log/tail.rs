@@ -11,14 +11,14 @@ use gpush_api::{ApiError, Code, MpsLog, MpsLogs, text};
 
 use super::{CONTROL_LOG, SERVER_LOG, filter::Filter};
 
-/// Most bytes of a log that are read for its last lines: without and with the filter.
+/// Maximum number of bytes to read for the last lines of a log: without and with the filter.
 const MOST: (u64, u64) = (256 << 10, 4 << 20);
 
-/// Longest line that is shown, bytes. Users can write into these logs.
+/// Maximum length of a shown line in bytes. Users can write into these logs.
 const LONGEST_LINE: usize = 4096;
 
-/// Returns the last lines of each log, without gpushd's own probes unless `all`. Reads line by line, so the output
-/// bounds the memory. Blocks.
+/// Returns the last lines of each log, without gpushd's own probes unless `all`. Reads line by line, so it needs memory
+/// only for the returned lines. Blocks.
 #[must_use]
 pub fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
     let file = |name: &str| {
@@ -62,7 +62,7 @@ fn end_of(path: &Path, most: usize, filtered: bool) -> io::Result<End> {
             last.push_back(text::plain(&line));
         }
     };
-    // The first line is incomplete unless reading began at the beginning.
+    // The first line is incomplete unless reading began at the start of the file.
     let begins = from == 0;
     if !begins {
         next_line(&mut reader)?;
@@ -79,7 +79,8 @@ fn end_of(path: &Path, most: usize, filtered: bool) -> io::Result<End> {
     Ok(End { lines: last, left_out })
 }
 
-/// Reads a line without its end; `None` at the end of the file. What is beyond [`LONGEST_LINE`] is skipped.
+/// Reads a line without its line ending; `None` at the end of the file. Skips the part of the line beyond
+/// [`LONGEST_LINE`].
 fn next_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     let mut is_any = false;

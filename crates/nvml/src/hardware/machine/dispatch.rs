@@ -1,5 +1,5 @@
-//! Selection of waiting calls for the worker: in order, for GPUs without a call in flight. While a dead
-//! worker's reads are repeated, one call at a time.
+//! Selects queued calls for the worker: in order, for GPUs without a call in flight. While reads of a dead worker are
+//! repeated, only one call at a time.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -58,7 +58,8 @@ impl Machine {
         self.queue = waiting;
     }
 
-    /// Returns a request with the known index and PCI address of its GPU; a list skips the unsettled GPUs.
+    /// Adds the known index and PCI address of the GPU to a request. For a list request, adds the unsettled GPUs to
+    /// skip.
     fn amended(&self, mut request: Request) -> Request {
         if let Request::List { skip } = &mut request {
             *skip = self.unsettled().iter().filter_map(|uuid| self.known.get(uuid)).cloned().collect();

@@ -1,5 +1,4 @@
-//! Calls that pass their deadline: their worker is abandoned, and their GPU is unsettled until the outcome is
-//! known.
+//! Calls that pass their deadline. Their worker is abandoned, and their GPU is unsettled until the outcome is known.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -60,7 +59,10 @@ impl Machine {
                 Ask::Driver => "asking for the driver",
                 Ask::Request(request) => request.name(),
             };
-            let error = DriverError::new(ErrorKind::Deadline { may_land: false }, name).detail("it was not begun");
+            let error = DriverError::new(ErrorKind::Deadline { may_land: false }, name).detail(
+                "the call was not \
+                started",
+            );
             self.effects.push(Effect::Answer { ticket: pending.ticket, result: Err(error) });
         }
         let due: Vec<_> =
@@ -77,7 +79,7 @@ impl Machine {
         self.release_ended();
     }
 
-    /// Finds calls that passed their deadline: they are answered, and their worker is abandoned.
+    /// Finds calls that have passed their deadline, answers them, and abandons their worker.
     pub(super) fn find_late(&mut self, now: Instant) {
         let late: Vec<_> = self
             .flights
@@ -106,7 +108,7 @@ impl Machine {
         }
     }
 
-    /// Calls in the queue of a GPU with a late call would wait without limit.
+    /// Refuses queued calls to a GPU with a late call. They would wait without limit.
     pub(super) fn refuse_unsettled(&mut self) {
         let late: BTreeSet<_> =
             self.flights.values().filter(|f| f.late.is_some()).map(|f| target(&f.request)).collect();
@@ -127,8 +129,8 @@ impl Machine {
         }
     }
 
-    /// Returns when to kill an abandoned worker: after its calls that are not late, and after the grace of a
-    /// late mutation. Without either, at once.
+    /// Returns when to kill an abandoned worker: when all its calls are late, and the grace time of its late mutations
+    /// has passed. Without mutations this is at once.
     pub(super) fn kill_due(&self, worker: WorkerId) -> Option<Instant> {
         let abandoned = self.abandoned.get(&worker).filter(|a| a.killed.is_none())?;
         let mut due = abandoned.since;

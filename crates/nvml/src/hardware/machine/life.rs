@@ -1,4 +1,4 @@
-//! Start and end of workers: started on demand, ended on request, replaced when they die.
+//! Start and end of workers. A worker is started on demand, ended on request, and replaced when it dies.
 
 use std::time::Instant;
 
@@ -119,7 +119,7 @@ impl Machine {
                 self.service = Service::Ending { worker, kill_at: Some(now + self.limits.grace) };
             }
             Some(kill_at) if now >= kill_at => {
-                // From here on it is handled as any abandoned worker.
+                // From here on it is handled like any abandoned worker.
                 self.abandon(now, worker, Vec::new());
                 if let Some(abandoned) = self.abandoned.get_mut(&worker) {
                     abandoned.killed = Some(now);
@@ -130,7 +130,7 @@ impl Machine {
         }
     }
 
-    /// Answers the callers that wait for the end of all workers, with an error if one cannot be ended.
+    /// Answers the callers that wait for the end of all workers. The answer is an error if a worker cannot be ended.
     pub(super) fn release_ended(&mut self) {
         let running = match self.service {
             Service::Starting { .. } | Service::Serving { .. } | Service::Ending { .. } => true,
@@ -143,7 +143,7 @@ impl Machine {
         let result = match stuck {
             None => Ok(()),
             Some(abandoned) => Err(DriverError::new(ErrorKind::Unsettled, "ending the driver worker").detail(format!(
-                "it was killed and is still there, stuck in the kernel: {}",
+                "it was killed but still exists, stuck in the kernel: {}",
                 abandoned.calls.join(", ")
             ))),
         };
@@ -153,7 +153,7 @@ impl Machine {
     }
 
     pub(super) fn spawn(&mut self, now: Instant) {
-        // A caller that waits for the end of all workers must see it before the next one starts.
+        // Start no worker while a caller waits for the end of all workers: it must get its answer first.
         if self.queue.is_empty() || self.paused || !self.ending.is_empty() || self.not_before.is_some_and(|t| now < t) {
             return;
         }

@@ -1,5 +1,5 @@
-//! The supervisor of the driver worker as a pure state machine: [`Machine::step`] takes an event and the time,
-//! and returns effects. It does not start processes, wait or read a clock.
+//! The supervisor of the driver worker as a pure state machine: [`Machine::step`] takes an event and the time, and
+//! returns effects. It does not start processes, wait or read a clock.
 //!
 //! ```text
 //!              call                   ready
@@ -18,13 +18,13 @@
 //!   └──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! At most one worker serves. Each GPU has at most one call in flight, in any worker, and so has the host. A
-//! call that passes its deadline is answered, but stays in flight as *late*: its GPU is unsettled and not
-//! touched until the late answer arrives or the abandoned worker is gone.
+//! At most one worker serves. Each GPU has at most one call in flight over all workers, and so has the host. The
+//! machine answers a call that passes its deadline, but the call stays in flight as *late*. Its GPU is unsettled: it
+//! gets no further call until the late reply arrives or the abandoned worker has ended.
 //!
-//! When a worker dies, mutations in flight fail, and reads are repeated once, one at a time. So a GPU whose
-//! reading kills the worker is identified and does not affect the others. It is then skipped for a time that
-//! doubles with each failure.
+//! When a worker dies, mutations in flight fail, and reads are repeated once, one at a time. This identifies a GPU
+//! whose reading kills the worker, and keeps it from affecting the others. The machine then skips that GPU for a time
+//! that doubles with each failure.
 
 mod dispatch;
 mod late;
@@ -45,28 +45,28 @@ use crate::{
     proto::{Answer, GpuRef, Request},
 };
 
-/// Number of a worker process, unique during this run of the agent.
+/// Number of a worker process, unique within this run of gpushd.
 pub(super) type WorkerId = u64;
 
 /// Number of a call or another request of the handle.
 pub(super) type Ticket = u64;
 
-/// Maximum number of abandoned workers; beyond it no more are started.
+/// Maximum number of abandoned workers. When it is reached, no more workers are started.
 const MOST_ABANDONED: usize = 4;
 
 /// Time until a killed worker counts as stuck.
 const DYING: Duration = Duration::from_secs(5);
 
-/// First and longest delay before a worker that failed repeatedly is started again.
+/// First and longest delay before the restart of a worker that fails repeatedly.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// First and longest time for which a GPU is skipped whose reading kills the worker.
+/// First and longest time for which a GPU is skipped after its reading killed the worker.
 const QUARANTINE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// A request of the handle.
 #[derive(Debug, Clone)]
 pub(super) enum Ask {
-    /// The driver behind the worker.
+    /// Asks for the driver of the worker.
     Driver,
     /// A call.
     Request(Request),
@@ -88,7 +88,7 @@ pub(super) enum Event {
     Tick,
 }
 
-/// An action for the caller.
+/// An action that the caller must execute.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     Spawn(WorkerId),
@@ -118,7 +118,7 @@ enum Service {
     Serving {
         worker: WorkerId,
     },
-    /// `kill_at` is set once its calls are finished and its socket is closed.
+    /// `kill_at` is set when the worker's calls have finished and its socket is closed.
     Ending {
         worker: WorkerId,
         kill_at: Option<Instant>,
@@ -129,13 +129,13 @@ enum Service {
     },
 }
 
-/// A waiting call.
+/// A queued call.
 #[derive(Debug)]
 struct Pending {
     ticket: Ticket,
     ask: Ask,
     until: Instant,
-    /// It was in flight when a worker died: the next attempt runs alone.
+    /// Whether it was in flight when a worker died. Then the next attempt runs alone.
     suspect: bool,
 }
 
@@ -171,7 +171,7 @@ pub(super) struct Machine {
     limits: Deadlines,
     service: Service,
     stopped: bool,
-    /// No worker is started; calls wait.
+    /// No worker is started, and calls wait.
     paused: bool,
     failures: u32,
     not_before: Option<Instant>,
@@ -237,7 +237,7 @@ impl Machine {
             }
             Event::Unpause => {
                 self.paused = false;
-                // Their time in the queue is meant for the start of a worker, not for a reset.
+                // The time limit in the queue is meant for the start of a worker. So it does not include the pause.
                 self.queue.iter_mut().for_each(|pending| pending.until = now + self.limits.queue);
             }
             Event::Started { worker, result } => self.start_result(now, worker, result),
@@ -278,7 +278,7 @@ impl Machine {
         self.queue.push_back(Pending { ticket, ask, until: now + self.limits.queue, suspect: false });
     }
 
-    /// Returns why a call is refused at once, if it is.
+    /// Returns why a call is refused at once; `None` if it is not.
     fn refuse(&self, now: Instant, ask: &Ask) -> Option<DriverError> {
         let (name, gpu) = match ask {
             Ask::Driver => ("asking for the driver", None),
@@ -338,7 +338,7 @@ impl Machine {
         }
     }
 
-    /// Stores the last index and address of each GPU, which spares the worker a search.
+    /// Stores the last index and PCI address of each GPU, so that the worker need not search.
     fn learn(&mut self, answer: &Answer) {
         use Answer::{ComputeInstance, ComputeModeSet, Destroyed, GpuInstance, Listed, Mode, Reading};
         let identities: Vec<_> = match answer {
@@ -353,7 +353,7 @@ impl Machine {
         }
     }
 
-    /// Returns the calls of a worker that should not end now: its end is then a crash.
+    /// Returns the calls of a worker, if it should not end now. If such a worker ends, it has crashed.
     pub(super) fn in_hand(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }
@@ -365,7 +365,7 @@ impl Machine {
         (wanted == Some(worker)).then(|| calls.collect())
     }
 
-    /// Returns the worker that starts, serves or ends.
+    /// Returns the worker that is starting, serving or ending.
     pub(super) fn worker(&self) -> Option<WorkerId> {
         match self.service {
             Service::Starting { worker, .. } | Service::Serving { worker } | Service::Ending { worker, .. } => {
@@ -375,7 +375,7 @@ impl Machine {
         }
     }
 
-    /// Returns why no worker can serve.
+    /// Returns why no worker can serve, if that is a failure.
     pub(super) fn failure(&self) -> Option<&DriverError> {
         match &self.service {
             Service::Failed { error, .. } => Some(error),

@@ -1,5 +1,5 @@
-//! Tests of the machine with imaginary workers: cases that the scripted worker of `tests/supervisor.rs` cannot
-//! play (slow death, hanging in the kernel), and long random walks in which no call may be lost.
+//! Tests of the machine without processes. They cover cases that the scripted worker of `tests/supervisor.rs` cannot
+//! produce, such as a slow death or a hang in the kernel. Long random walks check that no call is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ fn kind_of(effects: &[Effect], wanted: Ticket) -> Option<ErrorKind> {
     })
 }
 
-/// Returns a machine with a worker that serves, and the time at which it does.
+/// Returns a machine with a worker that serves, and the time at which it began to serve.
 fn serving() -> (Machine, Instant) {
     let now = Instant::now();
     let mut machine = Machine::new(limits());
@@ -61,7 +61,7 @@ fn worker_hanging_in_kernel_is_reported_and_not_awaited() {
     machine.step(late, Event::Restart { ticket: 3 });
     assert_eq!(machine.next_tick(), Some(late + limits().grace));
     assert_eq!(machine.step(late + limits().grace, Event::Tick), [Effect::Kill(1)]);
-    // It does not end. The restart fails, the GPU stays unsettled, other GPUs are served.
+    // The worker does not end. The restart fails, the GPU stays unsettled, and other GPUs are served.
     let stuck = late + limits().grace + DYING;
     assert_eq!(machine.next_tick(), Some(stuck));
     let effects = machine.step(stuck, Event::Tick);
@@ -98,7 +98,7 @@ fn abandoned_worker_finishes_its_calls_in_time() {
 }
 
 #[test]
-fn stuck_workers_do_not_pile_up() {
+fn number_of_stuck_workers_is_limited() {
     let now = Instant::now();
     let mut machine = Machine::new(limits());
     let mut at = now;
@@ -149,7 +149,7 @@ fn call_that_waits_too_long_is_answered_as_not_begun() {
     machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
     let effects = machine.step(now, Event::Call { ticket: 2, ask: destroy("a") });
     assert!(effects.is_empty());
-    // The first one's deadline comes first: the second is refused, never sent.
+    // The first call's deadline passes, so the second one is refused and never sent.
     let effects = machine.step(now + limits().change, Event::Tick);
     assert_eq!(kind_of(&effects, 2), Some(ErrorKind::Unsettled));
     assert!(!effects.iter().any(|e| matches!(e, Effect::Send { .. })));
@@ -172,7 +172,7 @@ fn unexpected_answers_are_ignored() {
     assert_eq!(machine.step(now, reply(1, 1)).len(), 1);
 }
 
-/// A deterministic source of choices.
+/// A deterministic random number generator.
 struct Dice(u64);
 
 impl Dice {
@@ -186,13 +186,13 @@ impl Dice {
     }
 }
 
-/// The state of a walk's world outside the machine.
+/// The state outside the machine during a random walk.
 #[derive(Default)]
 struct World {
     alive: BTreeSet<WorkerId>,
     ready: BTreeSet<WorkerId>,
     doomed: BTreeSet<WorkerId>,
-    /// Calls that workers have, with their GPU.
+    /// Calls in flight in workers, with their GPU.
     held: BTreeMap<Ticket, (WorkerId, Option<String>)>,
     open: BTreeSet<Ticket>,
     mutations: BTreeSet<Ticket>,
@@ -304,7 +304,7 @@ fn walk(seed: u64, length: u32) -> (u64, u64) {
         };
         world.take(machine.step(now, event));
     }
-    // In the end the world is quiet, and every call has an answer.
+    // At the end nothing is in progress, and every call has an answer.
     world.take(machine.step(now, Event::Resume));
     for _ in 0..10_000 {
         if let Some(worker) = world.doomed.first().copied() {
@@ -348,7 +348,7 @@ fn pause_stops_workers_and_calls_wait() {
     assert_eq!(machine.step(now, Event::Call { ticket: 2, ask: destroy("a") }), []);
     let effects = machine.step(now, Event::Gone { worker: 1, how: "asked to".to_owned() });
     assert_eq!(effects, [Effect::Ended { ticket: 1, result: Ok(()) }]);
-    // Longer than calls usually wait, and no timer is set.
+    // This is longer than the queue's time limit, and no timer is set.
     assert_eq!(machine.next_tick(), None);
     let later = now + 3 * limits().queue;
     assert_eq!(machine.step(later, Event::Tick), []);

@@ -1,6 +1,6 @@
 //! The changes of `nvidia-smi mig`: creates and destroys GPU instances and compute instances.
 //!
-//! Each call goes through the fault rules and the trace under the name of the NVML function that the real program
+//! Each call goes through the fault rules and the trace, under the name of the NVML function that the real program
 //! calls.
 
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use silicon::{Call, Host, HostError, Return};
 use super::super::exit_code;
 use super::{Asked, chosen};
 
-/// One changing call through the fault rules and the trace.
+/// Makes one change, subject to the fault rules, and writes it to the trace.
 fn change<T>(
     host: &Host,
     call: &Call<'_>,
@@ -29,7 +29,7 @@ fn change<T>(
     Ok(made)
 }
 
-/// Returns the profile for a word: an id, or a name with or without `MIG `.
+/// Returns the profile that an argument names by id, or by name with or without `MIG `.
 fn profile_of<'p>(profiles: &'p [Profile], word: &str) -> Option<&'p Profile> {
     let name = word.strip_prefix("MIG ").unwrap_or(word);
     profiles.iter().find(|profile| profile.data.name.eq_ignore_ascii_case(name) || profile.data.id.to_string() == name)
@@ -99,7 +99,7 @@ fn created(profile: u32, placement: Option<Placement>) -> String {
     }
 }
 
-/// Creates a compute instance, with the default profile unless a word names another.
+/// Creates a compute instance, with the default profile unless the argument names another.
 fn create_compute_instance(
     host: &Host,
     within: &Profile,
@@ -174,7 +174,7 @@ pub(super) fn create_compute_instances(
     Ok(exit_code(Return::NotFound))
 }
 
-/// Destroys the chosen GPU instances, or the chosen compute instances in them.
+/// Destroys the selected GPU instances, or the selected compute instances in them.
 pub(super) fn destroy(host: &Host, gpus: &[u32], asked: &Asked, compute: bool) -> Result<ExitCode, HostError> {
     let kind = if compute { "compute" } else { "GPU" };
     let mut done = 0;
@@ -232,7 +232,7 @@ fn destroyed(gone: Result<(), Return>, what: &str, kind: &str) -> Result<(), Exi
     }
 }
 
-/// Returns a return code as the program prints it.
+/// Returns the text that the program prints for a return code.
 fn words_of(rc: Return) -> &'static str {
     match rc {
         Return::InUse => "In use by another client",

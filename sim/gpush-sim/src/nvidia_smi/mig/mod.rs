@@ -1,7 +1,7 @@
 //! `nvidia-smi mig`: lists, creates and destroys GPU instances and compute instances.
 //!
-//! Options and output follow the real program as MIG editors read it. Each call goes through the fault rules and the
-//! trace under the name of the NVML function that the real program calls.
+//! The options and the output are those of the real program, as far as MIG editors use them. Each call goes through
+//! the fault rules and the trace, under the name of the NVML function that the real program calls.
 
 mod changes;
 mod tables;
@@ -11,14 +11,14 @@ use std::process::ExitCode;
 use silicon::machine::Machine;
 use silicon::{Host, HostError, Return};
 
-/// One command with its options.
+/// A command with its options.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked {
     command: Option<Command>,
     gpus: Option<Vec<String>>,
     gpu_instances: Option<Vec<u32>>,
     compute_instances: Option<Vec<u32>>,
-    /// `-C`: a compute instance in each new GPU instance.
+    /// `-C`: also creates a compute instance in each new GPU instance.
     with_compute: bool,
 }
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn command_lines_of_mig_editors_are_read() {
+    fn command_lines_of_mig_editors_are_parsed() {
         let asked = read("-i 0 -cgi 9,3g.20gb:4 -C").unwrap();
         assert_eq!(asked.command, Some(Command::CreateGpuInstances(vec!["9".to_owned(), "3g.20gb:4".to_owned()])));
         assert!(asked.with_compute && asked.gpus == Some(vec!["0".to_owned()]));

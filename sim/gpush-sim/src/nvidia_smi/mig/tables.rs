@@ -6,7 +6,7 @@ use silicon::machine::Machine;
 
 use super::{Asked, chosen};
 
-/// Formats GiB with two decimals, cut and not rounded: 19.62 of 20096 MiB.
+/// Formats MiB as GiB with two decimals, truncated and not rounded: 20096 MiB is 19.62.
 fn gib(mib: u64) -> String {
     format!("{}.{:02}", mib / 1024, mib % 1024 * 100 / 1024)
 }
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_cut_to_two_decimals() {
+    fn memory_is_truncated_to_two_decimals() {
         assert_eq!([gib(20096), gib(9984), gib(81152)], ["19.62", "9.75", "79.25"]);
     }
 }

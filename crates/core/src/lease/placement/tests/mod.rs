@@ -48,21 +48,24 @@ fn tightest_free_instance_is_taken_first() {
     assert_eq!(placed(&host, &wanted(at_least(30, 1), 1), Policy::Pack), "1:3g.40gb@0");
     assert_eq!(
         placed(&host, &wanted(profile("1g.10gb"), 1), Policy::Pack),
-        "Busy { obstacles: [(0, InUse), (1, InUse)] }"
+        "Busy { obstacles: [(0, InUse), (1, InUse)], largest: Some(Device { gpu: 0, profile: \"4g.40gb\" }) }"
     );
 }
 
 #[test]
-fn dynamic_gpu_creates_where_fewest_placements_are_lost_and_reuses_first() {
+fn dynamic_gpu_reuses_instances_then_saves_placements() {
     let empty = Host { gpus: vec![mig(0, "a100-80", true, "")] };
-    // A 1g at start 6 leaves 4g@0, and 2g@0, 2g@2; one at 0 would leave neither 4g nor 3g@0.
+    // A 1g at start 6 leaves 4g@0, 2g@0 and 2g@2 possible. At start 0 it would leave neither 4g nor 3g@0.
     assert_eq!(placed(&empty, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:new 19@6");
     let kept = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0, 3g.40gb@4 used")] };
     assert_eq!(placed(&kept, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:1g.10gb@0");
-    // Only a free instance in the way is destroyed, and a foreign one never.
+    // Only free instances in the way are destroyed, and never those of other programs.
     assert_eq!(placed(&kept, &wanted(profile("3g.40gb"), 1), Policy::Pack), "0:new 9@0, destroys 0:0");
     let foreign = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 foreign, 3g.40gb@4 used")] };
-    assert_eq!(placed(&foreign, &wanted(profile("3g.40gb"), 1), Policy::Pack), "Busy { obstacles: [(0, InUse)] }");
+    assert_eq!(
+        placed(&foreign, &wanted(profile("3g.40gb"), 1), Policy::Pack),
+        "Busy { obstacles: [(0, InUse)], largest: Some(Device { gpu: 0, profile: \"1g.10gb\" }) }"
+    );
     assert_eq!(placed(&foreign, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:1g.10gb@0");
 }
 
@@ -89,7 +92,7 @@ fn gang_is_placed_as_a_whole_or_not_at_all() {
         Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used"), mig(1, "a100-80", true, "7g.80gb@0 used")] };
     assert_eq!(
         placed(&host, &wanted(profile("2g.20gb"), 2), Policy::Pack),
-        "Busy { obstacles: [(0, Partly(1)), (1, InUse)] }"
+        "Busy { obstacles: [(0, Partly(1)), (1, InUse)], largest: None }"
     );
     assert_eq!(placed(&host, &wanted(profile("3g.40gb"), 5), Policy::Pack), "TooLarge { most: 4 }");
     let whole = Host { gpus: vec![whole(0, true), whole(1, false), whole(2, true)] };
@@ -122,10 +125,31 @@ fn mps_target_of_another_user_or_without_room_is_not_used() {
     assert_eq!(placed(&host, &wanted(some_mps("10"), 1), Policy::Spread), "3:GPU-3 10%");
     assert_eq!(placed(&host, &wanted(some_mps("60"), 1), Policy::Pack), "3:GPU-3 60%");
     let one = Host { gpus: vec![host.gpus[2].clone()] };
-    assert_eq!(placed(&one, &wanted(some_mps("10"), 1), Policy::Pack), "Busy { obstacles: [(2, OtherUser(2000))] }");
+    assert_eq!(
+        placed(&one, &wanted(some_mps("10"), 1), Policy::Pack),
+        "Busy { obstacles: [(2, OtherUser(2000))], largest: None }"
+    );
     let limit = MemoryLimit::of_mib(1 << 20);
     let much = WantedShare::Mps { percentage: None, memory_limit: limit, priority: None };
     assert_eq!(placed(&host, &wanted(much, 1), Policy::Pack), "TooLarge { most: 0 }");
+}
+
+#[test]
+fn refusal_names_the_largest_free_size() {
+    let refused = |host: Host, share: WantedShare, count: usize| {
+        let wanted = wanted(share, count);
+        let error = place(&host, &wanted, Policy::Pack).unwrap_err().error(&wanted);
+        (error.causes.join("; "), error.hint.unwrap())
+    };
+    let (why, hint) = refused(Host { gpus: vec![mps(0, 900, None), mps(1, 755, None)] }, some_mps("50"), 1);
+    assert!(why.contains("at most 24.5 % is free, on GPU 1"), "{why}");
+    assert_eq!(hint, "request 24.5 % or less, or add `--wait`");
+    let devices = || Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0 used, 2g.20gb@4, 1g.10gb@6")] };
+    let (why, hint) = refused(devices(), profile("3g.40gb"), 1);
+    assert!(why.contains("the largest free MIG device is 2g.20gb, on GPU 0"), "{why}");
+    assert_eq!(hint, "request 2g.20gb, or add `--wait`");
+    let full = || Host { gpus: vec![mps(0, 1000, None)] };
+    assert_eq!(refused(full(), some_mps("1"), 1).1, "add `--wait` to wait for it");
 }
 
 #[test]
@@ -141,7 +165,7 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
     for reason in [Closed::Cordoned, Closed::Claimed, Closed::NotReady] {
         let host = Host { gpus: vec![closed(reason)] };
         let error = place(&host, &wanted(WantedShare::Whole, 1), Policy::Pack).unwrap_err();
-        assert_eq!(error, NoAssignment::Busy { obstacles: vec![(0, Obstacle::Closed(reason))] });
+        assert_eq!(error, NoAssignment::Busy { obstacles: vec![(0, Obstacle::Closed(reason))], largest: None });
     }
     let host = Host { gpus: vec![whole(0, true), mps(1, 0, None)] };
     let only = |index| Wanted { gpus: Some(BTreeSet::from([index])), ..wanted(WantedShare::Whole, 1) };
@@ -152,7 +176,7 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
 }
 
 #[test]
-fn reservation_waits_for_the_fewest_and_keeps_its_place_from_later_requests() {
+fn reservation_waits_for_few_and_is_kept_from_later_requests() {
     let mut host = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@4 used, 1g.10gb@0 used, 1g.10gb@1 used")] };
     let large = wanted(profile("3g.40gb"), 1);
     assert!(place(&host, &large, Policy::Pack).is_err());
@@ -182,7 +206,7 @@ fn same_inputs_give_the_same_assignment_in_any_order_of_gpus() {
     }
 }
 
-/// Placement finds an assignment exactly when there is one, and none is better; the planner executes it.
+/// Placement finds an assignment if there is one, and there is no better one. The planner can execute it.
 #[test]
 fn placement_equals_the_brute_force_search() {
     let (mut placed, mut refused, mut created, mut destroyed) = (0, 0, 0, 0);
@@ -222,7 +246,7 @@ fn placement_equals_the_brute_force_search() {
 }
 
 #[test]
-fn error_names_each_gpu_and_its_obstacle() {
+fn error_names_each_gpu_and_why_it_does_not_fit() {
     let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mps(4, 0, None) };
     let host = Host { gpus: vec![mps(2, 0, Some(2000)), mps(3, 950, None), cordoned] };
     let request = wanted(some_mps("10"), 1);
@@ -250,7 +274,10 @@ fn error_names_each_gpu_and_its_obstacle() {
 fn request_for_one_target_is_granted_there_or_not_at_all() {
     let host = Host { gpus: vec![mps(0, 0, None), mps(1, 300, None), mig(2, "a100-80", true, "1g.10gb@0, 1g.10gb@1")] };
     let share = WantedShare::Mps { percentage: "80".parse().ok(), memory_limit: None, priority: None };
-    let on = |target: &str, share: &WantedShare| Wanted { target: Some(target.to_owned()), ..wanted(share.clone(), 1) };
+    let on = |target: &str, share: &WantedShare| Wanted {
+        targets: Some([target.to_owned()].into()),
+        ..wanted(share.clone(), 1)
+    };
     let placed = place(&host, &on("GPU-0", &share), Policy::Pack).unwrap();
     assert!(matches!(&placed.members[0], Member::Mps { target, .. } if target == "GPU-0"), "{placed:?}");
     let full = place(&host, &on("GPU-1", &share), Policy::Pack);

@@ -1,4 +1,5 @@
-//! Placement of MIG devices by trying everything, written from the objective in the module's documentation.
+//! Placement of MIG devices by trying all possibilities. It implements the objective in the module's documentation
+//! independently.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 
@@ -8,10 +9,10 @@ use crate::{
     plan,
 };
 
-/// Cost in the order of the objective.
+/// The cost, in the order of the objective.
 pub(super) type OracleCost = [usize; 8];
 
-/// Whether instances can exist together.
+/// Returns whether instances can exist together.
 pub(super) fn legal(geometry: &Geometry, instances: &[(u32, Placement)]) -> bool {
     let profiles: Vec<&Profile> = instances.iter().map(|(id, _)| geometry.profile(*id).unwrap()).collect();
     let apart = (0..instances.len()).all(|a| (0..a).all(|b| !instances[a].1.overlaps(instances[b].1)));
@@ -29,13 +30,13 @@ fn all_instances(mig: &MigOffer) -> Vec<(u32, Placement)> {
     mig.instances.iter().map(|instance| (instance.profile_id, instance.placement)).collect()
 }
 
-/// (Profile, placement) pairs that could be created next to these instances.
+/// Returns the number of (profile, placement) pairs that could be created in addition to these instances.
 fn pairs(geometry: &Geometry, instances: &[(u32, Placement)]) -> usize {
     let spots = geometry.profiles.iter().flat_map(|p| p.spots.iter().map(|spot| (p.profile.id, spot.placement)));
     spots.filter(|spot| legal(geometry, &[instances, &[*spot]].concat())).count()
 }
 
-/// The cost of an assignment; `None` when it is not possible.
+/// Returns the cost of an assignment; `None` if it is not possible.
 pub(super) fn cost(host: &Host, assignment: &Assignment, policy: Policy) -> Option<OracleCost> {
     let mut cost = OracleCost::default();
     for gpu in &host.gpus {
@@ -104,7 +105,7 @@ pub(super) fn cost(host: &Host, assignment: &Assignment, policy: Policy) -> Opti
     Some(cost)
 }
 
-/// The least cost of all assignments that meet a request.
+/// Returns the least cost of all assignments that fulfil a request.
 pub(super) fn least_cost(host: &Host, wanted: &Wanted, policy: Policy) -> Option<OracleCost> {
     let WantedShare::Mig(device) = &wanted.share else { panic!() };
     let mut options = Vec::new();

@@ -1,4 +1,4 @@
-//! Hosts to place requests on.
+//! Hosts for tests of placement.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::geometry::Geometry;
 
 use super::*;
 
-/// Small, repeatable random numbers (xorshift).
+/// A small, repeatable random number generator (xorshift).
 pub(in crate::lease) struct Dice(u64);
 
 impl Dice {
@@ -27,10 +27,10 @@ impl Dice {
 }
 
 pub(in crate::lease) fn wanted(share: WantedShare, count: usize) -> Wanted {
-    Wanted { share, count, holder: 1000, gpus: None, target: None }
+    Wanted { share, count, holder: 1000, gpus: None, targets: None }
 }
 
-/// A GPU that offers nothing.
+/// Returns a GPU without offers.
 pub(in crate::lease) fn gpu(index: u32) -> GpuOffer {
     GpuOffer { index, uuid: format!("GPU-{index}"), ..GpuOffer::default() }
 }
@@ -56,7 +56,7 @@ fn geometry(model: &str) -> Geometry {
     Geometry::of_model(&gpush_geometry::model(model).unwrap())
 }
 
-/// An instance with one device, in use unless `free`.
+/// Returns an instance with one device, which is in use unless `free`.
 pub(in crate::lease) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
     let name = geometry(model).profile(profile_id).unwrap().profile.name.clone();
     let uuid = format!("{name}@{}", placement.start);
@@ -72,7 +72,7 @@ pub(in crate::lease) fn instance(model: &str, profile_id: u32, placement: Placem
     }
 }
 
-/// A GPU with instances such as `1g.10gb@4 used, 2g.20gb@0 foreign`. The id of an instance is its start.
+/// Returns a GPU with instances such as `1g.10gb@4 used, 2g.20gb@0 foreign`. The id of an instance is its start.
 pub(in crate::lease) fn mig(index: u32, model: &str, dynamic: bool, instances: &str) -> GpuOffer {
     let geometry = geometry(model);
     let mut standing = Vec::new();
@@ -90,7 +90,7 @@ pub(in crate::lease) fn mig(index: u32, model: &str, dynamic: bool, instances: &
     GpuOffer { mig: Some(mig), ..gpu(index) }
 }
 
-/// A GPU with random instances, as far as they fit.
+/// Returns a GPU with as many random instances as fit.
 pub(in crate::lease) fn random(dice: &mut Dice, index: u32, model: &str) -> GpuOffer {
     let dynamic = dice.below(4) > 0;
     let mut gpu = mig(index, model, dynamic, "");

@@ -1,0 +1,62 @@
+//! `/v1/slurm/jobs`: calls of Slurm's hooks, through the admin socket alone.
+
+use axum::{
+    Json,
+    extract::{FromRef, FromRequestParts, State},
+    http::request::Parts,
+};
+use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
+
+use super::{admin_socket::ThroughAdminSocket, extract::Body, failure::Failure, requests::Requests};
+use crate::{authorization::Authorization, caller::Caller, slurm::Slurm};
+
+/// A hook of Slurm: an administrator of the admin socket.
+pub(super) struct Hook(Caller);
+
+impl<S: Send + Sync> FromRequestParts<S> for Hook
+where
+    Authorization: FromRef<S>,
+{
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let caller = Caller::from_request_parts(parts, state).await?;
+        if parts.extensions.get::<ThroughAdminSocket>().is_none() || !caller.viewer.is_admin() {
+            return Err(ApiError::new(Code::Denied, "only Slurm's hooks may begin and end the leases of jobs")
+                .cause("they run as root, and use the admin socket of gpushd")
+                .hint("run `gpushctl slurm prolog` from Slurm's Prolog")
+                .into());
+        }
+        Ok(Self(caller.as_hook()))
+    }
+}
+
+/// Begins a job on this node: requests its lease. A refusal that concerns the job alone is an answer; an error means
+/// that the node cannot serve the job. The same request again gets the same lease. Only through the admin socket.
+#[cfg_attr(test, utoipa::path(
+    post, path = "/v1/slurm/jobs", operation_id = "startSlurmJob", tag = "slurm", request_body = SlurmJobStart,
+    responses((status = 200, description = "What the job gets", body = SlurmJobStarted), (status = "default", description = "Why the node cannot serve the job", body = gpush_api::ApiError))))]
+pub(super) async fn start(
+    State(slurm): State<Slurm>,
+    State(requests): State<Requests>,
+    Hook(caller): Hook,
+    Body(job): Body<SlurmJobStart>,
+) -> Result<Json<SlurmJobStarted>, Failure> {
+    let starting = async move { slurm.start(caller, job).await };
+    Ok(Json(requests.carry_out(starting).await?.delivered()))
+}
+
+/// Ends a job on this node: its lease, and the processes that it left, as the config says. Answers when the capacity is
+/// free, or when the hook waits no longer. A job without a lease is not an error. Only through the admin socket.
+#[cfg_attr(test, utoipa::path(
+    post, path = "/v1/slurm/jobs/end", operation_id = "endSlurmJob", tag = "slurm", request_body = SlurmJobEnd,
+    responses((status = 200, description = "What ended, and what is left", body = SlurmJobEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn end(
+    State(slurm): State<Slurm>,
+    State(requests): State<Requests>,
+    Hook(caller): Hook,
+    Body(job): Body<SlurmJobEnd>,
+) -> Result<Json<SlurmJobEnded>, Failure> {
+    let ending = async move { slurm.end(caller, job).await };
+    Ok(Json(requests.carry_out_while_stopping(ending).await?))
+}

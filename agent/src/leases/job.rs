@@ -1,0 +1,120 @@
+//! Leases of Slurm jobs: made and ended by Slurm's hooks alone.
+//!
+//! The key is cluster, job and node. The restart count only decides whether the end of one run ends the lease of
+//! another. Users can neither release, renew nor enter such a lease. It ends with Epilog, a reboot, a revocation, or when
+//! its GPU is lost.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest, LeaseState};
+use gpush_core::{
+    config::Config,
+    lease::machine::{EndProcesses, Event},
+};
+
+use super::{Leases, change, grant, life, show};
+use crate::{caller::Caller, leases::Outcome, state::OpenLease};
+
+/// What Slurm's hooks add to a request.
+#[derive(Debug, Clone)]
+pub(crate) struct JobTerms {
+    /// The job.
+    pub(crate) binding: LeaseBinding,
+    /// UUIDs of the MIG devices that Slurm allocated; `None` where it allocated whole GPUs.
+    pub(crate) targets: Option<BTreeSet<String>>,
+}
+
+/// A job on a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct JobKey {
+    pub(crate) cluster: String,
+    pub(crate) job: u32,
+    pub(crate) node: String,
+}
+
+/// Requests the lease of a job. It does not wait: Slurm has its own queue.
+///
+/// # Errors
+/// When it is denied, cannot be met, or cannot be recorded.
+pub(crate) async fn request_for_job(
+    leases: &Leases,
+    caller: &Caller,
+    request: LeaseRequest,
+    terms: &JobTerms,
+) -> Result<grant::Delivery, ApiError> {
+    match grant::request_with(leases, caller, request, None, Some(terms)).await? {
+        Outcome::Granted(delivery) => Ok(delivery),
+        Outcome::Queued(_) => Err(ApiError::new(Code::BadRequest, "the lease of a job cannot wait in the queue")),
+    }
+}
+
+/// Returns the leases of a job that have not ended, each with the restart count of its run. `job` may be the leader of a
+/// heterogeneous job.
+pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(OpenLease, u32)> {
+    let table = leases.handles.state.leases();
+    let restart = |lease: &OpenLease| match &lease.record.binding {
+        LeaseBinding::Job { cluster, job, node, restart, leader, .. }
+            if *cluster == key.cluster && *node == key.node && (*job == key.job || *leader == Some(key.job)) =>
+        {
+            Some(*restart)
+        }
+        _ => None,
+    };
+    table.open.values().filter_map(|lease| Some((lease.clone(), restart(lease)?))).collect()
+}
+
+/// Returns an active lease with its environment.
+///
+/// # Errors
+/// When it is not active, or its MPS daemon does not run.
+pub(crate) fn environment_of_job(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<LeaseGrant, ApiError> {
+    show::granted(leases, lease, caller.viewer)
+}
+
+/// Begins the end of the lease of a job, and records it. With `end`, the processes in the job's cgroup are ended.
+///
+/// # Errors
+/// When it cannot be recorded.
+pub(crate) async fn end_job(
+    leases: &Leases,
+    caller: &Caller,
+    id: LeaseId,
+    end: Option<EndProcesses>,
+) -> Result<(), ApiError> {
+    change::release(leases, caller, &id.to_string(), None).await?;
+    let is_releasing =
+        leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Releasing);
+    if is_releasing && end.is_some() {
+        // The reason stays `released`. Sending this event again changes nothing.
+        life::apply(leases, id, Event::Expired(end));
+        life::watch(leases, id);
+    }
+    Ok(())
+}
+
+impl Leases {
+    /// Returns the config in force.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        self.handles.state.config()
+    }
+
+    /// Whether a lease has not ended.
+    pub(crate) fn is_open(&self, id: LeaseId) -> bool {
+        self.handles.state.leases().open.contains_key(&id)
+    }
+
+    /// Waits until all of these leases have ended.
+    pub(crate) async fn all_ended(&self, ids: &[LeaseId]) {
+        let mut snapshots = self.handles.state.watch();
+        // The sender lives as long as the state.
+        let _ended = snapshots.wait_for(|host| ids.iter().all(|id| !host.leases.open.contains_key(id))).await.is_ok();
+    }
+
+    /// Returns the indexes of the GPUs of a lease, and what it waits for.
+    pub(crate) fn what_is_left(&self, id: LeaseId) -> (Vec<u32>, Vec<String>) {
+        let host = self.handles.state.now();
+        let Some(lease) = host.leases.open.get(&id) else { return (Vec::new(), Vec::new()) };
+        let gpus = lease.record.members.iter().filter_map(|member| Some(host.gpu(&member.gpu)?.gpu.index));
+        (gpus.collect::<BTreeSet<u32>>().into_iter().collect(), lease.waits_for.clone())
+    }
+}

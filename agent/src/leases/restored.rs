@@ -1,0 +1,277 @@
+//! Queued requests of an earlier gpushd. They keep their places, and their clients come back with the keys of the requests.
+//!
+//! ```text
+//! recorded as queued ─► a place in the order of arrival, before any request is served
+//!                         │ resolved once the GPUs are known: it waits like any other request
+//!                         ▼
+//!                       away ─┬─ client back ─► it waits for the result, also if that has come already
+//!                             └─ not back within `RETURN`, or without a key ─► cancelled
+//! ```
+//!
+//! While its client is away, a request is resolved with the rights of an ordinary user. A request that needs more, such
+//! as one of root without limits, or one whose process gets a scope, keeps its place without a reservation until the
+//! client is back.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use gpush_api::{ApiError, Code, EndReason, LeaseBinding, LeaseId, LeaseRequest, LeaseState, LeaseWait};
+use gpush_host::{peer::Peer, proc};
+use gpush_store::LeaseRecord;
+use jiff::Timestamp;
+use tokio::{
+    sync::{OwnedMutexGuard, oneshot},
+    time::Instant,
+};
+
+use super::{
+    Leases,
+    job::JobTerms,
+    life, offers,
+    queue::{self, Waiter, Waiting},
+    request::{Resolved, resolve},
+};
+use crate::{
+    caller::{Caller, Viewer},
+    idempotency::Key,
+    lanes::{self, Needs, Place},
+    state::{LeaseTable, Observed},
+};
+
+/// Time for clients to come back after the start of gpushd.
+const RETURN: Duration = Duration::from_secs(30);
+
+/// Requests whose clients have not come back.
+#[derive(Debug, Default)]
+pub(super) struct Restored {
+    /// Those that are not resolved.
+    places: BTreeMap<LeaseId, Place>,
+    /// Those that wait, or were granted meanwhile.
+    away: BTreeMap<LeaseId, Waiter>,
+}
+
+/// Gives the queued requests that came before a time their places; `None` for all that are left. Call it in the order
+/// of arrival with queued operations, before any request is served.
+pub(crate) fn take_places(leases: &Leases, before: Option<Timestamp>) {
+    let table = leases.handles.state.leases();
+    let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
+    let mut restored = leases.restored();
+    for lease in queued.filter(|lease| before.is_none_or(|before| lease.record.created_at <= before)) {
+        restored
+            .places
+            .entry(lease.id())
+            .or_insert_with(|| leases.handles.lanes.queue(lanes::Waiter::Lease(lease.id().to_string()), Needs::new()));
+    }
+}
+
+/// Whether a request has a place and is not resolved.
+pub(super) fn is_pending(leases: &Leases) -> bool {
+    !leases.restored().places.is_empty()
+}
+
+/// Resolves the requests that only have a place, as far as possible. Call it before anything is placed.
+pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
+    // A request and the task of the queue may both do it.
+    let _resolving = leases.resolving.lock().await;
+    let ids: Vec<LeaseId> = leases.restored().places.keys().copied().collect();
+    for id in ids {
+        let Some(record) = leases.handles.state.leases().open.get(&id).map(|lease| lease.record.clone()) else {
+            leases.restored().places.remove(&id);
+            continue;
+        };
+        if !is_resolved_without_its_client(&record) {
+            continue;
+        }
+        let caller = as_user(leases, &record).await;
+        let Ok(resolved) = resolved(leases, &caller, &record.request, seen, None).await else { continue };
+        let place = leases.restored().places.remove(&id);
+        let Some(place) = place else { continue };
+        let waiter = wait(leases, &record, resolved, caller.viewer, place, None);
+        leases.restored().away.insert(id, waiter);
+    }
+}
+
+/// Whether a request means the same without the process that sent it. A scope is for that process, and Slurm's hooks
+/// add the terms of a job.
+fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
+    match record.binding {
+        LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => true,
+        LeaseBinding::Scope { .. } | LeaseBinding::Cgroup { .. } | LeaseBinding::Job { .. } => false,
+    }
+}
+
+/// The caller of a recorded request, with the rights of an ordinary user.
+async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
+    let uid = record.asked_by.uid;
+    let groups = leases.handles.users.groups_of(uid).await.unwrap_or_default();
+    let (pid, start) = (record.asked_by.pid, record.asked_by.pid.and_then(proc::start));
+    let peer = Peer { uid, pid, start, groups, is_on_this_host: true };
+    Caller { peer, viewer: Viewer::User(uid) }
+}
+
+async fn resolved(
+    leases: &Leases,
+    caller: &Caller,
+    request: &LeaseRequest,
+    seen: &Observed,
+    job: Option<&JobTerms>,
+) -> Result<Resolved, ApiError> {
+    let gpus = seen.gpus(Viewer::Log);
+    let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
+    resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await
+}
+
+/// Puts a resolved request among those that wait.
+fn wait(
+    leases: &Leases,
+    record: &LeaseRecord,
+    resolved: Resolved,
+    viewer: Viewer,
+    place: Place,
+    lock: Option<OwnedMutexGuard<()>>,
+) -> Waiter {
+    let until = match record.request.wait {
+        LeaseWait::Seconds(seconds) => {
+            let spent = Duration::try_from(Timestamp::now().duration_since(record.created_at)).unwrap_or_default();
+            Instant::now().checked_add(Duration::from_secs(seconds).saturating_sub(spent))
+        }
+        LeaseWait::No | LeaseWait::Unlimited => None,
+    };
+    let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
+    // The key is recorded already.
+    let waiting = Waiting { id: record.id, resolved, viewer, key: None, until, place, reply, lock };
+    leases.waiting().insert(ticket, waiting);
+    leases.queue_changed.notify_one();
+    Waiter::new(leases, ticket, result)
+}
+
+/// The client of a queued request has come back. Returns what it waits for; `None` when no such request is away.
+///
+/// # Errors
+/// When the request cannot be met any more, or the GPUs are not known yet.
+pub(super) async fn rejoin(
+    leases: &Leases,
+    caller: &Caller,
+    id: LeaseId,
+    job: Option<&JobTerms>,
+    lock: &mut Option<OwnedMutexGuard<()>>,
+) -> Result<Option<Waiter>, ApiError> {
+    let known = {
+        let restored = leases.restored();
+        restored.places.contains_key(&id) || restored.away.contains_key(&id)
+    };
+    let record = leases.handles.state.leases().open.get(&id).map(|lease| lease.record.clone());
+    let Some(record) = record.filter(|_| known) else { return Ok(None) };
+    let seen = leases.handles.readings.host().await?;
+    let resolved = resolved(leases, caller, &record.request, &seen, job).await;
+    let _resolving = leases.resolving.lock().await;
+    let away = leases.restored().away.remove(&id);
+    if let Some(waiter) = away {
+        if let (Ok(resolved), Some(waiting)) = (resolved, leases.waiting().get_mut(&waiter.ticket())) {
+            (waiting.resolved, waiting.viewer, waiting.lock) = (resolved, caller.viewer, lock.take());
+        }
+        leases.queue_changed.notify_one();
+        return Ok(Some(waiter));
+    }
+    // It may be resolved now: the client is back, with its rights.
+    if let Err(error) = &resolved
+        && error.retryable
+    {
+        return Err(error.clone());
+    }
+    let Some(place) = leases.restored().places.remove(&id) else { return Ok(None) };
+    match resolved {
+        Ok(resolved) => Ok(Some(wait(leases, &record, resolved, caller.viewer, place, lock.take()))),
+        Err(error) => {
+            drop(place);
+            queue::end_queued(leases, id, EndReason::Failed).await;
+            Err(error)
+        }
+    }
+}
+
+/// Cancels the requests whose clients cannot come back, and after [`RETURN`] those whose clients have not.
+pub(super) async fn expire(leases: Leases) {
+    let ids: Vec<LeaseId> = leases.restored().places.keys().copied().collect();
+    for id in ids {
+        let record = leases.handles.state.leases().open.get(&id).map(|lease| lease.record.clone());
+        if let Some(record) = record
+            && (has_ended(&record) || !has_key(&leases, &record).await)
+        {
+            cancel(&leases, id).await;
+        }
+    }
+    let is_empty = |restored: &Restored| restored.places.is_empty() && restored.away.is_empty();
+    if is_empty(&leases.restored()) {
+        return;
+    }
+    tokio::select! {
+        () = leases.handles.stopping.cancelled() => return,
+        () = tokio::time::sleep(RETURN) => {}
+    }
+    let ids: Vec<LeaseId> = {
+        let restored = leases.restored();
+        restored.places.keys().chain(restored.away.keys()).copied().collect()
+    };
+    for id in ids {
+        tracing::info!("lease {id}: its client has not come back");
+        cancel(&leases, id).await;
+    }
+}
+
+async fn cancel(leases: &Leases, id: LeaseId) {
+    let waiter = leases.restored().away.remove(&id);
+    // Without its client, a waiter ends its request, or its grant.
+    drop(waiter);
+    cancel_place(leases, id, EndReason::Cancelled).await;
+}
+
+/// Ends a request that only has a place. Returns whether it had one.
+pub(super) async fn cancel_place(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
+    let place = leases.restored().places.remove(&id);
+    let had_place = place.is_some();
+    drop(place);
+    if had_place {
+        life::record_end(leases, id, reason).await;
+    }
+    had_place
+}
+
+/// Whether the process that a lease is bound to has ended.
+fn has_ended(record: &LeaseRecord) -> bool {
+    match record.binding {
+        LeaseBinding::Process { pid: Some(pid), start } => proc::start(pid) != start,
+        LeaseBinding::Process { pid: None, .. }
+        | LeaseBinding::Scope { .. }
+        | LeaseBinding::Cgroup { .. }
+        | LeaseBinding::Job { .. }
+        | LeaseBinding::Time
+        | LeaseBinding::None => false,
+    }
+}
+
+/// Whether the client can name the request. If that cannot be read, the client gets its time.
+async fn has_key(leases: &Leases, record: &LeaseRecord) -> bool {
+    let (uid, number) = (record.asked_by.uid, record.id.0);
+    leases.handles.store.read(move |view| view.has_answer_with(uid, number)).await.unwrap_or(true)
+}
+
+/// The answer to a request with a key while its lease is queued and has no client: it is about to end.
+pub(super) fn ends_now(id: LeaseId) -> ApiError {
+    ApiError::new(Code::Unavailable, format!("lease {id} of this request is about to end"))
+        .hint("send the request again")
+        .retryable()
+}
+
+/// Whether a request is executed again under its key: its lease left the queue without a grant.
+pub(super) fn may_be_repeated(record: &LeaseRecord) -> bool {
+    record.state == LeaseState::Ended && record.granted_at.is_none() && record.operation.is_none()
+}
+
+/// Records the lease of a queued request under its key, so that the client can come back to it.
+pub(super) fn keep(
+    key: Option<&Key>,
+    tx: &mut gpush_store::Tx<'_>,
+    id: LeaseId,
+) -> Result<(), gpush_store::StoreError> {
+    key.map_or(Ok(()), |key| key.keep_with(tx, id.0))
+}

@@ -1,0 +1,197 @@
+//! The GPUs and MIG devices that Slurm allocated to a job, and whether they can be leased.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, Code, Gpu, GpuState, LeaseOwner, LeaseRequest, LeaseShare, Mode, SlurmDevice, SlurmGpu};
+use gpush_core::quote::Quoted;
+
+use crate::state::HostState;
+
+/// One device of a job.
+#[derive(Debug, Clone)]
+struct Allocated {
+    gpu: Gpu,
+    /// UUID of the MIG device; `None` for the whole GPU.
+    mig: Option<String>,
+    /// Whether the rule of the GPU has `owner = "slurm"`.
+    owned: bool,
+    /// Whether the layout of the GPU is `dynamic`.
+    dynamic: bool,
+}
+
+/// What Slurm allocated to a job.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Allocation {
+    devices: Vec<Allocated>,
+    /// Devices that no GPU of this host has.
+    unknown: Vec<SlurmDevice>,
+}
+
+/// The request of a job, and the MIG devices that it is limited to.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Wanted {
+    pub(super) request: LeaseRequest,
+    pub(super) targets: Option<BTreeSet<String>>,
+}
+
+/// Returns the GPUs that only Slurm's jobs can lease.
+pub(super) fn owned(host: &HostState, gpus: &[Gpu]) -> Vec<SlurmGpu> {
+    let owned = gpus.iter().filter(|gpu| is_owned(host, gpu));
+    owned.map(|gpu| SlurmGpu { uuid: gpu.uuid.clone(), minor: gpu.minor, mig_devices: mig_uuids(gpu) }).collect()
+}
+
+fn is_owned(host: &HostState, gpu: &Gpu) -> bool {
+    let rule = host.gpu(&gpu.uuid).and_then(|snapshot| host.config.rules.get(snapshot.rule?));
+    rule.and_then(|rule| rule.lease).is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
+}
+
+fn mig_uuids(gpu: &Gpu) -> Vec<String> {
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    instances.flat_map(|instance| &instance.compute).filter_map(|device| device.uuid.clone()).collect()
+}
+
+impl Allocation {
+    /// Finds the devices of a job.
+    pub(super) fn of(host: &HostState, gpus: &[Gpu], devices: &[SlurmDevice]) -> Self {
+        let mut allocation = Self::default();
+        for device in devices {
+            let found = gpus.iter().find_map(|gpu| match device {
+                SlurmDevice::Minor(minor) => (gpu.minor == *minor).then_some((gpu, None)),
+                SlurmDevice::Uuid(uuid) if gpu.uuid.eq_ignore_ascii_case(uuid) => Some((gpu, None)),
+                SlurmDevice::Uuid(uuid) => {
+                    let mig = mig_uuids(gpu).into_iter().find(|one| one.eq_ignore_ascii_case(uuid));
+                    mig.map(|mig| (gpu, Some(mig)))
+                }
+            });
+            match found {
+                Some((gpu, mig)) => {
+                    let rule = host.gpu(&gpu.uuid).and_then(|snapshot| host.config.rules.get(snapshot.rule?));
+                    // An override replaces `dynamic`.
+                    let dynamic = rule.is_some_and(|rule| rule.is_dynamic()) && gpu.overridden.is_none();
+                    allocation.devices.push(Allocated { gpu: gpu.clone(), mig, owned: is_owned(host, gpu), dynamic });
+                }
+                None => allocation.unknown.push(device.clone()),
+            }
+        }
+        allocation
+    }
+
+    /// Whether a GPU of the job has `owner = "slurm"`.
+    pub(super) fn is_owned(&self) -> bool {
+        self.devices.iter().any(|device| device.owned)
+    }
+
+    /// Whether Slurm allocated nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.devices.is_empty() && self.unknown.is_empty()
+    }
+
+    /// Whether a device is not known.
+    pub(super) fn has_unknown(&self) -> bool {
+        !self.unknown.is_empty()
+    }
+
+    /// Returns why the node cannot serve the job now.
+    pub(super) fn check_node(&self) -> Result<(), ApiError> {
+        if let Some(device) = self.unknown.first() {
+            let name = match device {
+                SlurmDevice::Uuid(uuid) => Quoted(uuid).to_string(),
+                SlurmDevice::Minor(minor) => format!("/dev/nvidia{minor}"),
+            };
+            let message = format!("Slurm allocated {name}, which is not a device of this host");
+            return Err(ApiError::new(Code::Unavailable, message)
+                .hint("compare gres.conf with the devices: `gpushctl doctor --only slurm`"));
+        }
+        for device in &self.devices {
+            let gpu = &device.gpu;
+            let (state, passes) = match gpu.state {
+                GpuState::Ready => continue,
+                GpuState::Changing => ("being changed", true),
+                GpuState::Cordoned => ("cordoned", false),
+                GpuState::Degraded => ("degraded", false),
+                GpuState::Held => ("held", false),
+                GpuState::Unknown => ("unknown", false),
+                GpuState::Lost => ("lost", false),
+                GpuState::Maintenance => ("in maintenance", false),
+            };
+            let mut error = ApiError::new(Code::Unavailable, format!("GPU {} is {state}", gpu.index));
+            error.causes.clone_from(&gpu.reasons);
+            error = error.hint(format!("see `gpushctl gpu show {}`", gpu.index));
+            return Err(if passes { error.retryable() } else { error });
+        }
+        Ok(())
+    }
+
+    /// Returns the request for a job, within what Slurm allocated. `explicit` is the share that the job names.
+    ///
+    /// # Errors
+    /// Why the job cannot have a lease on these devices: a reason for its user.
+    pub(super) fn request(&self, explicit: Option<&LeaseRequest>, uid: u32) -> Result<Wanted, ApiError> {
+        let refused = |message: String| ApiError::new(Code::Unsupported, message);
+        // Without a request, devices that users may lease stay out.
+        let devices: Vec<&Allocated> =
+            self.devices.iter().filter(|device| explicit.is_some() || device.owned).collect();
+        if let Some(device) = devices.iter().find(|device| device.dynamic) {
+            return Err(refused(format!("GPU {} has a dynamic layout", device.gpu.index))
+                .cause("Slurm knows MIG devices from gres.conf, so gpushd creates none for a job")
+                .hint("tell the administrator: GPUs of Slurm need a static layout"));
+        }
+        let mig: BTreeSet<String> = devices.iter().filter_map(|device| device.mig.clone()).collect();
+        let whole: BTreeSet<&str> =
+            devices.iter().filter(|device| device.mig.is_none()).map(|device| device.gpu.uuid.as_str()).collect();
+        if !mig.is_empty() && !whole.is_empty() {
+            return Err(refused("the job has whole GPUs and MIG devices".to_owned())
+                .cause("a lease has members of one kind")
+                .hint("submit the job with one kind of GPU: --gres=gpu:TYPE:COUNT"));
+        }
+        let gpus: BTreeSet<String> = devices.iter().map(|device| device.gpu.uuid.clone()).collect();
+        let members = u32::try_from(if mig.is_empty() { whole.len() } else { mig.len() }).unwrap_or(u32::MAX);
+        let targets = (!mig.is_empty()).then_some(mig);
+        let share = match explicit {
+            Some(request) => request.share.clone(),
+            None => allocated_share(&devices, targets.is_some())?,
+        };
+        let count = match &share {
+            // The job names a profile or a size on whole GPUs: one of the devices there.
+            LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } if targets.is_none() => 1,
+            LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole => members.max(1),
+            LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default if members > 1 => {
+                return Err(refused(format!("the job requests one share, and Slurm allocated {members} devices"))
+                    .hint("submit the job with one device, or without a request for a share"));
+            }
+            LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default => 1,
+        };
+        // The order is that of the selectors in the record.
+        let request = LeaseRequest {
+            share,
+            gpus: gpus.into_iter().collect(),
+            count,
+            holder: Some(uid),
+            ..LeaseRequest::default()
+        };
+        Ok(Wanted { request, targets })
+    }
+}
+
+/// The share that an allocation means for a job that requests none.
+fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, ApiError> {
+    if is_mig {
+        return Ok(LeaseShare::MigSize { memory_mib: None, slices: None });
+    }
+    for device in devices {
+        let index = device.gpu.index;
+        let (is, what) = match device.gpu.mode {
+            Mode::Exclusive | Mode::Unmanaged => continue,
+            Mode::Mps => ("shared through MPS", "--comment=gpush:mps=25"),
+            Mode::Timeslice => ("time-sliced", "--comment=gpush:timeslice"),
+            Mode::Mig => ("partitioned with MIG", "--comment=gpush:mig=PROFILE"),
+        };
+        return Err(ApiError::new(
+            Code::Unsupported,
+            format!("GPU {index} is {is}, and the job requests no share of it"),
+        )
+        .cause("in Prolog, gres/shard and gres/gpu look alike")
+        .hint(format!("submit the job with a request, such as {what}")));
+    }
+    Ok(LeaseShare::Whole)
+}

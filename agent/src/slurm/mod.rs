@@ -1,0 +1,145 @@
+//! The endpoint of Slurm's hooks: Prolog begins the lease of a job, Epilog ends it.
+//!
+//! ```text
+//! start ─► devices found ─► concerned? ─► earlier run ended ─► GPUs usable? ─► lease requested ─► granted
+//!            │ unknown        └ no: pass                         │ no            └ refused: an answer, recorded
+//!            └► error ◄──────────────────────────────────────────┘                 with the job
+//! end ───► leases of the job, this run or earlier ─► released, leftovers ended ─► free, or what is left
+//! ```
+//!
+//! An error means that the node cannot serve the job: the hook fails, and Slurm drains the node. So nothing that a user
+//! can choose leads to an error. Calls for one job run one at a time.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `allocation` | the GPUs and MIG devices that Slurm allocated |
+//! | `start` | Prolog |
+//! | `end` | Epilog |
+
+mod allocation;
+mod end;
+mod start;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
+use gpush_store::Store;
+use jiff::Timestamp;
+use tokio::sync::OwnedMutexGuard;
+
+use crate::{
+    caller::Caller,
+    leases::{Delivery, JobKey, Leases},
+    state::readings::Readings,
+};
+
+/// Longest name of a cluster or a node, in bytes.
+const LONGEST_NAME: usize = 255;
+
+/// Serves Slurm's hooks. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Slurm(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    leases: Leases,
+    readings: Readings,
+    store: Store,
+    /// Why nothing can be recorded.
+    read_only: Option<ApiError>,
+    /// Jobs with a call in progress.
+    busy: Mutex<BTreeMap<JobKey, Weak<tokio::sync::Mutex<()>>>>,
+}
+
+/// The answer to Prolog. A lease that is granted ends when it is dropped before it is answered.
+#[derive(Debug)]
+pub(crate) struct Started {
+    answer: SlurmJobStarted,
+    delivery: Option<Delivery>,
+}
+
+impl Started {
+    /// Returns the answer, which is sent now.
+    pub(crate) fn delivered(self) -> SlurmJobStarted {
+        let Self { answer, delivery } = self;
+        if let Some(delivery) = delivery {
+            let _the_same_grant = delivery.delivered();
+        }
+        answer
+    }
+}
+
+impl Slurm {
+    /// Creates the handle.
+    pub(crate) fn new(leases: Leases, readings: Readings, store: Store, read_only: Option<ApiError>) -> Self {
+        Self(Arc::new(Inner { leases, readings, store, read_only, busy: Mutex::default() }))
+    }
+
+    /// Begins a job on this node.
+    ///
+    /// # Errors
+    /// Why the node cannot serve the job.
+    pub(crate) async fn start(&self, caller: Caller, job: SlurmJobStart) -> Result<Started, ApiError> {
+        let key = key(&job.cluster, job.job, &job.node)?;
+        let _lock = self.lock(&key).await;
+        start::start(&self.0, &caller, &key, &job).await
+    }
+
+    /// Ends a job on this node.
+    ///
+    /// # Errors
+    /// When the end cannot be recorded.
+    pub(crate) async fn end(&self, caller: Caller, job: SlurmJobEnd) -> Result<SlurmJobEnded, ApiError> {
+        let key = key(&job.cluster, job.job, &job.node)?;
+        let _lock = self.lock(&key).await;
+        end::end(&self.0, &caller, &key, &job).await
+    }
+
+    async fn lock(&self, key: &JobKey) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut busy = self.0.busy.lock().unwrap_or_else(PoisonError::into_inner);
+            busy.retain(|_, lock| lock.strong_count() > 0);
+            let known = busy.get(key).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let lock = Arc::default();
+                busy.insert(key.clone(), Arc::downgrade(&lock));
+                lock
+            })
+        };
+        lock.lock_owned().await
+    }
+}
+
+fn key(cluster: &str, job: u32, node: &str) -> Result<JobKey, ApiError> {
+    let bad = |what: &str| Err(ApiError::new(Code::BadRequest, format!("{what} of the job is not valid")));
+    if cluster.is_empty() || cluster.len() > LONGEST_NAME || cluster.chars().any(char::is_control) {
+        return bad("the cluster");
+    }
+    if node.len() > LONGEST_NAME || node.chars().any(char::is_control) {
+        return bad("the node");
+    }
+    if job == 0 {
+        return bad("the id");
+    }
+    Ok(JobKey { cluster: cluster.to_owned(), job, node: node.to_owned() })
+}
+
+/// Time that is left for the hook; an error when it is over. The hook has ended then, and nothing may be granted.
+fn left(until_ms: i64) -> Result<Duration, ApiError> {
+    let left = time_until(until_ms);
+    if left.is_zero() {
+        let late = "the hook has given up: gpushd read the request after its deadline";
+        return Err(ApiError::new(Code::TimedOut, late).hint("see the log of gpushd: `journalctl -u gpushd`"));
+    }
+    Ok(left)
+}
+
+/// Time until a moment in milliseconds since the Unix epoch.
+fn time_until(until_ms: i64) -> Duration {
+    let left = until_ms.saturating_sub(Timestamp::now().as_millisecond());
+    u64::try_from(left).map_or(Duration::ZERO, Duration::from_millis)
+}

@@ -1,0 +1,150 @@
+//! Prolog: the lease of a job begins.
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code, LeaseBinding, LeaseState, SlurmJobStart, SlurmJobStarted, SlurmOutcome};
+use gpush_core::{lease::request::spec, slurm::decide};
+use gpush_store::NewAudit;
+
+use super::{
+    Inner, Started,
+    allocation::{Allocation, Wanted, owned},
+    end, left, time_until,
+};
+use crate::{
+    caller::{Caller, Viewer},
+    leases::{JobKey, JobTerms, environment_of_job, of_job, request_for_job},
+};
+
+/// Pause until what passes by itself is checked again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Begins a job. The caller has the lock of the job.
+///
+/// # Errors
+/// Why the node cannot serve it.
+pub(super) async fn start(
+    slurm: &Inner,
+    caller: &Caller,
+    key: &JobKey,
+    job: &SlurmJobStart,
+) -> Result<Started, ApiError> {
+    loop {
+        left(job.until_ms)?;
+        match attempt(slurm, caller, key, job).await {
+            // An MPS daemon starts, an operation ends: within the time of the hook.
+            Err(error) if error.retryable && time_until(job.until_ms) > PAUSE => tokio::time::sleep(PAUSE).await,
+            answer => return answer,
+        }
+    }
+}
+
+async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobStart) -> Result<Started, ApiError> {
+    let seen = slurm.readings.host().await?;
+    let gpus = seen.gpus(Viewer::Log);
+    let owned = owned(&seen.host, &gpus);
+    let answer = |outcome| Started { answer: SlurmJobStarted { outcome, owned: owned.clone() }, delivery: None };
+    let allocation = Allocation::of(&seen.host, &gpus, &job.devices);
+    // A device that is not known may be one that only Slurm's jobs can lease.
+    let concerned = job.request.is_some() || allocation.is_owned() || allocation.has_unknown() && !owned.is_empty();
+    let earlier = of_job(&slurm.leases, key);
+    if !concerned && earlier.is_empty() {
+        return Ok(answer(SlurmOutcome::NotConcerned));
+    }
+    let wanted = match allocation.check_node() {
+        Ok(()) => allocation.request(job.request.as_ref(), job.uid),
+        Err(error) if concerned => return Err(error),
+        Err(_) => return Ok(answer(SlurmOutcome::NotConcerned)),
+    };
+    for (lease, restart) in &earlier {
+        let is_same = *restart == job.restart
+            && lease.record.holder.uid == job.uid
+            && lease.state.name() == LeaseState::Active
+            && wanted.as_ref().is_ok_and(|wanted| lease.record.request == wanted.request);
+        if is_same {
+            // Prolog runs again, or its first answer was lost.
+            let grant = Box::new(environment_of_job(&slurm.leases, caller, lease)?);
+            return Ok(answer(SlurmOutcome::Granted { grant }));
+        }
+    }
+    // Leases of earlier runs, and of earlier jobs with this id.
+    end::release_all(slurm, caller, earlier.iter().map(|(lease, _)| lease)).await?;
+    if !concerned {
+        return Ok(answer(SlurmOutcome::NotConcerned));
+    }
+    if let Some(why) = &slurm.read_only {
+        return Err(why.clone());
+    }
+    let granted = match wanted {
+        Ok(wanted) if allocation.is_empty() => without_gres(slurm, caller, job, wanted).await,
+        Ok(wanted) => request(slurm, caller, job, wanted).await,
+        Err(error) => Err(error),
+    };
+    match granted {
+        Ok(started) => Ok(Started { answer: SlurmJobStarted { owned, ..started.answer }, ..started }),
+        // An earlier run's processes may hold the capacity for a moment.
+        Err(error) if error.retryable && !of_job(&slurm.leases, key).is_empty() => Err(error),
+        Err(error) if decide::is_refusal(error.code) => {
+            record_refusal(slurm, caller, job, &error).await;
+            let reasons = error.sentences().into_iter().map(str::to_owned).collect();
+            let hint = match error.code {
+                // Its own hint is to wait in gpushd's queue, which is not for jobs.
+                Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
+                // A quota: users cannot release the leases of their jobs.
+                Code::Denied if !allocation.is_empty() => {
+                    Some("submit the job again when one of your jobs or leases has ended".to_owned())
+                }
+                _ => error.hint,
+            };
+            Ok(answer(SlurmOutcome::Refused { reasons, hint }))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A job with a request and without a GPU of Slurm can use the GPUs that users may lease.
+async fn without_gres(
+    slurm: &Inner,
+    caller: &Caller,
+    job: &SlurmJobStart,
+    wanted: Wanted,
+) -> Result<Started, ApiError> {
+    request(slurm, caller, job, wanted).await.map_err(|error| {
+        if error.code == Code::Denied {
+            return error.hint("submit the job with --gres=gpu:1");
+        }
+        error
+    })
+}
+
+async fn request(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wanted) -> Result<Started, ApiError> {
+    let binding = LeaseBinding::Job {
+        cluster: job.cluster.clone(),
+        job: job.job,
+        node: job.node.clone(),
+        restart: job.restart,
+        leader: job.leader,
+        cgroup: None,
+    };
+    let terms = JobTerms { binding, targets: wanted.targets };
+    let delivery = request_for_job(&slurm.leases, caller, wanted.request, &terms).await?;
+    let grant = Box::new(delivery.grant().clone());
+    let answer = SlurmJobStarted { outcome: SlurmOutcome::Granted { grant }, owned: Vec::new() };
+    Ok(Started { answer, delivery: Some(delivery) })
+}
+
+/// Records a refusal in the log and the audit trail. Its user sees it through TaskProlog.
+async fn record_refusal(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: &ApiError) {
+    tracing::info!(uid = job.uid, "job {} of {} was refused: {error}", job.job, job.cluster);
+    let request = job.request.as_ref().map(spec);
+    let audit = NewAudit {
+        by: Some(caller.actor(None)),
+        action: "slurm.start".to_owned(),
+        object: format!("job {}", job.job),
+        result: "refused".to_owned(),
+        detail: serde_json::json!({ "cluster": job.cluster, "uid": job.uid, "request": request, "why": error.message }),
+    };
+    if let Err(error) = slurm.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await {
+        tracing::warn!("the refusal of job {} is not in the audit trail: {error}", job.job);
+    }
+}

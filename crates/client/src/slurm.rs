@@ -1,0 +1,30 @@
+//! Calls of Slurm's hooks.
+
+use std::time::Duration;
+
+use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
+
+use crate::{client::Client, error::Error};
+
+impl Client {
+    /// `POST /v1/slurm/jobs`. The job is the key: the same request again gets the same lease.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]; an answer that is an error means that the node cannot serve the job.
+    pub async fn slurm_start(&mut self, job: &SlurmJobStart) -> Result<SlurmJobStarted, Error> {
+        self.post("/v1/slurm/jobs", job, None).await
+    }
+
+    /// `POST /v1/slurm/jobs/end`. It can be repeated.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn slurm_end(&mut self, job: &SlurmJobEnd) -> Result<SlurmJobEnded, Error> {
+        self.post("/v1/slurm/jobs/end", job, None).await
+    }
+
+    /// Sets the time limit of each answer from now on.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        *self.deadline_mut() = deadline;
+    }
+}

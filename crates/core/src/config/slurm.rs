@@ -1,0 +1,82 @@
+//! `[slurm]`: how Slurm's hooks treat jobs, and what Epilog does about processes that a job leaves.
+
+use toml::de::DeTable;
+
+use super::reader::Reader;
+
+/// `[slurm]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slurm {
+    /// What Prolog and Epilog do with a job that needs gpushd, while gpushd does not answer.
+    pub agent_down: AgentDown,
+    /// Seconds after which Prolog and Epilog give up. Slurm's PrologEpilogTimeout must be longer.
+    pub deadline_s: u32,
+    /// What Epilog does about processes that a job leaves on its GPUs.
+    pub leftovers: Leftovers,
+    /// Directory of the files that Prolog writes for TaskProlog, absolute.
+    pub directory: String,
+}
+
+/// What Prolog and Epilog do while gpushd does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum AgentDown {
+    /// The hook fails: Slurm drains the node, and requeues the job.
+    #[default]
+    Fail,
+    /// The hook passes: the job runs without a lease.
+    Pass,
+}
+
+/// What Epilog does about processes that a job leaves on its GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Leftovers {
+    /// gpushd ends those in the cgroup of the job: SIGTERM, then SIGKILL.
+    #[default]
+    End,
+    /// They are named, and Epilog fails if they do not end in time.
+    Report,
+}
+
+/// Default of `directory`.
+const DIRECTORY: &str = "/run/gpush-slurm";
+
+impl Default for Slurm {
+    fn default() -> Self {
+        Self {
+            agent_down: AgentDown::default(),
+            deadline_s: 20,
+            leftovers: Leftovers::default(),
+            directory: DIRECTORY.to_owned(),
+        }
+    }
+}
+
+const AGENT_DOWN: [(&str, AgentDown); 2] = [("fail", AgentDown::Fail), ("pass", AgentDown::Pass)];
+
+const LEFTOVERS: [(&str, Leftovers); 2] = [("end", Leftovers::End), ("report", Leftovers::Report)];
+
+pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
+    let default = Slurm::default();
+    Slurm {
+        agent_down: reader.choice(table, "agent_down", "way to treat jobs", &AGENT_DOWN).unwrap_or(default.agent_down),
+        deadline_s: reader.number(table, "deadline_s", 1..=3600, default.deadline_s),
+        leftovers: reader.choice(table, "leftovers", "way to treat processes", &LEFTOVERS).unwrap_or(default.leftovers),
+        directory: reader.absolute(table, "directory", DIRECTORY).unwrap_or(default.directory),
+    }
+}
+
+/// Returns the keys with their values.
+pub(super) fn written(slurm: &Slurm) -> [(&'static str, String); 4] {
+    let Slurm { agent_down, deadline_s, leftovers, directory } = slurm;
+    let text = super::effective::text;
+    [
+        ("agent_down", text(name(&AGENT_DOWN, *agent_down))),
+        ("deadline_s", deadline_s.to_string()),
+        ("leftovers", text(name(&LEFTOVERS, *leftovers))),
+        ("directory", text(directory)),
+    ]
+}
+
+fn name<T: PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
+    names.iter().find(|(_, one)| *one == value).map_or("", |(name, _)| name)
+}

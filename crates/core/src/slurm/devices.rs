@@ -1,0 +1,168 @@
+//! The devices that Slurm allocated to a job.
+//!
+//! `SLURM_JOB_GPUS` has indexes of gres.conf. They are neither minor numbers nor the driver's indexes. A device is found
+//!
+//! 1. by its UUID, where `CUDA_VISIBLE_DEVICES` has one: Slurm names MIG devices so;
+//! 2. else by its device file in gres.conf, `/dev/nvidia<minor>`, or its `UniqueId`.
+
+use std::fmt;
+
+use gpush_api::{SlurmDevice, SlurmGpu};
+
+use super::{GresDevice, HostList, Job, lines};
+use crate::{lease::environment::DeviceUuid, quote::Quoted};
+
+/// Why a device cannot be found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotMapped {
+    /// gres.conf has no device file for an index.
+    NoFile {
+        /// The index.
+        index: u32,
+    },
+    /// A device file of gres.conf is not that of a GPU.
+    NotAGpu {
+        /// The index.
+        index: u32,
+        /// The device file, quoted.
+        file: String,
+    },
+    /// `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` have different lengths, and one of them has UUIDs.
+    Differ {
+        /// Number of indexes.
+        indexes: usize,
+        /// Number of entries of `CUDA_VISIBLE_DEVICES`.
+        visible: usize,
+    },
+}
+
+impl fmt::Display for NotMapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoFile { index } => write!(f, "gres.conf has no File for GPU {index} of the job"),
+            Self::NotAGpu { index, file } => {
+                write!(f, "gres.conf has {file} for GPU {index} of the job: it is not /dev/nvidia and a number")
+            }
+            Self::Differ { indexes, visible } => {
+                write!(f, "SLURM_JOB_GPUS has {indexes} devices, and CUDA_VISIBLE_DEVICES has {visible}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for NotMapped {}
+
+/// Returns the devices of a job, in Slurm's order. `gpu` returns the device of gres.conf with an index.
+///
+/// # Errors
+/// The first device that cannot be found.
+pub fn devices(job: &Job, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<Vec<SlurmDevice>, NotMapped> {
+    let is_uuid = |entry: &String| DeviceUuid::new(entry).is_ok();
+    let uuid = |entry: &String| SlurmDevice::Uuid(entry.clone());
+    if job.gres.is_empty() {
+        // Other entries are not devices of the job: Slurm sets both variables, or none.
+        return Ok(job.visible.iter().filter(|entry| is_uuid(entry)).map(uuid).collect());
+    }
+    if job.visible.iter().any(is_uuid) {
+        if job.visible.len() != job.gres.len() {
+            return Err(NotMapped::Differ { indexes: job.gres.len(), visible: job.visible.len() });
+        }
+        let pairs = job.gres.iter().zip(&job.visible);
+        return pairs
+            .map(|(index, entry)| if is_uuid(entry) { Ok(uuid(entry)) } else { by_file(*index, &gpu) })
+            .collect();
+    }
+    job.gres.iter().map(|index| by_file(*index, &gpu)).collect()
+}
+
+fn by_file(index: u32, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<SlurmDevice, NotMapped> {
+    let gpu = gpu(index).ok_or(NotMapped::NoFile { index })?;
+    if let Some(uuid) = gpu.unique_id.as_ref().filter(|uuid| DeviceUuid::new(uuid).is_ok()) {
+        return Ok(SlurmDevice::Uuid(uuid.clone()));
+    }
+    match gpu.minor() {
+        Some(minor) => Ok(SlurmDevice::Minor(minor)),
+        None => Err(NotMapped::NotAGpu { index, file: Quoted(&gpu.file).to_string() }),
+    }
+}
+
+/// Returns the `Gres=` of a node in the text of slurm.conf, which decides the order of typed GPUs.
+#[must_use]
+pub fn node_gres(slurm_conf: &str, node: &str) -> Option<String> {
+    lines(slurm_conf).iter().find_map(|line| {
+        let pairs = line.pairs().ok()?;
+        let value = |key: &str| pairs.iter().find(|pair| pair.is(key)).map(|pair| pair.value.as_str());
+        let nodes = HostList::parse(value("NodeName")?).ok()?;
+        nodes.contains(node).then(|| value("Gres").map(str::to_owned)).flatten()
+    })
+}
+
+/// Whether a job has devices that only Slurm's jobs can lease, while gpushd does not answer. `cached` is what gpushd said
+/// last; without it, a rule of the config with `owner = "slurm"` counts for every device.
+#[must_use]
+pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: bool) -> bool {
+    let Some(cached) = cached else { return has_rule && !devices.is_empty() };
+    devices.iter().any(|device| {
+        cached.iter().any(|gpu| match device {
+            SlurmDevice::Minor(minor) => gpu.minor == *minor,
+            SlurmDevice::Uuid(uuid) => gpu.uuid == *uuid || gpu.mig_devices.contains(uuid),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::GresConf, *};
+
+    const MIG: &str = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd";
+
+    fn job(gres: &[u32], visible: &[&str]) -> Job {
+        Job {
+            id: 1,
+            gres: gres.to_vec(),
+            visible: visible.iter().map(|one| (*one).to_owned()).collect(),
+            ..Job::default()
+        }
+    }
+
+    fn file(index: u32) -> Option<GresDevice> {
+        let text = "Name=gpu File=/dev/nvidia[2-3]\nName=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21\n\
+                    Name=gpu File=/dev/nvidiactl\n";
+        GresConf::parse(text, "n1", |_| None).unwrap().gpu(index).cloned()
+    }
+
+    #[test]
+    fn gres_of_the_node_is_found_in_slurm_conf() {
+        let text = "ClusterName=ci\nNodeName=n[1-2] Gres=gpu:a:2,gpu:b:2\nNodeName=n3 CPUs=1\n";
+        assert_eq!(node_gres(text, "n2").as_deref(), Some("gpu:a:2,gpu:b:2"));
+        assert_eq!((node_gres(text, "n3"), node_gres(text, "n4")), (None, None));
+    }
+
+    #[test]
+    fn index_of_gres_conf_is_mapped_by_its_device_file() {
+        // CUDA_VISIBLE_DEVICES has indexes of Slurm too: they are never used.
+        assert_eq!(devices(&job(&[0], &["0"]), file), Ok(vec![SlurmDevice::Minor(2)]));
+        assert_eq!(devices(&job(&[1, 0], &["1", "0"]), file).unwrap(), [SlurmDevice::Minor(3), SlurmDevice::Minor(2)]);
+        assert_eq!(devices(&job(&[2], &[]), file), Ok(vec![SlurmDevice::Minor(0)]));
+        assert_eq!(devices(&job(&[9], &["9"]), file), Err(NotMapped::NoFile { index: 9 }));
+        assert!(matches!(devices(&job(&[3], &[]), file), Err(NotMapped::NotAGpu { index: 3, .. })));
+    }
+
+    #[test]
+    fn uuid_is_used_where_there_is_one() {
+        assert_eq!(devices(&job(&[4], &[MIG]), file), Ok(vec![SlurmDevice::Uuid(MIG.to_owned())]));
+        let mixed = devices(&job(&[0, 4], &["0", MIG]), file).unwrap();
+        assert_eq!(mixed, [SlurmDevice::Minor(2), SlurmDevice::Uuid(MIG.to_owned())]);
+        assert_eq!(devices(&job(&[0, 4], &[MIG]), file), Err(NotMapped::Differ { indexes: 2, visible: 1 }));
+        assert_eq!(devices(&job(&[], &["NoDevFiles"]), file), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn ownership_is_what_gpushd_said_last_or_the_config() {
+        let owned = [SlurmGpu { uuid: "GPU-1".to_owned(), minor: 2, mig_devices: vec![MIG.to_owned()] }];
+        let minor = |minor| vec![SlurmDevice::Minor(minor)];
+        assert!(is_owned(&minor(2), Some(&owned), false) && !is_owned(&minor(3), Some(&owned), true));
+        assert!(is_owned(&[SlurmDevice::Uuid(MIG.to_owned())], Some(&owned), false));
+        assert!(is_owned(&minor(3), None, true) && !is_owned(&minor(3), None, false) && !is_owned(&[], None, true));
+    }
+}

@@ -1,0 +1,179 @@
+//! The environment of Prolog and Epilog.
+//!
+//! Slurm sets the variables, but some have text of the user: the comment, and the option of the SPANK plugin. That text
+//! can be anything, so it is kept as it is and parsed later. Nothing in it makes the reading fail.
+
+use std::fmt;
+
+/// Variable with the option `--gpush` of the SPANK plugin.
+pub const SPANK_OPTION: &str = "SPANK__SLURM_SPANK_OPTION_gpush_gpush";
+
+/// Most indexes in a list: a node has fewer GPUs and MIG devices.
+const MOST_INDEXES: usize = 1024;
+
+/// A job as Prolog and Epilog see it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Job {
+    /// Cluster name; `slurm` when it is not known.
+    pub cluster: String,
+    /// Job id; of a heterogeneous job, that of the component.
+    pub id: u32,
+    /// Node name; empty when it is not known.
+    pub node: String,
+    /// User of the job; Epilog needs none.
+    pub uid: Option<u32>,
+    /// How often the job was requeued.
+    pub restart: u32,
+    /// Job id of the leader of a heterogeneous job, for its other components.
+    pub leader: Option<u32>,
+    /// Indexes in gres.conf of the devices that Slurm allocated, in order.
+    pub gres: Vec<u32>,
+    /// `CUDA_VISIBLE_DEVICES`, by entry.
+    pub visible: Vec<String>,
+    /// Thread percentage that gres/mps gives, as it is.
+    pub thread_percentage: Option<String>,
+    /// Comment of the user, as it is.
+    pub comment: Option<String>,
+    /// Option `--gpush` of the user, as it is.
+    pub option: Option<String>,
+}
+
+/// The environment is not that of a hook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotAHook {
+    /// The variable that is missing or not a number.
+    pub variable: &'static str,
+}
+
+impl fmt::Display for NotAHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is missing or is not a number: Slurm must start this command", self.variable)
+    }
+}
+
+impl std::error::Error for NotAHook {}
+
+impl Job {
+    /// Reads the environment. `get` returns the value of a variable.
+    ///
+    /// # Errors
+    /// When there is no job id, which Slurm always sets.
+    pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, NotAHook> {
+        let text = |name: &str| get(name).filter(|value| !value.is_empty());
+        let number = |name: &str| text(name).and_then(|value| value.trim().parse::<u32>().ok());
+        let id = number("SLURM_JOB_ID").filter(|id| *id > 0).ok_or(NotAHook { variable: "SLURM_JOB_ID" })?;
+        let visible = text("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+        let visible = visible.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        Ok(Self {
+            cluster: text("SLURM_CLUSTER_NAME").unwrap_or_else(|| "slurm".to_owned()),
+            id,
+            node: text("SLURMD_NODENAME").unwrap_or_default(),
+            uid: number("SLURM_JOB_UID"),
+            restart: number("SLURM_JOB_RESTART_COUNT").unwrap_or(0),
+            leader: number("SLURM_HET_JOB_ID").filter(|leader| *leader != 0 && *leader != id),
+            gres: indexes(&text("SLURM_JOB_GPUS").unwrap_or_default()),
+            visible: visible.take(MOST_INDEXES).map(str::to_owned).collect(),
+            thread_percentage: text("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+            comment: text("SLURM_JOB_COMMENT"),
+            option: text(SPANK_OPTION),
+        })
+    }
+
+    /// Whether Slurm allocated a device to the job.
+    #[must_use]
+    pub fn has_devices(&self) -> bool {
+        let is_device = |entry: &String| entry != "NoDevFiles" && entry != "-1";
+        !self.gres.is_empty() || self.visible.iter().any(is_device)
+    }
+
+    /// Name of the files of the job in the hooks' directory, without a path separator.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        file_name(&self.cluster, self.id)
+    }
+}
+
+/// Name of the files of a job in the hooks' directory.
+#[must_use]
+pub fn file_name(cluster: &str, job: u32) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' };
+    // Slurm writes cluster names in lower case, and limits them to 40 characters.
+    let cluster: String = cluster.chars().take(64).map(plain).collect();
+    // Not a hidden file, nor `..`.
+    format!("{}-{job}", cluster.trim_start_matches('.'))
+}
+
+/// `0,2-3` as numbers. What is not a number is left out: Slurm writes the list.
+fn indexes(text: &str) -> Vec<u32> {
+    let mut indexes = Vec::new();
+    for entry in text.split(',') {
+        let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
+        let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) else { continue };
+        indexes.extend((first..=last).take(MOST_INDEXES));
+    }
+    indexes.truncate(MOST_INDEXES);
+    indexes
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Job, NotAHook> {
+        Job::read(|name| variables.iter().find(|(one, _)| *one == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn prolog_environment_is_read() {
+        let job = read(&[
+            ("SLURM_JOB_ID", "42"),
+            ("SLURM_JOB_UID", "1000"),
+            ("SLURM_CLUSTER_NAME", "ci"),
+            ("SLURMD_NODENAME", "n1"),
+            ("SLURM_JOB_RESTART_COUNT", "2"),
+            ("SLURM_HET_JOB_ID", "41"),
+            ("SLURM_JOB_GPUS", "0,2-3"),
+            ("CUDA_VISIBLE_DEVICES", "0,MIG-1"),
+        ])
+        .unwrap();
+        assert_eq!((job.cluster.as_str(), job.id, job.node.as_str(), job.uid), ("ci", 42, "n1", Some(1000)));
+        assert_eq!((job.restart, job.leader), (2, Some(41)));
+        assert_eq!((job.gres.as_slice(), job.visible.len()), (&[0, 2, 3][..], 2));
+        assert!(job.has_devices());
+    }
+
+    #[test]
+    fn epilog_needs_nothing_but_the_job_id() {
+        let job = read(&[("SLURM_JOB_ID", "42")]).unwrap();
+        assert_eq!((job.restart, job.leader, job.uid, job.has_devices()), (0, None, None, false));
+        assert_eq!(read(&[]), Err(NotAHook { variable: "SLURM_JOB_ID" }));
+        assert!(!read(&[("SLURM_JOB_ID", "7"), ("CUDA_VISIBLE_DEVICES", "NoDevFiles")]).unwrap().has_devices());
+        // The leader is not an alias of itself.
+        assert_eq!(read(&[("SLURM_JOB_ID", "7"), ("SLURM_HET_JOB_ID", "7")]).unwrap().leader, None);
+    }
+
+    #[test]
+    fn file_name_has_no_separator_and_is_not_hidden() {
+        assert_eq!(file_name("ci", 42), "ci-42");
+        assert_eq!(file_name("../a b", 1), "_a_b-1");
+        assert_eq!(file_name("..", 1), "-1");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_of_the_user_is_read(comment in any::<String>(), option in "(?s).{0,300}", gpus in any::<String>()) {
+            let job = read(&[
+                ("SLURM_JOB_ID", "1"),
+                ("SLURM_JOB_COMMENT", &comment),
+                (SPANK_OPTION, &option),
+                ("SLURM_JOB_GPUS", &gpus),
+                ("SLURM_CLUSTER_NAME", &gpus),
+            ]).unwrap();
+            prop_assert!(job.gres.len() <= MOST_INDEXES);
+            prop_assert!(!job.file_name().contains(['/', '\0']));
+            prop_assert!(!job.file_name().starts_with('.'));
+        }
+    }
+}

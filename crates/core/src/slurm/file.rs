@@ -1,0 +1,186 @@
+//! The file of a job, which Prolog writes and TaskProlog reads, and what TaskProlog prints.
+//!
+//! TaskProlog runs as the user, for each task, and needs no socket. It prints lines of Slurm's protocol:
+//! `export NAME=value`, `unset NAME`, `print TEXT`. What it prints is made from typed values.
+
+use std::fmt::Write as _;
+
+use gpush_api::LeaseId;
+use serde::{Deserialize, Serialize};
+
+use crate::lease::environment::{Environment, Format};
+
+/// Longest reason that is printed, in characters.
+const LONGEST_REASON: usize = 500;
+
+/// The file of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobFile {
+    /// Cluster name.
+    pub cluster: String,
+    /// Job id.
+    pub job: u32,
+    /// Node name.
+    pub node: String,
+    /// How often the job was requeued.
+    pub restart: u32,
+    /// What Prolog did.
+    #[serde(flatten)]
+    pub state: JobState,
+}
+
+/// What Prolog did for a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum JobState {
+    /// It has begun: a lease may exist.
+    Begun,
+    /// The job has a lease.
+    Granted {
+        /// The lease.
+        lease: LeaseId,
+        /// Environment of its processes, in order.
+        environment: Vec<(String, String)>,
+    },
+    /// The job has no lease, and its tasks fail.
+    Refused {
+        /// What was refused and why.
+        reasons: Vec<String>,
+        /// What the user can do.
+        hint: Option<String>,
+    },
+    /// gpushd did not answer, and the config lets the job run without a lease.
+    Passed,
+}
+
+/// What TaskProlog prints, and its exit status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskProlog {
+    /// Lines of Slurm's protocol, each with a newline.
+    pub text: String,
+    /// Whether the task fails.
+    pub fails: bool,
+}
+
+impl JobFile {
+    /// Returns what TaskProlog prints. `visible` is the task's `CUDA_VISIBLE_DEVICES`.
+    ///
+    /// A task that Slurm gave fewer devices than the job has (`--gpus-per-task`) keeps Slurm's variable.
+    #[must_use]
+    pub fn task_prolog(&self, visible: Option<&str>) -> TaskProlog {
+        match &self.state {
+            JobState::Granted { lease, environment } => match Environment::from_variables(environment) {
+                Ok(environment) => TaskProlog { text: lines(&environment, visible), fails: false },
+                Err(error) => fail(&format!("the environment of lease {lease} cannot be used: {error}"), None),
+            },
+            JobState::Refused { reasons, hint } => fail(&reasons.join("; "), hint.as_deref()),
+            JobState::Passed => TaskProlog {
+                text: "print gpush: gpushd did not answer: this task runs without a lease\n".to_owned(),
+                fails: false,
+            },
+            // Tasks start only after Prolog has ended.
+            JobState::Begun => fail("Prolog did not end on this node", None),
+        }
+    }
+}
+
+/// What TaskProlog prints when the file of the job cannot be used.
+#[must_use]
+pub fn fail(reason: &str, hint: Option<&str>) -> TaskProlog {
+    let mut text = String::new();
+    _ = writeln!(text, "print gpush: {}", line(reason));
+    if let Some(hint) = hint {
+        _ = writeln!(text, "print gpush: hint: {}", line(hint));
+    }
+    TaskProlog { text, fails: true }
+}
+
+fn lines(environment: &Environment, visible: Option<&str>) -> String {
+    let all = environment.text(Format::Slurm);
+    let given = visible.map_or(0, |list| list.split(',').filter(|entry| !entry.trim().is_empty()).count());
+    if environment.mps.is_some() || given == 0 || given >= environment.devices.len() {
+        return all;
+    }
+    let is_devices = |line: &&str| {
+        ["export CUDA_VISIBLE_DEVICES=", "export CUDA_DEVICE_ORDER="].iter().all(|start| !line.starts_with(start))
+    };
+    all.split_inclusive('\n').filter(is_devices).collect()
+}
+
+/// One line without control characters.
+fn line(text: &str) -> String {
+    let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    plain.take(LONGEST_REASON).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(state: JobState) -> JobFile {
+        JobFile { cluster: "ci".to_owned(), job: 42, node: "n1".to_owned(), restart: 0, state }
+    }
+
+    fn granted(devices: usize) -> JobFile {
+        let uuids: Vec<String> =
+            (0..devices).map(|one| format!("GPU-00000000-0000-0000-0000-00000000000{one}")).collect();
+        let environment = [
+            ("CUDA_VISIBLE_DEVICES", uuids.join(",")),
+            ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()),
+            ("GPUSH_LEASE", "L5".to_owned()),
+        ];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        file(JobState::Granted { lease: LeaseId(5), environment })
+    }
+
+    #[test]
+    fn task_gets_the_environment_of_the_lease() {
+        let printed = granted(1).task_prolog(Some("0"));
+        assert!(!printed.fails && printed.text.ends_with('\n'));
+        assert!(printed.text.contains("export CUDA_VISIBLE_DEVICES=GPU-"), "{}", printed.text);
+        assert!(
+            printed.text.contains("export GPUSH_LEASE=L5\n")
+                && printed.text.contains("unset CUDA_MPS_PIPE_DIRECTORY\n")
+        );
+        // As many devices as the job has, or not known.
+        for visible in [Some("0,1"), None, Some("")] {
+            assert!(granted(2).task_prolog(visible).text.contains("export CUDA_VISIBLE_DEVICES="), "{visible:?}");
+        }
+        let one_of_two = granted(2).task_prolog(Some("1")).text;
+        assert!(!one_of_two.contains("CUDA_VISIBLE_DEVICES") && one_of_two.contains("export GPUSH_LEASE=L5\n"));
+    }
+
+    #[test]
+    fn refused_task_fails_with_the_reason() {
+        let reasons = vec!["cannot grant 90 %".to_owned(), "10 % left".to_owned()];
+        let printed = file(JobState::Refused { reasons, hint: Some("request less".to_owned()) }).task_prolog(None);
+        assert!(printed.fails);
+        assert_eq!(printed.text, "print gpush: cannot grant 90 %; 10 % left\nprint gpush: hint: request less\n");
+        assert!(file(JobState::Begun).task_prolog(None).fails);
+        assert!(!file(JobState::Passed).task_prolog(None).fails);
+    }
+
+    #[test]
+    fn environment_that_is_not_of_a_lease_is_not_printed() {
+        let environment = vec![("LD_PRELOAD".to_owned(), "/tmp/x".to_owned())];
+        let printed = file(JobState::Granted { lease: LeaseId(5), environment }).task_prolog(None);
+        assert!(printed.fails && !printed.text.contains("/tmp/x"));
+    }
+
+    proptest! {
+        #[test]
+        fn every_line_is_one_of_the_protocol(reason in any::<String>(), hint in proptest::option::of(any::<String>())) {
+            let printed = file(JobState::Refused { reasons: vec![reason], hint }).task_prolog(None);
+            prop_assert!(printed.text.ends_with('\n'));
+            prop_assert!(printed.text.lines().all(|line| line.starts_with("print gpush: ")));
+        }
+
+        #[test]
+        fn file_round_trips(restart: u32, reason in any::<String>()) {
+            let file = JobFile { restart, ..file(JobState::Refused { reasons: vec![reason], hint: None }) };
+            prop_assert_eq!(serde_json::from_str::<JobFile>(&serde_json::to_string(&file).unwrap()).unwrap(), file);
+        }
+    }
+}

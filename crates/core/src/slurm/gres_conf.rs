@@ -1,0 +1,277 @@
+//! gres.conf, which maps the index of a GRES device to its device files.
+//!
+//! `SLURM_JOB_GPUS` in a hook contains indexes of this file. An index is neither the minor number of a device file nor
+//! the index of NVML: with `File=/dev/nvidia[2-3]` the index 0 is `/dev/nvidia2`. Slurm numbers the devices in the
+//! order of the file. If slurm.conf gives the node typed GPUs, their order there comes first:
+//! [`GresConf::ordered_by`].
+//!
+//! All rules were compared with slurmd 22.05 (`slurmd -G`).
+
+mod read;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use super::{HostListError, LineError};
+use crate::quote::Quoted;
+
+/// What gres.conf says about one node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GresConf {
+    /// Records that concern the node, in the order of the file.
+    pub records: Vec<GresRecord>,
+    /// Whether Slurm finds devices itself. Then it numbers GPUs in the order of the library (NVML), and uses the
+    /// records only as a check: [`GresConf::gpu`] is not valid.
+    pub auto_detect: Option<AutoDetect>,
+    /// Keys that this parser does not know. slurmd may know them, or refuse the file.
+    pub unknown_keys: Vec<UnknownKey>,
+    /// GPUs in the order of their index.
+    gpus: Vec<GresDevice>,
+}
+
+/// The value of `AutoDetect=`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AutoDetect {
+    /// Slurm finds NVIDIA GPUs through NVML.
+    Nvml,
+    /// Slurm finds NVIDIA GPUs without NVML (24.11 and later).
+    Nvidia,
+    /// Slurm uses only the file.
+    Off,
+    /// A library for the devices of another vendor, or a value that slurmd ignores.
+    Other(String),
+}
+
+/// A line of gres.conf with a `Name=`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GresRecord {
+    /// Name: `gpu`, `mps`, `shard`. Slurm compares it exactly.
+    pub name: String,
+    /// Type, such as `h200`.
+    pub gres_type: Option<String>,
+    /// Device files in order.
+    pub files: Vec<String>,
+    /// Whether the files belong to one device (`MultipleFiles=`).
+    pub multiple_files: bool,
+    /// `Count=`, or the number of devices.
+    pub count: u64,
+    /// `Cores=`, as written.
+    pub cores: Option<String>,
+    /// `Flags=`, as written.
+    pub flags: Vec<String>,
+    /// `UniqueId=`: the UUID of a MIG device (24.05 and later).
+    pub unique_id: Option<String>,
+    /// Its place.
+    pub place: Place,
+}
+
+/// A device of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GresDevice {
+    /// Name: `gpu`.
+    pub name: String,
+    /// Type, such as `h200`.
+    pub gres_type: Option<String>,
+    /// Its device file; of a MIG device the one of its GPU.
+    pub file: String,
+    /// All its device files. A MIG device also has those of its capabilities.
+    pub files: Vec<String>,
+    /// `UniqueId=`: the UUID of a MIG device.
+    pub unique_id: Option<String>,
+    /// The place of its record.
+    pub place: Place,
+}
+
+/// A line of gres.conf, or of a file that it includes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The included file as written after `Include`; `None` for gres.conf itself.
+    pub included: Option<String>,
+    /// The line, from 1.
+    pub line: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.included.as_deref().unwrap_or("gres.conf"), self.line)
+    }
+}
+
+/// A key that this parser does not know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownKey {
+    /// The key.
+    pub key: String,
+    /// Its place.
+    pub place: Place,
+}
+
+/// A gres.conf that slurmd refuses as well.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {problem}")]
+pub struct GresConfError {
+    /// Where the problem is.
+    pub place: Place,
+    /// What the problem is.
+    pub problem: GresProblem,
+}
+
+/// What is wrong with a line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GresProblem {
+    /// A part of the line is not a pair.
+    #[error(transparent)]
+    NotKeyValue(#[from] LineError),
+    /// The line begins with another key than Slurm permits.
+    #[error("the line begins with {}, not with Name, NodeName or AutoDetect", Quoted(.0))]
+    FirstKey(String),
+    /// A line with device files has no `Name=`.
+    #[error("the line has no Name")]
+    NoName,
+    /// A list of nodes or files is wrong.
+    #[error("{key}: {error}")]
+    List {
+        /// `File`, `MultipleFiles` or `NodeName`.
+        key: &'static str,
+        /// What is wrong with it.
+        error: HostListError,
+    },
+    /// A line has both `File` and `MultipleFiles`.
+    #[error("File and MultipleFiles exclude each other")]
+    FileAndMultipleFiles,
+    /// `Count` is not a number.
+    #[error("{} is not a count such as `4` or `10G`", Quoted(.0))]
+    Count(String),
+    /// `Count` differs from the number of files.
+    #[error("Count is {count}, but the line has {files} device files")]
+    CountDiffers {
+        /// `Count=`.
+        count: u64,
+        /// The number of files.
+        files: usize,
+    },
+    /// Two records have the same device file.
+    #[error("the device file {} belongs to the GPU of {first} as well", Quoted(.file))]
+    Duplicate {
+        /// The file.
+        file: String,
+        /// The first record with it.
+        first: Place,
+    },
+    /// An included file cannot be read.
+    #[error("cannot read the included file {}", Quoted(.0))]
+    Include(String),
+    /// Files include each other without end.
+    #[error("{} is included too deeply: files include each other", Quoted(.0))]
+    IncludeDepth(String),
+}
+
+impl GresConf {
+    /// Parses the text of gres.conf for the node with this `NodeName`. `read_include` returns the text of an included
+    /// file; a relative path is relative to the directory of slurm.conf.
+    ///
+    /// # Errors
+    /// slurmd would refuse the file.
+    pub fn parse(text: &str, node: &str, read_include: impl Fn(&str) -> Option<String>) -> Result<Self, GresConfError> {
+        read::read(text, node, &read_include)
+    }
+
+    /// Returns the GPU with this index of `SLURM_JOB_GPUS`.
+    #[must_use]
+    pub fn gpu(&self, index: u32) -> Option<&GresDevice> {
+        self.gpus.get(usize::try_from(index).ok()?)
+    }
+
+    /// Returns all GPUs in the order of their index.
+    #[must_use]
+    pub fn gpus(&self) -> &[GresDevice] {
+        &self.gpus
+    }
+
+    /// Orders the GPUs by the `Gres=` of the node in slurm.conf, such as `gpu:a:2,gpu:b:2`. Slurm takes the types in
+    /// this order and drops GPUs above the count. A text without GPUs changes nothing.
+    #[must_use]
+    pub fn ordered_by(mut self, node_gres: &str) -> Self {
+        let wanted: Vec<_> = node_gres.split(',').filter_map(gpus_of).collect();
+        if wanted.is_empty() {
+            return self;
+        }
+        let mut left = std::mem::take(&mut self.gpus);
+        for (gres_type, count) in wanted {
+            let mut remaining = count;
+            let (taken, rest) = left.into_iter().partition(|gpu| {
+                let suits = remaining > 0 && (gres_type.is_none() || gpu.gres_type.as_deref() == gres_type);
+                remaining -= u64::from(suits);
+                suits
+            });
+            self.gpus.extend::<Vec<_>>(taken);
+            left = rest;
+        }
+        self
+    }
+
+    fn of(
+        records: Vec<GresRecord>,
+        auto_detect: Option<AutoDetect>,
+        unknown_keys: Vec<UnknownKey>,
+    ) -> Result<Self, GresConfError> {
+        let mut gpus: Vec<GresDevice> = Vec::new();
+        for record in records.iter().filter(|record| record.name == "gpu") {
+            for device in record.devices() {
+                let same = |gpu: &&GresDevice| gpu.files == device.files;
+                if let Some(first) = gpus.iter().find(same) {
+                    let problem = GresProblem::Duplicate { file: device.file, first: first.place.clone() };
+                    return Err(GresConfError { place: record.place.clone(), problem });
+                }
+                gpus.push(device);
+            }
+        }
+        Ok(Self { records, auto_detect, unknown_keys, gpus })
+    }
+}
+
+impl GresRecord {
+    /// Returns its devices; none for a record without files.
+    #[must_use]
+    pub fn devices(&self) -> Vec<GresDevice> {
+        let device = |files: &[String]| {
+            Some(GresDevice {
+                name: self.name.clone(),
+                gres_type: self.gres_type.clone(),
+                file: files.first()?.clone(),
+                files: files.to_vec(),
+                unique_id: self.unique_id.clone(),
+                place: self.place.clone(),
+            })
+        };
+        if self.multiple_files {
+            device(&self.files).into_iter().collect()
+        } else {
+            self.files.chunks(1).filter_map(device).collect()
+        }
+    }
+}
+
+impl GresDevice {
+    /// Returns the minor number in the name of its device file: 2 for `/dev/nvidia2`. A file without a number has
+    /// none.
+    #[must_use]
+    pub fn minor(&self) -> Option<u32> {
+        let digits = self.file.len() - self.file.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        self.file[self.file.len() - digits..].parse().ok()
+    }
+}
+
+/// Returns the type and count of an element of `Gres=`: `gpu:a:2(S:0)`, `gpu:4`, `gpu`. `None` for another GRES.
+fn gpus_of(element: &str) -> Option<(Option<&str>, u64)> {
+    let element = element.split('(').next()?.trim();
+    let mut words = element.split(':').filter(|word| *word != "no_consume");
+    (words.next()? == "gpu").then_some(())?;
+    let words: Vec<_> = words.collect();
+    match words[..] {
+        [] => Some((None, 1)),
+        [one] => Some(read::count(one).map_or((Some(one), 1), |count| (None, count))),
+        [gres_type, count, ..] => Some((Some(gres_type), read::count(count)?)),
+    }
+}

@@ -1,0 +1,41 @@
+//! Slurm: the decisions of its hooks, and its files as slurmd reads them. Everything here is pure: the caller reads the
+//! files and the environment.
+//!
+//! ```text
+//! Prolog's environment ──environment──► Job ─┬─request──► share, refusal, or none
+//!                        gres.conf ──────────┴─devices──► UUIDs, minors
+//!                                             │
+//!                     ask gpushd ◄────────────┘
+//!                         │
+//!                      decide ──► exit status, and the file of the job (`file`) for TaskProlog
+//! ```
+//!
+//! | module | subject |
+//! |---|---|
+//! | `environment` | variables of Prolog and Epilog |
+//! | `request` | the share that a job requests, by all channels |
+//! | `devices` | the devices that Slurm allocated |
+//! | `decide` | the exit status of a hook |
+//! | `file` | the file of a job, and what TaskProlog prints |
+//! | [`GresConf`] | gres.conf, which maps the index of a GRES device to its device files |
+//! | [`gres_lines()`] | the lines of gres.conf for a node |
+//! | [`HostList`] | `node[01-04,7]`, which Slurm uses for nodes and for device files |
+//! | [`lines`] | the form that all files of Slurm have |
+
+pub mod decide;
+pub mod devices;
+pub mod environment;
+pub mod file;
+mod gres_conf;
+mod gres_lines;
+mod host_list;
+mod lines;
+pub mod request;
+
+pub use self::{
+    environment::Job,
+    gres_conf::{AutoDetect, GresConf, GresConfError, GresDevice, GresProblem, GresRecord, Place, UnknownKey},
+    gres_lines::{GresLines, gres_lines},
+    host_list::{HostList, HostListError},
+    lines::{KeyValue, LineError, LogicalLine, lines},
+};

@@ -1,0 +1,100 @@
+//! gres.conf and the GPUs of the host.
+
+use std::collections::BTreeMap;
+
+use gpush_core::slurm::{AutoDetect, GresConf, GresDevice};
+
+use super::files::Files;
+use crate::{Area, Finding, Host};
+
+const PRINT: &str = "compare it with `gpushctl slurm gres-conf`";
+
+pub(super) fn examine(host: &Host, files: &Files) -> Vec<Finding> {
+    let Some((node, gres)) = files.node(host) else {
+        let message = format!("{} has no NodeName for this host", files.path);
+        let hint = "add the lines that `gpushctl slurm gres-conf` prints";
+        return vec![Finding::warning(Area::Slurm, message, hint)];
+    };
+    let mut findings = Vec::new();
+    let counts = counts(&gres);
+    if counts.contains_key("mps") && counts.contains_key("shard") {
+        let message = format!("node {node} has gres/mps and gres/shard: Slurm computes wrong percentages");
+        let hint =
+            format!("remove one of them from Gres= of the node in {}, then restart slurmctld and slurmd", files.path);
+        findings.push(Finding::problem(Area::Slurm, message, hint).cause(format!("Gres={gres}")));
+    }
+    let path = files.beside("gres.conf");
+    let text = host.read(&path).unwrap_or_default();
+    let conf = match GresConf::parse(&text, &node, |name| host.read(files.beside(name))) {
+        Ok(conf) => conf.ordered_by(&gres),
+        Err(error) => {
+            let message = format!("{path} cannot be used: {error}");
+            findings.push(Finding::problem(Area::Slurm, message, PRINT));
+            return findings;
+        }
+    };
+    for unknown in &conf.unknown_keys {
+        let message = format!("{path}: {}: key `{}` is not known", unknown.place, unknown.key);
+        findings.push(Finding::warning(Area::Slurm, message, "run `slurmd -G`: it refuses keys that it does not know"));
+    }
+    // Devices that slurmd finds itself are not in the file.
+    if matches!(conf.auto_detect, Some(AutoDetect::Nvml | AutoDetect::Nvidia)) {
+        return findings;
+    }
+    let configured = counts.get("gpu").copied().unwrap_or_default();
+    let found = conf.gpus().len() as u64;
+    if configured > found {
+        let message = format!("Slurm makes node {node} invalid: it has fewer GPUs than slurm.conf says");
+        let cause = format!("slurm.conf has Gres={gres}, {path} has {found} GPUs for the node");
+        findings.push(Finding::problem(Area::Slurm, message, PRINT).cause(cause));
+    }
+    for file in conf.gpus().iter().flat_map(|gpu| &gpu.files).filter(|file| !host.has(file)) {
+        let message = format!("{path} names {file}, which does not exist: slurmd does not start");
+        findings.push(Finding::problem(Area::Slurm, message, PRINT));
+    }
+    findings.extend(order(host, &path, conf.gpus()));
+    findings
+}
+
+/// Slurm's own CUDA_VISIBLE_DEVICES counts in the order of gres.conf, CUDA in the order of PCI addresses.
+fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
+    let here: Vec<u32> = gpus.iter().filter(|gpu| gpu.files.len() == 1).filter_map(GresDevice::minor).collect();
+    // The names of the directories are PCI addresses, which sort.
+    let by_address: Vec<u32> = host
+        .names("proc/driver/nvidia/gpus")
+        .iter()
+        .filter_map(|address| {
+            let text = host.read(format!("proc/driver/nvidia/gpus/{address}/information"))?;
+            let line =
+                text.lines().find_map(|line| line.strip_prefix("Device Minor:").map(str::trim).map(str::to_owned))?;
+            line.parse().ok()
+        })
+        .filter(|minor| here.contains(minor))
+        .collect();
+    if by_address.len() != here.len() || by_address == here {
+        return None;
+    }
+    let list = |minors: &[u32]| minors.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let message =
+        format!("{path} lists GPUs in another order than CUDA: Slurm's CUDA_VISIBLE_DEVICES means other GPUs");
+    let cause =
+        format!("gres.conf has the minor numbers {}, by PCI address they are {}", list(&here), list(&by_address));
+    let hint = "jobs with a lease get UUIDs; for other jobs, write the lines as `gpushctl slurm gres-conf` prints them";
+    Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
+}
+
+/// Returns the count of each GRES in `Gres=`, such as `gpu:h100:4,mps:400`.
+fn counts(gres: &str) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for element in gres.split(',') {
+        let element = element.split('(').next().unwrap_or_default();
+        let mut words = element.split(':');
+        let name = words.next().unwrap_or_default().trim();
+        if name.is_empty() {
+            continue;
+        }
+        let count = words.next_back().and_then(|word| word.parse::<u64>().ok()).unwrap_or(1);
+        *counts.entry(name.to_owned()).or_default() += count;
+    }
+    counts
+}

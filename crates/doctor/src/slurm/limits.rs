@@ -1,0 +1,108 @@
+//! Settings of slurm.conf and cgroup.conf: flags, timeouts, and what keeps jobs apart.
+
+use gpush_api::Mode;
+use gpush_core::{
+    config::Config,
+    slurm::{KeyValue, lines},
+};
+
+use super::files::Files;
+use crate::{Area, Finding, Host};
+
+/// Time in seconds that slurmd needs around a hook.
+const MARGIN_S: u32 = 5;
+
+pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bool) -> Vec<Finding> {
+    let path = files.path;
+    let mut findings = Vec::new();
+    let mut warn = |message: &str, cause: String, hint: String| {
+        findings.push(Finding::warning(Area::Slurm, message, hint).cause(cause));
+    };
+    if !["Alloc", "Contain", "X11", "DeferBatch"].iter().any(|flag| files.has("PrologFlags", flag)) {
+        warn(
+            "Prolog does not run when a job is allocated",
+            "PrologFlags has neither Alloc nor Contain: an allocation without a step runs Epilog, and never Prolog"
+                .into(),
+            format!("set PrologFlags=Alloc in {path}, then restart slurmctld and slurmd"),
+        );
+    }
+    if !files.get("ProctrackType").is_none_or(|plugin| plugin == "proctrack/cgroup") {
+        warn(
+            "processes that a job leaves cannot be attributed to it",
+            format!("ProctrackType is {}, not proctrack/cgroup", files.get("ProctrackType").unwrap_or_default()),
+            format!("set ProctrackType=proctrack/cgroup in {path}, then restart slurmd on drained nodes"),
+        );
+    }
+    let constrains = constrains_devices(host, files);
+    if !constrains || !files.has("TaskPlugin", "task/cgroup") {
+        let cause = if constrains { "TaskPlugin lacks task/cgroup" } else { "cgroup.conf lacks ConstrainDevices=yes" };
+        warn(
+            "jobs can open GPUs that Slurm did not allocate to them",
+            cause.into(),
+            format!(
+                "set ConstrainDevices=yes in {} and TaskPlugin=task/cgroup in {path}, then restart slurmd",
+                files.beside("cgroup.conf")
+            ),
+        );
+    }
+    let changes_gpus = config.rules.iter().any(|rule| rule.mode == Mode::Mig);
+    let gathers = files.get("JobAcctGatherType").is_some_and(|plugin| plugin != "jobacct_gather/none");
+    if changes_gpus && gathers && !files.has("JobAcctGatherParams", "DisableGPUAcct") {
+        warn(
+            "slurmstepd keeps the driver open while jobs run: MIG layouts cannot be changed meanwhile",
+            format!("JobAcctGatherType is {}", files.get("JobAcctGatherType").unwrap_or_default()),
+            format!("set JobAcctGatherParams=DisableGPUAcct in {path}, then restart slurmd"),
+        );
+    }
+    let sshd = host.read("etc/pam.d/sshd").unwrap_or_default();
+    let adopts = lines(&sshd).iter().any(|line| line.text.contains("pam_slurm_adopt"));
+    if adopts && !files.has("PrologFlags", "Contain") {
+        warn(
+            "pam_slurm_adopt cannot put ssh sessions into jobs",
+            "it needs the step that PrologFlags=Contain creates".into(),
+            format!("set PrologFlags=Contain in {path}, then restart slurmctld and slurmd"),
+        );
+    } else if has_owner && !adopts && host.has("etc/pam.d/sshd") {
+        warn(
+            "users who log in with ssh can open GPUs outside of their jobs",
+            "/etc/pam.d/sshd does not use pam_slurm_adopt".into(),
+            "install pam_slurm_adopt and add `account required pam_slurm_adopt.so` to /etc/pam.d/sshd".into(),
+        );
+    }
+    findings.extend(timeout(files, config));
+    findings
+}
+
+fn constrains_devices(host: &Host, files: &Files) -> bool {
+    let text = host.read(files.beside("cgroup.conf")).unwrap_or_default();
+    let pairs: Vec<KeyValue> = lines(&text).iter().filter_map(|line| line.pairs().ok()).flatten().collect();
+    pairs
+        .iter()
+        .rev()
+        .find(|pair| pair.is("ConstrainDevices"))
+        .is_some_and(|pair| pair.value.eq_ignore_ascii_case("yes"))
+}
+
+/// A hook gives up before Slurm ends it: a hook that Slurm ends drains the node, whatever the policy.
+fn timeout(files: &Files, config: &Config) -> Option<Finding> {
+    let deadline = config.slurm.deadline_s;
+    let path = files.path;
+    let set =
+        files.get("PrologEpilogTimeout").and_then(|value| value.parse::<u32>().ok()).filter(|value| *value < 65534);
+    let needed = deadline.saturating_add(MARGIN_S);
+    match set {
+        None => {
+            let message = "a hook that hangs keeps its node busy without limit";
+            let hint = format!("set PrologEpilogTimeout={} in {path}, then run `scontrol reconfigure`", needed.max(60));
+            Some(Finding::warning(Area::Slurm, message, hint).cause(format!("{path} has no PrologEpilogTimeout")))
+        }
+        Some(limit) if limit < needed => {
+            let message = "Slurm ends Prolog and Epilog before gpush gives up: then it drains the node";
+            let cause =
+                format!("PrologEpilogTimeout is {limit} s, and slurm.deadline_s of gpush's config is {deadline} s");
+            let hint = format!("set PrologEpilogTimeout={needed} or more in {path}, then run `scontrol reconfigure`");
+            Some(Finding::problem(Area::Slurm, message, hint).cause(cause))
+        }
+        Some(_) => None,
+    }
+}

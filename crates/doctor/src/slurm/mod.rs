@@ -1,0 +1,40 @@
+//! Slurm: slurm.conf, gres.conf and cgroup.conf compared with the host and with what gpush's hooks need.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `files` | the files, and where they are |
+//! | `hooks` | Prolog, Epilog and TaskProlog |
+//! | `devices` | gres.conf and the GPUs |
+//! | `limits` | flags, timeouts, and what keeps jobs apart |
+
+mod devices;
+mod files;
+mod hooks;
+mod limits;
+
+use gpush_api::LeaseOwner;
+use gpush_core::config::Config;
+
+use self::files::Files;
+use crate::{Area, Finding, Host};
+
+pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
+    let is_slurms = |terms: gpush_api::LeaseTerms| terms.owner == LeaseOwner::Slurm;
+    let has_owner = config.rules.iter().any(|rule| rule.lease.is_some_and(is_slurms));
+    let Some(files) = Files::of(host) else {
+        return vec![if has_owner {
+            let message = "a rule of the config has owner = \"slurm\", and this host has no slurm.conf";
+            let hint = "install Slurm, or remove the key and run `gpushctl config reload`";
+            Finding::problem(Area::Slurm, message, hint).cause(format!("looked for {}", files::PLACES.join(", ")))
+        } else {
+            Finding::ok(Area::Slurm, "Slurm is not used on this host")
+        }];
+    };
+    let mut findings = hooks::examine(host, &files, has_owner);
+    findings.extend(limits::examine(host, &files, config, has_owner));
+    findings.extend(devices::examine(host, &files));
+    if findings.is_empty() {
+        findings.push(Finding::ok(Area::Slurm, format!("{} suits gpush's hooks", files.path)));
+    }
+    findings
+}

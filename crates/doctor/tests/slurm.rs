@@ -1,0 +1,223 @@
+//! A host whose Slurm suits gpush, and every finding as a fault that is planted there.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use gpush_doctor::{Agent, Area, Finding, Host, Severity, examine};
+use tempfile::TempDir;
+
+const SLURM_CONF: &str = "/etc/slurm/slurm.conf";
+
+const HEALTHY: &str = "ClusterName=ci
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup,task/affinity
+JobAcctGatherType=jobacct_gather/cgroup
+JobAcctGatherParams=UsePss,DisableGPUAcct
+GresTypes=gpu
+PrologFlags=Alloc,Contain
+PrologEpilogTimeout=60
+Prolog=/etc/slurm/prolog.d/*
+Epilog=/usr/share/gpush/slurm/epilog.sh
+TaskProlog=/usr/share/gpush/slurm/task-prolog.sh
+Include nodes.conf
+";
+
+const NODES: &str = "NodeName=n[1-4] CPUs=16 Gres=gpu:h100:2\n";
+
+struct Planted(TempDir);
+
+impl Planted {
+    fn healthy() -> Self {
+        let host = Self(tempfile::tempdir().expect("a temporary directory"));
+        host.write("proc/sys/kernel/hostname", "n1.example.org\n");
+        host.write(SLURM_CONF, HEALTHY);
+        host.write("etc/slurm/nodes.conf", NODES);
+        host.write("etc/slurm/gres.conf", "AutoDetect=off\nNodeName=n[1-4] Name=gpu Type=h100 File=/dev/nvidia[0-1]\n");
+        host.write("etc/slurm/cgroup.conf", "CgroupPlugin=autodetect\nConstrainDevices=yes # GPUs\n");
+        host.write("etc/pam.d/sshd", "account required pam_slurm_adopt.so\n");
+        for minor in 0..2 {
+            host.write(&format!("dev/nvidia{minor}"), "");
+            host.gpu(minor, minor);
+        }
+        for (path, verb) in [
+            ("etc/slurm/prolog.d/50-gpush", "prolog"),
+            ("usr/share/gpush/slurm/epilog.sh", "epilog"),
+            ("usr/share/gpush/slurm/task-prolog.sh", "task-prolog"),
+        ] {
+            host.write(path, &format!("#!/bin/sh\nexec /usr/bin/gpushctl slurm {verb}\n"));
+            host.mode(path, 0o755);
+        }
+        host.write(
+            "etc/gpush/config.toml",
+            "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = \"none\"\nowner = \"slurm\"\n",
+        );
+        host
+    }
+
+    fn gpu(&self, address: u32, minor: u32) {
+        let path = format!("proc/driver/nvidia/gpus/0000:0{}:00.0/information", address + 1);
+        self.write(&path, &format!("Model: \t\t NVIDIA H100\nDevice Minor: \t {minor}\n"));
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.0.path().join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().expect("a file is in a directory")).expect("a directory");
+        fs::write(path, text).expect("a file");
+    }
+
+    fn mode(&self, path: &str, mode: u32) {
+        fs::set_permissions(self.0.path().join(path), fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+
+    fn remove(&self, path: &str) {
+        fs::remove_file(self.0.path().join(path)).expect("it was there");
+    }
+
+    /// Replaces a text in slurm.conf.
+    fn change(&self, from: &str, to: &str) {
+        assert!(HEALTHY.contains(from), "{from}");
+        self.write(SLURM_CONF, &HEALTHY.replace(from, to));
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let agent = Agent::Reached { version: "1.0".to_owned(), own: "1.0".to_owned(), troubles: Vec::new() };
+        examine(&Host::at(self.0.path()), &agent, &[Area::Slurm])
+    }
+
+    /// Expects one finding with this text in its message and this command in its hint.
+    #[track_caller]
+    fn finds(&self, severity: Severity, message: &str, hint: &str) {
+        let findings = self.findings();
+        let [finding] = findings.as_slice() else { panic!("not one: {findings:#?}") };
+        assert_eq!((finding.area, finding.severity), (Area::Slurm, severity), "{finding:#?}");
+        assert!(finding.message.contains(message), "{finding:#?}");
+        assert!(finding.hint.as_ref().is_some_and(|text| text.contains(hint)), "{finding:#?}");
+    }
+}
+
+#[test]
+fn suitable_slurm_has_one_ok() {
+    let findings = Planted::healthy().findings();
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    assert_eq!(findings[0].severity, Severity::Ok);
+    assert!(findings[0].message.contains(SLURM_CONF), "{findings:#?}");
+}
+
+#[test]
+fn host_without_slurm_is_ok_unless_a_rule_says_slurm() {
+    let host = Planted::healthy();
+    host.remove("etc/slurm/slurm.conf");
+    host.finds(Severity::Problem, "no slurm.conf", "gpushctl config reload");
+    host.write("etc/gpush/config.toml", "");
+    let findings = host.findings();
+    assert_eq!((findings.len(), findings[0].severity), (1, Severity::Ok), "{findings:#?}");
+}
+
+#[test]
+fn missing_hooks_are_found() {
+    for (line, key) in [
+        ("Prolog=/etc/slurm/prolog.d/*\n", "Prolog does"),
+        ("Epilog=/usr/share/gpush/slurm/epilog.sh\n", "Epilog does"),
+        ("TaskProlog=/usr/share/gpush/slurm/task-prolog.sh\n", "TaskProlog does"),
+    ] {
+        let host = Planted::healthy();
+        host.change(line, "");
+        host.finds(Severity::Problem, key, "scontrol reconfigure");
+        // Without GPUs of Slurm, jobs can work without gpush.
+        host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
+        host.finds(Severity::Warning, key, "/usr/share/gpush/slurm/");
+    }
+    let host = Planted::healthy();
+    host.write("etc/slurm/prolog.d/50-gpush", "#!/bin/sh\nexit 0\n");
+    host.finds(Severity::Problem, "Prolog does not run gpush", "prolog.sh");
+}
+
+#[test]
+fn file_that_slurmd_cannot_run_is_found() {
+    let host = Planted::healthy();
+    host.write("etc/slurm/prolog.d/README", "text");
+    host.finds(Severity::Problem, "prolog.d/README is not executable", "chmod 755 /etc/slurm/prolog.d/README");
+    host.mode("etc/slurm/prolog.d/README", 0o755);
+    assert_eq!(host.findings()[0].severity, Severity::Ok);
+}
+
+#[test]
+fn prolog_flags_are_examined() {
+    let host = Planted::healthy();
+    host.change("Alloc,Contain", "NoHold");
+    host.write("etc/pam.d/sshd", "account required pam_slurm_adopt.so\n");
+    let messages: Vec<String> = host.findings().into_iter().map(|finding| finding.message).collect();
+    assert_eq!(messages.len(), 2, "{messages:?}");
+    assert!(messages[0].contains("Prolog does not run when a job is allocated"), "{messages:?}");
+    assert!(messages[1].contains("pam_slurm_adopt cannot"), "{messages:?}");
+    host.change("Alloc,Contain", "Alloc");
+    host.finds(Severity::Warning, "pam_slurm_adopt cannot", "PrologFlags=Contain");
+    host.write("etc/pam.d/sshd", "# account required pam_slurm_adopt.so\n");
+    host.finds(Severity::Warning, "log in with ssh", "pam_slurm_adopt.so");
+}
+
+#[test]
+fn timeouts_are_compared_with_the_deadline_of_the_hooks() {
+    let host = Planted::healthy();
+    host.change("PrologEpilogTimeout=60\n", "");
+    host.finds(Severity::Warning, "without limit", "PrologEpilogTimeout=60");
+    host.change("PrologEpilogTimeout=60", "PrologEpilogTimeout=20");
+    host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=25");
+    host.change("PrologEpilogTimeout=60", "PrologEpilogTimeout=25");
+    assert_eq!(host.findings()[0].severity, Severity::Ok);
+}
+
+#[test]
+fn missing_device_constraints_are_found() {
+    let host = Planted::healthy();
+    host.write("etc/slurm/cgroup.conf", "#ConstrainDevices=yes\n");
+    host.finds(Severity::Warning, "GPUs that Slurm did not allocate", "/etc/slurm/cgroup.conf");
+    let host = Planted::healthy();
+    host.change("task/cgroup,task/affinity", "task/affinity");
+    host.finds(Severity::Warning, "GPUs that Slurm did not allocate", "TaskPlugin=task/cgroup");
+    let host = Planted::healthy();
+    host.change("proctrack/cgroup", "proctrack/linuxproc");
+    host.finds(Severity::Warning, "cannot be attributed", "ProctrackType=proctrack/cgroup");
+}
+
+#[test]
+fn accounting_that_keeps_the_driver_open_is_found() {
+    let host = Planted::healthy();
+    host.change("UsePss,DisableGPUAcct", "UsePss");
+    host.finds(Severity::Warning, "keeps the driver open", "JobAcctGatherParams=DisableGPUAcct");
+    host.change("JobAcctGatherType=jobacct_gather/cgroup\nJobAcctGatherParams=UsePss,DisableGPUAcct\n", "");
+    assert_eq!(host.findings()[0].severity, Severity::Ok);
+}
+
+#[test]
+fn shard_with_mps_is_found() {
+    let host = Planted::healthy();
+    host.write("etc/slurm/nodes.conf", "NodeName=n1 Gres=gpu:h100:2,mps:200,shard:8(S:0)\n");
+    host.finds(Severity::Problem, "gres/mps and gres/shard", "restart slurmctld");
+}
+
+#[test]
+fn gres_conf_is_compared_with_the_host() {
+    let host = Planted::healthy();
+    host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0-1\n");
+    host.finds(Severity::Problem, "gres.conf:1: File: a bracket has no partner", "gpushctl slurm gres-conf");
+    host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia0\n");
+    host.finds(Severity::Problem, "node n1 invalid: it has fewer GPUs", "gpushctl slurm gres-conf");
+    host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0,7]\n");
+    host.finds(Severity::Problem, "/dev/nvidia7, which does not exist", "gpushctl slurm gres-conf");
+    host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0-1] Colour=red\n");
+    host.finds(Severity::Warning, "gres.conf:1: key `Colour` is not known", "slurmd -G");
+    host.write("etc/slurm/gres.conf", "AutoDetect=nvml\n");
+    assert_eq!(host.findings()[0].severity, Severity::Ok);
+    host.write("etc/slurm/nodes.conf", "NodeName=m[1-4] CPUs=16 Gres=gpu:h100:2\n");
+    host.finds(Severity::Warning, "no NodeName for this host", "gpushctl slurm gres-conf");
+}
+
+#[test]
+fn order_that_differs_from_cuda_is_found() {
+    let host = Planted::healthy();
+    host.gpu(0, 1);
+    host.gpu(1, 0);
+    host.finds(Severity::Warning, "another order than CUDA", "gpushctl slurm gres-conf");
+    host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[1,0]\n");
+    assert_eq!(host.findings()[0].severity, Severity::Ok);
+}

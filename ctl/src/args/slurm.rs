@@ -1,0 +1,122 @@
+//! `gpushctl slurm`.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Subcommand};
+
+use super::{Gpus, values::duration};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Slurm {
+    /// Begin a job on this node; for Slurm's Prolog
+    #[command(after_help = "\
+Requests the lease of the job. Without output if all is well. Exit status 1
+drains the node: gpushd does not answer, or a GPU of the job is not usable.
+A request that is refused is not an error here: TaskProlog fails the tasks.
+
+Prolog, with an absolute path, because PATH is not set:
+  #!/bin/sh
+  exec /usr/bin/gpushctl slurm prolog")]
+    Prolog {
+        #[command(flatten)]
+        files: HookFiles,
+        #[command(flatten)]
+        limits: HookLimits,
+        /// Slurm's gres.conf [default: beside the file of SLURM_CONF, else /etc/slurm/gres.conf]
+        #[arg(long, value_name = "FILE")]
+        gres_conf: Option<PathBuf>,
+    },
+    /// End a job on this node; for Slurm's Epilog
+    #[command(after_help = "\
+Ends the lease of the job, and what the job left on its GPUs. Without output if
+all is well. Exit status 1 drains the node: a GPU of the job is not free, or
+gpushd does not answer.
+
+Epilog:
+  #!/bin/sh
+  exec /usr/bin/gpushctl slurm epilog")]
+    Epilog {
+        #[command(flatten)]
+        files: HookFiles,
+        #[command(flatten)]
+        limits: HookLimits,
+    },
+    /// Print the environment of a task; for Slurm's TaskProlog
+    #[command(after_help = "\
+Prints lines such as `export NAME=value`. Needs no gpushd. Exit status 1 fails
+the task: the request of the job was refused, and the reason is printed.
+
+TaskProlog:
+  #!/bin/sh
+  exec /usr/bin/gpushctl slurm task-prolog")]
+    TaskProlog {
+        #[command(flatten)]
+        files: HookFiles,
+    },
+    /// End leases of jobs that Slurm no longer knows
+    #[command(after_help = "\
+For the start of slurmd and gpushd, and for cron: Epilog may not have run. Asks
+squeue which jobs are on this node. If squeue fails, no lease ends.
+
+Examples:
+  gpushctl slurm reconcile
+  gpushctl slurm reconcile --squeue /opt/slurm/bin/squeue")]
+    Reconcile {
+        #[command(flatten)]
+        files: HookFiles,
+        #[command(flatten)]
+        limits: HookLimits,
+        /// Path of squeue
+        #[arg(long, value_name = "FILE", default_value = "/usr/bin/squeue")]
+        squeue: PathBuf,
+        /// Only jobs of this cluster; needed if this host has leases of several [env: SLURM_CLUSTER_NAME]
+        #[arg(long, value_name = "NAME")]
+        cluster: Option<String>,
+    },
+    /// Print the lines of gres.conf for this node
+    #[command(after_help = "\
+Describes the GPUs and MIG devices as they are now. Whole GPUs come first, as
+Slurm numbers them. The last lines are for slurm.conf.
+
+Examples:
+  gpushctl slurm gres-conf
+  gpushctl slurm gres-conf --node n1 0-3 > /etc/slurm/gres.conf")]
+    GresConf {
+        #[command(flatten)]
+        which: Gpus,
+        /// NodeName in slurm.conf [default: the name of this host without its domain]
+        #[arg(long, value_name = "NAME")]
+        node: Option<String>,
+    },
+    /// Check the request of a job, without gpushd; for the SPANK plugin
+    #[command(after_help = "\
+Prints nothing if the request is valid. Whether it can be granted depends on
+the node of the job.
+
+Examples:
+  gpushctl slurm check-spec mps=25,mem=8G")]
+    CheckSpec {
+        /// Request, as in --gpush=SPEC
+        #[arg(value_name = "SPEC", allow_hyphen_values = true)]
+        spec: String,
+    },
+}
+
+/// Files of the hooks.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct HookFiles {
+    /// Config of gpushd [default: /etc/gpush/config.toml]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Directory of the files of jobs [default: slurm.directory of the config]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+/// Limits of the hooks.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct HookLimits {
+    /// Give up after DURATION [default: slurm.deadline_s of the config]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) deadline: Option<Duration>,
+}

@@ -1,0 +1,69 @@
+//! `gpushctl slurm epilog`: needs nothing but the job id, and runs twice without harm.
+
+use gpush_api::{SlurmJobEnded, SlurmLeftover};
+use gpush_core::slurm::{
+    Job,
+    decide::{Ended, epilog_fails},
+    request::requested,
+};
+
+use super::{
+    call::{Calls, Unanswered, end_of},
+    directory::Directory,
+    fail, sentence,
+    settings::Settings,
+    variable,
+};
+use crate::args::{Global, HookFiles, HookLimits};
+
+pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8 {
+    let job = match Job::read(variable) {
+        Ok(job) => job,
+        Err(error) => return fail(0, &error.to_string()),
+    };
+    let settings = Settings::of_root(files, limits);
+    let directory = Directory::new(&settings.directory);
+    let had_lease = directory.has(&job);
+    // After a change of gres.conf, Slurm sets no GPU variables here. Then the file of the job says it.
+    if !had_lease && !job.has_devices() && matches!(requested(&job), Ok(None)) {
+        return 0;
+    }
+    let end = end_of(&job);
+    let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
+        runtime.block_on(async {
+            let mut calls = Calls::new(global, settings.until);
+            let ended = calls.end(&end).await;
+            if ended.is_ok() {
+                calls.deliver_ends(&directory).await;
+            }
+            ended
+        })
+    });
+    let (ended, why) = match answer {
+        Ok(SlurmJobEnded { left, .. }) if left.is_empty() => (Ended::Clean, String::new()),
+        Ok(SlurmJobEnded { left, .. }) => (Ended::Left, left.iter().map(words).collect::<Vec<_>>().join("; ")),
+        Err(Unanswered::Error(error)) => (Ended::Broken, sentence(&error)),
+        Err(Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
+    };
+    match ended {
+        Ended::Clean | Ended::Left | Ended::Broken => directory.end_told(&end),
+        Ended::NoAnswer if had_lease => {
+            // The next hook delivers it.
+            let _noted = directory.note_end(&job, &end);
+        }
+        Ended::NoAnswer => {}
+    }
+    directory.remove(&job);
+    if epilog_fails(ended, had_lease, settings.slurm.agent_down) { fail(job.id, &why) } else { 0 }
+}
+
+/// What is left of a lease, in one sentence.
+fn words(left: &SlurmLeftover) -> String {
+    let gpus: Vec<String> = left.gpus.iter().map(u32::to_string).collect();
+    let gpus = match gpus.as_slice() {
+        [] => "its GPUs are".to_owned(),
+        [one] => format!("GPU {one} is"),
+        several => format!("GPUs {} are", several.join(", ")),
+    };
+    format!("{gpus} not free after the job, lease {}: {}", left.lease, left.waits_for.join(", "))
+}

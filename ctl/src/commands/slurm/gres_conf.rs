@@ -1,0 +1,43 @@
+//! `gpushctl slurm gres-conf` and `check-spec`: for administrators, and for the SPANK plugin.
+
+use gpush_api::{ApiError, Code};
+use gpush_core::{lease::request::parse, slurm::gres_lines};
+use serde_json::json;
+
+use crate::{
+    args::{Global, Gpus},
+    exit::Outcome,
+    output::Output,
+};
+
+/// Prints the lines for the GPUs of this node.
+pub(super) fn run(global: &Global, which: &Gpus, node: Option<&str>, out: &Output) -> Outcome {
+    let node = match node {
+        Some(node) => node.to_owned(),
+        None => host_name()?,
+    };
+    super::super::ask(global, async |client| {
+        let gpus = client.gpus(false).await?;
+        let gpus = super::super::select_of(client, gpus, &which.selectors()).await?;
+        let lines = gres_lines(&node, &gpus);
+        let value = json!({ "gres_conf": lines.gres_conf(), "node": node, "gres": lines.node_gres() });
+        out.show(&value, |_| lines.to_string())?;
+        Ok(0)
+    })
+}
+
+/// Checks a request of a job, without gpushd.
+pub(super) fn check(spec: &str) -> Outcome {
+    match parse(spec) {
+        Ok(_) => Ok(0),
+        Err(error) => Err(ApiError::new(Code::BadRequest, error.to_string()).hint(error.hint()).into()),
+    }
+}
+
+/// Returns the name of this host without its domain: slurmd uses it as NodeName by default.
+fn host_name() -> Result<String, ApiError> {
+    let unknown = || ApiError::new(Code::NotFound, "this host has no name").hint("name the node: --node NAME");
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(|_| unknown())?;
+    let name = name.trim().split('.').next().unwrap_or_default();
+    if name.is_empty() { Err(unknown()) } else { Ok(name.to_owned()) }
+}

@@ -1,0 +1,62 @@
+//! `gpushctl slurm`: the hooks.
+//!
+//! Prolog and Epilog run as root, and write the files of jobs: gpushd may run without the right to give a file to a user.
+//! TaskProlog runs as the user, and only reads. A hook prints nothing if all is well, and one line if it fails.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `settings` | the config and the flags of a hook |
+//! | `directory` | the files of jobs |
+//! | `call` | requests to gpushd within the time of the hook |
+//! | `prolog`, `epilog`, `task`, `reconcile` | the commands |
+//! | `gres_conf` | lines for gres.conf; the check of a request |
+
+mod call;
+mod directory;
+mod epilog;
+mod gres_conf;
+mod prolog;
+mod reconcile;
+mod settings;
+mod task;
+
+use gpush_api::ApiError;
+
+use crate::{
+    args::{Global, Slurm},
+    exit::Outcome,
+    output::Output,
+};
+
+/// Exit status of a hook that fails.
+const FAILS: u8 = 1;
+
+pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
+    match command {
+        Slurm::Prolog { files, limits, gres_conf } => Ok(prolog::run(global, files, limits, gres_conf.as_deref())),
+        Slurm::Epilog { files, limits } => Ok(epilog::run(global, files, limits)),
+        Slurm::TaskProlog { files } => task::run(files, out),
+        Slurm::GresConf { which, node } => gres_conf::run(global, which, node.as_deref(), out),
+        Slurm::CheckSpec { spec } => gres_conf::check(spec),
+        Slurm::Reconcile { files, limits, squeue, cluster } => {
+            reconcile::run(global, files, limits, squeue, cluster.as_deref(), out)
+        }
+    }
+}
+
+/// Prints why a hook fails, in one line: Slurm's log and the drain reason have room for no more.
+fn fail(job: u32, why: &str) -> u8 {
+    let plain: String = why.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    eprintln!("gpush: job {job}: {plain}");
+    FAILS
+}
+
+/// An error as one sentence.
+fn sentence(error: &ApiError) -> String {
+    error.sentences().join(": ")
+}
+
+/// A variable of Slurm. Text that is not UTF-8 is the user's, and is replaced.
+fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}

@@ -1,0 +1,201 @@
+//! `gpushctl slurm prolog`.
+//!
+//! ```text
+//! nothing to do ─► 0
+//! file `begun` ─► gpushd asked ─► granted: file with the environment ─► 0
+//!                     │              └ file not written: lease ended ─► 1
+//!                     ├─ refused: file with the reason ───────────────► 0
+//!                     └─ no answer, broken: file removed, end noted ──► 0 or 1, by `gpush_core::slurm::decide`
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use gpush_api::{SlurmDevice, SlurmJobStart, SlurmOutcome};
+use gpush_core::{
+    config::AgentDown,
+    slurm::{
+        AutoDetect, GresConf, Job,
+        decide::{self, Started, Verdict},
+        devices::{devices, is_owned, node_gres},
+        file::{JobFile, JobState},
+        request::requested,
+    },
+};
+use jiff::Timestamp;
+
+use super::{
+    call::{Calls, Unanswered, end_of},
+    directory::Directory,
+    fail, sentence,
+    settings::Settings,
+    variable,
+};
+use crate::args::{Global, HookFiles, HookLimits};
+
+/// Where gres.conf is, if `SLURM_CONF` does not say.
+const SLURM_CONF: &str = "/etc/slurm/slurm.conf";
+
+pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_conf: Option<&Path>) -> u8 {
+    let job = match Job::read(variable) {
+        Ok(job) => job,
+        Err(error) => return fail(0, &error.to_string()),
+    };
+    let request = requested(&job);
+    // Most jobs of a cluster have no GPU: they pass at once.
+    if matches!(request, Ok(None)) && !job.has_devices() {
+        return 0;
+    }
+    let settings = Settings::of_root(files, limits);
+    let directory = Directory::new(&settings.directory);
+    let file = |state| JobFile {
+        cluster: job.cluster.clone(),
+        job: job.id,
+        node: job.node.clone(),
+        restart: job.restart,
+        state,
+    };
+    let request = match request {
+        Ok(request) => request,
+        Err(error) => {
+            let refused = JobState::Refused { reasons: vec![error.to_string()], hint: Some(error.hint()) };
+            return match directory.create().and_then(|()| directory.write(&job, &file(refused))) {
+                Ok(()) => 0,
+                Err(error) => fail(job.id, &unwritable(&settings, &error)),
+            };
+        }
+    };
+    let found = found(&job, gres_conf);
+    let allocated: &[SlurmDevice] = found.as_deref().unwrap_or_default();
+    // Without a mapping, every GPU may be one of Slurm's.
+    let concerned = request.is_some()
+        || match &found {
+            Ok(devices) => is_owned(devices, directory.owned().as_deref(), settings.has_owner_slurm),
+            Err(_) => settings.has_owner_slurm || directory.owned().is_some_and(|owned| !owned.is_empty()),
+        };
+    if let Err(why) = &found {
+        return if concerned { fail(job.id, why) } else { 0 };
+    }
+    let Some(uid) = job.uid else {
+        return if concerned { fail(job.id, "SLURM_JOB_UID is missing: Slurm must start this command") } else { 0 };
+    };
+    if let Err(error) = directory.create().and_then(|()| directory.write(&job, &file(JobState::Begun))) {
+        return if concerned { fail(job.id, &unwritable(&settings, &error)) } else { 0 };
+    }
+    let start = SlurmJobStart {
+        cluster: job.cluster.clone(),
+        job: job.id,
+        node: job.node.clone(),
+        uid,
+        restart: job.restart,
+        leader: job.leader,
+        request,
+        devices: allocated.to_vec(),
+        until_ms: Timestamp::now().as_millisecond(),
+    };
+    let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
+        runtime.block_on(async {
+            let mut calls = Calls::new(global, settings.until);
+            calls.deliver_ends(&directory).await;
+            calls.start(start).await
+        })
+    });
+    let (started, state, why) = match answer {
+        Ok(answer) => {
+            directory.keep_owned(&answer.owned);
+            match answer.outcome {
+                SlurmOutcome::NotConcerned => (Started::NotConcerned, None, String::new()),
+                SlurmOutcome::Refused { reasons, hint } => {
+                    (Started::Refused, Some(JobState::Refused { reasons, hint }), String::new())
+                }
+                SlurmOutcome::Granted { grant } => {
+                    let state = JobState::Granted { lease: grant.lease.id, environment: grant.environment };
+                    (Started::Granted, Some(state), String::new())
+                }
+            }
+        }
+        Err(Unanswered::NoAnswer(error)) => (Started::NoAnswer, None, sentence(&error)),
+        Err(Unanswered::Error(error)) => (Started::Broken, None, sentence(&error)),
+    };
+    let verdict = decide::prolog(started, concerned, settings.slurm.agent_down);
+    match (verdict, state) {
+        (Verdict::Lease | Verdict::FailTasks, Some(state)) => match directory.write(&job, &file(state)) {
+            Ok(()) => 0,
+            Err(error) => {
+                undo(global, &settings, &directory, &job);
+                fail(job.id, &unwritable(&settings, &error))
+            }
+        },
+        (Verdict::Pass, _) if started == Started::NoAnswer && concerned => {
+            // What gpushd grants all the same ends with the job.
+            let _noted = directory.note_end(&job, &end_of(&job));
+            let _written = directory.write(&job, &file(JobState::Passed));
+            0
+        }
+        (Verdict::FailNode, _) => {
+            if started == Started::NoAnswer {
+                let _noted = directory.note_end(&job, &end_of(&job));
+            }
+            directory.remove(&job);
+            let policy = match (started, settings.slurm.agent_down) {
+                (Started::NoAnswer, AgentDown::Fail) => " (slurm.agent_down is \"fail\")",
+                _ => "",
+            };
+            fail(job.id, &format!("{why}{policy}"))
+        }
+        (Verdict::Pass | Verdict::Lease | Verdict::FailTasks, _) => {
+            directory.remove(&job);
+            0
+        }
+    }
+}
+
+/// Ends the lease of a job whose environment cannot be written.
+fn undo(global: &Global, settings: &Settings, directory: &Directory, job: &Job) {
+    let end = end_of(job);
+    let ended = super::super::runtime()
+        .map_err(Unanswered::Error)
+        .and_then(|runtime| runtime.block_on(async { Calls::new(global, settings.until).end(&end).await }));
+    if ended.is_err() {
+        let _noted = directory.note_end(job, &end);
+    }
+    directory.remove(job);
+}
+
+fn unwritable(settings: &Settings, error: &std::io::Error) -> String {
+    format!("cannot write the file of the job in {}: {error}", settings.directory.display())
+}
+
+/// Finds the devices of a job.
+fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevice>, String> {
+    if job.gres.is_empty() {
+        return devices(job, |_| None).map_err(|error| error.to_string());
+    }
+    let slurm_conf = variable("SLURM_CONF").filter(|path| !path.is_empty());
+    let slurm_conf = slurm_conf.map_or_else(|| PathBuf::from(SLURM_CONF), PathBuf::from);
+    let path = gres_conf.map_or_else(|| slurm_conf.with_file_name("gres.conf"), Path::to_owned);
+    let around = path.parent().unwrap_or(Path::new("/")).to_owned();
+    let text = match std::fs::read(&path) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        // MIG devices have UUIDs, and need no file.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
+    };
+    let include = |name: &str| {
+        let bytes = std::fs::read(around.join(name)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let parsed = GresConf::parse(&text, &job.node, include).map_err(|error| format!("{}: {error}", path.display()))?;
+    let gres = std::fs::read_to_string(&slurm_conf).ok().and_then(|text| node_gres(&text, &job.node));
+    let parsed = match gres {
+        Some(gres) => parsed.ordered_by(&gres),
+        None => parsed,
+    };
+    let finds_itself = matches!(parsed.auto_detect, Some(AutoDetect::Nvml | AutoDetect::Nvidia));
+    devices(job, |index| parsed.gpu(index).filter(|_| !finds_itself).cloned()).map_err(|error| {
+        let hint = "print the lines of gres.conf with `gpushctl slurm gres-conf`";
+        match finds_itself {
+            true => format!("{} has AutoDetect, so it does not say which device has an index: {hint}", path.display()),
+            false => format!("{error}: {hint}"),
+        }
+    })
+}

@@ -1,0 +1,116 @@
+//! `gpushctl slurm reconcile`: ends leases of jobs that Slurm no longer knows.
+//!
+//! The leases are listed before the jobs. So a job whose Prolog runs meanwhile is in Slurm's list.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use gpush_api::{ApiError, Code, Lease, LeaseBinding, SlurmJobEnd};
+use jiff::Timestamp;
+
+use super::{
+    call::{Calls, Unanswered},
+    directory::Directory,
+    settings::Settings,
+    variable,
+};
+use crate::{
+    args::{Global, HookFiles, HookLimits},
+    exit::{self, Failure, Outcome},
+    output::Output,
+};
+
+/// States of jobs that have a node. squeue's default leaves out some of them.
+const STATES: &str = "--states=running,configuring,completing,suspended,stopped";
+
+/// A lease of a job.
+struct OfJob {
+    lease: Lease,
+    end: SlurmJobEnd,
+}
+
+pub(super) fn run(
+    global: &Global,
+    files: &HookFiles,
+    limits: &HookLimits,
+    squeue: &Path,
+    cluster: Option<&str>,
+    out: &Output,
+) -> Outcome {
+    let settings = Settings::of_root(files, limits);
+    let directory = Directory::new(&settings.directory);
+    let cluster = cluster.map(str::to_owned).or_else(|| variable("SLURM_CLUSTER_NAME"));
+    super::super::ask(global, async |client| {
+        let mut calls = Calls::new(global, settings.until);
+        calls.deliver_ends(&directory).await;
+        let all = client.leases(0).await?;
+        let of_jobs: Vec<OfJob> = all.into_iter().filter_map(of_job).collect();
+        let of_jobs = of_cluster(of_jobs, cluster.as_deref())?;
+        let nodes: BTreeSet<String> = of_jobs.iter().map(|one| one.end.node.clone()).collect();
+        let mut known: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+        for node in nodes {
+            let jobs = jobs_on(squeue, &node)?;
+            known.insert(node, jobs);
+        }
+        for OfJob { lease, end } in of_jobs {
+            let is_known = known.get(&end.node).is_some_and(|jobs| jobs.contains(&end.job));
+            if is_known {
+                continue;
+            }
+            let answer = calls.end(&end).await.map_err(|error| match error {
+                Unanswered::NoAnswer(error) | Unanswered::Error(error) => Failure::from(error),
+            })?;
+            let result = if answer.left.is_empty() { "ended" } else { "releasing" };
+            out.text(&format!("{}: {result}, job {} is not on this node any more\n", lease.id, end.job))?;
+        }
+        Ok(0)
+    })
+}
+
+fn of_job(lease: Lease) -> Option<OfJob> {
+    let LeaseBinding::Job { cluster, job, node, restart, .. } = &lease.binding else { return None };
+    let (cluster, job, node, restart) = (cluster.clone(), *job, node.clone(), *restart);
+    // Slurm says that the job has ended: what is left of it is ended as after Epilog.
+    let until_ms = Timestamp::now().as_millisecond();
+    Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until_ms } })
+}
+
+/// Keeps the leases of one cluster. squeue knows the jobs of one.
+fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, ApiError> {
+    if let Some(cluster) = cluster {
+        return Ok(leases.into_iter().filter(|one| one.end.cluster == cluster).collect());
+    }
+    let clusters: BTreeSet<&str> = leases.iter().map(|one| one.end.cluster.as_str()).collect();
+    if clusters.len() > 1 {
+        let names = clusters.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(ApiError::new(Code::BadRequest, format!("there are leases of several clusters: {names}"))
+            .hint("name one: `gpushctl slurm reconcile --cluster NAME`"));
+    }
+    Ok(leases)
+}
+
+/// Ids of the jobs that Slurm has on a node. Pending jobs are on none.
+fn jobs_on(squeue: &Path, node: &str) -> Result<BTreeSet<u32>, ApiError> {
+    let mut command = Command::new(squeue);
+    command.args(["--noheader", "--format=%A", STATES]).stdin(Stdio::null());
+    if !node.is_empty() {
+        command.arg(format!("--nodelist={node}"));
+    }
+    let output = command.output().map_err(|error| {
+        exit::io(format!("cannot run {}", squeue.display()), &error).hint("name squeue: `--squeue FILE`")
+    })?;
+    let failed = |why: &str| {
+        ApiError::new(Code::Unavailable, format!("{} does not list the jobs: no lease ends", squeue.display()))
+            .cause(why.trim().to_owned())
+            .hint("try again when slurmctld answers: `scontrol ping`")
+    };
+    if !output.status.success() {
+        return Err(failed(&String::from_utf8_lossy(&output.stderr)));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let words = text.split_whitespace();
+    words.map(|word| word.parse().map_err(|_| failed(&format!("it prints {word:?}")))).collect()
+}

@@ -1,0 +1,64 @@
+//! The config and the flags of a hook.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use gpush_api::LeaseOwner;
+use gpush_core::config::{Config, Slurm};
+
+use crate::{
+    args::{HookFiles, HookLimits},
+    offline,
+};
+
+/// Longest config that is read, in bytes.
+const LONGEST: u64 = gpush_core::config::MOST_BYTES as u64;
+
+/// What a hook needs to know.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    /// `[slurm]` of the config.
+    pub(super) slurm: Slurm,
+    /// Directory of the files of jobs.
+    pub(super) directory: PathBuf,
+    /// Whether a rule has `owner = "slurm"`.
+    pub(super) has_owner_slurm: bool,
+    /// When the hook gives up.
+    pub(super) until: Instant,
+}
+
+impl Settings {
+    /// Reads the config for a hook that root runs.
+    pub(super) fn of_root(files: &HookFiles, limits: &HookLimits) -> Self {
+        let path = files.config.clone().or_else(offline::environment);
+        let config = read(path.as_deref());
+        let deadline = limits.deadline.unwrap_or(Duration::from_secs(config.slurm.deadline_s.into()));
+        Self::new(config, files, deadline)
+    }
+
+    /// Reads the config for TaskProlog. Its environment is the user's.
+    pub(super) fn of_task(files: &HookFiles) -> Self {
+        Self::new(read(files.config.as_deref()), files, Duration::ZERO)
+    }
+
+    fn new(config: Config, files: &HookFiles, deadline: Duration) -> Self {
+        let is_slurms =
+            |rule: &gpush_core::config::Rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm);
+        Self {
+            directory: files.dir.clone().unwrap_or_else(|| PathBuf::from(&config.slurm.directory)),
+            has_owner_slurm: config.rules.iter().any(is_slurms),
+            slurm: config.slurm,
+            until: Instant::now() + deadline,
+        }
+    }
+}
+
+/// The config. A file that is missing, cannot be read, or is wrong gives the defaults: gpushd has its own copy, and a hook
+/// that fails would drain the node.
+fn read(path: Option<&Path>) -> Config {
+    let path = path.unwrap_or(Path::new(offline::DEFAULT_CONFIG));
+    let Ok(bytes) = offline::read_up_to(path, LONGEST) else { return Config::default() };
+    Config::from_bytes(&bytes, &offline::name(path)).unwrap_or_default()
+}

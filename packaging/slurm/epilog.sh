@@ -1,0 +1,3 @@
+#!/bin/sh
+# Slurm sets no PATH here.
+exec /usr/bin/gpushctl slurm epilog

@@ -1,0 +1,97 @@
+//! A Slurm whose hooks are gpush's, on a simulated host with gpushd.
+
+use std::path::{Path, PathBuf};
+
+use gpush_api::{Lease, LeaseState};
+use nix::sys::signal::Signal;
+
+use super::{Cluster, Setup, hook};
+use crate::{agent::Agent, host::Host};
+
+/// A cluster of one node, its host and its gpushd.
+#[derive(Debug)]
+pub struct Site {
+    // The order of drops: jobs end before gpushd, and gpushd before its host.
+    /// The cluster.
+    pub cluster: Cluster,
+    /// The running gpushd.
+    pub agent: Agent,
+    /// The simulated host.
+    pub host: Host,
+    config: String,
+}
+
+impl Site {
+    /// Starts gpushd with this config on a host, and a cluster with gpush's hooks. `change` may change the settings of
+    /// the cluster; hooks that it adds run instead of gpush's. Returns `None` and reports a skipped test if this machine
+    /// cannot run a cluster.
+    #[must_use]
+    pub fn start(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
+        let setup = Setup::new()?;
+        let host = Host::up(host);
+        let agent = Agent::start(&host, config);
+        agent.wait_for_layouts_at_start();
+        let mut setup = change(setup, &host, &agent);
+        for (key, verb) in [("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task-prolog")] {
+            if !setup.has_hook(key) {
+                let script = script(&host, setup.dir(), verb);
+                setup = setup.hook(key, &script);
+            }
+        }
+        Some(Self { cluster: setup.start(), agent, host, config: config.to_owned() })
+    }
+
+    /// Kills gpushd, calls `meanwhile`, and starts gpushd again.
+    pub fn restart_agent(&mut self, meanwhile: impl FnOnce(&Self)) {
+        self.agent.signal(Signal::SIGKILL);
+        self.agent.wait();
+        meanwhile(self);
+        self.agent = Agent::start_again(&self.host, &self.config);
+    }
+
+    /// Returns the leases that have not ended.
+    ///
+    /// # Panics
+    /// If gpushd does not answer.
+    #[must_use]
+    pub fn leases(&self) -> Vec<Lease> {
+        let leases: Vec<Lease> = serde_json::from_value(self.agent.get("/v1/leases").json()).expect("leases");
+        leases.into_iter().filter(|lease| lease.state != LeaseState::Ended).collect()
+    }
+
+    /// Returns the directory of the files of jobs.
+    #[must_use]
+    pub fn jobs(&self) -> PathBuf {
+        self.cluster.dir().join("jobs")
+    }
+
+    /// Returns the names in the directory of the files of jobs, without the list of Slurm's GPUs.
+    #[must_use]
+    pub fn job_files(&self) -> Vec<String> {
+        let mut names = crate::mps::names(&self.jobs());
+        names.retain(|name| name != "owned");
+        names
+    }
+
+    /// Checks that no node was drained, and that neither leases nor files of jobs are left.
+    ///
+    /// # Panics
+    /// If something is left.
+    pub fn assert_clean(&self) {
+        self.cluster.assert_never_drained();
+        assert_eq!(self.leases(), [], "{}", self.agent.log());
+        assert_eq!(self.job_files(), [""; 0]);
+    }
+}
+
+/// Returns the body of a hook script that runs `gpushctl slurm VERB` against the gpushd of a host. `dir` is the
+/// directory of the cluster.
+#[must_use]
+pub fn script(host: &Host, dir: &Path, verb: &str) -> String {
+    let jobs = dir.join("jobs");
+    if verb == "task-prolog" {
+        return hook(verb, &[("--dir", &jobs)]);
+    }
+    let (socket, config) = (host.scratch("gpushd.admin.sock"), host.scratch("gpushd.toml"));
+    hook(verb, &[("--socket", &socket), ("--config", &config), ("--dir", &jobs)])
+}

@@ -1,0 +1,212 @@
+//! Requests that wait for a lease while gpushd restarts: they keep their places, and their clients come back.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{EndReason, Lease, LeaseGrant, LeaseId, LeaseState};
+use gpush_tests::{
+    agent::{Agent, PATIENCE, parse},
+    host::{Host, program},
+    mps::{lease_becomes, lease_now, release},
+};
+use serde_json::{Value, json};
+
+use crate::leases::{MIG, WHOLE, leases, request, two_gpus};
+
+/// A client that sends a request with its key again while gpushd is away, as gpushctl does.
+struct Waiting(thread::JoinHandle<LeaseGrant>);
+
+impl Waiting {
+    fn start(socket: &Path, key: &str, body: &Value) -> Self {
+        let (socket, text) = (socket.to_owned(), http(key, body));
+        Self(thread::spawn(move || {
+            let until = Instant::now() + PATIENCE;
+            loop {
+                if let Some(answer) = send(&socket, &text).as_deref().and_then(parse) {
+                    match answer.status {
+                        200 => return serde_json::from_value(answer.json()).expect("a lease"),
+                        503 => {}
+                        _ => panic!("{:?}", answer.error()),
+                    }
+                }
+                assert!(Instant::now() < until, "no lease came");
+                thread::sleep(Duration::from_millis(20));
+            }
+        }))
+    }
+
+    fn granted(self) -> LeaseId {
+        self.0.join().expect("a lease").lease.id
+    }
+}
+
+fn http(key: &str, body: &Value) -> String {
+    let body = body.to_string();
+    let key = if key.is_empty() { String::new() } else { format!("idempotency-key: {key}\r\n") };
+    format!(
+        "POST /v1/leases HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n{key}\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// Sends a request, and returns the answer; `None` if there is none.
+fn send(socket: &PathBuf, text: &str) -> Option<Vec<u8>> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.write_all(text.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok()?;
+    Some(answer)
+}
+
+/// The requests that wait, in order.
+fn queue(agent: &Agent) -> Vec<Lease> {
+    let mut queued: Vec<Lease> = leases(agent).into_iter().filter(|lease| lease.state == LeaseState::Queued).collect();
+    queued.sort_by_key(|lease| lease.queue.as_ref().map(|queue| queue.position));
+    queued
+}
+
+fn await_queued(agent: &Agent, count: usize) -> Vec<LeaseId> {
+    agent.await_that("they wait", || queue(agent).iter().filter(|lease| lease.queue.is_some()).count() == count);
+    queue(agent).iter().map(|lease| lease.id).collect()
+}
+
+fn whole_gpu_0() -> Value {
+    json!({ "share": { "kind": "whole" }, "selectors": ["0"], "wait": "unlimited" })
+}
+
+#[test]
+fn queued_requests_keep_their_order_when_gpushd_is_killed_or_stopped() {
+    let (host, mut agent) = two_gpus(WHOLE);
+    let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"] });
+    let mut holder = request(&agent, &body).expect("a lease").lease.id;
+    let socket = agent.socket().to_owned();
+    let mut clients = Vec::new();
+    for number in 0..3 {
+        clients.push(Waiting::start(&socket, &format!("waits-{number}"), &whole_gpu_0()));
+        await_queued(&agent, number + 1);
+    }
+    let order = await_queued(&agent, 3);
+    for round in 0..4 {
+        if round % 2 == 0 {
+            agent.kill()
+        } else {
+            agent.stop()
+        }
+        agent = Agent::start(&host, WHOLE);
+        assert_eq!(await_queued(&agent, 3), order, "round {round}");
+    }
+    // One that comes now is behind them.
+    clients.push(Waiting::start(&socket, "newcomer", &whole_gpu_0()));
+    let order = await_queued(&agent, 4);
+    for (client, id) in clients.into_iter().zip(order) {
+        release(&agent, holder);
+        assert_eq!(client.granted(), id);
+        holder = id;
+    }
+    let all: Vec<LeaseId> = leases(&agent).iter().map(|lease| lease.id).collect();
+    assert_eq!(all, [holder], "no request was executed twice");
+}
+
+#[test]
+fn capacity_that_is_free_while_the_client_is_away_is_kept_for_it() {
+    let (host, agent) = two_gpus(WHOLE);
+    let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"] });
+    let holder = request(&agent, &body).expect("a lease").lease.id;
+    let socket = agent.socket().to_owned();
+    let text = http("away", &json!({ "share": { "kind": "whole" }, "selectors": ["0"], "wait": "unlimited" }));
+    let (first, asks) = (socket.clone(), text.clone());
+    let client = thread::spawn(move || send(&first, &asks));
+    let waits = await_queued(&agent, 1)[0];
+    agent.kill();
+    client.join().expect("an end");
+    let agent = Agent::start(&host, WHOLE);
+    release(&agent, holder);
+    lease_becomes(&agent, holder, LeaseState::Ended);
+    // The client has not come back yet: another request does not get its GPU.
+    request(&agent, &body).expect_err("the GPU is kept");
+    let answer = parse(&send(&socket, &text).expect("an answer")).expect("HTTP");
+    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    let granted: LeaseGrant = serde_json::from_value(answer.json()).expect("a lease");
+    assert_eq!((granted.lease.id, lease_now(&agent, waits).state), (waits, LeaseState::Active));
+}
+
+#[test]
+fn queued_requests_and_operations_keep_their_order_over_a_restart() {
+    let (host, agent) = two_gpus(MIG);
+    let share = json!({ "kind": "mig_profile", "profile": "1g.10gb" });
+    let both = request(&agent, &json!({ "share": share, "count": 2 })).expect("both devices").lease.id;
+    let socket = agent.socket().to_owned();
+    let body = json!({ "share": share, "wait": "unlimited" });
+    let first = Waiting::start(&socket, "first", &body);
+    let before = await_queued(&agent, 1)[0];
+    let layout = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let operation = agent.begin_with(&layout).expect("it waits");
+    agent.await_that("the operation waits", || agent.operation(&operation.id).state.name() == "waiting");
+    let _second = Waiting::start(&socket, "second", &body);
+    await_queued(&agent, 2);
+    agent.kill();
+    let agent = Agent::start(&host, MIG);
+    agent.await_that("the order of before", || {
+        let waiting = queue(&agent);
+        let [one, other] = waiting.as_slice() else { return false };
+        let position = |lease: &Lease| lease.queue.as_ref().map(|queue| queue.position);
+        one.id == before && (position(one), position(other)) == (Some(1), Some(3))
+    });
+    release(&agent, both);
+    assert_eq!(first.granted(), before, "it came before the operation");
+    assert_eq!(agent.cancel(&operation.id).status, 202);
+}
+
+#[test]
+fn queued_request_whose_client_does_not_come_back_is_cancelled() {
+    let (host, agent) = two_gpus(WHOLE);
+    request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");
+    let socket = agent.socket().to_owned();
+    let mut clients = Vec::new();
+    for (number, key) in ["", "gone"].into_iter().enumerate() {
+        let (socket, text) = (socket.clone(), http(key, &whole_gpu_0()));
+        clients.push(thread::spawn(move || send(&socket, &text)));
+        await_queued(&agent, number + 1);
+    }
+    let order = await_queued(&agent, 2);
+    agent.kill();
+    for client in clients {
+        client.join().expect("an end");
+    }
+    let agent = Agent::start(&host, WHOLE);
+    // Without a key a client cannot name its request.
+    assert_eq!(lease_becomes(&agent, order[0], LeaseState::Ended).reason, Some(EndReason::Cancelled));
+    assert_eq!(lease_becomes(&agent, order[1], LeaseState::Ended).reason, Some(EndReason::Cancelled));
+}
+
+#[test]
+fn gpushctl_that_waits_gets_its_lease_after_restarts() {
+    let (host, mut agent): (Host, Agent) = two_gpus(WHOLE);
+    let holder = request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");
+    let mut command = Command::new(program("gpushctl"));
+    command.args(["run", "--whole", "-g", "0", "--wait", "--", "/bin/sh", "-c", "echo granted $GPUSH_LEASE"]);
+    command.env("GPUSH_SOCKET", agent.socket()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let client = command.spawn().expect("gpushctl");
+    let waits = await_queued(&agent, 1)[0];
+    for round in 0..2 {
+        if round == 0 {
+            agent.stop()
+        } else {
+            agent.kill()
+        }
+        agent = Agent::start(&host, WHOLE);
+        assert_eq!(await_queued(&agent, 1), [waits]);
+    }
+    release(&agent, holder.lease.id);
+    let output = client.wait_with_output().expect("an end");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text, format!("granted {waits}\n"), "{}", String::from_utf8_lossy(&output.stderr));
+    lease_becomes(&agent, waits, LeaseState::Ended);
+}

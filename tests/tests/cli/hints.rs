@@ -1,0 +1,217 @@
+//! Hints, typed as they are printed: the command of a hint exists, is permitted to the user who reads it, and helps.
+//!
+//! Functions outside `#[test]` may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    process::{Command, Output},
+};
+
+use gpush_api::{Code, DeviceUse, LeaseState, MpsState};
+use gpush_tests::{
+    agent::Agent,
+    host::{Host, program},
+    mps::reaches,
+};
+
+use crate::{
+    transcript,
+    verbs::{MIXED, TWO, devices, done, run, started},
+};
+
+/// A user that is in no group and owns nothing.
+const NOBODY: u32 = 65_534;
+
+/// The commands that the error of a command suggests, in their order.
+fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
+    let output = transcript::gpushctl(agent, &[args, &["--json"]].concat(), 80).output().unwrap();
+    assert!(!output.status.success(), "{}", transcript::transcript(args, &output));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    // An error, or the first plan that has one.
+    let error = [&document["error"], &document["plans"][0]["error"]].into_iter().find(|error| error.is_object());
+    let hint = error.unwrap_or_else(|| panic!("{args:?}: {document}"))["hint"].as_str().unwrap().replace('\'', "`");
+    let quoted = hint.split('`').skip(1).step_by(2).filter_map(|command| command.strip_prefix("gpushctl "));
+    quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
+}
+
+/// Types the command of the hint that has these words, which must succeed, and the refused command again.
+fn helps(agent: &Agent, args: &[&str], words: &str) {
+    let commands = hinted(agent, args);
+    let command = commands.iter().find(|command| command.join(" ").starts_with(words));
+    let command: Vec<&str> =
+        command.unwrap_or_else(|| panic!("{args:?}: {commands:?}")).iter().map(String::as_str).collect();
+    done(agent, &command);
+    done(agent, args);
+}
+
+#[test]
+fn hints_of_refusals_help_when_they_are_typed() {
+    let host = Host::up(TWO);
+    let agent = started(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
+    done(&agent, &["apply", "--wait"]);
+    reaches(&agent, "1", MpsState::Ready);
+    done(&agent, &["gpu", "cordon", "0"]);
+    helps(&agent, &["mig", "apply"], "gpu uncordon");
+    done(&agent, &["maintenance", "enter"]);
+    helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
+    done(&agent, &["mps", "stop", "1"]);
+    helps(&agent, &["lease", "request", "--mps", "-g", "1", "--for", "1h"], "mps start");
+    // The rule of GPU 0 has an override by now.
+    agent.write_config("[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n");
+    helps(&agent, &["config", "reload"], "config reload --clear-overrides");
+}
+
+#[test]
+fn hints_that_show_more_succeed() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    for args in [
+        &["gpu", "show", "9"][..],
+        &["mig", "plan", "3g.48gb", "-g", "0"],
+        &["mig", "plan", "7g.80gb,1g.10gb", "-g", "0"],
+        &["mps", "show", "0"],
+        &["apply"],
+        &["timeslice", "show", "0"],
+        &["operation", "show"],
+        &["config", "overrides", "clear", "0"],
+        &["mig", "remove", "1g.10gb", "-g", "0"],
+    ] {
+        for command in hinted(&agent, args) {
+            done(&agent, &command.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn hints_of_leases_and_layouts_help_when_they_are_typed() {
+    let host = Host::up(TWO);
+    let agent = started(&host, &format!("{MIXED}lease = \"optional\"\n"));
+    done(&agent, &["lease", "request", "--mig", "3g.40gb", "-g", "0", "--for", "1h"]);
+    // The lease keeps its instance from being destroyed.
+    let lease = devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
+    assert_eq!((lease.usage, lease.available), (DeviceUse::Granted, false));
+    assert!(lease.grants[0].expires_at.is_some(), "to whom, and until when: {lease:?}");
+    // The last device of a profile is not free, and the list says who has it.
+    let free = ["mig", "list", "--free", "--profile", "3g.40gb", "-o", "uuid"];
+    let (code, text) = run(&agent, &free);
+    assert_eq!(code, i32::from(Code::Blocked.exit_status()), "{text}");
+    let status = done(&agent, &["status", "0"]);
+    assert!(status.contains("◐ 3g.40gb") && status.contains("1 granted"), "a leased device looks free: {status}");
+    for command in hinted(&agent, &["mig", "list", "--free", "--profile", "3g.40gb"]) {
+        assert!(done(&agent, &words(&command)).contains("granted"));
+    }
+    let apply = ["mig", "apply", "none", "-g", "0", "--yes"];
+    let revoke =
+        hinted(&agent, &apply).into_iter().find(|command| command.starts_with(&["lease".into(), "revoke".into()]));
+    done(&agent, &words(&revoke.unwrap()));
+    agent.await_that("the revoked lease has ended", || devices(&agent, &["0"]).iter().all(|one| one.grants.is_empty()));
+    done(&agent, &apply);
+    let all: Vec<gpush_api::Lease> =
+        serde_json::from_str(&done(&agent, &["lease", "list", "--ended", "--json"])).unwrap();
+    assert!(all.iter().all(|one| one.state == LeaseState::Ended), "{all:?}");
+    // Names that do not exist, and forms of other tools.
+    for args in [
+        &["lease", "request", "--mig", "9g.90gb", "--for", "1h"][..],
+        &["lease", "renew", "L99", "--for", "1h"],
+        &["lease", "show", "L99"],
+        &["operation", "cancel", "op-99"],
+        &["mig", "-lgip"],
+        &["mig", "apply", "19,19"],
+        &["mig", "apply", "all-disabled", "-g", "0"],
+    ] {
+        let commands = hinted(&agent, args);
+        assert!(!commands.is_empty(), "{args:?}");
+        for command in commands {
+            done(&agent, &words(&command));
+        }
+    }
+    let off = agent.gpu(0).mig.unwrap();
+    assert!(!off.enabled, "`gpushctl mig off all` was typed");
+}
+
+fn words(command: &[String]) -> Vec<&str> {
+    command.iter().map(String::as_str).collect()
+}
+
+/// The `gpushctl` commands between quotes in the texts of a document, without those of a text for administrators.
+fn for_everybody(value: &serde_json::Value, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::String(text) if !text.contains("administrator") => {
+            let quoted = text.replace('\'', "`");
+            let commands = quoted.split('`').skip(1).step_by(2).filter_map(|one| one.strip_prefix("gpushctl "));
+            found.extend(commands.map(str::to_owned));
+        }
+        serde_json::Value::Array(all) => all.iter().for_each(|one| for_everybody(one, found)),
+        serde_json::Value::Object(all) => all.values().for_each(|one| for_everybody(one, found)),
+        _ => {}
+    }
+}
+
+/// Fault: a user was told to run commands that only administrators may run.
+#[test]
+fn hints_to_users_are_permitted_to_them() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIPPED hints_to_users_are_permitted_to_them: asking as another user takes root");
+        return;
+    }
+    let host = Host::up(TWO);
+    let agent = Agent::start_public(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
+    agent.wait_for_layouts_at_start();
+    // The directory of the build may be closed to others. By another process: a test that forks while the file is open
+    // for writing would keep it busy.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = dir.path().join("gpushctl");
+    assert!(Command::new("cp").arg(program("gpushctl")).arg(&binary).status().unwrap().success());
+    let as_nobody = |args: &[&str]| -> Output {
+        let mut command = Command::new(&binary);
+        command.args(args).env_clear().env("LANG", "C.UTF-8").env("GPUSH_SOCKET", agent.socket());
+        command.current_dir("/").uid(NOBODY).gid(NOBODY).output().unwrap()
+    };
+    let mut typed = 0;
+    let mut check = |state: &str| {
+        for args in [
+            &["status"][..],
+            &["gpu", "show"],
+            &["mig", "plan"],
+            &["mig", "plan", "7g.80gb", "-g", "0"],
+            &["mig", "list", "--free"],
+            &["mps", "show", "1"],
+            &["process", "list"],
+            &["config", "overrides"],
+            &["maintenance", "status"],
+            &["operation", "show"],
+            &["lease", "request", "--mig", "3g.40gb", "--for", "1h"],
+            &["lease", "request", "--mps", "25", "-g", "1", "--for", "1h"],
+            &["lease", "request", "--whole", "--for", "1h"],
+            &["lease", "show", "L99"],
+        ] {
+            let output = as_nobody(&[args, &["--json"]].concat());
+            let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            let mut commands = Vec::new();
+            for_everybody(&document, &mut commands);
+            for command in commands {
+                let output = as_nobody(&command.split_whitespace().collect::<Vec<_>>());
+                let denied = i32::from(Code::Denied.exit_status());
+                assert_ne!(output.status.code(), Some(denied), "{state}: {args:?} names `gpushctl {command}`");
+                typed += 1;
+            }
+        }
+        // Leases would keep the next state away.
+        for lease in done(&agent, &["lease", "list", "-o", "name"]).lines() {
+            done(&agent, &["lease", "revoke", lease, "--reason", "test"]);
+        }
+        agent.await_that("no lease is left", || done(&agent, &["lease", "list", "-o", "name"]).is_empty());
+    };
+    check("at rest");
+    reaches(&agent, "1", MpsState::Ready);
+    done(&agent, &["mps", "stop", "1", "--force"]);
+    check("an MPS daemon is stopped");
+    done(&agent, &["gpu", "cordon", "0-1"]);
+    check("all GPUs are cordoned");
+    done(&agent, &["gpu", "uncordon", "0-1"]);
+    done(&agent, &["maintenance", "enter"]);
+    check("in maintenance");
+    assert!(typed > 10, "only {typed} commands were typed");
+}

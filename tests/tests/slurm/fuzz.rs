@@ -1,0 +1,124 @@
+//! Requests that no user should send: none drains a node.
+
+use std::process::{Command, Output, Stdio};
+
+use gpush_tests::{
+    dice::Dice,
+    slurm::{ALICE, BOB, Site},
+};
+
+use super::{HOST, TIMESLICE};
+
+/// Requests that go through the hooks.
+const DIRECT: usize = 1000;
+
+/// Requests that go through Slurm as well.
+const THROUGH_SLURM: usize = 36;
+
+const PIECES: [&str; 34] = [
+    "gpush:",
+    "gpush",
+    "mps",
+    "mps=",
+    "=",
+    ",",
+    ":",
+    "25",
+    "-1",
+    "250",
+    "0",
+    "1e9",
+    "mem=",
+    "8G",
+    "mig=",
+    "1g.10gb",
+    "whole",
+    "timeslice",
+    "count=",
+    "gpu=",
+    "for=1h",
+    "priority=",
+    " ",
+    "\n",
+    "\r",
+    "\t",
+    "$(touch /gpush-fuzz)",
+    "`id`",
+    "'; exit 1; '",
+    "\"",
+    "\\",
+    "é",
+    "\u{202e}",
+    "\u{1f4a5}",
+];
+
+fn text(dice: &mut Dice) -> String {
+    let mut text = String::new();
+    if dice.below(3) > 0 {
+        text.push_str("gpush:");
+    }
+    for _ in 0..dice.below(8) {
+        text.push_str(PIECES[dice.below(PIECES.len())]);
+    }
+    if dice.below(60) == 0 {
+        text = text.repeat(20_000 / text.len().max(1) + 1);
+    }
+    text
+}
+
+fn hook(site: &Site, verb: &str, job: usize, comment: Option<&str>, option: Option<&str>) -> Output {
+    let mut command = Command::new(site.cluster.dir().join(verb));
+    command.env_clear().stdin(Stdio::null()).env("SLURM_JOB_ID", (1_000_000 + job).to_string());
+    command.env("SLURM_JOB_UID", ALICE.uid.to_string()).env("SLURM_CLUSTER_NAME", "ci").env("SLURMD_NODENAME", "n1");
+    command.env("SLURM_JOB_GPUS", (job % 4).to_string()).env("CUDA_VISIBLE_DEVICES", (job % 4).to_string());
+    command.env("SLURM_CONF", site.cluster.slurm_conf());
+    if let Some(comment) = comment {
+        command.env("SLURM_JOB_COMMENT", comment);
+    }
+    if let Some(option) = option {
+        command.env("SPANK__SLURM_SPANK_OPTION_gpush_gpush", option);
+    }
+    command.output().expect("a hook can be started")
+}
+
+#[test]
+fn thousand_requests_drain_no_node() {
+    let Some(site) = Site::start(HOST, TIMESLICE, |setup, _, _| setup) else { return };
+    let mut dice = Dice::new(16);
+    let mut refused = 0;
+    for job in 0..DIRECT {
+        let request = text(&mut dice);
+        let (comment, option) = if dice.below(2) == 0 { (Some(&request), None) } else { (None, Some(&request)) };
+        let (comment, option) = (comment.map(String::as_str), option.map(String::as_str));
+        let prolog = hook(&site, "prolog", job, comment, option);
+        assert!(prolog.status.success() && prolog.stdout.is_empty(), "{request:?}: {prolog:?}");
+        let task = hook(&site, "taskprolog", job, None, None);
+        let lines = String::from_utf8(task.stdout.clone()).expect("UTF-8");
+        let protocol = |line: &str| ["export ", "unset ", "print "].iter().any(|word| line.starts_with(word));
+        assert!(task.stderr.is_empty() && lines.lines().all(protocol), "{request:?}: {task:?}");
+        assert!(!lines.is_empty() && lines.ends_with('\n'), "{request:?}: a lease or a reason is printed: {task:?}");
+        if !task.status.success() {
+            refused += 1;
+            assert!(lines.contains("print gpush: "), "{request:?}: {lines}");
+        }
+        let epilog = hook(&site, "epilog", job, comment, option);
+        assert!(epilog.status.success() && epilog.stdout.is_empty(), "{request:?}: {epilog:?}");
+    }
+    assert!(refused > DIRECT / 4 && refused < DIRECT, "{refused} of {DIRECT} are refused");
+    assert!(!std::path::Path::new("/gpush-fuzz").exists());
+    site.assert_clean();
+
+    let mut jobs = Vec::new();
+    for number in 0..THROUGH_SLURM {
+        let comment = format!("--comment={}", text(&mut dice).replace('\0', ""));
+        let user = if number % 2 == 0 { ALICE } else { BOB };
+        // Slurm itself refuses some texts, such as very long ones.
+        jobs.extend(site.cluster.try_sbatch(user, &["--gres=gpu:1", &comment], "true"));
+    }
+    assert!(jobs.len() > THROUGH_SLURM / 2, "{} jobs were accepted", jobs.len());
+    for job in jobs {
+        let ended = site.cluster.ended(job);
+        assert!(["COMPLETED", "FAILED"].contains(&ended.state.as_str()), "{ended:?}");
+    }
+    site.assert_clean();
+}

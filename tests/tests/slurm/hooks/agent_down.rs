@@ -1,0 +1,90 @@
+//! gpushd does not run, or is stopped.
+
+use std::time::{Duration, Instant};
+
+use gpush_tests::agent::PATIENCE;
+use nix::sys::signal::Signal;
+
+use super::{Job, Node, WHOLE, failure};
+
+/// One GPU for Slurm, one for users.
+const MIXED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+
+/// Index in gres.conf of the GPU with this index of the driver.
+fn gres(node: &Node, index: u32) -> String {
+    let gpus = node.agent().gpus();
+    let minor = gpus.iter().find(|gpu| gpu.index == index).expect("a GPU").minor;
+    gpus.iter().filter(|gpu| gpu.minor > minor).count().to_string()
+}
+
+#[test]
+fn policy_decides_about_jobs_of_gpush_alone() {
+    let mut node = Node::two_gpus(MIXED);
+    let (users, slurms) = (gres(&node, 0), gres(&node, 1));
+    // The hooks keep what gpushd says about the GPUs.
+    node.prolog(&Job::new(1).on(&slurms));
+    node.epilog(&Job::new(1).on(&slurms));
+    node.kill();
+    let text = failure(&node.run("prolog", &Job::new(2).on(&slurms)));
+    assert!(text.contains("agent_down"), "{text}");
+    node.prolog(&Job::new(3).on(&users));
+    node.epilog(&Job::new(3).on(&users));
+    let request = Job::new(4).on(&users).with("SLURM_JOB_COMMENT", "gpush:whole");
+    failure(&node.run("prolog", &request));
+    // A wrong request is refused all the same.
+    node.refusal(&Job::new(5).on(&slurms).with("SLURM_JOB_COMMENT", "gpush:mps=0"));
+
+    std::fs::write(node.host.scratch("gpushd.toml"), format!("[slurm]\nagent_down = \"pass\"\n{MIXED}")).unwrap();
+    let job = Job::new(6).on(&slurms);
+    node.prolog(&job);
+    let text = node.task(&job).expect("the task runs");
+    assert!(text.contains("without a lease") && !text.contains("export"), "{text}");
+    node.epilog(&job);
+    // The ends that gpushd has not heard are delivered by the next hook.
+    assert!(node.directory().join("ci-6.ended").exists());
+    node.start_again();
+    let job = Job::new(7).on(&slurms);
+    node.prolog(&job);
+    node.granted(7);
+    assert!(!node.directory().join("ci-6.ended").exists() && !node.directory().join("ci-2.ended").exists());
+}
+
+#[test]
+fn stopped_gpushd_does_not_hold_prolog_and_grants_nothing_afterwards() {
+    let node = Node::two_gpus(WHOLE);
+    node.agent().signal(Signal::SIGSTOP);
+    let begun = Instant::now();
+    let job = Job::new(1).on("0");
+    let mut command = node.command("prolog");
+    let output = command.args(["--deadline", "2s"]).envs(job.0.clone()).output().expect("gpushctl can be started");
+    // It would wait for gpushd forever.
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    failure(&output);
+    assert!(!node.directory().join("ci-1").exists(), "everything is undone");
+    node.agent().signal(Signal::SIGCONT);
+    // gpushd reads the old request now. The next one is answered after it.
+    node.prolog(&Job::new(2).on("1"));
+    node.granted(2);
+    node.agent().await_that("no lease of the first job", || node.lease(1).is_none());
+    node.prolog(&job);
+    node.granted(1);
+}
+
+#[test]
+fn hooks_wait_for_a_gpushd_that_restarts() {
+    let mut node = Node::two_gpus(WHOLE);
+    let job = Job::new(1).on("0");
+    node.prolog(&job);
+    node.kill();
+    let epilog = node.command("epilog").envs(job.0.clone()).spawn().expect("gpushctl can be started");
+    // Within the time that a hook waits for a restart.
+    std::thread::sleep(Duration::from_millis(200));
+    node.start_again();
+    let output = epilog.wait_with_output().expect("it ends");
+    // On a busy machine gpushd may need longer than the hook waits: then the end is noted.
+    if output.status.success() {
+        assert!(node.lease(1).is_none());
+    } else {
+        assert!(node.directory().join("ci-1.ended").exists());
+    }
+}

@@ -1,0 +1,97 @@
+//! Leases of every kind: what Slurm allocated, and what the job requests of it.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{LeaseKind, MemberShare, MpsState};
+use gpush_tests::mps::reaches;
+
+use super::{Job, Node, user};
+
+const COMMENT: &str = "SLURM_JOB_COMMENT";
+
+#[test]
+fn job_gets_the_mig_devices_of_its_uuids() {
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*3\"]\nowner = \"slurm\"\n";
+    let node = Node::start("[[gpu]]\nmodel = \"h100-80-sxm\"\n", config);
+    let instances = node.agent().gpu(0).mig.expect("MIG").instances;
+    let uuids: Vec<String> = instances.iter().filter_map(|one| one.compute[0].uuid.clone()).collect();
+    // MIG devices come after whole GPUs in Slurm's numbers.
+    let job =
+        Job::new(1).with("SLURM_JOB_GPUS", "2,3").with("CUDA_VISIBLE_DEVICES", format!("{},{}", uuids[2], uuids[0]));
+    node.prolog(&job);
+    let lease = node.granted(1);
+    let members: BTreeSet<&str> = lease.members.iter().map(|member| member.target.as_str()).collect();
+    assert_eq!((lease.kind, members), (LeaseKind::Mig, [uuids[0].as_str(), uuids[2].as_str()].into()));
+    let second = Job::new(2).with("SLURM_JOB_GPUS", "3").with("CUDA_VISIBLE_DEVICES", &uuids[0]);
+    assert!(node.refusal(&second).contains("MIG"));
+    // The whole GPU of gres.conf is partitioned.
+    let whole = node.refusal(&Job::new(3).on("0"));
+    assert!(whole.contains("partitioned with MIG"), "{whole}");
+    // A job that names a profile gets a device there.
+    node.prolog(&Job::new(4).on("0").with(COMMENT, "gpush:mig=1g.10gb"));
+    assert_eq!(node.granted(4).members[0].target, uuids[1]);
+    node.epilog(&job);
+    node.prolog(&second);
+    assert_eq!(node.granted(2).members[0].target, uuids[0]);
+}
+
+#[test]
+fn mps_percentage_comes_from_the_request_or_from_gres() {
+    let config = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
+    let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", config);
+    reaches(node.agent(), "0", MpsState::Ready);
+    let percentage = |id: u32| match &node.granted(id).members[0].share {
+        MemberShare::Mps { percentage, .. } => percentage.to_string(),
+        other => panic!("{other:?}"),
+    };
+    node.prolog(&Job::new(1).on("0").with("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 50));
+    assert_eq!(percentage(1), "50");
+    let option =
+        Job::new(2).on("0").with("SPANK__SLURM_SPANK_OPTION_gpush_gpush", "mps=20,mem=2G").with(COMMENT, "gpush:mps=1");
+    node.prolog(&option);
+    assert_eq!(percentage(2), "20");
+    let text = node.task(&option).expect("the task runs");
+    for expected in ["export CUDA_MPS_PIPE_DIRECTORY=/", "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20\n", "=0=2048M\n"]
+    {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let over =
+        node.refusal(&Job::new(3).on("0").with("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 10).with(COMMENT, "gpush:mps=20"));
+    assert!(over.contains("gres/mps gives the job 10 %"), "{over}");
+    // In Prolog, gres/shard and gres/gpu look alike.
+    let shard = node.refusal(&Job::new(4).on("0"));
+    assert!(shard.contains("requests no share") && shard.contains("gpush:mps=25"), "{shard}");
+    if user() != nix::unistd::geteuid().as_raw() {
+        // A daemon serves one user at a time.
+        let other = Job::new(5).on("0").with("SLURM_JOB_UID", 65_532).with(COMMENT, "gpush:mps=10");
+        node.prolog(&other);
+        let trail = node.agent().get("/v1/audit?object=job%205").json().to_string();
+        assert!(trail.contains("refused"), "{trail}");
+        assert!(node.lease(5).is_none());
+    }
+    node.epilog(&Job::new(1));
+    node.epilog(&Job::new(2));
+    assert!(node.lease(1).is_none() && node.lease(2).is_none());
+}
+
+#[test]
+fn replica_of_a_time_sliced_gpu_needs_a_request() {
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\nowner = \"slurm\"\ntimeslice = { replicas = 2 }\n";
+    let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", config);
+    for id in [1, 2] {
+        node.prolog(&Job::new(id).on("0").with(COMMENT, "gpush:timeslice"));
+        assert_eq!(node.granted(id).kind, LeaseKind::Timeslice);
+    }
+    assert!(node.refusal(&Job::new(3).on("0").with(COMMENT, "gpush:timeslice")).contains("replica"));
+    assert!(node.refusal(&Job::new(4).on("0")).contains("time-sliced"));
+}
+
+/// A job without a GPU of Slurm gets no GPU that is Slurm's.
+#[test]
+fn request_without_gres_gets_a_gpu_of_users_only() {
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+    let node = Node::two_gpus(config);
+    node.prolog(&Job::new(1).with(COMMENT, "gpush:whole"));
+    assert_eq!(node.granted(1).members[0].gpu, node.agent().gpu(0).uuid);
+    assert!(node.refusal(&Job::new(2).with(COMMENT, "gpush:whole")).contains("a whole GPU"));
+}

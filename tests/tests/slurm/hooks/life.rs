@@ -1,0 +1,150 @@
+//! A job from Prolog to Epilog.
+
+use std::{fs, os::unix::fs::MetadataExt};
+
+use gpush_api::{LeaseBinding, LeaseKind, LeaseState};
+use gpush_tests::mps::{lease_becomes, lease_now};
+
+use super::{Job, Node, WHOLE, failure, silent, user};
+
+#[test]
+fn job_gets_the_gpu_of_its_device_file_until_epilog() {
+    let node = Node::two_gpus(WHOLE);
+    let job = Job::new(42).on("0");
+    node.prolog(&job);
+    let lease = node.granted(42);
+    assert_eq!((lease.kind, lease.holder.uid), (LeaseKind::Whole, user()));
+    assert_eq!(lease.asked_by.as_ref().map(|by| by.uid), Some(nix::unistd::geteuid().as_raw()));
+    let LeaseBinding::Job { cluster, node: name, restart, .. } = &lease.binding else { panic!("{lease:?}") };
+    assert_eq!((cluster.as_str(), name.as_str(), *restart), ("ci", "n1", 0));
+    // gres.conf has the minors in reverse order.
+    let last = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU");
+    assert_eq!(lease.members[0].gpu, last.uuid, "index 0 of gres.conf is not index 0 of the driver");
+    let file = fs::metadata(node.directory().join("ci-42")).expect("the file of the job");
+    assert_eq!((file.mode() & 0o777, file.uid()), (0o400, user()));
+    let text = node.task(&job).expect("the task runs");
+    assert!(text.contains(&format!("export CUDA_VISIBLE_DEVICES={}\n", last.uuid)), "{text}");
+    assert!(text.contains(&format!("export GPUSH_LEASE={}\n", lease.id)), "{text}");
+    // Prolog again: the same lease.
+    node.prolog(&job);
+    assert_eq!(node.granted(42).id, lease.id);
+    // Epilog needs nothing but the job.
+    let bare = Job::new(42);
+    node.epilog(&bare);
+    assert_eq!(lease_now(node.agent(), lease.id).state, LeaseState::Ended);
+    assert!(!node.directory().join("ci-42").exists());
+    node.epilog(&bare);
+    node.epilog(&job);
+    node.epilog(&Job::new(4711).on("0"));
+    assert_eq!(node.task(&job), Ok(String::new()));
+}
+
+#[test]
+fn jobs_without_a_gpu_pass_without_gpushd() {
+    let mut node = Node::two_gpus(WHOLE);
+    node.kill();
+    let job = Job::new(1).with("SLURM_JOB_COMMENT", "just a note");
+    node.prolog(&job);
+    node.epilog(&job);
+    assert_eq!(node.task(&job), Ok(String::new()));
+    assert!(!node.directory().exists());
+}
+
+#[test]
+fn late_epilog_of_a_requeued_job_keeps_the_lease_of_the_next_run() {
+    let node = Node::two_gpus(WHOLE);
+    let first = Job::new(7).on("0");
+    let second = Job::new(7).on("0").with("SLURM_JOB_RESTART_COUNT", 1);
+    node.prolog(&first);
+    let old = node.granted(7);
+    node.prolog(&second);
+    let new = node.granted(7);
+    assert_ne!(old.id, new.id);
+    assert_eq!(lease_now(node.agent(), old.id).state, LeaseState::Ended);
+    node.epilog(&first);
+    assert_eq!(node.granted(7).id, new.id);
+    assert!(node.task(&second).is_ok(), "the file of the next run stays");
+    node.epilog(&second);
+    assert!(node.lease(7).is_none());
+}
+
+#[test]
+fn task_of_a_heterogeneous_job_knows_it_by_its_leader() {
+    let node = Node::two_gpus(WHOLE);
+    let component = Job::new(101).on("1").with("SLURM_HET_JOB_ID", 100);
+    node.prolog(&component);
+    let text = node.task(&Job::new(100)).expect("the task runs");
+    assert!(text.contains(&format!("export GPUSH_LEASE={}\n", node.granted(101).id)), "{text}");
+    node.epilog(&component);
+    assert_eq!(node.task(&Job::new(100)), Ok(String::new()));
+}
+
+#[test]
+fn lease_of_a_job_survives_a_crash_of_gpushd() {
+    let mut node = Node::two_gpus(WHOLE);
+    let job = Job::new(9).on("0,1");
+    node.prolog(&job);
+    let lease = node.granted(9);
+    assert_eq!(lease.members.len(), 2);
+    node.kill();
+    // TaskProlog needs no gpushd: 128 tasks at once.
+    let expected = node.task(&job).expect("the task runs");
+    let tasks: Vec<_> = (0..128)
+        .map(|_| {
+            let mut command = node.command("task-prolog");
+            command.envs(job.0.clone()).stdout(std::process::Stdio::piped()).spawn().expect("gpushctl")
+        })
+        .collect();
+    for task in tasks {
+        let output = task.wait_with_output().expect("it ends");
+        assert!(output.status.success());
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    }
+    node.start_again();
+    assert_eq!(node.granted(9).id, lease.id);
+    node.epilog(&job);
+    lease_becomes(node.agent(), lease.id, LeaseState::Ended);
+}
+
+#[test]
+fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
+    use std::os::unix::fs::PermissionsExt;
+    let node = Node::two_gpus(WHOLE);
+    node.prolog(&Job::new(3).on("0"));
+    node.prolog(&Job::new(4).on("1"));
+    let squeue = node.host.scratch("squeue");
+    let script = |body: &str| {
+        fs::write(&squeue, format!("#!/bin/sh\n{body}\n")).expect("a script");
+        fs::set_permissions(&squeue, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
+    };
+    let reconcile = || {
+        let mut command = node.command("reconcile");
+        command.arg("--squeue").arg(&squeue).output().expect("gpushctl can be started")
+    };
+    script("echo slurmctld is down >&2; exit 1");
+    assert_eq!(reconcile().status.code(), Some(6));
+    assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
+    script("echo \"$*\" > \"$0.arguments\"; echo 4");
+    let output = reconcile();
+    assert!(output.status.success(), "{output:?}");
+    assert!(node.lease(3).is_none() && node.lease(4).is_some());
+    let arguments = fs::read_to_string(node.host.scratch("squeue.arguments")).expect("squeue was called");
+    assert!(arguments.contains("--nodelist=n1"), "{arguments}");
+}
+
+#[test]
+fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
+    let node = Node::two_gpus(WHOLE);
+    let cordoned = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index;
+    let answer = node.agent().post(&format!("/v1/gpus/{cordoned}/cordon"), &serde_json::json!({ "reason": "fan" }));
+    assert_eq!(answer.status, 200);
+    let text = failure(&node.run("prolog", &Job::new(5).on("0")));
+    assert!(text.contains(&format!("GPU {cordoned} is cordoned")), "{text}");
+    assert!(!node.directory().join("ci-5").exists(), "everything is undone");
+    node.prolog(&Job::new(6).on("1"));
+    let text = failure(&node.run("prolog", &Job::new(8).on("5")));
+    assert!(text.contains("gres.conf has no File for GPU 5"), "{text}");
+    // A GPU that only users lease is not gpush's subject here.
+    node.agent().reload(WHOLE.replace("owner = \"slurm\"\n", ""));
+    silent(&node.run("prolog", &Job::new(10).on("0")));
+}

@@ -1,0 +1,185 @@
+//! The hooks `gpushctl slurm prolog | epilog | task-prolog`, called as Slurm calls them, on a simulated host.
+//!
+//! The environment has only what Slurm sets: no `PATH`.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `life` | a job from Prolog to Epilog; requeued, repeated, after a crash of gpushd |
+//! | `refusals` | requests that are refused: the tasks fail, and the node stays in use |
+//! | `agent_down` | gpushd does not run, or is stopped |
+//! | `kinds` | MIG devices, MPS, time-slicing, gres.conf |
+//! | `leftovers` | processes that a job leaves |
+//! | `users` | what users cannot do |
+
+mod agent_down;
+mod kinds;
+mod leftovers;
+mod life;
+mod refusals;
+mod users;
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use gpush_api::{Lease, LeaseBinding, LeaseState};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::{Host, program},
+};
+
+/// The user `nobody`.
+const NOBODY: u32 = 65534;
+
+/// Two GPUs for jobs of Slurm.
+const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+
+/// A node of Slurm: a host with gpushd, and the files of the hooks.
+struct Node {
+    host: Host,
+    agent: Option<Agent>,
+    gres_conf: PathBuf,
+    config: String,
+}
+
+/// User of the jobs: another user than root's, where the test runs as root.
+fn user() -> u32 {
+    let own = nix::unistd::geteuid();
+    if own.is_root() { NOBODY } else { own.as_raw() }
+}
+
+impl Node {
+    /// Starts a host with this description and config. The index of gres.conf is in the reverse order of the minors.
+    fn start(description: &str, config: &str) -> Self {
+        let host = Host::up(description);
+        let agent = Agent::start(&host, config);
+        agent.wait_for_layouts_at_start();
+        let gres_conf = host.scratch("gres.conf");
+        let mut minors: Vec<u32> = agent.gpus().iter().map(|gpu| gpu.minor).collect();
+        minors.sort_unstable_by(|one, other| other.cmp(one));
+        let lines = minors.iter().map(|minor| format!("Name=gpu File=/dev/nvidia{minor}\n"));
+        fs::write(&gres_conf, lines.collect::<String>()).expect("gres.conf can be written");
+        Self { host, agent: Some(agent), gres_conf, config: config.to_owned() }
+    }
+
+    fn two_gpus(config: &str) -> Self {
+        Self::start("[[gpu]]\nmodel = \"l4\"\ncount = 2\n", config)
+    }
+
+    fn agent(&self) -> &Agent {
+        self.agent.as_ref().expect("gpushd runs")
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.host.scratch("jobs")
+    }
+
+    /// Kills gpushd, and starts it again when asked to.
+    fn kill(&mut self) {
+        self.agent.take().expect("gpushd runs").kill();
+    }
+
+    fn start_again(&mut self) {
+        self.agent = Some(Setup::on(&self.host).config(&self.config).start());
+    }
+
+    fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(program("gpushctl"));
+        command.env_clear().stdin(Stdio::null()).args(["slurm", verb]);
+        command.arg("--config").arg(self.host.scratch("gpushd.toml")).arg("--dir").arg(self.directory());
+        if verb != "task-prolog" {
+            command.arg("--socket").arg(self.host.scratch("gpushd.admin.sock"));
+        }
+        if verb == "prolog" {
+            command.arg("--gres-conf").arg(&self.gres_conf);
+        }
+        command
+    }
+
+    fn run(&self, verb: &str, job: &Job) -> Output {
+        self.command(verb).envs(job.0.clone()).output().expect("gpushctl can be started")
+    }
+
+    /// Runs Prolog, which must pass without a word.
+    fn prolog(&self, job: &Job) {
+        silent(&self.run("prolog", job));
+    }
+
+    /// Runs Epilog, which must pass without a word.
+    fn epilog(&self, job: &Job) {
+        silent(&self.run("epilog", job));
+    }
+
+    /// What TaskProlog prints; `Err` when it fails.
+    fn task(&self, job: &Job) -> Result<String, String> {
+        let output = self.run("task-prolog", job);
+        assert!(output.stderr.is_empty(), "{output:?}");
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        match output.status.code() {
+            Some(0) => Ok(text),
+            Some(1) => Err(text),
+            other => panic!("{other:?}: {text}"),
+        }
+    }
+
+    /// The reason that a refused job's tasks print.
+    fn refusal(&self, job: &Job) -> String {
+        self.prolog(job);
+        let text = self.task(job).expect_err("the task fails");
+        assert!(text.lines().all(|line| line.starts_with("print gpush: ")) && text.ends_with('\n'), "{text}");
+        text
+    }
+
+    /// The open lease of a job.
+    fn lease(&self, id: u32) -> Option<Lease> {
+        let all: Vec<Lease> = serde_json::from_value(self.agent().get("/v1/leases").json()).expect("leases");
+        all.into_iter().find(|lease| matches!(lease.binding, LeaseBinding::Job { job, .. } if job == id))
+    }
+
+    fn granted(&self, id: u32) -> Lease {
+        let lease = self.lease(id).expect("the job has a lease");
+        assert_eq!(lease.state, LeaseState::Active);
+        lease
+    }
+}
+
+/// The environment of a job's hooks.
+#[derive(Debug, Clone)]
+struct Job(Vec<(&'static str, String)>);
+
+impl Job {
+    fn new(id: u32) -> Self {
+        Self(Vec::new())
+            .with("SLURM_JOB_ID", id)
+            .with("SLURM_JOB_UID", user())
+            .with("SLURM_CLUSTER_NAME", "ci")
+            .with("SLURMD_NODENAME", "n1")
+    }
+
+    /// With these indexes of gres.conf.
+    fn on(self, gpus: &str) -> Self {
+        // Slurm sets both: the second has indexes as well.
+        self.with("SLURM_JOB_GPUS", gpus).with("CUDA_VISIBLE_DEVICES", gpus)
+    }
+
+    fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.0.retain(|(known, _)| *known != name);
+        self.0.push((name, value.to_string()));
+        self
+    }
+}
+
+fn silent(output: &Output) {
+    assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+}
+
+/// The one line of a hook that fails.
+fn failure(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let text = String::from_utf8(output.stderr.clone()).expect("UTF-8");
+    assert!(text.starts_with("gpush: job ") && text.lines().count() == 1, "{text}");
+    text
+}

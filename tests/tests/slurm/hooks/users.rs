@@ -1,0 +1,53 @@
+//! What users cannot do with the lease of a job.
+
+use std::{fs, os::unix::fs::PermissionsExt, os::unix::process::CommandExt};
+
+use gpush_api::{Code, LeaseState};
+use gpush_tests::{agent::Agent, host::program, mps::lease_now};
+use serde_json::json;
+
+use super::{Job, NOBODY, Node, WHOLE};
+
+#[test]
+fn user_cannot_release_renew_or_enter_the_lease_of_a_job() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED what users do with leases of jobs: only root has processes of others");
+        return;
+    }
+    let mut node = Node::two_gpus(WHOLE);
+    // On a socket that other users reach; the admin socket is where it was.
+    node.kill();
+    node.agent = Some(Agent::start_public(&node.host, WHOLE));
+    let around = node.host.dir().parent().expect("a directory").to_owned();
+    fs::set_permissions(&around, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
+    node.prolog(&Job::new(1).on("0"));
+    let lease = node.granted(1);
+    let id = lease.id.to_string();
+    let as_user = |words: &[&str]| {
+        let mut command = std::process::Command::new(program("gpushctl"));
+        command.env_clear().args(words).env("GPUSH_SOCKET", node.agent().socket());
+        let output = command.uid(NOBODY).gid(NOBODY).current_dir("/").output().expect("gpushctl can be started");
+        assert_eq!(output.status.code(), Some(5), "{words:?}: {output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let text = as_user(&["lease", "release", &id]);
+    assert!(text.contains("Slurm job 1") && text.contains("scancel 1"), "{text}");
+    as_user(&["lease", "renew", &id, "--for", "1h"]);
+    as_user(&["lease", "env", &id]);
+    as_user(&["lease", "revoke", &id, "--reason", "mine"]);
+    assert_eq!(lease_now(node.agent(), lease.id).state, LeaseState::Active);
+    assert!(node.task(&Job::new(1)).is_ok());
+    node.epilog(&Job::new(1));
+}
+
+#[test]
+fn only_hooks_make_leases_of_jobs_and_of_gpus_of_slurm() {
+    let node = Node::two_gpus(WHOLE);
+    let job = json!({ "cluster": "ci", "job": 1, "uid": 0, "until_ms": 4_102_444_800_000_i64 });
+    // The socket of all users, as an administrator.
+    let denied = node.agent().post("/v1/slurm/jobs", &job).error();
+    assert_eq!(denied.code, Code::Denied, "{denied:?}");
+    assert_eq!(node.agent().post("/v1/slurm/jobs/end", &job).error().code, Code::Denied);
+    let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"] });
+    assert_eq!(node.agent().post("/v1/leases", &body).error().code, Code::Denied, "also when it names the GPU");
+}

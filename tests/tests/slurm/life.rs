@@ -1,0 +1,193 @@
+//! Ends of jobs: cancelled, requeued, late, twice, out of time.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use gpush_api::LeaseBinding;
+use gpush_tests::slurm::{ALICE, BOB, JobId, Setup, Site, script};
+
+use super::{HOST, WHOLE, completed, wait_for_output};
+
+/// A Prolog that says when it begins, and waits while the file `hold` exists.
+fn held_prolog(setup: Setup, host: &gpush_tests::host::Host) -> Setup {
+    let dir = setup.dir().display().to_string();
+    fs::write(setup.dir().join("hold"), "").expect("a file");
+    let hook = script(host, setup.dir(), "prolog");
+    let body = format!(
+        "export PATH=/usr/bin:/bin\ntouch '{dir}/begun'\nwhile [ -e '{dir}/hold' ]; do sleep 0.05; done\n{hook}"
+    );
+    setup.hook("Prolog", &body)
+}
+
+fn let_go(site: &Site) {
+    fs::remove_file(site.cluster.dir().join("hold")).expect("the file exists");
+}
+
+fn begun(site: &Site) {
+    let begun = site.cluster.dir().join("begun");
+    site.cluster.until("Prolog", || begun.exists().then_some(()));
+}
+
+/// Runs Epilog as slurmd does, for a run of a job.
+fn epilog(site: &Site, job: JobId, restart: u32) -> Output {
+    let mut command = Command::new(site.cluster.dir().join("epilog"));
+    command.env_clear().stdin(Stdio::null());
+    for (name, value) in [
+        ("SLURM_JOB_ID", job.to_string()),
+        ("SLURM_JOB_UID", ALICE.uid.to_string()),
+        ("SLURM_CLUSTER_NAME", "ci".to_owned()),
+        ("SLURMD_NODENAME", "n1".to_owned()),
+        ("SLURM_JOB_RESTART_COUNT", restart.to_string()),
+    ] {
+        command.env(name, value);
+    }
+    command.output().expect("Epilog can be started")
+}
+
+#[test]
+fn job_cancelled_in_prolog_leaves_no_lease() {
+    let Some(site) = Site::start(HOST, WHOLE, |setup, host, _| held_prolog(setup, host)) else { return };
+    let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1"], "echo ran");
+    begun(&site);
+    site.cluster.run("scancel", &[&job.to_string()]);
+    let_go(&site);
+    let ended = site.cluster.ended(job);
+    assert_eq!((ended.state.as_str(), ended.output.contains("ran")), ("CANCELLED", false), "{}", ended.output);
+    completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
+    site.assert_clean();
+}
+
+#[test]
+fn late_epilog_of_an_earlier_run_does_not_end_the_lease_of_the_next() {
+    let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
+    let cluster = &site.cluster;
+    let go = cluster.dir().join("go");
+    let script =
+        format!("echo run $SLURM_RESTART_COUNT $GPUSH_LEASE; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
+    let job = cluster.sbatch(ALICE, &["--gres=gpu:1", "--requeue", "--open-mode=append"], &script);
+    cluster.until("first run", || cluster.output_of(job).contains("run").then_some(()));
+    let first = site.leases()[0].id;
+    cluster.run("scontrol", &["requeuehold", &job.to_string()]);
+    cluster.until("requeued job", || {
+        let is = |field, value: &str| cluster.job_field(job, field).as_deref() == Some(value);
+        (is("JobState", "PENDING") && is("Restarts", "1")).then_some(())
+    });
+    // slurmd starts no run whose credential is from the second in which the run before ended.
+    let ended = jiff::Timestamp::now().as_second();
+    cluster.until("another second", || (jiff::Timestamp::now().as_second() > ended + 1).then_some(()));
+    cluster.run("scontrol", &["release", &job.to_string()]);
+    // Slurm sets the start of a requeued job two minutes ahead.
+    cluster.run("scontrol", &["update", &format!("jobid={job}"), "StartTime=now"]);
+    wait_for_output(&site, job, "run 1");
+    let second = site.leases();
+    assert_eq!(second.len(), 1, "{}\n{}", cluster.output_of(job), site.agent.log());
+    assert!(second[0].id > first && matches!(second[0].binding, LeaseBinding::Job { restart: 1, .. }), "{second:?}");
+    let late = epilog(&site, job, 0);
+    assert!(late.status.success() && late.stderr.is_empty() && late.stdout.is_empty(), "{late:?}");
+    assert_eq!(site.leases(), second);
+    fs::write(&go, "").expect("a file");
+    completed(cluster.ended(job));
+    site.assert_clean();
+}
+
+#[test]
+fn epilog_runs_twice_and_for_unknown_jobs_without_harm() {
+    let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
+    let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1"], "true");
+    completed(site.cluster.ended(job));
+    for (job, restart) in [(job, 0), (job, 0), (job, 3), (JobId(4_000_000), 0)] {
+        let again = epilog(&site, job, restart);
+        assert!(again.status.success() && again.stdout.is_empty() && again.stderr.is_empty(), "{job}: {again:?}");
+    }
+    site.assert_clean();
+}
+
+/// Epilog of a running job needs nothing but its id: no GPU variables, no user.
+#[test]
+fn epilog_works_from_the_job_id_alone() {
+    let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
+    let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1"], "sleep 600");
+    site.cluster.until("a lease", || (!site.leases().is_empty()).then_some(()));
+    let mut command = Command::new(site.cluster.dir().join("epilog"));
+    let id = job.to_string();
+    command.env_clear().env("SLURM_JOB_ID", &id).env("SLURM_CLUSTER_NAME", "ci").env("SLURMD_NODENAME", "n1");
+    let output = command.output().expect("Epilog can be started");
+    assert!(output.status.success(), "{output:?}");
+    site.agent.await_that("no lease", || site.leases().is_empty());
+    site.cluster.run("scancel", &[&id]);
+    assert_eq!(site.cluster.ended(job).state, "CANCELLED");
+    site.assert_clean();
+}
+
+#[test]
+fn job_that_is_out_of_time_leaves_no_lease() {
+    let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
+    let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1", "--time=1"], "sleep 600");
+    site.cluster.until("a lease", || (!site.leases().is_empty()).then_some(()));
+    // A minute is the shortest limit.
+    site.cluster.run("scontrol", &["update", &format!("jobid={job}"), "EndTime=now"]);
+    assert_eq!(site.cluster.ended(job).state, "TIMEOUT");
+    site.assert_clean();
+}
+
+/// Hooks of different jobs run at the same time, also on one GPU.
+#[test]
+fn concurrent_prologs_on_one_gpu_share_its_replicas() {
+    let gres = |setup: Setup| {
+        let conf = format!("Name=gpu File={}/nvidia[0-3]\nName=shard Count=16\n", setup.devices().display());
+        setup.gres("gpu,shard", "gpu:4,shard:16", &conf)
+    };
+    let start = |setup: Setup, host: &gpush_tests::host::Host| held_prolog(gres(setup), host);
+    let Some(site) = Site::start(HOST, super::TIMESLICE, |setup, host, _| start(setup, host)) else { return };
+    let go = site.cluster.dir().join("go");
+    let wait = format!("echo \"$GPUSH_LEASE\"; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
+    let comment = "--comment=gpush:timeslice";
+    let jobs: Vec<JobId> = [ALICE, BOB, ALICE, BOB]
+        .iter()
+        .map(|user| site.cluster.sbatch(*user, &["--gres=shard:1", comment], &wait))
+        .collect();
+    for job in &jobs {
+        site.cluster.wait_for_state(*job, "RUNNING");
+    }
+    let_go(&site);
+    let decided = |job: &JobId| site.cluster.output_of(*job).contains(['L', 'g']);
+    site.cluster.until("tasks of all jobs", || jobs.iter().all(decided).then_some(()));
+    fs::write(&go, "").expect("a file");
+    let ended: Vec<_> = jobs.iter().map(|job| site.cluster.ended(*job)).collect();
+    // Slurm packs shards: four jobs on GPU 0, which has two replicas.
+    let leased = ended.iter().filter(|job| job.state == "COMPLETED").count();
+    assert_eq!(leased, 2, "{ended:?}");
+    assert!(ended.iter().all(|job| job.state == "COMPLETED" || job.output.contains("gpush: ")), "{ended:?}");
+    site.assert_clean();
+}
+
+/// Users with leases of `gpushctl run` work on other GPUs of the same host.
+#[test]
+fn users_of_run_and_jobs_have_different_gpus() {
+    let config = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n\
+                  [[gpu]]\nmatch = [\"2-3\"]\nmode = \"exclusive\"\n";
+    let gres = |setup: Setup| {
+        let conf = format!("Name=gpu File={}/nvidia[0-1]\n", setup.devices().display());
+        setup.gres("gpu", "gpu:2", &conf)
+    };
+    let Some(site) = Site::start(HOST, config, |setup, _, _| gres(setup)) else { return };
+    let ready: PathBuf = site.cluster.dir().join("out/run-ready");
+    let mut run = site.host.command(gpush_tests::host::program("gpushctl"));
+    run.arg("--socket").arg(site.agent.socket()).args(["run", "--whole", "--", "sh", "-c"]);
+    run.arg(format!("echo $CUDA_VISIBLE_DEVICES > '{0}.new'; mv '{0}.new' '{0}'; read end", ready.display()));
+    let mut run = run.stdin(Stdio::piped()).spawn().expect("gpushctl can be started");
+    site.cluster.until("program with a lease", || ready.exists().then_some(()));
+    let of_run = fs::read_to_string(&ready).expect("devices");
+    let ended = site.cluster.run_job(ALICE, &["--gres=gpu:2"], "env");
+    let of_job = ended.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let gpus = site.agent.gpus();
+    assert_eq!(of_job, format!("{},{}", gpus[0].uuid, gpus[1].uuid), "{}", ended.output);
+    assert!(gpus[2].uuid == of_run.trim() || gpus[3].uuid == of_run.trim(), "{of_run}");
+    drop(run.stdin.take());
+    run.wait().expect("the program ends");
+    site.agent.await_that("no lease", || site.leases().is_empty());
+    site.assert_clean();
+}

@@ -1,0 +1,39 @@
+//! Tests on a real Slurm with simulated GPUs. `gpush_tests::slurm` describes the cluster. Module `hooks` needs no Slurm:
+//! it calls the hooks with the environment that Slurm sets.
+
+mod channels;
+mod failures;
+mod fuzz;
+mod hooks;
+mod life;
+mod load;
+mod mapping;
+mod rig;
+mod spank;
+
+use gpush_tests::slurm::{Ended, JobId, Site};
+
+/// Four GPUs without MIG.
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 4\n";
+
+/// All GPUs are used whole, and only by jobs.
+const WHOLE: &str = "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+
+/// All GPUs are shared through MPS, and only by jobs.
+const MPS: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0-3\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
+
+/// Each GPU is shared by two jobs in turn.
+const TIMESLICE: &str =
+    "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"timeslice\"\nowner = \"slurm\"\ntimeslice = { replicas = 2 }\n";
+
+/// Checks that a job succeeded.
+#[track_caller]
+fn completed(ended: Ended) -> Ended {
+    assert_eq!(ended.state, "COMPLETED", "{}", ended.output);
+    ended
+}
+
+/// Waits until the script of a job has written something: Slurm calls a job running while its Prolog runs.
+fn wait_for_output(site: &Site, job: JobId, text: &str) {
+    site.cluster.until("output", || site.cluster.output_of(job).contains(text).then_some(()));
+}
