@@ -39,7 +39,9 @@ for (1 .. $count) {
 "#;
 
 fn seconds(machine: &Machine, bind: &str) -> Vec<f64> {
-    let line = format!("systemd-run --quiet --scope --slice=user-0.slice --unit=session-{bind}.scope perl /srv/client.pl {bind} {GRANTS} 0");
+    let line = format!(
+        "systemd-run --quiet --scope --slice=user-0.slice --unit=session-{bind}.scope perl /srv/client.pl {bind} {GRANTS} 0"
+    );
     machine.sh(&line).lines().map(|line| line.parse().expect("seconds")).collect()
 }
 
