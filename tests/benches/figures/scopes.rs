@@ -39,7 +39,9 @@ for (1 .. $count) {
 "#;
 
 fn seconds(machine: &Machine, bind: &str) -> Vec<f64> {
-    let line = format!("systemd-run --quiet --scope --slice=user-0.slice perl /srv/client.pl {bind} {GRANTS} 0");
+    let line = format!(
+        "systemd-run --quiet --scope --slice=user-0.slice --unit=session-{bind}.scope perl /srv/client.pl {bind} {GRANTS} 0"
+    );
     machine.sh(&line).lines().map(|line| line.parse().expect("seconds")).collect()
 }
 
@@ -77,7 +79,7 @@ pub(crate) fn run() -> Report {
     let all = begun.elapsed();
     machine.await_that("the scopes have ended", |machine| scopes(machine) == 0);
     machine.sh(&format!(
-        "systemd-run --quiet --unit=idle --slice=user-0.slice sh -c 'exec systemd-run --scope --quiet --slice=user-0.slice \
+        "systemd-run --quiet --unit=idle --slice=user-0.slice sh -c 'exec systemd-run --scope --quiet --slice=user-0.slice --unit=session-idle.scope \
          perl /srv/client.pl scope {IDLE} 1000'"
     ));
     machine.await_that("all leases are granted", |machine| scopes(machine) == IDLE);
