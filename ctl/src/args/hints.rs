@@ -220,8 +220,10 @@ fn is_for_administrators(command: &Command) -> bool {
 }
 
 /// Texts with commands for administrators that need no mark, and why only administrators read them.
-const FOR_ADMINISTRATORS: [(&str, &str); 9] = [
+const FOR_ADMINISTRATORS: [(&str, &str); 11] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
+    ("agent/src/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
+    ("ctl/src/commands/slurm/reconcile.rs", "errors of `slurm reconcile`"),
     ("ctl/src/commands/apply.rs", "output of `apply`"),
     ("ctl/src/commands/reset.rs", "output of `gpu reset`"),
     ("ctl/src/render/mps/change.rs", "output of `mps stop`"),

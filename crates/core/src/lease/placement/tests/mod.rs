@@ -252,7 +252,12 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let request = wanted(some_mps("10"), 1);
     let error = place(&host, &request, Policy::Pack).unwrap_err().error(&request);
     assert_eq!(error.message, "cannot grant a part of an MPS target: the capacity is in use");
-    let causes = ["the MPS daemon of GPU 2 serves another user (uid 2000)", "GPU 3 has no room", "GPU 4 is cordoned"];
+    let causes = [
+        "the MPS daemon of GPU 2 serves another user (uid 2000)",
+        "GPU 3 has no room",
+        "GPU 4 is cordoned",
+        "at most 5 % is free, on GPU 3",
+    ];
     assert_eq!((error.causes.as_slice(), error.retryable), (causes.map(str::to_owned).as_slice(), true));
 
     let host = Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used")] };
