@@ -73,7 +73,7 @@ impl Caller {
     }
 
     /// The caller as a hook of Slurm. The caller must be an administrator of the admin socket.
-    pub(crate) fn as_hook(self) -> Self {
+    pub(crate) fn into_hook(self) -> Self {
         Self { viewer: Viewer::Hook, ..self }
     }
 

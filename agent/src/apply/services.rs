@@ -274,8 +274,7 @@ impl Services {
         let known = noted.into_iter().filter(|note| !note.undone).filter_map(|note| {
             let bracket = serde_json::from_value(note.what);
             let unknown = |error| {
-                tracing::error!(operation = %operation, "cannot read a record of what must be undone: \
-                {error}")
+                tracing::error!(operation = %operation, "cannot read a record of what must be undone: {error}");
             };
             Some((note.position, bracket.map_err(unknown).ok()?))
         });

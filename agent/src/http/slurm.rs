@@ -27,7 +27,7 @@ where
                 .hint("run `gpushctl slurm prolog` from Slurm's Prolog")
                 .into());
         }
-        Ok(Self(caller.as_hook()))
+        Ok(Self(caller.into_hook()))
     }
 }
 

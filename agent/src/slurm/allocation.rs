@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, LeaseOwner, LeaseRequest, LeaseShare, Mode, SlurmDevice, SlurmGpu};
-use gpush_core::quote::Quoted;
+use gpush_core::{config::Rule, quote::Quoted};
 
 use crate::state::HostState;
 
@@ -67,7 +67,7 @@ impl Allocation {
                 Some((gpu, mig)) => {
                     let rule = host.gpu(&gpu.uuid).and_then(|snapshot| host.config.rules.get(snapshot.rule?));
                     // An override replaces `dynamic`.
-                    let dynamic = rule.is_some_and(|rule| rule.is_dynamic()) && gpu.overridden.is_none();
+                    let dynamic = rule.is_some_and(Rule::is_dynamic) && gpu.overridden.is_none();
                     allocation.devices.push(Allocated { gpu: gpu.clone(), mig, owned: is_owned(host, gpu), dynamic });
                 }
                 None => allocation.unknown.push(device.clone()),

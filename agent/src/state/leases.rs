@@ -261,19 +261,7 @@ impl LeaseTable {
     /// Marks leased targets as in use, so that plans respect them even when they are idle. A grant that is being
     /// recorded has no id yet. It appears as a process without a pid, which every user may see.
     pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
-        for lease in self.holding() {
-            for member in &lease.record.members {
-                if let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) {
-                    gpu.leases.push(LeaseUse {
-                        id: lease.id(),
-                        target: member.target.clone(),
-                        kind: lease.record.kind,
-                        holder: lease.record.holder.clone(),
-                        until: lease.record.expires_at,
-                    });
-                }
-            }
-        }
+        self.add_to(gpus);
         for member in self.reserved.values().flat_map(|one| &one.members) {
             let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) else { continue };
             let command = Some("a lease that is being granted".to_owned());
@@ -287,6 +275,23 @@ impl LeaseTable {
             let mut devices = instances.flat_map(|instance| &mut instance.compute);
             if let Some(device) = devices.find(|device| device.uuid.as_ref() == Some(&member.target)) {
                 device.processes.push(user);
+            }
+        }
+    }
+
+    /// Adds to each GPU the leases on it and on its MIG devices.
+    pub(crate) fn add_to(&self, gpus: &mut [Gpu]) {
+        for lease in self.holding() {
+            for member in &lease.record.members {
+                if let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) {
+                    gpu.leases.push(LeaseUse {
+                        id: lease.id(),
+                        target: member.target.clone(),
+                        kind: lease.record.kind,
+                        holder: lease.record.holder.clone(),
+                        until: lease.record.expires_at,
+                    });
+                }
             }
         }
     }

@@ -324,7 +324,7 @@ mod tests {
 
         door.in_group = true;
         let hint = told(io::ErrorKind::PermissionDenied, &facts(Found::Socket(door), Origin::System)).2;
-        assert!(hint.contains("ACL"), "{hint}");
+        assert!(hint.contains("getfacl"), "{hint}");
 
         let private = facts(Found::Socket(access("root", 0o600)), Origin::System);
         let (_, message, hint) = told(io::ErrorKind::PermissionDenied, &private);

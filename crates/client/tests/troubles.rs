@@ -358,7 +358,7 @@ async fn foreign_server_differs_from_other_gpushd_version() {
     serve(&path, |_, path| (200, if path == "/v1/version" { version("v1") } else { r#"[{"index":"zero"}]"#.into() }));
     let error = client(&path).gpus(false).await.unwrap_err();
     assert_eq!(error.kind, Kind::Foreign);
-    assert!(error.error.message.contains("gpushd 0.9.9 answered GET /v1/gpus in a way"), "{error:?}");
+    assert!(error.error.message.contains("gpushd 0.9.9 answered GET /v1/gpus in a form"), "{error:?}");
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ fn each_invalid_request_gets_json_error_and_status() {
         ("GET", "/v1/gpu", "", b"", 404, "/v1/gpu"),
         ("GET", "/v1/gpus/", "", b"", 404, "/v1/gpus/"),
         ("GET", "/v1/gpus/9", "", b"", 404, "no GPU 9"),
-        ("GET", "/v1/gpus/all", "", b"", 400, "names 4 GPUs"),
+        ("GET", "/v1/gpus/all", "", b"", 400, "matches 4 GPUs"),
         ("GET", "/v1/gpus/%ff", "", b"", 400, "UTF-8"),
         ("GET", "/v1/gpus?profile=1", "", b"", 400, "profiles"),
         ("GET", "/v1/gpus?profiles=maybe", "", b"", 400, "not `true` or `false`"),

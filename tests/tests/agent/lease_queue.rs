@@ -95,9 +95,9 @@ fn queued_requests_keep_their_order_when_gpushd_is_killed_or_stopped() {
     let order = await_queued(&agent, 3);
     for round in 0..4 {
         if round % 2 == 0 {
-            agent.kill()
+            agent.kill();
         } else {
-            agent.stop()
+            agent.stop();
         }
         agent = Agent::start(&host, WHOLE);
         assert_eq!(await_queued(&agent, 3), order, "round {round}");
@@ -197,9 +197,9 @@ fn gpushctl_that_waits_gets_its_lease_after_restarts() {
     let waits = await_queued(&agent, 1)[0];
     for round in 0..2 {
         if round == 0 {
-            agent.stop()
+            agent.stop();
         } else {
-            agent.kill()
+            agent.kill();
         }
         agent = Agent::start(&host, WHOLE);
         assert_eq!(await_queued(&agent, 1), [waits]);

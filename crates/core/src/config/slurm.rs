@@ -70,13 +70,13 @@ pub(super) fn written(slurm: &Slurm) -> [(&'static str, String); 4] {
     let Slurm { agent_down, deadline_s, leftovers, directory } = slurm;
     let text = super::effective::text;
     [
-        ("agent_down", text(name(&AGENT_DOWN, *agent_down))),
+        ("agent_down", text(name(&AGENT_DOWN, agent_down))),
         ("deadline_s", deadline_s.to_string()),
-        ("leftovers", text(name(&LEFTOVERS, *leftovers))),
+        ("leftovers", text(name(&LEFTOVERS, leftovers))),
         ("directory", text(directory)),
     ]
 }
 
-fn name<T: PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
-    names.iter().find(|(_, one)| *one == value).map_or("", |(name, _)| name)
+fn name<T: PartialEq>(names: &[(&'static str, T)], value: &T) -> &'static str {
+    names.iter().find(|(_, one)| one == value).map_or("", |(name, _)| name)
 }

@@ -152,7 +152,7 @@ fn type_of(product: &str) -> String {
     let name = name.strip_prefix("nvidia ").unwrap_or(&name);
     let name = ["geforce ", "tesla ", "quadro "].iter().find_map(|brand| name.strip_prefix(brand)).unwrap_or(name);
     let word = name.split([' ', '-']).find(|word| word.bytes().any(|byte| byte.is_ascii_digit()));
-    let word: String = word.unwrap_or("gpu").chars().filter(|c| c.is_ascii_alphanumeric()).collect();
+    let word: String = word.unwrap_or("gpu").chars().filter(char::is_ascii_alphanumeric).collect();
     if word.is_empty() { "gpu".to_owned() } else { word }
 }
 

@@ -50,14 +50,14 @@ pub fn lines(text: &str) -> Vec<LogicalLine> {
         let line = open.get_or_insert_with(|| LogicalLine { number: at + 1, text: String::new() });
         line.text.push_str(content);
         if !continues {
-            found.extend(open.take().and_then(finished));
+            found.extend(open.take().and_then(|line| finished(&line)));
         }
     }
-    found.extend(open.and_then(finished));
+    found.extend(open.and_then(|line| finished(&line)));
     found
 }
 
-fn finished(line: LogicalLine) -> Option<LogicalLine> {
+fn finished(line: &LogicalLine) -> Option<LogicalLine> {
     let text = line.text.trim();
     (!text.is_empty()).then(|| LogicalLine { number: line.number, text: text.replace("\\#", "#") })
 }

@@ -26,7 +26,7 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
             format!("set PrologFlags=Alloc in {path}, then restart slurmctld and slurmd"),
         );
     }
-    if !files.get("ProctrackType").is_none_or(|plugin| plugin == "proctrack/cgroup") {
+    if files.get("ProctrackType").is_some_and(|plugin| plugin != "proctrack/cgroup") {
         warn(
             "processes that a job leaves cannot be attributed to it",
             format!("ProctrackType is {}, not proctrack/cgroup", files.get("ProctrackType").unwrap_or_default()),

@@ -164,7 +164,7 @@ impl Job {
         self.with("SLURM_JOB_GPUS", gpus).with("CUDA_VISIBLE_DEVICES", gpus)
     }
 
-    fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+    fn with(mut self, name: &'static str, value: impl std::fmt::Display) -> Self {
         self.0.retain(|(known, _)| *known != name);
         self.0.push((name, value.to_string()));
         self

@@ -101,10 +101,11 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased() {
         on_gpu_0(&machine, pid);
     }
     let one = |pid: &str| {
+        let pid: u64 = pid.parse().expect("a pid");
         let all: serde_json::Value =
             serde_json::from_str(&machine.sh("gpushctl process list --json")).expect("processes");
         let all = all["gpu_processes"].as_array().expect("processes").clone();
-        all.into_iter().find(|one| one["pid"].to_string() == pid).unwrap_or_default()
+        all.into_iter().find(|one| one["pid"] == pid).unwrap_or_default()
     };
     machine.await_that("all are listed", |_| !one(&other).is_null() && !one(&same).is_null());
     let (inside, same, other) = (one(&inside), one(&same), one(&other));

@@ -79,7 +79,7 @@ fn scopes_of_a_deleted_database_are_shown_and_never_ended() {
     assert!(said.contains("a lease that gpushd does not know"), "{said}");
     // While the loss is not accepted, nothing is judged. Afterwards a witness shows that a round has judged both.
     machine.sh("gpushctl recover --reason test");
-    machine.await_that("GPUs are read", |machine| super::gpus_are_read(machine));
+    machine.await_that("GPUs are read", super::gpus_are_read);
     machine.sh(&format!("systemd-run --quiet --unit=witness --uid={BOB} sleep 1002"));
     on_gpu_0(&machine, &machine.main_pid("witness.service").to_string());
     let _ = machine.journal_until("-u gpushd.service", "asked to end");

@@ -43,7 +43,7 @@ fn machine(what: &str) -> Option<Machine> {
     machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
     machine.write("/etc/gpush/config.toml", RULES);
     machine.sh("systemctl start gpushd.service");
-    machine.await_that("GPU 0 can be leased", |machine| gpus_are_read(machine));
+    machine.await_that("GPU 0 can be leased", gpus_are_read);
     Some(machine)
 }
 
