@@ -20,7 +20,7 @@
 //! | [`GresConf`] | gres.conf, which maps the index of a GRES device to its device files |
 //! | [`gres_lines()`] | the lines of gres.conf for a node |
 //! | [`HostList`] | `node[01-04,7]`, which Slurm uses for nodes and for device files |
-//! | [`lines`] | the form that all files of Slurm have |
+//! | [`mod@lines`] | the form that all files of Slurm have |
 
 pub mod decide;
 pub mod devices;
