@@ -55,7 +55,7 @@ pub(super) struct Bound {
     pub(super) binding: LeaseBinding,
     /// The process to move into a new scope.
     mover: Option<Arc<CallingProcess>>,
-    /// Why it is not what the request asked for.
+    /// Why the binding differs from the requested one.
     reason: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl Bound {
         Self { binding, mover: None, reason: None }
     }
 
-    /// Adds to a grant why its binding is another one.
+    /// Adds to a grant why its binding differs from the requested one.
     pub(super) fn explain(&self, granted: &mut LeaseGrant) {
         granted.binding_reason.clone_from(&self.reason);
     }
@@ -99,7 +99,7 @@ impl CallingProcess {
     /// Checks that it is alive and still the user that connected.
     fn check(&self) -> Result<(), ApiError> {
         let uids = proc::uids(self.pid);
-        // Last: while it is alive, what was read before was its own.
+        // Checked last: if the process is still alive, the values read before are those of this process.
         if self.process.has_ended() {
             return Err(gone());
         }
@@ -119,7 +119,7 @@ fn gone() -> ApiError {
 /// Finds what a lease of this request is bound to. `named` is the binding to a process, an end time or nothing.
 ///
 /// # Errors
-/// When the caller is not what it was, or a new scope is needed and systemd cannot be reached.
+/// If the caller has ended or changed its user, or if a new scope is needed and systemd cannot be reached.
 pub(super) async fn resolve(
     leases: &Leases,
     caller: &Caller,

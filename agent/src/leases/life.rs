@@ -48,7 +48,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Maximum time until gpushd notices that the clock was set forward.
 const CLOCK: Duration = Duration::from_secs(30);
 
-/// Most pidfds that a releasing lease waits for at a time.
+/// Maximum number of pidfds that a releasing lease waits for at a time.
 const MOST_AWAITED: usize = 64;
 
 /// The time as the state machine counts it.
@@ -115,7 +115,7 @@ pub(super) async fn begin_end(leases: &Leases, id: LeaseId, event: Event) -> boo
     begins
 }
 
-/// Ends a lease whose client was gone before it was answered.
+/// Ends a lease whose client disconnected before gpushd sent the answer.
 pub(super) async fn end_unused(leases: &Leases, id: LeaseId) {
     begin_end(leases, id, Event::Released).await;
 }
@@ -210,7 +210,7 @@ pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool
     record.members.iter().filter_map(terms).any(|terms| terms.at_end == AtLeaseEnd::End)
 }
 
-/// Brings a releasing lease to its end.
+/// Waits until no process of a releasing lease is left, then records its end.
 async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
     let (mut pause, mut logged) = (PROBE.0, Logged::default());
     loop {

@@ -144,7 +144,7 @@ async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     };
     let own = tokio::task::spawn_blocking(move || {
         let pids = proc::pids().filter_map(|pid| u32::try_from(pid).ok());
-        // One that has ended and was not waited for is not alive.
+        // A zombie does not count as alive.
         let of_holder = pids.filter(|pid| proc::owner(*pid) == Some(uid) && proc::is_alive(*pid));
         let mps = &leases.handles.mps;
         let is_its = |pid: &u32| match job {
@@ -180,7 +180,7 @@ async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
             processes.extend(&device.processes);
         }
         if is_here {
-            // They are not in one of its devices, or not yet.
+            // Processes on the whole GPU may not be listed in a MIG device, or not yet.
             processes.extend(&instance.processes);
         }
     }

@@ -445,7 +445,7 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     match granted {
         Ok(granted) => {
             if reply.send(Ok(granted)).is_err() {
-                // The client has disconnected, so nobody uses the lease.
+                // The client has disconnected, so the lease has no user.
                 super::life::end_unused(leases, id).await;
             }
         }

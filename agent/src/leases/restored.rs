@@ -49,7 +49,7 @@ pub(super) struct Restored {
     away: BTreeMap<LeaseId, Waiter>,
 }
 
-/// Gives the queued requests that came before a time their places; `None` for all that are left. Call it in the order
+/// Restores the places of queued requests that arrived before a time, or of all with `None`. Call it in the order
 /// of arrival with queued operations, before any request is served.
 pub(crate) fn take_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
@@ -144,7 +144,7 @@ fn wait(
     Waiter::new(leases, ticket, result)
 }
 
-/// The client of a queued request has come back. Returns what it waits for; `None` when no such request is away.
+/// Reconnects a returning client with its queued request. Returns `None` if no such request is without its client.
 ///
 /// # Errors
 /// When the request cannot be met any more, or the GPUs are not known yet.
@@ -249,7 +249,7 @@ fn has_ended(record: &LeaseRecord) -> bool {
     }
 }
 
-/// Whether the client can name the request. If that cannot be read, the client gets its time.
+/// Returns whether the client has a key to come back with. Returns `true` if the keys cannot be read.
 async fn has_key(leases: &Leases, record: &LeaseRecord) -> bool {
     let (uid, number) = (record.asked_by.uid, record.id.0);
     leases.handles.store.read(move |view| view.has_answer_with(uid, number)).await.unwrap_or(true)

@@ -278,7 +278,7 @@ async fn serve(
         let (knock, knocks) = mpsc::channel(1);
         let router = http::router(handles.clone());
         let serving = accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks);
-        // A thread of its own accepts: work in other tasks must not let the socket's queue fill up.
+        // A separate thread accepts connections, so that other tasks cannot delay it until the backlog is full.
         let runtime = tokio::runtime::Handle::current();
         (tokio::task::spawn_blocking(move || runtime.block_on(serving)), knock)
     };

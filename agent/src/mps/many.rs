@@ -9,7 +9,7 @@ use std::{
 use gpush_api::{MpsPolicy, MpsUsers};
 use gpush_mps::daemon::multi_user::{self, Support};
 
-/// What a program supports, and which version of its file was asked.
+/// Whether a control daemon supports several users, and the modification time of the program that was probed.
 #[derive(Debug, Clone)]
 pub(super) struct ProgramSupport {
     program: PathBuf,

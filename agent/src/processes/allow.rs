@@ -52,7 +52,7 @@ struct Exe {
 }
 
 impl Allow {
-    /// The entries of a config. A file system that hangs holds up a thread that nobody else needs.
+    /// The entries of a config. A file system that hangs blocks only a separate thread.
     pub(super) async fn of(config: &Config) -> Option<Self> {
         let matters = config.processes.stray == StrayPolicy::End;
         let entries = config.processes.allow.clone();

@@ -4,13 +4,13 @@
 //! seen ─► warn: logged once
 //!      └► end:  held by its pidfd, with what the kernel says of it (`held`)
 //!               root's? an MPS server? allowed? can't be told? ─► left, and why is shown; looked at each time
-//!               its GPU is read anew, begun now: is the one that is held a stray there? ─► no: let go
+//!               a new reading of its GPU: is the held process still a stray? ─► no: released
 //!               recorded ─► nothing of this has changed? ─► SIGTERM ─► events
-//!                           grace over: all of it again ─► SIGKILL (a client of MPS is told to its daemon before)
+//!                           grace period over: same checks ─► SIGKILL (MPS clients: `mps::terminate` first)
 //! ```
 //!
-//! A reading tells pids, which may be others' by the time it is read. One that is begun after a process
-//! was held, and while it lives, means that process: so no signal goes by an older one.
+//! A pid in a reading may have been reused meanwhile. While gpushd holds the pidfd of a live process, its pid is not
+//! reused. So gpushd sends a signal only after a reading that began when the process was already held.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::mps;
 
-/// Between two looks, and the least where one is due that could not be killed.
+/// Pause between two checks, and the shortest pause before a failed kill is tried again.
 const LOOK: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(100));
 
 /// A stray that is to be asked to end, or killed.
@@ -53,7 +53,7 @@ pub(crate) async fn run(strays: Strays) {
         }
         round(&strays).await;
         let (soonest, usual) = (Instant::now() + LOOK.1, Instant::now() + LOOK.0);
-        // Who was told how long it has, has so long and no longer.
+        // A process that got SIGTERM is killed at the announced time, not at the next regular check.
         next = strays.next().map_or(usual, |at| at.clamp(soonest, usual));
     }
 }
@@ -122,7 +122,7 @@ async fn end(strays: &Strays, found: Vec<Judged>, allow: &Allow) {
     }
 }
 
-/// Does what is due, to those of whom a reading that begins now says the same.
+/// Executes the due steps on processes that a new reading still shows as strays.
 async fn proceed(strays: &Strays, due: Vec<Due>) {
     let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
     let read = strays.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
@@ -132,7 +132,7 @@ async fn proceed(strays: &Strays, due: Vec<Due>) {
     }
 }
 
-/// Asks one to end, or kills it, unless anything is different from when it was held.
+/// Sends SIGTERM or SIGKILL to a process, unless it has changed since it was held.
 async fn step(strays: &Strays, Due { process, step, gpu }: Due) {
     let Some(one) = still(strays, &process, &gpu).await else { return };
     if let Err(why) = told::record(strays, &one, step).await {

@@ -59,7 +59,7 @@ impl Held {
     pub(super) fn take(pid: u32) -> Option<Self> {
         let process = PidFd::open(pid).ok()??;
         let held = Self { pid, process, facts: Facts::of(pid)? };
-        // As long as it lives nobody else has its pid, so what was read was its own.
+        // The pid is not reused while the process is alive, so the facts are those of this process.
         held.lives().then_some(held)
     }
 

@@ -10,8 +10,8 @@
 //!
 //! The kernel shows the memory in which a program found its environment. Programs that give themselves a
 //! title (`setproctitle`) write over it, so what is not there says nothing by itself; a program that is just
-//! being executed has none at all for a moment. What is named is a process's own word: it counts
-//! for leases of its own user only, and nothing is granted by it.
+//! being executed has no environment for a moment. The process itself sets the name. So the name counts only among the
+//! leases of its user, and grants nothing.
 
 use std::{
     collections::HashMap,
@@ -65,7 +65,7 @@ impl SeenLeases {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lease that a process's environment names, whoever holds it. Reads files that may be large.
+    /// Returns the lease that a process's environment names, for any holder. Reads files that may be large.
     pub(crate) fn named_lease(&self, pid: u32) -> Option<String> {
         match self.named(pid) {
             Named::Lease(name) => Some(name),

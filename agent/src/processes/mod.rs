@@ -19,7 +19,7 @@
 //! | `allow` | those that the config allows |
 //! | `strays` | what was done about each |
 //! | `end` | ending strays, where the config says so |
-//! | `told` | who is told of it: log, events, audit trail |
+//! | `told` | reports: log, events, audit trail |
 
 mod allow;
 mod end;
@@ -63,10 +63,10 @@ pub(crate) fn health(strays: &Strays) -> Vec<ApiError> {
     strays.unseen()
 }
 
-/// All of them with what is to be said of each, as gpushd itself sees them, and GPUs whose processes are not known.
+/// Judges all processes with the rights of gpushd. Also returns an error for each GPU whose processes are not known.
 async fn judged(strays: &Strays) -> Result<(Vec<Judged>, Vec<ApiError>), ApiError> {
     let gpus = strays.readings.host().await?.gpus(Viewer::Log);
-    // A process's environment may be large, and those of its ancestors: whoever serves requests does not read them.
+    // The environments of a process and its ancestors may be large, so a blocking thread reads them.
     let (reader, those) = (strays.clone(), gpus.clone());
     let read = tokio::task::spawn_blocking(move || {
         let judge = Judge::of(&reader);
@@ -140,7 +140,7 @@ fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Opti
     Judged { process, spared: found.spared }
 }
 
-/// Whom the config allows is no stray. Programs are looked at by a thread of their own: their file systems may hang.
+/// Clears the strays that the config allows. A separate thread inspects the programs: their file systems may hang.
 async fn pardon(judged: &mut [Judged], allow: Allow) {
     let strays = judged.iter().filter(|one| one.process.stray.is_some());
     let pids: Vec<u32> = strays.filter_map(|one| one.process.process.pid).collect();

@@ -104,7 +104,7 @@ impl Strays {
             Stage::Left(why) => format!("left: {why}"),
             Stage::Warned => "the log warns of it".to_owned(),
             Stage::Asked { kill_at, .. } => {
-                // What is begun of a second is said as one: it has at least what it is told.
+                // Rounded up to whole seconds: the process never has less time than the text says.
                 let left = kill_at.saturating_duration_since(Instant::now()) + Duration::from_millis(999);
                 format!("asked to end (SIGTERM), killed in {} s", left.as_secs())
             }

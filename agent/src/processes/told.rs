@@ -1,4 +1,4 @@
-//! Who is told of what is done about a stray: the log, who listens to events, the audit trail.
+//! Reports actions on strays: to the log, to subscribers of events, and to the audit trail.
 
 use gpush_api::{GpuProcess, Happening, StrayChange, StrayStep};
 use gpush_store::NewAudit;
@@ -18,7 +18,10 @@ pub(super) fn warn(one: &GpuProcess, done: &str) {
     );
 }
 
-/// Records what is about to be done; whether that could be done.
+/// Records an action in the audit trail before it is executed.
+///
+/// # Errors
+/// Why it cannot be recorded.
 pub(super) async fn record(strays: &Strays, one: &GpuProcess, step: StrayStep) -> Result<(), String> {
     if let Some(why) = &strays.read_only {
         return Err(why.message.clone());
@@ -42,7 +45,7 @@ pub(super) async fn record(strays: &Strays, one: &GpuProcess, step: StrayStep) -
     strays.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await.map_err(|error| error.to_string())
 }
 
-/// Tells everybody who listens of what was done.
+/// Publishes an action as an event.
 pub(super) fn publish(strays: &Strays, one: &GpuProcess, step: StrayStep) {
     let process = &one.process;
     strays.state.events().publish(Happening::Stray(Box::new(StrayChange {

@@ -128,7 +128,7 @@ impl Allocation {
     /// Why the job cannot have a lease on these devices: a reason for its user.
     pub(super) fn request(&self, explicit: Option<&LeaseRequest>, uid: u32) -> Result<Wanted, ApiError> {
         let refused = |message: String| ApiError::new(Code::Unsupported, message);
-        // Without a request, devices that users may lease stay out.
+        // Without a request, the job gets no lease on devices that users may lease.
         let devices: Vec<&Allocated> =
             self.devices.iter().filter(|device| explicit.is_some() || device.owned).collect();
         if let Some(device) = devices.iter().find(|device| device.dynamic) {
@@ -152,7 +152,7 @@ impl Allocation {
             None => allocated_share(&devices, targets.is_some())?,
         };
         let count = match &share {
-            // The job names a profile or a size on whole GPUs: one of the devices there.
+            // Slurm allocated whole GPUs, and the job requests a profile or size: it gets one MIG device of them.
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } if targets.is_none() => 1,
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole => members.max(1),
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default if members > 1 => {
@@ -173,7 +173,7 @@ impl Allocation {
     }
 }
 
-/// The share that an allocation means for a job that requests none.
+/// Returns the share for a job that requests none: whole GPUs, or the allocated MIG devices.
 fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, ApiError> {
     if is_mig {
         return Ok(LeaseShare::MigSize { memory_mib: None, slices: None });

@@ -1,4 +1,4 @@
-//! Epilog: the lease of a job ends, and with it what the job left on its GPUs.
+//! Epilog: ends the lease of a job, and the processes of the job that still use its GPUs.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::{
 use gpush_api::{ApiError, LeaseId, SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::{config::Leftovers, lease::machine::EndProcesses, slurm::decide};
 
-/// Time from SIGTERM to SIGKILL: Slurm has sent both to the job before, with its own pause (KillWait).
+/// Time from SIGTERM to SIGKILL. It is short, because Slurm has already sent both signals (see KillWait).
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Ends a job. Waits until its capacity is free, at most as long as the hook does. The caller has the lock of the job.
+/// Ends a job. Waits until its capacity is free, at most until the deadline. The caller has the lock of the job.
 ///
 /// # Errors
 /// When the end cannot be recorded.
@@ -50,7 +50,7 @@ pub(super) async fn end(
     Ok(answer)
 }
 
-/// Begins the end of leases of a job. What the job left is ended where the config says so.
+/// Begins the end of leases of a job. Ends processes that the job left, if the config says so.
 ///
 /// # Errors
 /// When it cannot be recorded.

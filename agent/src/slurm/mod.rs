@@ -4,11 +4,11 @@
 //! start ─► devices found ─► concerned? ─► earlier run ended ─► GPUs usable? ─► lease requested ─► granted
 //!            │ unknown        └ no: pass                         │ no            └ refused: an answer, recorded
 //!            └► error ◄──────────────────────────────────────────┘                 with the job
-//! end ───► leases of the job, this run or earlier ─► released, leftovers ended ─► free, or what is left
+//! end ───► leases of the job, this run or earlier ─► released, leftovers ended ─► free, or a list of the leftovers
 //! ```
 //!
-//! An error means that the node cannot serve the job: the hook fails, and Slurm drains the node. So nothing that a user
-//! can choose leads to an error. Calls for one job run one at a time.
+//! An error means that the node cannot serve the job: the hook fails, and Slurm drains the node. So no input of a user
+//! may cause an error. Calls for one job run one at a time.
 //!
 //! | file | subject |
 //! |---|---|
@@ -55,7 +55,7 @@ struct Inner {
     busy: Mutex<BTreeMap<JobKey, Weak<tokio::sync::Mutex<()>>>>,
 }
 
-/// The answer to Prolog. A lease that is granted ends when it is dropped before it is answered.
+/// The answer to Prolog. If this is dropped before the answer is sent, the granted lease ends.
 #[derive(Debug)]
 pub(crate) struct Started {
     answer: SlurmJobStarted,
@@ -128,7 +128,10 @@ fn key(cluster: &str, job: u32, node: &str) -> Result<JobKey, ApiError> {
     Ok(JobKey { cluster: cluster.to_owned(), job, node: node.to_owned() })
 }
 
-/// Time that is left for the hook; an error when it is over. The hook has ended then, and nothing may be granted.
+/// Returns the time until the deadline of the hook.
+///
+/// # Errors
+/// If the deadline has passed. The hook has ended then, so gpushd must not grant anything.
 fn left(until_ms: i64) -> Result<Duration, ApiError> {
     let left = time_until(until_ms);
     if left.is_zero() {

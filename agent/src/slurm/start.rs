@@ -16,7 +16,7 @@ use crate::{
     leases::{JobKey, JobTerms, environment_of_job, of_job, request_for_job},
 };
 
-/// Pause until what passes by itself is checked again.
+/// Pause before a request with a temporary obstacle is tried again.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Begins a job. The caller has the lock of the job.
@@ -32,7 +32,7 @@ pub(super) async fn start(
     loop {
         left(job.until_ms)?;
         match attempt(slurm, caller, key, job).await {
-            // An MPS daemon starts, an operation ends: within the time of the hook.
+            // Temporary, for example while an MPS daemon starts: try again until the deadline of the hook.
             Err(error) if error.retryable && time_until(job.until_ms) > PAUSE => tokio::time::sleep(PAUSE).await,
             answer => return answer,
         }
@@ -45,7 +45,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     let owned = owned(&seen.host, &gpus);
     let answer = |outcome| Started { answer: SlurmJobStarted { outcome, owned: owned.clone() }, delivery: None };
     let allocation = Allocation::of(&seen.host, &gpus, &job.devices);
-    // A device that is not known may be one that only Slurm's jobs can lease.
+    // An unknown device may have `owner = "slurm"`.
     let concerned = job.request.is_some() || allocation.is_owned() || allocation.has_unknown() && !owned.is_empty();
     let earlier = of_job(&slurm.leases, key);
     if !concerned && earlier.is_empty() {
@@ -88,7 +88,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
             record_refusal(slurm, caller, job, &error).await;
             let reasons = error.sentences().into_iter().map(str::to_owned).collect();
             let hint = match error.code {
-                // Its own hint is to wait in gpushd's queue, which is not for jobs.
+                // The original hint names `--wait`, but jobs cannot wait in gpushd's queue.
                 Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
                 // A quota: users cannot release the leases of their jobs.
                 Code::Denied if !allocation.is_empty() => {

@@ -197,7 +197,7 @@ mod tests {
         assert!(known[&me].describe(me).contains(&format!("(pid {me}, ")));
     }
 
-    /// The memory of a command line can be mapped from a file system that never answers.
+    /// A read of `/proc/PID/cmdline` can block forever: the memory may be mapped from a file system that hangs.
     #[tokio::test]
     async fn process_that_does_not_answer_hides_no_other_users_command() {
         let (answer, never) = std::sync::mpsc::channel::<()>();

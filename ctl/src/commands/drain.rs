@@ -110,7 +110,7 @@ async fn until_idle(
     quiet: bool,
     out: &Output,
 ) -> Result<(Waited, Vec<u32>), Failure> {
-    // A process that started before the cordon may be missing in a reading from before it.
+    // A reading older than the cordon may lack a process that started after that reading and before the cordon.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();

@@ -6,7 +6,7 @@ use gpush_tests::machine::Machine;
 
 use crate::report::{Report, median};
 
-/// Grants of each kind, each by a process of its own.
+/// Grants of each kind, each by a separate process.
 const GRANTS: usize = 200;
 /// Leases at a time while gpushd is idle.
 const IDLE: usize = 64;

@@ -42,7 +42,7 @@ fn labels(model: &Model) -> Vec<String> {
     labels
 }
 
-/// Returns the double-memory `1g` profile of a part.
+/// Returns the double-memory `1g` profile of a GPU model.
 fn double_memory(model: &Model) -> Option<&str> {
     model.gi_profiles.iter().find(|p| p.index == 9).map(|p| p.name.as_str())
 }

@@ -56,7 +56,7 @@ pub struct File {
 /// Invalid labels of a file that also has valid ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wrong {
-    /// Names of the labels, including those that were not read after too many problems.
+    /// Names of all labels, also of those that were not parsed because the file has too many problems.
     pub labels: Vec<String>,
     /// The problems.
     pub errors: FileErrors,

@@ -11,23 +11,23 @@
 //!
 //! | Epilog | exit status |
 //! |---|---|
-//! | no lease, or it has ended, or it is that of a later run | 0 |
+//! | the job has no lease, its lease has ended, or the lease belongs to a later run | 0 |
 //! | gpushd does not answer | as for Prolog; the end is delivered later |
-//! | processes are left on a GPU of the job when the time is over | 1 |
+//! | processes still use a GPU of the job at the deadline | 1 |
 //! | gpushd cannot record the end | 1 |
 
 use gpush_api::Code;
 
 use crate::config::AgentDown;
 
-/// What became of a job in Prolog.
+/// The result of a job in Prolog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Started {
     /// gpush has nothing to do with the job.
     NotConcerned,
     /// It has a lease.
     Granted,
-    /// It has none, and its tasks must fail.
+    /// The job has no lease, and its tasks must fail.
     Refused,
     /// The node cannot serve it.
     Broken,
@@ -35,7 +35,7 @@ pub enum Started {
     NoAnswer,
 }
 
-/// What became of a job in Epilog.
+/// The result of a job in Epilog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ended {
     /// The job has no lease on this node any more.

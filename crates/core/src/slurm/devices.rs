@@ -2,7 +2,7 @@
 //!
 //! `SLURM_JOB_GPUS` has indexes of gres.conf. They are neither minor numbers nor the driver's indexes. A device is found
 //!
-//! 1. by its UUID, where `CUDA_VISIBLE_DEVICES` has one: Slurm names MIG devices so;
+//! 1. by its UUID, if `CUDA_VISIBLE_DEVICES` has one, as it has for MIG devices;
 //! 2. else by its device file in gres.conf, `/dev/nvidia<minor>`, or its `UniqueId`.
 
 use std::fmt;
@@ -97,8 +97,8 @@ pub fn node_gres(slurm_conf: &str, node: &str) -> Option<String> {
     })
 }
 
-/// Whether a job has devices that only Slurm's jobs can lease, while gpushd does not answer. `cached` is what gpushd said
-/// last; without it, a rule of the config with `owner = "slurm"` counts for every device.
+/// Returns whether a job has GPUs with `owner = "slurm"`. Used while gpushd does not answer: `cached` is its last list
+/// of these GPUs. Without it, all devices count as such GPUs if a rule of the config has `owner = "slurm"`.
 #[must_use]
 pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: bool) -> bool {
     let Some(cached) = cached else { return has_rule && !devices.is_empty() };

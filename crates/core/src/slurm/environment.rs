@@ -1,14 +1,14 @@
 //! The environment of Prolog and Epilog.
 //!
 //! Slurm sets the variables, but some have text of the user: the comment, and the option of the SPANK plugin. That text
-//! can be anything, so it is kept as it is and parsed later. Nothing in it makes the reading fail.
+//! can be anything, so it is stored unchanged and parsed later. It never causes an error here.
 
 use std::fmt;
 
 /// Variable with the option `--gpush` of the SPANK plugin.
 pub const SPANK_OPTION: &str = "SPANK__SLURM_SPANK_OPTION_gpush_gpush";
 
-/// Most indexes in a list: a node has fewer GPUs and MIG devices.
+/// Maximum number of indexes in a list. A node has fewer GPUs and MIG devices.
 const MOST_INDEXES: usize = 1024;
 
 /// A job as Prolog and Epilog see it.
@@ -103,7 +103,7 @@ pub fn file_name(cluster: &str, job: u32) -> String {
     format!("{}-{job}", cluster.trim_start_matches('.'))
 }
 
-/// `0,2-3` as numbers. What is not a number is left out: Slurm writes the list.
+/// `0,2-3` as numbers. Ignores other text: Slurm writes the list, so it has none.
 fn indexes(text: &str) -> Vec<u32> {
     let mut indexes = Vec::new();
     for entry in text.split(',') {

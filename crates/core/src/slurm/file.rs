@@ -1,7 +1,7 @@
 //! The file of a job, which Prolog writes and TaskProlog reads, and what TaskProlog prints.
 //!
 //! TaskProlog runs as the user, for each task, and needs no socket. It prints lines of Slurm's protocol:
-//! `export NAME=value`, `unset NAME`, `print TEXT`. What it prints is made from typed values.
+//! `export NAME=value`, `unset NAME`, `print TEXT`. The text is built from typed values only.
 
 use std::fmt::Write as _;
 

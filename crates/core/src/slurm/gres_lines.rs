@@ -8,7 +8,7 @@ use std::fmt::{self, Write as _};
 
 use gpush_api::{Gpu, GpuInstance, Mode};
 
-/// What a node's files need.
+/// The GPU lines for a node's gres.conf and slurm.conf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GresLines {
     node: String,

@@ -111,7 +111,7 @@ fn recorded(gpu: &Gpu, target: &[&str]) -> GpuPlan {
 
 proptest! {
     /// At any point of interruption, the remaining steps lead to the same layout and follow the order of the phases.
-    /// Together with the executed steps, there are as many as in the plan.
+    /// The number of executed steps plus the number of remaining steps is the number of steps in the plan.
     #[test]
     fn remaining_steps_lead_to_the_recorded_end(from in 0..LAYOUTS.len(), to in 0..LAYOUTS.len(), cut in 0_usize..40) {
         let mut gpu = gpu_with(LAYOUTS[from]);

@@ -10,8 +10,8 @@
 //! /, /anything/else                                            none of these
 //! ```
 //!
-//! As in [`super`], only names count that root's processes gave: root must own the directory in which the cgroup was
-//! created. A cgroup below a delegated unit is the unit's, whatever its name.
+//! As in [`super`], only cgroups that root created count: root must own the directory in which the cgroup was created.
+//! A cgroup below a delegated unit belongs to that unit, regardless of its name.
 
 use super::{Hierarchy, slurm_job, unit_path};
 

@@ -52,7 +52,7 @@ pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
 /// The processes that are connected to a daemon but that the daemon does not list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Guests {
-    /// Pids of the processes. Their connections may not be accepted yet.
+    /// Pids of the processes. The daemon possibly has not accepted their connections yet.
     pub pids: BTreeSet<Pid>,
     /// Whether there is a process that gpushd cannot see: it is in another pid namespace, or it belongs to another user
     /// and gpushd is not root.

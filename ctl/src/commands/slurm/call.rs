@@ -1,7 +1,7 @@
 //! Requests to gpushd within the time of a hook.
 //!
-//! A gpushd that restarts is waited for, up to [`RESTART`]. A gpushd that is stopped accepts connections and does not
-//! answer: the hook ends at its own deadline. gpushd refuses a request that it reads after that.
+//! If gpushd restarts, the hook waits for it, at most [`RESTART`]. If gpushd is suspended (SIGSTOP), connections
+//! succeed but get no answer: the hook ends at its deadline. gpushd refuses requests that it reads later.
 
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ const RESTART: Duration = Duration::from_secs(5);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The part of the time that is left after gpushd's own: it answers before the hook gives up.
+/// Time between the deadline of gpushd and that of the hook: gpushd answers before the hook gives up.
 const MARGIN: Duration = Duration::from_millis(500);
 
-/// Most ends that one hook delivers for others.
+/// Maximum number of ends of other jobs that one hook delivers.
 const MOST_UNTOLD: usize = 16;
 
 /// Why a call has no answer.
@@ -74,10 +74,10 @@ impl Calls {
         .await
     }
 
-    /// Delivers ends that earlier hooks could not deliver. Stops at the first failure: the next hook goes on.
+    /// Delivers ends that earlier hooks could not deliver. Stops at the first failure. The next hook delivers the rest.
     pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
         for end in directory.untold_ends().into_iter().take(MOST_UNTOLD) {
-            // What is left of those jobs is not this hook's subject.
+            // This hook does not report leftovers of other jobs, so it does not wait for them.
             let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
             self.client.set_deadline(self.left().min(Duration::from_secs(2)));
             match self.client.slurm_end(&now).await {

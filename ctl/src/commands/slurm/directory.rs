@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | `CLUSTER-JOB` | what Prolog did: the environment, or the refusal | the user of the job, 0400 |
 //! | `CLUSTER-LEADER` | link to the file of a component of a heterogeneous job | root |
-//! | `CLUSTER-JOB.ended` | an end that gpushd has not been told yet | root |
-//! | `owned` | the GPUs with `owner = "slurm"`, as gpushd said last | root |
+//! | `CLUSTER-JOB.ended` | an end of a job that was not delivered to gpushd yet | root |
+//! | `owned` | the GPUs with `owner = "slurm"`, from the last answer of gpushd | root |
 //!
 //! Prolog makes the file of a job before it asks gpushd. So Epilog knows from the file whether a lease can exist.
 
@@ -22,7 +22,7 @@ use gpush_core::slurm::{Job, environment::file_name, file::JobFile};
 /// Largest file that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
 
-/// Ends that have not been told yet.
+/// Suffix of files with ends that were not delivered yet.
 const ENDED: &str = ".ended";
 
 /// The GPUs with `owner = "slurm"`.
@@ -124,18 +124,18 @@ impl Directory {
         }
     }
 
-    /// Notes an end that gpushd has not been told.
+    /// Records an end that could not be delivered to gpushd.
     pub(super) fn note_end(&self, job: &Job, end: &SlurmJobEnd) -> io::Result<()> {
         let path = self.0.join(format!("{}{ENDED}", job.file_name()));
         self.replace(&path, &serde_json::to_vec(end)?, 0o600, None)
     }
 
-    /// Removes the note.
+    /// Removes the record of an end that was delivered.
     pub(super) fn end_told(&self, end: &SlurmJobEnd) {
         let _absent = fs::remove_file(self.0.join(format!("{}{ENDED}", file_name(&end.cluster, end.job))));
     }
 
-    /// Returns the ends that gpushd has not been told.
+    /// Returns the ends that were not delivered to gpushd.
     pub(super) fn untold_ends(&self) -> Vec<SlurmJobEnd> {
         let Ok(entries) = fs::read_dir(&self.0) else { return Vec::new() };
         let is_end = |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(|name| name.ends_with(ENDED));
@@ -143,7 +143,7 @@ impl Directory {
         ends.filter_map(|entry| serde_json::from_slice(&read_bytes(&entry.path()).ok()?).ok()).collect()
     }
 
-    /// Keeps the list of GPUs with `owner = "slurm"`. A failure is not reported: the next hook keeps it.
+    /// Keeps the list of GPUs with `owner = "slurm"`. Ignores failures: the next hook writes the list again.
     pub(super) fn keep_owned(&self, owned: &[SlurmGpu]) {
         if self.owned().as_deref() == Some(owned) {
             return;
@@ -152,7 +152,7 @@ impl Directory {
         let _failed = kept.and_then(|text| self.replace(&self.0.join(OWNED), &text, 0o644, None));
     }
 
-    /// The GPUs with `owner = "slurm"`, as gpushd said last; `None` if it has not said it on this boot.
+    /// The GPUs with `owner = "slurm"`, from the last answer of gpushd; `None` if there was no answer on this boot.
     pub(super) fn owned(&self) -> Option<Vec<SlurmGpu>> {
         serde_json::from_slice(&read_bytes(&self.0.join(OWNED)).ok()?).ok()
     }

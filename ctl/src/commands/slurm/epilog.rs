@@ -24,7 +24,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     let settings = Settings::of_root(files, limits);
     let directory = Directory::new(&settings.directory);
     let had_lease = directory.has(&job);
-    // After a change of gres.conf, Slurm sets no GPU variables here. Then the file of the job says it.
+    // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
     if !had_lease && !job.has_devices() && matches!(requested(&job), Ok(None)) {
         return 0;
     }

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::args::{Global, HookFiles, HookLimits};
 
-/// Where gres.conf is, if `SLURM_CONF` does not say.
+/// Path of slurm.conf if the variable `SLURM_CONF` is not set. gres.conf is in the same directory.
 const SLURM_CONF: &str = "/etc/slurm/slurm.conf";
 
 pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_conf: Option<&Path>) -> u8 {
@@ -126,7 +126,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
             }
         },
         (Verdict::Pass, _) if started == Started::NoAnswer && concerned => {
-            // What gpushd grants all the same ends with the job.
+            // gpushd may still grant the lease: the recorded end then ends it.
             let _noted = directory.note_end(&job, &end_of(&job));
             let _written = directory.write(&job, &file(JobState::Passed));
             0

@@ -73,7 +73,7 @@ pub(super) fn run(
 fn of_job(lease: Lease) -> Option<OfJob> {
     let LeaseBinding::Job { cluster, job, node, restart, .. } = &lease.binding else { return None };
     let (cluster, job, node, restart) = (cluster.clone(), *job, node.clone(), *restart);
-    // Slurm says that the job has ended: what is left of it is ended as after Epilog.
+    // The job has ended according to Slurm, so its leftovers are ended as in Epilog.
     let until_ms = Timestamp::now().as_millisecond();
     Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until_ms } })
 }

@@ -49,7 +49,7 @@ struct Cgroup(PathBuf);
 
 impl Cgroup {
     fn of(job: u32) -> Option<Self> {
-        // A name of its own: a real Slurm may run.
+        // A unique name, because a real Slurm may run on this host.
         let parent = format!("slurm_gpush-test-{}/uid_{NOBODY}/job_{job}", std::process::id());
         let hierarchies = ["freezer", "pids", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
         let dir = hierarchies.into_iter().filter(|dir| dir.is_dir()).map(|dir| dir.join(&parent));

@@ -62,7 +62,7 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
         machine.sh("systemctl stop forger.service");
         none_left(&machine);
     }
-    // A user cannot enter a scope of root's, nor one of another lease of its own.
+    // A user cannot move a process into the scope of another lease, also not into that of an own lease.
     start_in_session(&machine, BOB, "1", "exec gpushctl run --timeslice -- sleep 1000");
     let path = text(&active(&machine, 1)[0]["binding"], "cgroup").to_owned();
     let enter = machine.run(&in_session(BOB, "2", &format!("echo $$ > {root}{path}/cgroup.procs")));

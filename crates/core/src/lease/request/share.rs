@@ -17,7 +17,10 @@ pub(super) struct ShareTerms {
 }
 
 impl ShareTerms {
-    /// Adds a term. Returns the problem with its value.
+    /// Adds a term.
+    ///
+    /// # Errors
+    /// What is wrong with the value.
     pub(super) fn add(&mut self, key: Key, value: Option<&str>) -> Result<(), String> {
         let text = value.unwrap_or_default();
         match key {

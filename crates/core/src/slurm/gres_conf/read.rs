@@ -137,7 +137,7 @@ impl Fields {
         let Some(name) = self.name else {
             return if self.auto_detect.is_some() && written.is_empty() { Ok(None) } else { Err(GresProblem::NoName) };
         };
-        // Of `mps` and `shard` the count is their shares of the GPU.
+        // For `mps` and `shard`, the count is the number of shares of the GPU.
         let shared = matches!(name.as_str(), "mps" | "shard");
         if let Some(count) = given
             && !shared
