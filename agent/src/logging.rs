@@ -28,7 +28,7 @@ use std::{
 use gpush_core::{config::LogLevel, nearest::nearest};
 use tracing::{
     Dispatch, Event, Metadata, Subscriber,
-    field::{Field, Value, Visit},
+    field::{DisplayValue, Field, Value, Visit, display},
 };
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
@@ -63,7 +63,16 @@ struct Line {
     /// Where the event comes from, and which fields it has.
     metadata: &'static Metadata<'static>,
     /// The values of its fields, in the order of the metadata; `None` for a field without a value.
-    values: Vec<Option<String>>,
+    values: Vec<Option<Recorded>>,
+}
+
+/// A recorded value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Recorded {
+    /// A text, which is shown in quotes.
+    Text(String),
+    /// A number, or another value that is shown as it is.
+    Plain(String),
 }
 
 /// Starts logging for the whole process.
@@ -141,12 +150,14 @@ impl<S: Subscriber> Layer<S> for QueueLayer {
 impl Visit for Line {
     fn record_str(&mut self, field: &Field, value: &str) {
         if let Some(slot) = self.values.get_mut(field.index()) {
-            *slot = Some(value.to_owned());
+            *slot = Some(Recorded::Text(value.to_owned()));
         }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        self.record_str(field, &format!("{value:?}"));
+        if let Some(slot) = self.values.get_mut(field.index()) {
+            *slot = Some(Recorded::Plain(format!("{value:?}")));
+        }
     }
 }
 
@@ -170,6 +181,14 @@ fn write(rx: &Receiver<Item>, dropped: &AtomicU64) {
     });
 }
 
+impl Recorded {
+    /// Returns the text as a value without quotes.
+    fn plain(&self) -> DisplayValue<&str> {
+        let (Self::Text(text) | Self::Plain(text)) = self;
+        display(text.as_str())
+    }
+}
+
 impl Line {
     /// Moves the fields that name no object into the message.
     fn for_journal(mut self) -> Self {
@@ -181,22 +200,32 @@ impl Line {
                 "message" => message = Some(field.index()),
                 name if OBJECTS.contains(&name) => {}
                 name => {
-                    if let Some(value) = value.take() {
-                        let _ = write!(text, " {name}={value:?}");
-                    }
+                    let _ = match value.take() {
+                        Some(Recorded::Text(value)) => write!(text, " {name}={value:?}"),
+                        Some(Recorded::Plain(value)) => write!(text, " {name}={value}"),
+                        None => Ok(()),
+                    };
                 }
             }
         }
         if let Some(message) = message.and_then(|at| self.values.get_mut(at)) {
-            message.get_or_insert_default().push_str(&text);
+            let (Recorded::Text(message) | Recorded::Plain(message)) =
+                message.get_or_insert_with(|| Recorded::Text(String::new()));
+            message.push_str(&text);
         }
         self
     }
 
     /// Sends the event again, as the event that it was.
     fn write(&self, to: &Dispatch) {
-        let values: Vec<Option<&dyn Value>> =
-            self.values.iter().map(|value| value.as_ref().map(|text| text as &dyn Value)).collect();
+        let plain: Vec<_> = self.values.iter().map(|value| value.as_ref().map(Recorded::plain)).collect();
+        let values: Vec<Option<&dyn Value>> = (self.values.iter().zip(&plain))
+            .map(|(value, plain)| match value {
+                Some(Recorded::Text(text)) => Some(text as &dyn Value),
+                Some(Recorded::Plain(_)) => plain.as_ref().map(|plain| plain as &dyn Value),
+                None => None,
+            })
+            .collect();
         to.event(&Event::new(self.metadata, &self.metadata.fields().value_set_all(&values)));
     }
 }
@@ -244,10 +273,11 @@ mod tests {
         let line = copied(|| tracing::warn!(gpu = "GPU-1", pid = 7, lease = %"L17", "cannot {}", "end")).for_journal();
         let value = |name: &str| {
             let field = line.metadata.fields().field(name).expect("a field of the event");
-            line.values[field.index()].as_deref()
+            line.values[field.index()].as_ref().map(|value| value.plain().to_string())
         };
-        assert_eq!(value("message"), Some("cannot end pid=\"7\""));
-        assert_eq!((value("gpu"), value("lease"), value("pid")), (Some("GPU-1"), Some("L17"), None));
+        assert_eq!(value("message").as_deref(), Some("cannot end pid=7"));
+        assert_eq!((value("gpu").as_deref(), value("lease").as_deref()), (Some("GPU-1"), Some("L17")));
+        assert_eq!(value("pid"), None);
         assert_eq!(line.metadata.target(), module_path!());
         assert!(line.metadata.file().is_some_and(|file| file.ends_with("agent/src/logging.rs")));
     }

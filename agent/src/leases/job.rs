@@ -13,7 +13,11 @@ use gpush_core::{
 };
 
 use super::{Leases, change, grant, life, show};
-use crate::{caller::Caller, leases::Outcome, state::OpenLease};
+use crate::{
+    caller::Caller,
+    leases::Outcome,
+    state::{LeaseTable, OpenLease},
+};
 
 /// What Slurm's hooks add to a request.
 #[derive(Debug, Clone)]
@@ -22,6 +26,8 @@ pub(crate) struct JobTerms {
     pub(crate) binding: LeaseBinding,
     /// UUIDs of the MIG devices that Slurm allocated; `None` where it allocated whole GPUs.
     pub(crate) targets: Option<BTreeSet<String>>,
+    /// Whether Slurm allocated the devices, and so limits their number and time.
+    pub(crate) has_gres: bool,
 }
 
 /// A job on a node.
@@ -48,19 +54,32 @@ pub(crate) async fn request_for_job(
     }
 }
 
-/// Returns the leases of a job that have not ended, each with the restart count of its run. `job` may be the leader of a
-/// heterogeneous job.
+/// Returns the leases of a job that have not ended, each with the restart count of its run. Each component of a
+/// heterogeneous job has its own hooks and its own lease: the leader's hooks do not end those of the others.
 pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(OpenLease, u32)> {
     let table = leases.handles.state.leases();
     let restart = |lease: &OpenLease| match &lease.record.binding {
-        LeaseBinding::Job { cluster, job, node, restart, leader, .. }
-            if *cluster == key.cluster && *node == key.node && (*job == key.job || *leader == Some(key.job)) =>
+        LeaseBinding::Job { cluster, job, node, restart, .. }
+            if *cluster == key.cluster && *node == key.node && *job == key.job =>
         {
             Some(*restart)
         }
         _ => None,
     };
     table.open.values().filter_map(|lease| Some((lease.clone(), restart(lease)?))).collect()
+}
+
+/// Returns whether a later run of the same job has a lease. The processes in the job's cgroup are then that run's.
+pub(super) fn is_superseded(table: &LeaseTable, lease: &OpenLease) -> bool {
+    let run = |lease: &OpenLease| match &lease.record.binding {
+        LeaseBinding::Job { cluster, job, node, restart, .. } => Some((cluster.clone(), *job, node.clone(), *restart)),
+        _ => None,
+    };
+    let Some((cluster, job, node, restart)) = run(lease) else { return false };
+    let is_later = |other: &OpenLease| {
+        run(other).is_some_and(|it| (it.0, it.1, it.2) == (cluster.clone(), job, node.clone()) && it.3 > restart)
+    };
+    table.open.values().any(is_later)
 }
 
 /// Returns an active lease with its environment.

@@ -30,7 +30,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::Notify;
 
 use super::{
-    Leases, dynamic,
+    Leases, dynamic, job,
     processes::{self, Left},
     queue, restored,
 };
@@ -342,6 +342,10 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &L
     });
     // A process that began after the first SIGKILL is killed as well.
     let Some(signal) = signal.or(killed.then_some(Signal::SIGKILL)) else { return };
+    // A requeued job has the same cgroup in each run.
+    if job::is_superseded(&leases.handles.state.leases(), lease) {
+        return;
+    }
     for pid in &left.own {
         let Ok(Some(process)) = PidFd::open(*pid) else { continue };
         if signal == Signal::SIGKILL {

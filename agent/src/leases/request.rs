@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseOwner, LeaseRequest};
 use gpush_core::{
+    config::Rule,
     lease::{
         placement::{GpuOffer, Host, Wanted, WantedShare},
         quota::{self, Effective},
@@ -56,7 +57,10 @@ pub(super) async fn resolve(
 ) -> Result<Resolved, ApiError> {
     request::check(&request)?;
     let holder = holder(caller, request.holder)?;
-    let (selected, withheld) = for_caller(caller, host, selected(host, &request)?)?;
+    let (mut selected, withheld) = for_caller(caller, host, selected(host, &request)?)?;
+    if job.is_some() {
+        selected = Some(without_dynamic(host, selected)?);
+    }
     let share = match WantedShare::of(&request.share) {
         Some(share) => share,
         None => {
@@ -92,7 +96,7 @@ pub(super) async fn resolve(
     let asked_by = caller.actor(user.user(uid).await);
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
     let mut quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
-    if job.is_some() {
+    if job.is_some_and(|job| job.has_gres) {
         // Slurm limits the time of a job, and without a quota in the config also what a user's jobs take.
         quota.limits.longest_s = None;
         if quota.subject.is_none() {
@@ -157,6 +161,27 @@ fn for_caller(
         return Err(slurms_only());
     }
     Ok((Some(left), slurms))
+}
+
+/// Leaves out the GPUs with a dynamic layout: gpushd creates no MIG device in Prolog.
+///
+/// # Errors
+/// When no other GPU is left.
+fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<BTreeSet<u32>, ApiError> {
+    let is_dynamic = |gpu: &&Arc<GpuSnapshot>| {
+        let rule = gpu.rule.and_then(|rule| host.config.rules.get(rule));
+        rule.is_some_and(Rule::is_dynamic) && gpu.gpu.overridden.is_none()
+    };
+    let dynamic: BTreeSet<u32> = host.gpus.iter().filter(is_dynamic).map(|gpu| gpu.gpu.index).collect();
+    let mut left = selected.unwrap_or_else(|| host.gpus.iter().map(|gpu| gpu.gpu.index).collect());
+    let were_there = !left.is_empty();
+    left.retain(|index| !dynamic.contains(index));
+    if left.is_empty() && were_there {
+        return Err(ApiError::new(Code::Unsupported, "Slurm jobs cannot use GPUs with a dynamic layout")
+            .cause("gpushd creates no MIG devices for a job, because Slurm knows them from gres.conf")
+            .hint("tell the administrator: GPUs of Slurm need a static layout"));
+    }
+    Ok(left)
 }
 
 fn slurms_only() -> ApiError {

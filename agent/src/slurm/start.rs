@@ -29,14 +29,32 @@ pub(super) async fn start(
     key: &JobKey,
     job: &SlurmJobStart,
 ) -> Result<Started, ApiError> {
-    loop {
-        left(job.until_ms)?;
-        match attempt(slurm, caller, key, job).await {
+    let mut last: Option<ApiError> = None;
+    let error = loop {
+        let time = match left(job.until_ms) {
+            Ok(time) => time,
+            Err(late) => break last.unwrap_or(late),
+        };
+        // An attempt may wait for an operation on its GPUs.
+        match tokio::time::timeout(time, attempt(slurm, caller, key, job)).await {
+            Ok(Ok(started)) => return Ok(started),
             // Temporary, for example while an MPS daemon starts: try again until the deadline of the hook.
-            Err(error) if error.retryable && time_until(job.until_ms) > PAUSE => tokio::time::sleep(PAUSE).await,
-            answer => return answer,
+            Ok(Err(error)) if error.retryable && time_until(job.until_ms) > PAUSE => {
+                last = Some(error);
+                tokio::time::sleep(PAUSE).await;
+            }
+            Ok(Err(error)) => break error,
+            Err(_) => break last.unwrap_or_else(late),
         }
+    };
+    if !decide::is_refusal(error.code) {
+        return Err(error);
     }
+    // What a user can cause fails the tasks, never the node.
+    let seen = slurm.readings.host().await?;
+    let owned = owned(&seen.host, &seen.gpus(Viewer::Log));
+    let refused = refuse(slurm, caller, job, error).await;
+    Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
 }
 
 async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobStart) -> Result<Started, ApiError> {
@@ -51,10 +69,12 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     if !concerned && earlier.is_empty() {
         return Ok(answer(SlurmOutcome::NotConcerned));
     }
-    let wanted = match allocation.check_node() {
-        Ok(()) => allocation.request(job.request.as_ref(), job.uid),
-        Err(error) if concerned => return Err(error),
-        Err(_) => return Ok(answer(SlurmOutcome::NotConcerned)),
+    let wanted = match (allocation.request(job.request.as_ref(), job.uid), allocation.check_node()) {
+        (wanted, Ok(())) => wanted,
+        // Whatever the state of the GPU, this request is never granted.
+        (Err(refusal), Err(_)) if concerned && !allocation.has_unknown() => Err(refusal),
+        (_, Err(error)) if concerned => return Err(error),
+        (_, Err(_)) => return Ok(answer(SlurmOutcome::NotConcerned)),
     };
     for (lease, restart) in &earlier {
         let is_same = *restart == job.restart
@@ -85,21 +105,35 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
         // An earlier run's processes may hold the capacity for a moment.
         Err(error) if error.retryable && !of_job(&slurm.leases, key).is_empty() => Err(error),
         Err(error) if decide::is_refusal(error.code) => {
-            record_refusal(slurm, caller, job, &error).await;
-            let reasons = error.sentences().into_iter().map(str::to_owned).collect();
-            let hint = match error.code {
-                // The original hint names `--wait`, but jobs cannot wait in gpushd's queue.
-                Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
-                // A quota: users cannot release the leases of their jobs.
-                Code::Denied if !allocation.is_empty() => {
-                    Some("submit the job again when one of your jobs or leases has ended".to_owned())
-                }
-                _ => error.hint,
-            };
-            Ok(answer(SlurmOutcome::Refused { reasons, hint }))
+            let refused = refuse(slurm, caller, job, error).await;
+            Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
         }
         Err(error) => Err(error),
     }
+}
+
+/// Records a refusal, and returns it as the answer for Prolog.
+async fn refuse(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: ApiError) -> Started {
+    record_refusal(slurm, caller, job, &error).await;
+    let reasons = error.sentences().into_iter().map(str::to_owned).collect();
+    let hint = match error.code {
+        // The original hint names `--wait`, but jobs cannot wait in gpushd's queue.
+        Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
+        // A quota: users cannot release the leases of their jobs.
+        Code::Denied if !job.devices.is_empty() => {
+            Some("submit the job again when one of your jobs or leases has ended".to_owned())
+        }
+        _ => error.hint,
+    };
+    Started {
+        answer: SlurmJobStarted { outcome: SlurmOutcome::Refused { reasons, hint }, owned: Vec::new() },
+        delivery: None,
+    }
+}
+
+fn late() -> ApiError {
+    ApiError::new(Code::TimedOut, "gpushd could not answer before the deadline of the hook")
+        .hint("see the log of gpushd: `journalctl -u gpushd`")
 }
 
 /// A job with a request and without a GPU of Slurm can use the GPUs that users may lease.
@@ -126,7 +160,7 @@ async fn request(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wa
         leader: job.leader,
         cgroup: None,
     };
-    let terms = JobTerms { binding, targets: wanted.targets };
+    let terms = JobTerms { binding, targets: wanted.targets, has_gres: !job.devices.is_empty() };
     let delivery = request_for_job(&slurm.leases, caller, wanted.request, &terms).await?;
     let grant = Box::new(delivery.grant().clone());
     let answer = SlurmJobStarted { outcome: SlurmOutcome::Granted { grant }, owned: Vec::new() };

@@ -268,7 +268,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
     // Root always has access. The daemon makes root's client wait until the other clients have ended.
     let waits = Client::begin(&host, &theirs.environment, None);
     let told = becomes(&agent, "0", "with a waiting client", |daemon| !daemon.findings.is_empty());
-    let named = format!("(pid {}, root) waits: a daemon serves one user at a time", waits.pid());
+    let named = format!("(pid {}, root) waits: the daemon serves one user at a time", waits.pid());
     assert!(told.findings.iter().any(|finding| finding.contains(&named)), "{:?}", told.findings);
     agent.wait_for_log("a client waits because its daemon serves another user");
     waits.end();

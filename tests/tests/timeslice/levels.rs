@@ -282,7 +282,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     assert_eq!((view.state, view.level), (TimesliceState::Known, Some(TimesliceLevel::Default)));
     assert!(view.reason.as_ref().unwrap().contains("Unknown Error"), "{view:?}");
     assert_eq!(agent.gpu(0).drift, ["time-slice level is default, but the config says long"]);
-    assert!(troubles(&agent).contains("has not the time-slice level long"), "{}", troubles(&agent));
+    assert!(troubles(&agent).contains("does not have the time-slice level long"), "{}", troubles(&agent));
     // nvidia-smi reports success, but the level did not change.
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc SUCCESS");
@@ -341,7 +341,7 @@ fn part_with_recorded_level_is_not_unsupported() {
     reload(&mut agent, LONG);
     agent.await_that("the level is unknown", || turns(&agent, 0).state == TimesliceState::Unknown);
     assert!(turns(&agent, 0).reason.unwrap().contains("had one before"), "{:?}", turns(&agent, 0));
-    assert!(troubles(&agent).contains("has not the time-slice level long"), "{}", troubles(&agent));
+    assert!(troubles(&agent).contains("does not have the time-slice level long"), "{}", troubles(&agent));
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);

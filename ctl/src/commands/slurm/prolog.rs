@@ -73,7 +73,19 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
             Err(_) => settings.has_owner_slurm || directory.owned().is_some_and(|owned| !owned.is_empty()),
         };
     if let Err(why) = &found {
-        return if concerned { fail(job.id, why) } else { 0 };
+        let may_be_owned = settings.has_owner_slurm || directory.owned().is_some_and(|owned| !owned.is_empty());
+        return match (may_be_owned, concerned) {
+            (true, _) => fail(job.id, why),
+            // Only the user's request concerns gpushd: it is refused, and the node stays in use.
+            (false, true) => {
+                let refused = JobState::Refused { reasons: vec![why.clone()], hint: None };
+                match directory.create().and_then(|()| directory.write(&job, &file(refused))) {
+                    Ok(()) => 0,
+                    Err(error) => fail(job.id, &unwritable(&settings, &error)),
+                }
+            }
+            (false, false) => 0,
+        };
     }
     let Some(uid) = job.uid else {
         return if concerned { fail(job.id, "SLURM_JOB_UID is missing: Slurm must start this command") } else { 0 };

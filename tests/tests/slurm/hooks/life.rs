@@ -148,3 +148,21 @@ fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     node.agent().reload(WHOLE.replace("owner = \"slurm\"\n", ""));
     silent(&node.run("prolog", &Job::new(10).on("0")));
 }
+
+/// Fault: the hooks of the leader ended the leases of the other components of its job.
+#[test]
+fn components_of_a_heterogeneous_job_keep_their_own_leases() {
+    let node = Node::two_gpus(WHOLE);
+    let (component, leader) =
+        (Job::new(42).on("1").with("SLURM_HET_JOB_ID", 41), Job::new(41).on("0").with("SLURM_HET_JOB_ID", 41));
+    node.prolog(&component);
+    let first = node.granted(42);
+    node.prolog(&leader);
+    assert_ne!(node.granted(41).members, first.members);
+    assert_eq!(node.granted(42).id, first.id);
+    node.epilog(&leader);
+    assert!(node.lease(41).is_none());
+    assert_eq!(node.granted(42).id, first.id);
+    node.epilog(&component);
+    assert!(node.lease(42).is_none());
+}

@@ -45,6 +45,27 @@ fn quota_and_dynamic_layout_refuse_the_job() {
     assert!(refused.contains("dynamic layout"), "{refused}");
 }
 
+/// Fault: gpushd created MIG devices in Prolog for a job without gres, which could take longer than the hook has.
+#[test]
+fn job_without_gres_creates_no_mig_device() {
+    let dynamic = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+    let node = Node::start("[[gpu]]\nmodel = \"h100-80-sxm\"\n", dynamic);
+    let refused = node.refusal(&Job::new(3).with("SLURM_JOB_COMMENT", "gpush:mig=1g.10gb"));
+    assert!(refused.contains("dynamic layout"), "{refused}");
+    assert!(node.agent().gpu(0).mig.is_none_or(|mig| mig.instances.is_empty()));
+}
+
+/// Fault: a comment failed Prolog, and so drained the node, where gres.conf does not name the devices.
+#[test]
+fn request_on_devices_without_a_file_is_refused() {
+    let node = Node::two_gpus("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mps\"\n");
+    std::fs::write(&node.gres_conf, "AutoDetect=nvml\n").expect("gres.conf can be written");
+    node.prolog(&Job::new(60).on("0"));
+    let refused = node.refusal(&Job::new(61).on("0").with("SLURM_JOB_COMMENT", "mps"));
+    assert!(refused.contains("AutoDetect"), "{refused}");
+    node.epilog(&Job::new(61).on("0"));
+}
+
 /// No text of a user makes Prolog fail.
 #[test]
 fn any_comment_and_option_leaves_the_node_in_use() {
