@@ -138,10 +138,11 @@ mod tests {
         let routes =
             include_str!("mod.rs").lines().filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
         let described: serde_json::Value = serde_json::from_str(&from_code()).unwrap();
-        let mut count = 0;
+        // A route with different limits for each method is there twice.
+        let routes: std::collections::BTreeSet<&str> = routes.collect();
+        let count = routes.len();
         for route in routes {
             assert!(described["paths"][route].is_object(), "{route}");
-            count += 1;
         }
         assert_eq!(count, described["paths"].as_object().unwrap().len());
         let paths = described["paths"].as_object().unwrap().values();

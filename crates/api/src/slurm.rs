@@ -33,7 +33,7 @@ pub struct SlurmJobStart {
     /// User of the job.
     pub uid: u32,
     /// How often the job was requeued.
-    #[serde(default)]
+    #[serde(rename = "restart_count", default)]
     pub restart: u32,
     /// Job id of the leader of a heterogeneous job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -43,7 +43,7 @@ pub struct SlurmJobStart {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<LeaseRequest>,
     /// What Slurm allocated.
-    #[serde(default)]
+    #[serde(rename = "slurm_devices", default)]
     pub devices: Vec<SlurmDevice>,
     /// When the hook gives up, in milliseconds since the Unix epoch: later, nothing is granted.
     pub until_ms: i64,
@@ -109,7 +109,7 @@ pub struct SlurmJobEnd {
     #[serde(default)]
     pub node: String,
     /// How often the run that has ended was requeued before: the lease of a later run stays.
-    #[serde(default)]
+    #[serde(rename = "restart_count", default)]
     pub restart: u32,
     /// Until when the hook waits for the capacity to be free, in milliseconds since the Unix epoch.
     pub until_ms: i64,

@@ -143,9 +143,10 @@ async fn foreign_level_is_drift_and_is_repaired() {
     reload(&mut agent, LONG);
     agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
-    for said in
-        ["its time-slice level was default against the config", "its compute mode was DEFAULT against the config"]
-    {
+    for said in [
+        "its time-slice level was default, because another program changed it",
+        "its compute mode was DEFAULT, because another program changed it",
+    ] {
         let log = agent.wait_for_log(said);
         assert_eq!(log.matches(said).count(), 1, "{said}:\n{log}");
     }

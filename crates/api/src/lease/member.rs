@@ -93,7 +93,7 @@ pub enum LeaseBinding {
         #[serde(default)]
         node: String,
         /// How often the job was requeued before this run.
-        #[serde(default)]
+        #[serde(rename = "restart_count", default)]
         restart: u32,
         /// Job id of the leader of a heterogeneous job.
         #[serde(default, skip_serializing_if = "Option::is_none")]
