@@ -98,9 +98,7 @@ fn hints_of_leases_and_layouts_help_when_they_are_typed() {
     assert_eq!(code, i32::from(Code::Blocked.exit_status()), "{text}");
     let status = done(&agent, &["status", "0"]);
     assert!(status.contains("◐ 3g.40gb") && status.contains("1 granted"), "a leased device looks free: {status}");
-    for command in hinted(&agent, &["mig", "list", "--free", "--profile", "3g.40gb"]) {
-        assert!(done(&agent, &words(&command)).contains("granted"));
-    }
+    assert!(done(&agent, &["mig", "list", "0"]).contains("granted"));
     let apply = ["mig", "apply", "none", "-g", "0", "--yes"];
     let revoke =
         hinted(&agent, &apply).into_iter().find(|command| command.starts_with(&["lease".into(), "revoke".into()]));

@@ -33,7 +33,7 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
         fault(&served.host, kind);
         let hung = told_as(&served, MpsState::Hung, words);
         assert_eq!(hung.clients.len(), 1, "{kind}: {hung:#?}");
-        assert!(hung.reasons.iter().any(|reason| reason.contains("so gpushd does not restart it")));
+        assert!(hung.reasons.iter().any(|reason| reason.contains("gpushd does not restart it, because of")));
         assert!(client.lives() && client.said().is_empty(), "{kind}");
         assert_eq!(served.controls(), [served.pid], "{kind}");
         // The daemon recovers, and continues to serve.
