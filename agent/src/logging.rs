@@ -63,12 +63,12 @@ struct Line {
     /// Where the event comes from, and which fields it has.
     metadata: &'static Metadata<'static>,
     /// The values of its fields, in the order of the metadata; `None` for a field without a value.
-    values: Vec<Option<Recorded>>,
+    values: Vec<Option<LoggedValue>>,
 }
 
 /// A recorded value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Recorded {
+enum LoggedValue {
     /// A text, which is shown in quotes.
     Text(String),
     /// A number, or another value that is shown as it is.
@@ -150,13 +150,13 @@ impl<S: Subscriber> Layer<S> for QueueLayer {
 impl Visit for Line {
     fn record_str(&mut self, field: &Field, value: &str) {
         if let Some(slot) = self.values.get_mut(field.index()) {
-            *slot = Some(Recorded::Text(value.to_owned()));
+            *slot = Some(LoggedValue::Text(value.to_owned()));
         }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         if let Some(slot) = self.values.get_mut(field.index()) {
-            *slot = Some(Recorded::Plain(format!("{value:?}")));
+            *slot = Some(LoggedValue::Plain(format!("{value:?}")));
         }
     }
 }
@@ -181,7 +181,7 @@ fn write(rx: &Receiver<Item>, dropped: &AtomicU64) {
     });
 }
 
-impl Recorded {
+impl LoggedValue {
     /// Returns the text as a value without quotes.
     fn plain(&self) -> DisplayValue<&str> {
         let (Self::Text(text) | Self::Plain(text)) = self;
@@ -201,16 +201,16 @@ impl Line {
                 name if OBJECTS.contains(&name) => {}
                 name => {
                     let _ = match value.take() {
-                        Some(Recorded::Text(value)) => write!(text, " {name}={value:?}"),
-                        Some(Recorded::Plain(value)) => write!(text, " {name}={value}"),
+                        Some(LoggedValue::Text(value)) => write!(text, " {name}={value:?}"),
+                        Some(LoggedValue::Plain(value)) => write!(text, " {name}={value}"),
                         None => Ok(()),
                     };
                 }
             }
         }
         if let Some(message) = message.and_then(|at| self.values.get_mut(at)) {
-            let (Recorded::Text(message) | Recorded::Plain(message)) =
-                message.get_or_insert_with(|| Recorded::Text(String::new()));
+            let (LoggedValue::Text(message) | LoggedValue::Plain(message)) =
+                message.get_or_insert_with(|| LoggedValue::Text(String::new()));
             message.push_str(&text);
         }
         self
@@ -218,11 +218,11 @@ impl Line {
 
     /// Sends the event again, as the event that it was.
     fn write(&self, to: &Dispatch) {
-        let plain: Vec<_> = self.values.iter().map(|value| value.as_ref().map(Recorded::plain)).collect();
+        let plain: Vec<_> = self.values.iter().map(|value| value.as_ref().map(LoggedValue::plain)).collect();
         let values: Vec<Option<&dyn Value>> = (self.values.iter().zip(&plain))
             .map(|(value, plain)| match value {
-                Some(Recorded::Text(text)) => Some(text as &dyn Value),
-                Some(Recorded::Plain(_)) => plain.as_ref().map(|plain| plain as &dyn Value),
+                Some(LoggedValue::Text(text)) => Some(text as &dyn Value),
+                Some(LoggedValue::Plain(_)) => plain.as_ref().map(|plain| plain as &dyn Value),
                 None => None,
             })
             .collect();

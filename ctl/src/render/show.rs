@@ -163,7 +163,12 @@ fn devices(gpu: &Gpu, look: &Look) -> String {
             let whole = compute.profile == instance.profile;
             let what = if whole { at.clone() } else { format!("{} in {at}", look.clean(&compute.profile)) };
             let n = compute.processes.len() + instance.processes.len();
-            let usage = if n == 0 { "idle".to_owned() } else { processes_in_words(n) };
+            let is_leased = gpu.leases.iter().any(|lease| compute.uuid.as_ref() == Some(&lease.target));
+            let usage = match n {
+                0 if is_leased => "granted".to_owned(),
+                0 => "idle".to_owned(),
+                n => processes_in_words(n),
+            };
             let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u));
             push(what, compute.id.to_string(), usage, uuid);
         }
