@@ -96,7 +96,7 @@ fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
 }
 
 /// Most failed tests that are run again.
-const MOST_REPEATED: usize = 8;
+const MOST_REPEATED: usize = 16;
 
 /// Runs all tests. If only a few fail, runs those again, one at a time: a test that passes alone is reported as
 /// flaky, and does not fail the run.
