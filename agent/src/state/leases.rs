@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A reservation occupies capacity as soon as it is placed, so two grants never get the same share. It has no lease id
-//! yet: the commit assigns one. [`crate::leases`] decides; all other modules only read.
+//! yet: the commit assigns one. Module `leases` decides; all other modules only read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

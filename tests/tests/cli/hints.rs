@@ -146,7 +146,7 @@ fn for_everybody(value: &serde_json::Value, found: &mut Vec<String>) {
     }
 }
 
-/// Fault: a user was told to run commands that only administrators may run.
+/// Fault: hints named commands that only administrators may run.
 #[test]
 fn hints_to_users_are_permitted_to_them() {
     if !nix::unistd::geteuid().is_root() {

@@ -90,7 +90,7 @@ pub enum State {
         /// Whether it served before.
         served: bool,
     },
-    /// It was told to end.
+    /// It has received SIGTERM.
     Stopping {
         /// Deadline. After it the daemon is killed.
         until: Instant,

@@ -162,7 +162,7 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
                 let effects = notify(ending).into_iter().collect();
                 (State::Releasing(Releasing { ending, ..releasing }), effects)
             }
-            // Keep the times that the holder was told.
+            // Keep the times that the holder knows.
             _ => stay(releasing),
         },
         Event::Rebooted => match releasing.step {
