@@ -90,7 +90,7 @@ pub enum State {
         /// Whether it served before.
         served: bool,
     },
-    /// It has received SIGTERM.
+    /// gpushd has requested its end.
     Stopping {
         /// Deadline. After it the daemon is killed.
         until: Instant,
