@@ -192,7 +192,8 @@ impl Node {
 /// Returns the number of commits in a write-ahead log of SQLite: frames that record the size of the database.
 fn commits(wal: &Path) -> usize {
     let bytes = fs::read(wal).expect("a write-ahead log");
-    let word = |at: usize| bytes.get(at..at + 4).map_or(0, |word| u32::from_be_bytes(word.try_into().expect("4 bytes")));
+    let word =
+        |at: usize| bytes.get(at..at + 4).map_or(0, |word| u32::from_be_bytes(word.try_into().expect("4 bytes")));
     let frame = 24 + word(8) as usize;
     let frames = (32..bytes.len()).step_by(frame).take_while(|at| bytes.get(at + 8..at + 16) == bytes.get(16..24));
     frames.filter(|at| word(at + 4) > 0).count()
@@ -307,8 +308,9 @@ fn in_slurm() -> Option<[f64; 2]> {
         for _ in 0..REAL {
             for (comment, all) in ["none", "ours"].into_iter().zip(&mut jobs_of) {
                 let comment = format!("--comment={comment}");
-                let ids: Vec<_> =
-                    (0..jobs).map(|_| site.cluster.sbatch(ALICE, &["--gres=gpu:1", "--hold", &comment], "true")).collect();
+                let ids: Vec<_> = (0..jobs)
+                    .map(|_| site.cluster.sbatch(ALICE, &["--gres=gpu:1", "--hold", &comment], "true"))
+                    .collect();
                 let names: Vec<String> = ids.iter().map(ToString::to_string).collect();
                 site.cluster.run("scontrol", &["release", &names.join(",")]);
                 for id in &ids {
