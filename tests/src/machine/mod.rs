@@ -63,8 +63,18 @@ impl Machine {
     /// If it is possible, but the machine does not come up.
     #[must_use]
     pub fn boot(what: &str) -> Option<Self> {
+        Self::boot_root(what, root::root)
+    }
+
+    /// As [`Machine::boot`], with Debian 13 and its Slurm 24.11.
+    #[must_use]
+    pub fn boot_with_slurm(what: &str) -> Option<Self> {
+        Self::boot_root(what, root::with_slurm)
+    }
+
+    fn boot_root(what: &str, root: impl FnOnce() -> Result<&'static Path, String>) -> Option<Self> {
         let name = unique();
-        let made = able().and_then(|()| root::root()).and_then(|root| Ok((root, Cgroup::make(&name)?)));
+        let made = able().and_then(|()| root()).and_then(|root| Ok((root, Cgroup::make(&name)?)));
         match made {
             Ok((root, cgroup)) => Some(Self::start(&name, root, cgroup)),
             Err(why) => {
