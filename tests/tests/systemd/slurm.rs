@@ -18,7 +18,6 @@ SlurmdSpoolDir=/var/spool/slurmd
 SlurmctldLogFile=/var/log/slurm/slurmctld.log
 SlurmdLogFile=/var/log/slurm/slurmd.log
 SlurmdParameters=config_overrides
-TaskPlugin=task/none
 MpiDefault=none
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
@@ -41,6 +40,32 @@ fn refused(machine: &Machine, line: &str) -> String {
     text
 }
 
+/// Whether a line of the page belongs to cgroup.conf, not to slurm.conf.
+fn is_of_cgroup_conf(line: &str) -> bool {
+    line.contains("# cgroup.conf")
+}
+
+/// Writes cgroup.conf with the lines of the page. Returns whether Slurm can use cgroups: its plugin for cgroup v2 wants
+/// controllers that a host with cgroup v1 does not have there, so it gets mounts of its own.
+fn writes_cgroup_conf(machine: &Machine, constrain: &str) -> bool {
+    let mount = |name: &str| {
+        let at = format!("/srv/cgroup/{name}");
+        machine.run(&format!("mkdir -p {at} && mount -t cgroup -o {name} none {at}")).status.success()
+    };
+    let has_cgroups = mount("freezer") && mount("devices");
+    let text = if has_cgroups {
+        let lines = constrain.lines().filter(|line| is_of_cgroup_conf(line));
+        lines.fold("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/srv/cgroup\n".to_owned(), |text, line| text + line + "\n")
+    } else {
+        println!(
+            "SKIPPED proctrack/cgroup of Slurm: the freezer and devices controllers of cgroup v1 cannot be mounted"
+        );
+        "CgroupPlugin=disabled\n".to_owned()
+    };
+    machine.write("/etc/slurm/cgroup.conf", text);
+    has_cgroups
+}
+
 fn leases(machine: &Machine) -> usize {
     machine.sh("gpushctl lease list -o name").lines().count()
 }
@@ -52,7 +77,7 @@ fn page_for_administrators_works_with_slurm_24_11() {
     let page: String = page.lines().map(|line| line.strip_prefix("   ").unwrap_or(line).to_owned() + "\n").collect();
     let [reload, gres_conf, run, ..] = &blocks(&page, "sh")[..] else { panic!("the page has other commands") };
     let [config] = &blocks(&page, "toml")[..] else { panic!("the page has another config") };
-    let [hooks, _cgroup] = &blocks(&page, "")[..] else { panic!("the page has other lines of slurm.conf") };
+    let [hooks, constrain] = &blocks(&page, "")[..] else { panic!("the page has other lines of slurm.conf") };
     let [unit] = &blocks(&page, "ini")[..] else { panic!("the page has another unit") };
 
     let Some(machine) = Machine::boot_with_slurm("Slurm 24.11 on Debian 13") else { return };
@@ -74,13 +99,21 @@ fn page_for_administrators_works_with_slurm_24_11() {
     let of_slurm_conf =
         lines.lines().find_map(|line| line.strip_prefix("# NodeName=n1 ")).expect("the line of the node");
     machine.write("/etc/slurm/gres.conf", &lines);
-    machine.write("/etc/slurm/cgroup.conf", "CgroupPlugin=disabled\n");
-    let slurm_conf = format!(
-        "{SLURM_CONF}{hooks}ProctrackType=proctrack/linuxproc\nNodeName=n1 CPUs=16 RealMemory=100 {of_slurm_conf}\n\
+    let has_cgroups = writes_cgroup_conf(&machine, constrain);
+    let mut slurm_conf = format!(
+        "{SLURM_CONF}{hooks}NodeName=n1 CPUs=2 RealMemory=100 {of_slurm_conf}\n\
          PartitionName=gpu Nodes=n1 Default=YES State=UP\n"
-    )
-    // Contain needs proctrack/cgroup, which a machine without controllers does not have.
-    .replace("PrologFlags=Alloc,Contain", "PrologFlags=Alloc");
+    );
+    if has_cgroups {
+        slurm_conf += &constrain
+            .lines()
+            .filter(|line| !is_of_cgroup_conf(line))
+            .fold(String::new(), |text, line| text + line + "\n");
+    } else {
+        // Contain needs proctrack/cgroup.
+        slurm_conf = slurm_conf.replace("PrologFlags=Alloc,Contain", "PrologFlags=Alloc");
+        slurm_conf += "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n";
+    }
     machine.write("/etc/slurm/slurm.conf", slurm_conf);
     machine.write("/etc/systemd/system/slurmd.service.d/override.conf", unit);
     machine.sh("install -d -o slurm -g slurm /var/spool/slurmctld /var/spool/slurmd /var/log/slurm");
@@ -88,15 +121,22 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.await_that("an idle node", |machine| machine.sh("sinfo -h -o %T") == "idle");
     assert!(machine.sh("scontrol --version").contains("24.11"), "{}", machine.sh("scontrol --version"));
 
-    // The doctor has findings here: this Slurm has no ConstrainDevices.
+    // On a host without cgroups, this Slurm has no ConstrainDevices.
     let commands: Vec<&str> = run.lines().filter(|line| !line.contains("doctor")).collect();
     let [srun, list] = commands[..] else { panic!("{commands:?}") };
     let doctor = machine.run("gpushctl doctor --only slurm");
     let found = String::from_utf8_lossy(&doctor.stdout).into_owned();
-    assert!(found.contains("ConstrainDevices") && !found.contains("PrologFlags"), "{found}");
+    assert!(found.contains("ConstrainDevices") != has_cgroups && !found.contains("PrologFlags"), "{found}");
     let accepted = machine.sh(&as_user(&srun.replace('\'', "\"")));
     assert!(accepted.contains("GPUSH_LEASE=L") && accepted.contains("CUDA_VISIBLE_DEVICES=GPU-"), "{accepted}");
     machine.sh(list);
+    if has_cgroups {
+        // Nothing is behind the device files: another error than that of a denied device.
+        let open = "for n in 0 1; do cat /dev/nvidia$n 2>&1; done; true";
+        let opened = machine.sh(&as_user(&format!("srun --gres=gpu:1 sh -c \"{}\"", open.replace('$', "\\$"))));
+        let denied: Vec<&str> = opened.lines().filter(|line| line.contains("Operation not permitted")).collect();
+        assert!(matches!(denied[..], [one] if one.contains("/dev/nvidia1")), "{opened}");
+    }
     let reason = refused(&machine, "srun --gres=gpu:1 --comment=gpush:mps=250 true");
     assert!(reason.contains("gpush: ") && reason.contains("250"), "{reason}");
     let reason = refused(&machine, "srun --gres=gpu:1 --comment=gpush:mps=25 true");
