@@ -105,6 +105,8 @@ impl Allocation {
         for device in &self.devices {
             let gpu = &device.gpu;
             let (state, passes) = match gpu.state {
+                // No lease is granted on it now, although Slurm has it free: wait for the next reading.
+                GpuState::Ready if gpu.stale || !gpu.processes_known => ("slow: its last reading is old", true),
                 GpuState::Ready => continue,
                 GpuState::Changing => ("being changed", true),
                 GpuState::Cordoned => ("cordoned", false),

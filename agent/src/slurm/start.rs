@@ -105,6 +105,11 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
         // An earlier run's processes may hold the capacity for a moment.
         Err(error) if error.retryable && !of_job(&slurm.leases, key).is_empty() => Err(error),
         Err(error) if decide::is_refusal(error.code) => {
+            if error.code == Code::Blocked {
+                // A reading may have been late meanwhile. That is not a reason to refuse the job.
+                let seen = slurm.readings.host().await?;
+                Allocation::of(&seen.host, &seen.gpus(Viewer::Log), &job.devices).check_node()?;
+            }
             let refused = refuse(slurm, caller, job, error).await;
             Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
         }

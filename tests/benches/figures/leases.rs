@@ -41,10 +41,11 @@ const HISTORY: usize = 10_000;
 const TABLES: [&str; 4] = ["leases", "facts", "audit", "head"];
 
 /// A minimal database with durable commits.
-struct Plain(Connection);
+pub(crate) struct Plain(Connection);
 
 impl Plain {
-    fn open(host: &Host) -> Self {
+    /// Creates it among the files of a host.
+    pub(crate) fn open(host: &Host) -> Self {
         let database = Connection::open(host.scratch("plain.db")).expect("a database");
         database.pragma_update(None, "journal_mode", "WAL").expect("a log");
         database.pragma_update(None, "synchronous", "FULL").expect("it is synced");
@@ -56,7 +57,7 @@ impl Plain {
     }
 
     /// Returns the seconds of one commit.
-    fn commit(&self) -> f64 {
+    pub(crate) fn commit(&self) -> f64 {
         let (begun, text) = (Instant::now(), "x".repeat(300));
         let transaction = self.0.unchecked_transaction().expect("a transaction");
         for table in TABLES {

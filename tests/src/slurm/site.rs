@@ -27,9 +27,24 @@ impl Site {
     /// cannot run a cluster.
     #[must_use]
     pub fn start(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
+        Self::start_with(host, config, Agent::start, change)
+    }
+
+    /// As [`Site::start`], and other users can reach the socket.
+    #[must_use]
+    pub fn start_public(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
+        Self::start_with(host, config, Agent::start_public, change)
+    }
+
+    fn start_with(
+        host: &str,
+        config: &str,
+        start: impl FnOnce(&Host, &str) -> Agent,
+        change: impl FnOnce(Setup, &Host, &Agent) -> Setup,
+    ) -> Option<Self> {
         let setup = Setup::new()?;
         let host = Host::up(host);
-        let agent = Agent::start(&host, config);
+        let agent = start(&host, config);
         agent.wait_for_layouts_at_start();
         let mut setup = change(setup, &host, &agent);
         for (key, verb) in [("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task-prolog")] {

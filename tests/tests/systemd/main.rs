@@ -5,4 +5,5 @@ mod leases;
 mod mps;
 mod packages;
 mod ready;
+mod slurm;
 mod units;
