@@ -9,7 +9,6 @@ use gpush_core::slurm::{
 
 use super::{
     call::{Calls, Unanswered, end_of},
-    directory::Directory,
     fail, sentence,
     settings::Settings,
     variable,
@@ -22,7 +21,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         Err(error) => return fail(0, &error.to_string()),
     };
     let settings = Settings::of_root(files, limits);
-    let directory = Directory::new(&settings.directory);
+    let directory = &settings.directory;
     let had_lease = directory.has(&job);
     // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
     if !had_lease && !job.has_devices() && matches!(requested(&job), Ok(None)) {
@@ -34,7 +33,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
             let mut calls = Calls::new(global, settings.until);
             let ended = calls.end(&end).await;
             if ended.is_ok() {
-                calls.deliver_ends(&directory).await;
+                calls.deliver_ends(directory).await;
             }
             ended
         })
@@ -46,10 +45,10 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         Err(Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
     };
     match ended {
-        Ended::Clean | Ended::Left | Ended::Broken => directory.end_told(&end),
+        Ended::Clean | Ended::Left | Ended::Broken => directory.end_delivered(&end),
         Ended::NoAnswer if had_lease => {
             // The next hook delivers it.
-            let _noted = directory.note_end(&job, &end);
+            let _noted = directory.note_end(&end);
         }
         Ended::NoAnswer => {}
     }
