@@ -40,12 +40,15 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     });
     let (ended, why) = match answer {
         Ok(SlurmJobEnded { left, .. }) if left.is_empty() => (Ended::Clean, String::new()),
+        Ok(SlurmJobEnded { left, .. }) if left.iter().all(|left| left.unattributed) => {
+            (Ended::Unattributed, left.iter().map(words).collect::<Vec<_>>().join("; "))
+        }
         Ok(SlurmJobEnded { left, .. }) => (Ended::Left, left.iter().map(words).collect::<Vec<_>>().join("; ")),
         Err(Unanswered::Error(error)) => (Ended::Broken, sentence(&error)),
         Err(Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
     };
     match ended {
-        Ended::Clean | Ended::Left | Ended::Broken => directory.end_delivered(&end),
+        Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(&end),
         Ended::NoAnswer if had_lease => {
             // The next hook delivers it.
             let _noted = directory.note_end(&end);
@@ -53,7 +56,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         Ended::NoAnswer => {}
     }
     directory.remove(&job);
-    if epilog_fails(ended, had_lease, settings.slurm.agent_down) { fail(job.id, &why) } else { 0 }
+    if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 
 /// What is left of a lease, in one sentence.

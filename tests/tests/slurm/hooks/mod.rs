@@ -9,6 +9,8 @@
 //! | `agent_down` | gpushd does not run, or is stopped |
 //! | `kinds` | MIG devices, MPS, time-slicing, gres.conf |
 //! | `leftovers` | processes that a job leaves |
+//! | `states` | GPUs and databases that do not work |
+//! | `tasks` | which file a task finds |
 //! | `users` | what users cannot do |
 
 mod agent_down;
@@ -16,6 +18,8 @@ mod kinds;
 mod leftovers;
 mod life;
 mod refusals;
+mod states;
+mod tasks;
 mod users;
 
 use std::{
@@ -124,6 +128,14 @@ impl Node {
         }
     }
 
+    /// Runs Prolog, which grants a lease. Returns what TaskProlog prints.
+    fn granted_task(&self, job: &Job) -> String {
+        self.prolog(job);
+        let text = self.task(job).expect("the task runs");
+        assert!(text.contains("export GPUSH_LEASE="), "{text}");
+        text
+    }
+
     /// The reason that a refused job's tasks print.
     fn refusal(&self, job: &Job) -> String {
         self.prolog(job);
@@ -143,6 +155,11 @@ impl Node {
         assert_eq!(lease.state, LeaseState::Active);
         lease
     }
+}
+
+/// Index of the driver of the first GPU of gres.conf.
+fn first(node: &Node) -> u32 {
+    node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index
 }
 
 /// The environment of a job's hooks.
