@@ -169,7 +169,9 @@ mod tests {
         let link = file("ci", 42, "n1").of_component(41);
         assert_eq!(link.to_string(), "ci-41+42@n1");
         assert_eq!(FileName::parse("ci-41+42@n1"), Some(link));
-        for other in ["owned", "ci-42", "ci-42@n1.ended@", "ci-042@n1", "ci-x@n1", "ci-1+@n1", "ci-1@n 1"] {
+        for other in
+            ["owned", "ci-42", "ci-42@n1+ended", "ci-42@n1+run", "ci-042@n1", "ci-x@n1", "ci-1+@n1", "ci-1@n 1"]
+        {
             assert_eq!(FileName::parse(other), None, "{other}");
         }
     }

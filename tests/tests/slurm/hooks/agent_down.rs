@@ -41,12 +41,12 @@ fn policy_decides_about_jobs_of_gpush_alone() {
     assert!(text.contains("without a lease") && !text.contains("export"), "{text}");
     node.epilog(&job);
     // The ends that gpushd has not heard are delivered by the next hook.
-    assert!(node.directory().join("ci-6@n1.ended").exists());
+    assert!(node.directory().join("ci-6@n1+ended").exists());
     node.start_again();
     let job = Job::new(7).on(&slurms);
     node.prolog(&job);
     node.granted(7);
-    assert!(!node.directory().join("ci-6@n1.ended").exists() && !node.directory().join("ci-2@n1.ended").exists());
+    assert!(!node.directory().join("ci-6@n1+ended").exists() && !node.directory().join("ci-2@n1+ended").exists());
 }
 
 #[test]
@@ -85,6 +85,6 @@ fn hooks_wait_for_a_gpushd_that_restarts() {
     if output.status.success() {
         assert!(node.lease(1).is_none());
     } else {
-        assert!(node.directory().join("ci-1@n1.ended").exists());
+        assert!(node.directory().join("ci-1@n1+ended").exists());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::process::CommandExt,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -228,11 +228,8 @@ fn mps_client_in_the_cgroup_of_the_job_is_ended() {
     }
     let Some(cgroup) = Cgroup::of(&node_name("-d"), 24) else { return };
     let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", MPS);
-    for (dir, mode) in [(node.host.dir().parent().expect("a directory"), 0o755), (&node.host.dir().join("proc"), 0o777)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("its mode can be changed");
-    }
+    fs::set_permissions(node.host.dir().join("proc"), fs::Permissions::from_mode(0o777))
+        .expect("its mode can be changed");
     reaches(node.agent(), "0", MpsState::Ready);
     let job = Job::new(24).on("0").with(NODE, node_name("-d")).with("SLURM_JOB_COMMENT", "gpush:mps=25");
     node.prolog(&job);

@@ -24,6 +24,7 @@ mod users;
 
 use std::{
     fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::PathBuf,
     process::{Command, Output, Stdio},
 };
@@ -60,6 +61,9 @@ impl Node {
         let host = Host::up(description);
         let agent = Agent::start(&host, config);
         agent.wait_for_layouts_at_start();
+        // TaskProlog runs as the user of the job.
+        let around = host.dir().parent().expect("a directory");
+        fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
         let gres_conf = host.scratch("gres.conf");
         let mut minors: Vec<u32> = agent.gpus().iter().map(|gpu| gpu.minor).collect();
         minors.sort_unstable_by(|one, other| other.cmp(one));
@@ -93,7 +97,11 @@ impl Node {
         let mut command = Command::new(program("gpushctl"));
         command.env_clear().stdin(Stdio::null()).args(["slurm", verb]);
         command.arg("--config").arg(self.host.scratch("gpushd.toml")).arg("--dir").arg(self.directory());
-        if verb != "task-prolog" {
+        if verb == "task-prolog" {
+            if nix::unistd::geteuid().is_root() {
+                command.uid(user()).gid(user()).current_dir("/");
+            }
+        } else {
             command.arg("--socket").arg(self.host.scratch("gpushd.admin.sock"));
         }
         if verb == "prolog" {

@@ -7,8 +7,8 @@ use gpush_core::slurm::job_files::FileName;
 
 use super::Directory;
 
-/// Suffix of the record of an end.
-const ENDED: &str = ".ended";
+/// Suffix of the record of an end. No name of a node has a `+`.
+const ENDED: &str = "+ended";
 
 fn name_of(end: &SlurmJobEnd) -> String {
     format!("{}{ENDED}", FileName::of_job(&end.cluster, end.job, &end.node))

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Directory, Locked};
 
-/// Suffix of the record of a run.
-const RUN: &str = ".run";
+/// Suffix of the record of a run. No name of a node has a `+`.
+const RUN: &str = "+run";
 
 /// The Prolog that a file of a job belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,7 +217,7 @@ mod tests {
         let component = run(42, 0, Some(41));
         directory.begin(&component).unwrap();
         let mode = |name: &str| fs::metadata(dir.path().join("jobs").join(name)).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode("ci-42@n1"), mode("ci-42@n1.run"), mode("lock"), mode("")), (0o400, 0o600, 0o600, 0o755));
+        assert_eq!((mode("ci-42@n1"), mode("ci-42@n1+run"), mode("lock"), mode("")), (0o400, 0o600, 0o600, 0o755));
         assert_eq!((state(&directory, 41), state(&directory, 42)), (Some(JobState::Begun), Some(JobState::Begun)));
         // Epilog may know nothing but the job id.
         directory.remove(&run(42, 0, None));
@@ -310,7 +310,7 @@ mod tests {
                 directory.write(&new, &of_new, refused("new")).unwrap();
             });
             assert_eq!(state(&directory, 42), Some(refused("new")), "round {round}");
-            assert_eq!(left(&directory), ["ci-41+42@n1", "ci-42@n1", "ci-42@n1.run"], "round {round}");
+            assert_eq!(left(&directory), ["ci-41+42@n1", "ci-42@n1", "ci-42@n1+run"], "round {round}");
         }
     }
 }

@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | `CLUSTER-JOB@NODE` | what Prolog did: the environment, or the refusal | the user of the job, 0400 |
 //! | `CLUSTER-LEADER+JOB@NODE` | link to the file of a component of a heterogeneous job | root |
-//! | `CLUSTER-JOB@NODE.run` | which run of the job the file belongs to | root, 0600 |
-//! | `CLUSTER-JOB@NODE.ended` | an end of a job that was not delivered to gpushd yet | root, 0600 |
+//! | `CLUSTER-JOB@NODE+run` | which run of the job the file belongs to | root, 0600 |
+//! | `CLUSTER-JOB@NODE+ended` | an end of a job that was not delivered to gpushd yet | root, 0600 |
 //! | `owned` | the GPUs with `owner = "slurm"`, from the last answer of gpushd | root |
 //! | `places` | the clusters and nodes whose hooks run on this host | root |
 //! | `lock` | locked while a hook changes a file | root, 0600 |
