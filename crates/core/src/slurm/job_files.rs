@@ -5,9 +5,8 @@
 //! ci-41+42@n1    link to `ci-42@n1`: job 42 is a component of the heterogeneous job 41
 //! ```
 //!
-//! TaskProlog knows the id of its job from Slurm. It takes the cluster and the node from the environment of the task,
-//! which the user can change. So these two only choose between several files. Without such a choice, they do not decide
-//! whether a task runs.
+//! Slurm sets the job id and the node in the environment of each task. The cluster in it can be changed by the user. So the
+//! cluster and the node only choose between several files. They do not decide whether a task runs.
 
 use std::fmt;
 
@@ -85,7 +84,7 @@ impl fmt::Display for FileName {
     }
 }
 
-/// A task as its environment describes it.
+/// A task, as its environment describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
     /// Job id: Slurm sets it for each task.
