@@ -249,7 +249,7 @@ async fn serve(
         boot_id,
         due,
     } = compose::compose(settings, origin, remembered, options)?;
-    let Handles { state, readings, operations, mps, leases, strays, .. } = handles.clone();
+    let Handles { state, readings, operations, mps, leases, unleased, .. } = handles.clone();
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
     // Before any request can call the driver, and before a queued operation can begin.
     handles.maintenance.resume();
@@ -301,7 +301,7 @@ async fn serve(
     let levels = tokio::spawn(timeslice::run(timeslice, move |uuid: &str| of.has(uuid)));
     let needs = move |uuid: &str| mps.needs_compute_mode(uuid);
     let leftover = tokio::spawn(shared_gpus::run(shared_gpus, needs, stopping.clone()));
-    let strays = tokio::spawn(processes::run(strays));
+    let unleased = tokio::spawn(processes::run(unleased));
 
     let reloading = Reloading { reload: &reload, socket_file: &socket_file, level };
     let ended = loop {
@@ -332,7 +332,7 @@ async fn serve(
     if unfinished > 0 {
         tokio::time::sleep(LAST_WORD).await;
     }
-    let _ = tokio::join!(startup, expiry, daemons, leases, levels, leftover, strays);
+    let _ = tokio::join!(startup, expiry, daemons, leases, levels, leftover, unleased);
     first_reading.abort();
     following.abort();
     let _ = fed.map(|fed| fed.abort());

@@ -255,7 +255,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
             4,
         ),
         // Processes
-        ("strays", own("[processes]\nstray = \"kill\"\ngrace_s = -1\n"), 2),
+        ("unleased processes", own("[processes]\nunleased = \"kill\"\ngrace_s = -1\n"), 2),
         ("allowed is no list", own("[processes]\nallow = \"/usr/bin/nvtop\"\n"), 1),
         ("allowed are no tables", own("[processes]\nallow = [\"/usr/bin/nvtop\", 1000]\n"), 2),
         ("allowed is nobody", own("[processes]\nallow = [{}]\n"), 1),
