@@ -57,7 +57,7 @@ impl Environments {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the lease that a process's environment names, whoever holds it. Reads files that may be large.
+    /// Returns the lease that a process's environment names, of any holder. Reads files that may be large.
     pub(crate) fn named_lease(&self, pid: u32) -> Option<String> {
         match self.named(pid) {
             NamedLease::Own(name) | NamedLease::Other(name) => Some(name),

@@ -70,8 +70,7 @@ async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<
         let classifier = Classifier::new(&handle);
         listed.iter().flat_map(|gpu| of_gpu(&classifier, gpu)).collect()
     });
-    let mut processes: Vec<ClassifiedProcess> =
-        read.await.map_err(|_| ApiError::new(Code::Unavailable, "gpushd is stopping"))?;
+    let mut processes: Vec<ClassifiedProcess> = read.await.map_err(|_| ApiError::stopping("gpushd is stopping"))?;
     if processes.iter().any(|one| one.process.unleased.is_some())
         && let Some(allow) = AllowList::of(&unleased.state.config()).await
     {

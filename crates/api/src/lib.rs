@@ -28,7 +28,7 @@ mod timestamp;
 pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};
 pub use device::{DeviceGrant, DeviceUse, MigDevice};
-pub use error::{ApiError, Code, STOPPING};
+pub use error::{ApiError, Code, Remedy};
 pub use event::{
     Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, LeaseChange,
     MpsChange, OperationChange, Resync, ResyncReason, UnleasedChange, UnleasedStep, Xid,

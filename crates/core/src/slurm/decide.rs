@@ -106,6 +106,7 @@ pub fn is_refusal(code: Code) -> bool {
         | Code::GpuLost
         | Code::ConfigInvalid
         | Code::Unavailable
+        | Code::Stopping
         | Code::Unreachable
         | Code::TimedOut
         | Code::Internal => false,
