@@ -8,7 +8,13 @@
 //!   names one in its environment ─────────────────────────────► that lease
 //! its user holds a lease on this device ──────────────────────► unattributed: counts for the user's oldest lease
 //! `lease = "required"` for its GPU ───────────────────────────► unleased
+//! another user's lease has the whole GPU or MIG device ───────► unleased, but never ended
 //! ```
+//!
+//! In the last case, the process usually has an old environment. A MIG device that is created again in the same place has
+//! the same UUID, so the environment of an ended lease selects the device of its next holder. Ids of leases never repeat:
+//! a process with `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A process that names L9 is not
+//! reported: it may run in a container as another user.
 //!
 //! On a target shared through MPS, a process that bypasses the daemon is unleased, whatever its cgroup; so is an
 //! unattributed one. gpushd does not end either of them while its user holds a lease there.
@@ -16,7 +22,7 @@
 //! The user is compared first, then the cgroup. The kernel reports the user, and a user cannot enter a cgroup that root
 //! created. The process itself writes its environment, which therefore counts only among the leases of its user.
 
-use gpush_api::{Gpu, GpuProcess, GpuState, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
+use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
 use gpush_host::{cgroup::Place, proc};
 
 use super::{
@@ -36,6 +42,9 @@ const FORGOTTEN: &str = "it was started before the database was lost, and may ha
 
 /// Why gpushd does not end a process in a scope that gpushd created.
 const SCOPE: &str = "it is in the scope of a lease that gpushd does not know";
+
+/// Why gpushd does not end a process on the device of another user's lease.
+const OPTIONAL: &str = "the rule of its GPU does not require a lease";
 
 /// A process, and why gpushd does not end it although it is unleased.
 #[derive(Debug, Clone)]
@@ -100,14 +109,19 @@ impl<'a> Classifier<'a> {
             None => device.is_some() || gpu.mode != Mode::Mps,
         };
         let is_required = self.terms(gpu).requirement_for(shared.is_some()) == LeaseRequirement::Required;
-        let is_checked = is_checked && is_required && !self.is_database_lost && is_known(gpu);
+        let is_known = !self.is_database_lost && is_known(gpu);
+        let is_checked = is_checked && is_required && is_known;
         if let Some(oldest) = own.first()
             && !(is_checked && shared.is_some())
         {
             return Attribution { lease: Some(oldest.id().to_string()), unattributed: true, ..found };
         }
         if !is_checked {
-            return found;
+            let other = own.is_empty().then(|| self.table.alone_on(device.unwrap_or(&gpu.uuid))).flatten();
+            return match other.filter(|_| is_known).and_then(|id| reason_on_device_of(id, &named)) {
+                Some(why) => Attribution { unleased: Some(why), exempt: Some(OPTIONAL), ..found },
+                None => found,
+            };
         }
         let why = match &shared {
             Some(shared) => reason(shared, process.kind, uid, &named),
@@ -175,6 +189,20 @@ fn is_known(gpu: &Gpu) -> bool {
         GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
     is_readable && !gpu.stale && gpu.processes_known
+}
+
+/// Returns why a process is unleased on a device that lease `id` of another user has for itself; `None` if the process
+/// names that lease.
+fn reason_on_device_of(id: LeaseId, named: &NamedLease) -> Option<String> {
+    match named {
+        NamedLease::Other(name) if name.parse() == Ok(id) => None,
+        NamedLease::Other(name) => {
+            Some(format!("its environment is of lease {name}, but lease {id} has the device now"))
+        }
+        NamedLease::Own(_) | NamedLease::None | NamedLease::Unknown => {
+            Some(format!("lease {id} of another user has the device"))
+        }
+    }
 }
 
 /// Returns why a process on a target shared through MPS is unleased.

@@ -75,10 +75,12 @@ async fn round(unleased: &Unleased) {
     }
 }
 
-/// Returns the unleased processes of the host. Reads no GPU if no rule requires leases or the policy does nothing.
+/// Returns the unleased processes of the host. Reads no GPU if none can be unleased, or if the policy does nothing.
 async fn find(unleased: &Unleased, config: &Config) -> Vec<ClassifiedProcess> {
     let mut requirements = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
-    let is_needed = unleased.mps.is_used() || requirements.any(|one| one == LeaseRequirement::Required);
+    let is_needed = unleased.mps.is_used()
+        || requirements.any(|one| one == LeaseRequirement::Required)
+        || unleased.state.leases().has_lease_alone();
     if !is_needed || config.processes.unleased == UnleasedPolicy::Report {
         return Vec::new();
     }

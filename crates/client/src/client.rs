@@ -295,7 +295,11 @@ impl Client {
         self.decode(&question, &answer).await
     }
 
-    pub(crate) async fn decode<T: DeserializeOwned>(&mut self, question: &Question<'_>, answer: &Answer) -> Result<T, Error> {
+    pub(crate) async fn decode<T: DeserializeOwned>(
+        &mut self,
+        question: &Question<'_>,
+        answer: &Answer,
+    ) -> Result<T, Error> {
         let cause = if answer.status.is_success() {
             match serde_json::from_slice(&answer.body) {
                 Ok(value) => return Ok(value),
