@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded, STOPPING};
+use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded};
 use gpush_core::{config::Config, desired, sharing};
 use gpush_store::{NewAudit, Store};
 use tokio::sync::{mpsc, oneshot};
@@ -72,9 +72,8 @@ impl Reloads {
     /// If the config is refused, or gpushd is stopping.
     pub(crate) async fn ask(&self, wish: Wish) -> Result<Reloaded, ApiError> {
         let stopping = || {
-            ApiError::new(Code::Unavailable, format!("{STOPPING} and does not reload the config"))
+            ApiError::stopping("gpushd is stopping and does not reload the config")
                 .hint("gpushd reads it at its next start: `systemctl status gpushd`")
-                .retryable()
         };
         let (reply, answer) = oneshot::channel();
         self.0.send((wish, reply)).await.map_err(|_| stopping())?;
@@ -297,11 +296,8 @@ impl Differences {
         let unknown = unknown.map(|gpu| {
             let message = format!("GPU {} ({}) can't be read: its layout is not known", gpu.index, gpu.uuid);
             let code = if gpu.state == GpuState::Lost { Code::GpuLost } else { Code::DriverTimeout };
-            let mut error = ApiError::new(code, message).hint(format!(
-                "`gpushctl gpu show {}` shows its \
-                state",
-                gpu.index
-            ));
+            let mut error =
+                ApiError::new(code, message).hint(format!("see its state with `gpushctl gpu show {}`", gpu.index));
             error.causes.clone_from(&gpu.reasons);
             error
         });

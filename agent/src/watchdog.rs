@@ -21,12 +21,12 @@ use tokio::{
 pub(crate) type Knock = oneshot::Sender<()>;
 
 /// Notifies systemd periodically. Never returns.
-pub(crate) async fn feed(period: Duration, door: mpsc::Sender<Knock>, store: Store) {
+pub(crate) async fn feed(period: Duration, sender: mpsc::Sender<Knock>, store: Store) {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        match timeout(period, alive(&door, &store)).await {
+        match timeout(period, alive(&sender, &store)).await {
             Ok(true) => notify::send(Notification::Alive),
             Ok(false) => tracing::error!("the accept loop or the store has ended: the watchdog is not fed"),
             Err(_) => tracing::error!("the accept loop or the store does not answer: the watchdog is not fed"),
@@ -34,9 +34,9 @@ pub(crate) async fn feed(period: Duration, door: mpsc::Sender<Knock>, store: Sto
     }
 }
 
-async fn alive(door: &mpsc::Sender<Knock>, store: &Store) -> bool {
+async fn alive(sender: &mpsc::Sender<Knock>, store: &Store) -> bool {
     let (knock, answer) = oneshot::channel();
-    door.send(knock).await.is_ok() && answer.await.is_ok() && store.ping().await.is_ok()
+    sender.send(knock).await.is_ok() && answer.await.is_ok() && store.ping().await.is_ok()
 }
 
 #[cfg(test)]
@@ -49,16 +49,16 @@ mod tests {
     async fn agent_is_alive_while_loop_and_store_answer() {
         let scratch = tempfile::tempdir().unwrap();
         let store = Store::open(scratch.path(), Options::default()).unwrap().store;
-        let (door, mut knocks) = mpsc::channel::<Knock>(1);
+        let (sender, mut knocks) = mpsc::channel::<Knock>(1);
         let answers = tokio::spawn(async move {
             let _ = knocks.recv().await.map(|knock| knock.send(()));
             knocks
         });
-        assert!(alive(&door, &store).await);
+        assert!(alive(&sender, &store).await);
         let knocks = answers.await.unwrap();
         // A loop that hangs does not answer.
-        assert!(timeout(Duration::from_millis(20), alive(&door, &store)).await.is_err());
+        assert!(timeout(Duration::from_millis(20), alive(&sender, &store)).await.is_err());
         drop(knocks);
-        assert!(!alive(&door, &store).await);
+        assert!(!alive(&sender, &store).await);
     }
 }

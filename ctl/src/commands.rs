@@ -133,7 +133,7 @@ fn out_is_json(global: &Global) -> bool {
 }
 
 /// Creates a runtime with one thread, and only with I/O and timers. Commands run often and must return quickly.
-fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))
 }
@@ -143,6 +143,11 @@ fn socket(global: &Global) -> Socket {
     if let Some(path) = &global.socket {
         return Socket::given(path, Origin::Option);
     }
+    default_socket()
+}
+
+/// Returns the socket without `--socket`.
+pub(crate) fn default_socket() -> Socket {
     match std::env::var_os("GPUSH_SOCKET").filter(|path| !path.is_empty()) {
         Some(path) => Socket::given(path, Origin::Environment),
         None => Socket::default_for_user(),

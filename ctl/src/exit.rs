@@ -6,8 +6,8 @@ use gpush_api::{ApiError, Code};
 
 use crate::output::Output;
 
-/// The actual state differs from the requested one (`mig assert`), or there are findings such as strays (`process list
-/// --stray`).
+/// The actual state differs from the requested one (`mig assert`), or there are findings such as unleased processes
+/// (`process list --unleased`).
 pub(crate) const DIFFERS: u8 = 3;
 
 /// `run`: there is no lease, so the command did not run.

@@ -5,6 +5,7 @@
 
 mod args;
 mod commands;
+mod complete;
 mod exit;
 mod offline;
 mod output;
@@ -18,6 +19,11 @@ use gpush_api::{ApiError, Code};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
+    match complete::complete(&words) {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => {}
+        Err(error) => error.exit(),
+    }
     if let Some(error) = args::habits::error(&words) {
         return refused(&error, &words);
     }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpush_api::{ApiError, Code, Gpu, LayoutSource, PlanRequest, Plans};
+use gpush_api::{ApiError, Code, Gpu, LayoutSource, PlanRequest, Plans, Remedy};
 use gpush_core::{config::Config, desired, layout::Layout, preset};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
@@ -55,14 +55,11 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
         let plain = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./".contains(&b));
         let host = if plain { host.to_owned() } else { format!("'{}'", host.replace('\'', r"'\''")) };
         let profiles = format!("gpushctl mig profiles --offline {host}");
-        let asks_gpushd = ["`gpushctl gpu list`", "`gpushctl status`"].iter().any(|command| hint.contains(command));
-        *hint = match (asks_gpushd, hint.contains("`devices` in the file")) {
-            (true, true) => "correct `devices` in the file, or name another host".to_owned(),
-            (true, false) if hint.starts_with("choose GPUs that support it") => {
-                format!("choose GPUs that support MIG: `{profiles}`")
-            }
-            (true, false) => format!("select GPUs that it has: `{profiles}`"),
-            (false, _) => hint.replace("gpushctl mig profiles", &profiles),
+        *hint = match error.remedy {
+            Some(Remedy::ChooseGpus) => format!("choose among its GPUs: `{profiles}`"),
+            Some(Remedy::ChooseMigGpus) => format!("choose GPUs that support MIG: `{profiles}`"),
+            Some(Remedy::CorrectDevices) => "correct `devices` in the file, or name another host".to_owned(),
+            None => hint.replace("gpushctl mig profiles", &profiles),
         };
     }
     error
@@ -200,11 +197,11 @@ mod tests {
         let error = plan("dgx-a100", &gpus, None, &request).unwrap_err();
         assert_eq!(
             error.hint.as_deref(),
-            Some("select GPUs that it has: `gpushctl mig profiles --offline dgx-a100`"),
+            Some("choose among its GPUs: `gpushctl mig profiles --offline dgx-a100`"),
             "{error}"
         );
         let lost = ApiError::new(Code::NotFound, "there is no GPU 9")
-            .hint("a GPU may have fallen off the bus (`gpushctl status`); or correct `devices` in the file");
+            .remedy(Remedy::CorrectDevices, "correct `devices` in the file");
         assert_eq!(about("h", lost).hint.as_deref(), Some("correct `devices` in the file, or name another host"));
     }
 }

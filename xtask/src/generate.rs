@@ -114,7 +114,7 @@ fn settle(folder: &Path, files: &[(String, String)], check: bool, task: &str) ->
         for (name, made) in files {
             let there = fs::read_to_string(folder.join(name)).unwrap_or_default();
             if there != *made {
-                bail!("{shown}/{name} is not what the code says; `cargo xtask {task}` writes it anew");
+                bail!("{shown}/{name} is out of date: `cargo xtask {task}` writes it");
             }
         }
         return Ok(format!("{shown}: {} files are what the code says", files.len()));

@@ -197,7 +197,7 @@ fn summary(steps: &[Step], missing: &[String], started: Instant) {
     }
     let flaky: Vec<&String> = steps.iter().flat_map(|step| &step.flaky).collect();
     if !flaky.is_empty() {
-        println!("\nFLAKY: failed beside other tests, passed alone:");
+        println!("\nFLAKY: failed together with other tests, passed alone:");
         for test in flaky {
             println!("  {test}");
         }

@@ -75,7 +75,7 @@ fn forbidden() -> Vec<(String, &'static str)> {
         list.push((format!("{}/", root.display()), "the path of a checkout"));
     }
     for home in [format!("/{}/", "root"), format!("/{}/", "Users"), format!("/{}/", "work")] {
-        list.push((home, "an absolute path of somebody's machine"));
+        list.push((home, "an absolute path of a developer's machine"));
     }
     // Split, so that this file does not contain the names itself.
     for (host, domain) in

@@ -22,7 +22,7 @@ use std::{collections::BTreeSet, time::Duration};
 use gpush_api::{ApiError, Code, GpuInstance, InstanceStep, Mig, Refusal, USERS_UNKNOWN};
 use gpush_core::{
     geometry::Geometry,
-    plan::{self, Beside, Target},
+    plan::{self, PartialRestore, Target},
     refusal,
     step::{Instances, same_layout},
 };
@@ -117,7 +117,7 @@ pub(super) async fn back(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> R
         let stays = (attempt >= ATTEMPTS).then_some(&refused);
         let setback = match once(mig, purpose, part, stays, UpTo::Mode).await {
             Ok(None) => return Ok(()),
-            Ok(Some(beside)) => return Err(Trouble::Failed(partly(part, beside))),
+            Ok(Some(partial)) => return Err(Trouble::Failed(partly(part, partial))),
             Err(setback) => setback,
         };
         let error = match &setback.trouble {
@@ -148,7 +148,7 @@ async fn once(
     part: &Part,
     stays: Option<&BTreeSet<u32>>,
     up_to: UpTo,
-) -> Result<Option<Beside>, Setback> {
+) -> Result<Option<PartialRestore>, Setback> {
     let gpu = part.gpu();
     let mut reading = mig.driver.read(&gpu).await?;
     if same_layout(part.before.as_ref(), reading.mig.as_ref()) {
@@ -167,8 +167,8 @@ async fn once(
     let mut short = None;
     let geometry = Geometry::new(&now.profiles, now.memory_slices, now.compute_slices);
     if now.enabled {
-        let (steps, beside) = plan_back(part, before, now, &reading, &geometry, stays).map_err(failed)?;
-        short = beside;
+        let (steps, partial) = plan_back(part, before, now, &reading, &geometry, stays).map_err(failed)?;
+        short = partial;
         let mut known = Instances::of(&now.instances);
         for step in &steps {
             mig::instances::execute(&mig.driver, &gpu, step, &mut known).await.map_err(|trouble| Setback {
@@ -190,8 +190,8 @@ async fn once(
     let reading = mig.driver.read(&gpu).await?;
     let stands = match &short {
         None => same_layout(part.before.as_ref(), reading.mig.as_ref()),
-        Some(beside) => {
-            let rest = plan::plan(&geometry, instances(reading.mig.as_ref()), &beside.target);
+        Some(partial) => {
+            let rest = plan::plan(&geometry, instances(reading.mig.as_ref()), &partial.target);
             reading.mig.is_some() && rest.is_ok_and(|rest| rest.steps.is_empty())
         }
     };
@@ -211,7 +211,7 @@ fn plan_back(
     reading: &Reading,
     geometry: &Geometry,
     stays: Option<&BTreeSet<u32>>,
-) -> Result<(Vec<InstanceStep>, Option<Beside>), ApiError> {
+) -> Result<(Vec<InstanceStep>, Option<PartialRestore>), ApiError> {
     let previous: &[GpuInstance] = if before.enabled { &before.instances } else { &[] };
     let target = Target::of_instances(geometry, previous);
     let unknown = |instance: &GpuInstance| !reading.processes_known && !instance.compute.is_empty();
@@ -230,10 +230,10 @@ fn plan_back(
     };
     let mut short = None;
     if instead {
-        let mut beside = plan::beside(geometry, &now.instances, previous, untouchable);
-        beside.others = others;
-        planned = plan::plan(geometry, &now.instances, &beside.target);
-        short = Some(beside);
+        let mut partial = plan::partial_restore(geometry, &now.instances, previous, untouchable);
+        partial.others = others;
+        planned = plan::plan(geometry, &now.instances, &partial.target);
+        short = Some(partial);
     }
     match planned {
         Ok(plan) => Ok((plan.steps, short)),
@@ -276,13 +276,13 @@ fn users_unknown(part: &Part, reading: &Reading) -> ApiError {
 
 /// Explains that a layout is only partly restored. The log, which only root reads, gets all details. The returned error
 /// does not name processes, because every user may read the operation and the GPU's condition.
-fn partly(part: &Part, mut beside: Beside) -> ApiError {
-    let explain = |beside: &Beside| {
-        let error = refusal::partly_restored(beside, part.plan.gpu, &part.label());
+fn partly(part: &Part, mut partial: PartialRestore) -> ApiError {
+    let explain = |partial: &PartialRestore| {
+        let error = refusal::partly_restored(partial, part.plan.gpu, &part.label());
         let stays_on = part.before.as_ref().is_some_and(|before| !before.enabled);
         if stays_on { error.cause("MIG mode stays on") } else { error }
     };
-    tracing::error!(gpu = part.plan.uuid, "{}", words::in_full(&explain(&beside)));
-    redact::holders(&mut beside.stays);
-    explain(&beside)
+    tracing::error!(gpu = part.plan.uuid, "{}", words::in_full(&explain(&partial)));
+    redact::holders(&mut partial.stays);
+    explain(&partial)
 }

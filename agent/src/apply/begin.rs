@@ -18,7 +18,7 @@ use crate::{
     idempotency::Key,
     lanes::Claim,
     modes::mig::reset::not_resetting,
-    operation::{self, Also, New},
+    operation::{self, BeginWrites, New},
     overrides::{self, Lasting},
 };
 
@@ -262,7 +262,7 @@ fn new(order: &Order, by: Actor, parts: &[Part]) -> New {
 }
 
 /// Returns the changes recorded together with the operation: the audit record, and the response for its key.
-fn also(order: &Order, by: Actor, parts: &[Part]) -> Also {
+fn also(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
     let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
     let (once, expected) = (order.once, order.expected);
     let gpus: Vec<_> =

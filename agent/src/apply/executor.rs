@@ -175,7 +175,8 @@ impl Executor {
         } else {
             Vec::new()
         };
-        let shared = if is_done { mps::Lasting::of(&self.mps, &plans) } else { mps::Lasting::default() };
+        let shared =
+            if is_done { mps::RecordedSettings::of(&self.mps, &plans) } else { mps::RecordedSettings::default() };
         let recorded = shared.clone();
         let leased = Leased::of(&self.mig, ongoing.number(), &operation.plans, state).await;
         let also = move |tx: &mut Tx<'_>| {

@@ -25,7 +25,7 @@ use crate::{
     caller::Viewer,
     lanes::Claim,
     modes::mig::reset::not_resetting,
-    operation::{Also, New, Ongoing},
+    operation::{BeginWrites, New, Ongoing},
 };
 
 /// Kind of the operations that create the MIG devices of a lease.
@@ -49,7 +49,7 @@ impl Creation {
         claim: Claim,
         assignment: &Assignment,
         by: Actor,
-        also: Also,
+        also: BeginWrites,
     ) -> Result<Self, ApiError> {
         refuse_now(engine)?;
         not_resetting(&engine.outside)?;

@@ -24,13 +24,12 @@
 //! | `grant` | operations of dynamic grants |
 //! | `leased` | effects of an operation's end on leases |
 //! | `interrupted` | errors of interrupted operations |
-//! | `course` | how recovery continues an interrupted operation |
+//! | `recovery_action` | how recovery continues an interrupted operation |
 //!
 //! [`crate::modes`] has the steps themselves, one folder per mode.
 
 mod back;
 mod begin;
-mod course;
 mod engine;
 mod executor;
 mod grant;
@@ -41,6 +40,7 @@ mod phases;
 mod planner;
 pub(crate) mod queue;
 mod recover;
+mod recovery_action;
 mod rollback;
 mod services;
 

@@ -54,7 +54,7 @@ const MOST: usize = 256;
 /// The waiting operations.
 #[derive(Debug)]
 pub(crate) struct OperationQueue {
-    waiting: Mutex<BTreeMap<OperationId, Waiting>>,
+    waiting: Mutex<BTreeMap<OperationId, QueuedOperation>>,
     /// Number of arrivals and cancellations.
     changes: watch::Sender<u64>,
 }
@@ -66,7 +66,7 @@ impl Default for OperationQueue {
 }
 
 #[derive(Debug, Clone)]
-struct Waiting {
+struct QueuedOperation {
     ongoing: Arc<Ongoing>,
     order: Order,
     place: Arc<Place>,
@@ -80,14 +80,14 @@ struct Waiting {
 }
 
 impl OperationQueue {
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<OperationId, Waiting>> {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<OperationId, QueuedOperation>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns one sentence for each operation that waits for a GPU.
     pub(crate) fn for_gpu(&self, uuid: &str) -> Vec<String> {
         let waiting = self.waiting();
-        let sentence = |one: &Waiting| {
+        let sentence = |one: &QueuedOperation| {
             let operation = one.ongoing.snapshot();
             let plan = operation.plans.iter().find(|plan| plan.uuid == uuid)?;
             let layout = if plan.layout.is_empty() { "another layout".to_owned() } else { plan.layout.join(",") };
@@ -135,7 +135,7 @@ impl OperationQueue {
         let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
         let until = Instant::now() + order.wait.unwrap_or_default().saturating_sub(spent);
         let waiting =
-            Waiting { ongoing: Arc::clone(ongoing), order, place, until, again, last: None, is_reading: false };
+            QueuedOperation { ongoing: Arc::clone(ongoing), order, place, until, again, last: None, is_reading: false };
         self.waiting().insert(ongoing.number(), waiting);
         self.wake();
     }
@@ -188,7 +188,8 @@ pub(crate) async fn run(engine: Engine) {
 
 /// Tries to begin each waiting operation once.
 async fn round(engine: &Engine) {
-    let mut all: Vec<Waiting> = engine.queue.waiting().values().filter(|one| !one.is_reading).cloned().collect();
+    let mut all: Vec<QueuedOperation> =
+        engine.queue.waiting().values().filter(|one| !one.is_reading).cloned().collect();
     if all.is_empty() {
         return;
     }
@@ -228,7 +229,7 @@ async fn round(engine: &Engine) {
 }
 
 /// Reads the claimed GPUs of an operation in a separate task. Starts the operation if its plan is still possible.
-fn read(engine: &Engine, one: Waiting, meant: Vec<GpuPlan>, claim: Claim) {
+fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim) {
     engine.queue.reads(one.ongoing.number());
     let engine = Arc::clone(engine);
     engine.tasks.clone().spawn(async move {
@@ -248,7 +249,7 @@ fn read(engine: &Engine, one: Waiting, meant: Vec<GpuPlan>, claim: Claim) {
 }
 
 /// Keeps an operation in the queue if waiting may help. Otherwise ends it.
-fn cannot_begin(engine: &Engine, one: &Waiting, error: ApiError) {
+fn cannot_begin(engine: &Engine, one: &QueuedOperation, error: ApiError) {
     if passes(&error) { still(engine, one, &error) } else { leave(engine, one, error) }
 }
 
@@ -256,11 +257,11 @@ fn cannot_begin(engine: &Engine, one: &Waiting, error: ApiError) {
 fn passes(error: &ApiError) -> bool {
     may_pass(error)
         || matches!(error.code, Code::DriverUnavailable | Code::DriverTimeout)
-        || error.code == Code::Unavailable && error.retryable
+        || matches!(error.code, Code::Unavailable | Code::Stopping) && error.retryable
 }
 
 /// Claims the GPUs of an operation if the last readings permit its plan.
-async fn claim(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<(Vec<GpuPlan>, Claim), ApiError> {
+async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(Vec<GpuPlan>, Claim), ApiError> {
     not_resetting(&engine.outside)?;
     let (meant, needs) = engine.planner.planned_with_needs(gpus, &one.order.request).await?;
     one.place.set_needs(needs);
@@ -284,9 +285,9 @@ pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
         .retryable()
 }
 
-fn start(engine: &Engine, one: Waiting, ready: Ready) {
+fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
     engine.queue.waiting().remove(&one.ongoing.number());
-    let Waiting { ongoing, order, place, .. } = one;
+    let QueuedOperation { ongoing, order, place, .. } = one;
     let engine = Arc::clone(engine);
     engine.executor.clone().in_background(ongoing, move |executor, ongoing| async move {
         let Ready { parts, claim } = ready;
@@ -318,7 +319,7 @@ fn start(engine: &Engine, one: Waiting, ready: Ready) {
 }
 
 /// Stores why an operation cannot begin yet.
-fn still(engine: &Engine, one: &Waiting, why: &ApiError) {
+fn still(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
     let mut waiting = engine.queue.waiting();
     let Some(kept) = waiting.get_mut(&one.ongoing.number()) else { return };
     let news = kept.last.as_ref().is_none_or(|last| last.sentences() != why.sentences());
@@ -340,7 +341,7 @@ fn still(engine: &Engine, one: &Waiting, why: &ApiError) {
 }
 
 /// Ends an operation that is cancelled or cannot begin.
-fn leave(engine: &Engine, one: &Waiting, mut error: ApiError) {
+fn leave(engine: &Engine, one: &QueuedOperation, mut error: ApiError) {
     let kept = engine.queue.waiting().remove(&one.ongoing.number());
     if let Some(last) = kept.and_then(|kept| kept.last) {
         error.causes.push(last.message);

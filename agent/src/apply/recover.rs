@@ -6,7 +6,7 @@
 //! ```text
 //! queued ─► queued again
 //! begun, and another operation had its GPUs since ─► failed
-//! begun ─► wait for the driver ─► read each GPU ─► plan what remains ─► course (`course`) ─► end, forward or back
+//! begun ─► wait for the driver ─► read each GPU ─► plan what remains ─► what to do (`recovery_action`) ─► end, forward or back
 //! ```
 //!
 //! The remaining steps are planned to the placements in the journal. So recovery recognizes instances that another
@@ -31,12 +31,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     begin::{More, Order},
-    course::{Course, Facts},
     executor::Executor,
     interrupted::{again, changed_by_others, explained, interrupted, outlived, why_back},
     part::{Part, outcome},
     phases::Forward,
     planner::Planner,
+    recovery_action::{RecoveryAction, RecoveryFacts},
 };
 use crate::{
     caller::Viewer,
@@ -213,7 +213,7 @@ impl Recovery {
         let as_before = std::iter::zip(&parts, &read).all(|(part, read)| {
             read.as_ref().is_ok_and(|reading| same_layout(part.before.as_ref(), reading.mig.as_ref()))
         });
-        let facts = Facts {
+        let facts = RecoveryFacts {
             same_boot,
             rolling_back: left.record.stage == OperationState::Cancelling || ongoing.cancelled().is_cancelled(),
             has_failed: left.record.error.is_some(),
@@ -225,16 +225,16 @@ impl Recovery {
         let ends = read.into_iter().map(|read| read.map_or_else(Forward::Troubled, |_| Forward::Stopped)).collect();
         let failed = left.record.error.filter(|_| facts.rolling_back);
         let left = Leftover { parts, ends, others, rolling_back: facts.rolling_back, failed };
-        self.take_course(facts.course(), ongoing, left).await;
+        self.take_action(facts.action(), ongoing, left).await;
     }
 
-    async fn take_course(&self, course: Course, ongoing: Arc<Ongoing>, left: Leftover) {
+    async fn take_action(&self, action: RecoveryAction, ongoing: Arc<Ongoing>, left: Leftover) {
         let executor = &self.executor;
         let Leftover { parts, ends, others, rolling_back, failed } = left;
         let failed = failed.map(|error| error.cause("gpushd ended while it handled this error"));
-        match course {
-            Course::Done => executor.finish(ongoing, &parts, OperationState::Done, None).await,
-            Course::Forward => match ongoing.advance(OperationState::Running).await {
+        match action {
+            RecoveryAction::Done => executor.finish(ongoing, &parts, OperationState::Done, None).await,
+            RecoveryAction::Forward => match ongoing.advance(OperationState::Running).await {
                 Ok(()) => executor.run(ongoing, &parts).await,
                 Err(_) if ongoing.cancelled().is_cancelled() => {
                     let why = ongoing.why_cancelled();
@@ -243,7 +243,7 @@ impl Recovery {
                 // Without a working journal, nothing may begin.
                 Err(error) => self.stuck(ongoing, &parts, error).await,
             },
-            Course::RolledBack => {
+            RecoveryAction::RolledBack => {
                 let error = failed.unwrap_or_else(|| {
                     interrupted("gpushd ended before it changed anything, or after it rolled everything back")
                         .hint("repeat the request")
@@ -251,13 +251,13 @@ impl Recovery {
                 let error = error.outcome("the previous layout is unchanged, read back");
                 executor.finish(ongoing, &parts, OperationState::RolledBack, Some(error)).await;
             }
-            Course::Rebooted => {
+            RecoveryAction::Rebooted => {
                 let error = interrupted("the host was restarted during the operation")
                     .cause("MIG instances do not survive a restart: the GPU has neither the new layout nor the previous one")
                     .hint(format!("`gpushctl status` shows the present layout; to repeat the request: {}", again(&parts)));
                 executor.finish(ongoing, &parts, OperationState::Failed, Some(error)).await;
             }
-            Course::Back => {
+            RecoveryAction::Back => {
                 let refused = parts.iter().find_map(|part| part.plan.error.clone());
                 let why = why_back(rolling_back, failed, others, refused);
                 executor.roll_back(ongoing, &parts, &ends, why).await;

@@ -58,7 +58,7 @@ const LAST: &str = "last-event-id";
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct EventParameters {
-    /// Only these kinds, separated by commas: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `lease`, `stray`,
+    /// Only these kinds, separated by commas: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `lease`, `unleased`,
     /// `change`, `resync`. `resync` is always sent.
     kinds: Option<String>,
     /// Only events of these GPUs: selectors separated by commas.

@@ -47,7 +47,7 @@ use crate::{
     maintenance::MaintenanceControl,
     mps::Mps,
     operation::Operations,
-    processes::Strays,
+    processes::Unleased,
     recover::LossAcceptance,
     reload::{Differences, Reloads},
     settings::Settings,
@@ -79,7 +79,7 @@ pub(crate) struct Handles {
     pub(crate) planner: Planner,
     pub(crate) mps: Mps,
     pub(crate) leases: Leases,
-    pub(crate) strays: Strays,
+    pub(crate) unleased: Unleased,
     pub(crate) slurm: Slurm,
 }
 
@@ -113,7 +113,7 @@ extractable! {
     planner: Planner,
     mps: Mps,
     leases: Leases,
-    strays: Strays,
+    unleased: Unleased,
     slurm: Slurm,
 }
 

@@ -33,7 +33,7 @@ mod tests {
     #[openapi(
         info(
             title = "gpush",
-            description = "How the GPUs of one host are shared. Served on a Unix socket; whoever asks is known by \
+            description = "How the GPUs of one host are shared. Served on a Unix socket; gpushd identifies the caller by \
                            the kernel's word. Within v1 fields are added, never renamed or removed."
         ),
         paths(

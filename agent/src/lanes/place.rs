@@ -2,7 +2,7 @@
 
 use super::{
     Lanes,
-    queue::{Ahead, Entry, Needs, Ticket, Waiter},
+    queue::{Ahead, Needs, QueueEntry, Ticket, Waiter},
 };
 
 /// A place in the queue. Dropping it leaves the queue.
@@ -15,12 +15,12 @@ pub(crate) struct Place {
 impl Lanes {
     /// Takes the last place in the queue.
     pub(crate) fn queue(&self, waiter: Waiter, needs: Needs) -> Place {
-        let ticket = self.known().queue.push(Entry { waiter, needs });
+        let ticket = self.known().queue.push(QueueEntry { waiter, needs });
         Place { lanes: self.clone(), ticket }
     }
 
     /// Returns all entries of the queue, in order.
-    pub(crate) fn entries(&self) -> Vec<(Ticket, Entry)> {
+    pub(crate) fn entries(&self) -> Vec<(Ticket, QueueEntry)> {
         self.known().queue.entries().map(|(ticket, entry)| (ticket, entry.clone())).collect()
     }
 

@@ -96,13 +96,13 @@ impl fmt::Display for Waiter {
 
 /// An entry of the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct QueueEntry {
     /// Its kind.
     pub(crate) waiter: Waiter,
     pub(crate) needs: Needs,
 }
 
-impl Entry {
+impl QueueEntry {
     /// Returns the UUID of a GPU on which the entry and `needs` conflict.
     fn conflict(&self, needs: &Needs) -> Option<&String> {
         let both = |(uuid, need): &(&String, &Need)| needs.get(*uuid).is_some_and(|other| other.conflicts(need));
@@ -122,13 +122,13 @@ pub(crate) struct Ahead {
 /// The entries, in the order of their arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    entries: BTreeMap<Ticket, Entry>,
+    entries: BTreeMap<Ticket, QueueEntry>,
     next: u64,
 }
 
 impl Queue {
     /// Appends an entry.
-    pub(crate) fn push(&mut self, entry: Entry) -> Ticket {
+    pub(crate) fn push(&mut self, entry: QueueEntry) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
         self.entries.insert(ticket, entry);
@@ -136,7 +136,7 @@ impl Queue {
     }
 
     /// Returns all entries, in order.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = (Ticket, &Entry)> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (Ticket, &QueueEntry)> {
         self.entries.iter().map(|(ticket, entry)| (*ticket, entry))
     }
 
@@ -164,7 +164,7 @@ impl Queue {
         Self::conflict(self.first_before(None).into_iter(), needs)
     }
 
-    fn conflict<'a>(mut first: impl Iterator<Item = &'a Entry>, needs: &Needs) -> Option<Ahead> {
+    fn conflict<'a>(mut first: impl Iterator<Item = &'a QueueEntry>, needs: &Needs) -> Option<Ahead> {
         first.find_map(|entry| {
             let gpu = entry.conflict(needs)?.clone();
             Some(Ahead { gpu, waiter: entry.waiter.clone() })
@@ -172,8 +172,8 @@ impl Queue {
     }
 
     /// Returns the first entries in order: those before `end`, or all of them.
-    fn first_before(&self, end: Option<Ticket>) -> Vec<&Entry> {
-        let mut first: Vec<&Entry> = Vec::new();
+    fn first_before(&self, end: Option<Ticket>) -> Vec<&QueueEntry> {
+        let mut first: Vec<&QueueEntry> = Vec::new();
         for (ticket, entry) in &self.entries {
             if end == Some(*ticket) {
                 break;
@@ -205,8 +205,8 @@ mod tests {
         Needs::from([(gpu(index), Need::Parts(BTreeSet::from([target.to_owned()])))])
     }
 
-    fn entry(id: &str, needs: Needs) -> Entry {
-        Entry { waiter: Waiter::Operation(id.to_owned()), needs }
+    fn entry(id: &str, needs: Needs) -> QueueEntry {
+        QueueEntry { waiter: Waiter::Operation(id.to_owned()), needs }
     }
 
     fn ahead(index: u8, id: &str) -> Option<Ahead> {
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn earlier_lease_goes_before_the_operation() {
         let mut queue = Queue::default();
-        let share = queue.push(Entry { waiter: Waiter::Lease("L1".to_owned()), needs: part(0, "GPU-0") });
+        let share = queue.push(QueueEntry { waiter: Waiter::Lease("L1".to_owned()), needs: part(0, "GPU-0") });
         let operation = queue.push(entry("op-1", lane(&[0], &["GPU-0"])));
         assert_eq!(queue.ahead_of(share), None);
         assert_eq!(queue.ahead_of(operation), Some(Ahead { gpu: gpu(0), waiter: Waiter::Lease("L1".to_owned()) }));

@@ -26,7 +26,7 @@ use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
     lanes::Claim,
-    operation::Also,
+    operation::BeginWrites,
     state::{OpenLease, ReservationId},
 };
 
@@ -55,7 +55,7 @@ pub(super) async fn begin(
     };
     let recorded: Arc<Mutex<Option<LeaseRecord>>> = Arc::default();
     let (slot, text, epoch) = (Arc::clone(&recorded), spec(request), leases.handles.store.epoch().to_owned());
-    let also: Also = Box::new(move |tx, operation| {
+    let also: BeginWrites = Box::new(move |tx, operation| {
         let record = tx.begin_lease(source.clone(), members.clone(), operation.id)?;
         let record = bind::record(tx, &epoch, record)?;
         if let Some(key) = &key {

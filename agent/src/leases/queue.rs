@@ -112,8 +112,7 @@ impl Drop for Waiter {
 }
 
 fn stopping() -> ApiError {
-    let message = format!("{}: a request with an idempotency key keeps its place in the queue", gpush_api::STOPPING);
-    ApiError::new(Code::Unavailable, message).retryable()
+    ApiError::stopping("gpushd is stopping: a request with an idempotency key keeps its place in the queue")
 }
 
 /// A request that is being recorded as queued. It counts for the quota of its holder.

@@ -110,7 +110,7 @@ pub(super) async fn resolve(
     Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, quota, bound })
 }
 
-/// Returns the uid of the holder: the caller, or a user for whom an administrator requests the lease.
+/// Returns the uid of the holder: the caller, or the user that an administrator names.
 fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
     let own = caller.peer.uid;
     match requested {

@@ -29,7 +29,7 @@ use crate::{
     operation::Operations,
     options::MPS_DIRECTORY,
     outside::Outside,
-    processes::{self, SeenLeases, Strays},
+    processes::{self, Environments, Unleased},
     recover::LossAcceptance,
     reload::{self, Differences, Inbox, Reload},
     settings::Settings,
@@ -148,8 +148,8 @@ pub(super) fn compose(
     );
     let own_uid = nix::unistd::geteuid().as_raw();
     let idempotency = Idempotency::new(store.clone());
-    let seen_leases: Arc<SeenLeases> = Arc::default();
-    let named = Arc::clone(&seen_leases);
+    let environments: Arc<Environments> = Arc::default();
+    let named = Arc::clone(&environments);
     let mps_handles = mps::Handles {
         state: state.clone(),
         readings: readings.clone(),
@@ -165,14 +165,14 @@ pub(super) fn compose(
     };
     let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
     let mps = Mps::new(mps_dir, mps_programs, mps_targets, mps_handles);
-    let strays = Strays::new(
+    let unleased = Unleased::new(
         state.clone(),
         readings.clone(),
         mps.clone(),
         store.clone(),
         stopping.clone(),
         read_only.clone(),
-        seen_leases,
+        environments,
     );
     let commits = Commits::new(store.clone(), state.clone());
     let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone());
@@ -241,7 +241,7 @@ pub(super) fn compose(
             check(&timeslice, Timeslice::health),
             check(&shared_gpus, SharedGpus::health),
             check(&mps, mps::health),
-            check(&strays, processes::health),
+            check(&unleased, processes::health),
             check(&leases, leases::health),
             check(&notes, |notes| durable::health(notes).collect()),
             check(&store, |store| store.trouble().map(ApiError::from).into_iter().collect()),
@@ -314,7 +314,7 @@ pub(super) fn compose(
         planner,
         mps,
         leases,
-        strays,
+        unleased,
         slurm,
     };
     Ok(Parts {

@@ -52,7 +52,7 @@ use crate::{
     http::{self, Handles},
     leases,
     listen::{
-        accept::{self, Door},
+        accept::{self, SocketKind},
         accounts::{self, Accounts},
         socket::{Access, HandedOver, Listening, SocketError},
     },
@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })?;
     // Dropping the last handle waits for pending writes. So it is dropped here, outside of the runtime.
     let store = remembered.store.clone();
-    let doors = doors(handed_over, &paths, &config)?;
+    let sockets = sockets(handed_over, &paths, &config)?;
     // Before anything in the directory is read.
     let _mps_lock = mps::lock_base(&paths.mps_dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -130,7 +130,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let level = arguments.log.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
     let here = Here { boot, host_root: arguments.host_root.clone(), outside, early, mps_dir, mps_programs };
-    let result = runtime.block_on(serve(settings, here, remembered, doors, options, level));
+    let result = runtime.block_on(serve(settings, here, remembered, sockets, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
@@ -153,29 +153,29 @@ struct Here {
 }
 
 /// The sockets to serve.
-struct Doors {
+struct Sockets {
     public: Listening,
     admin: Option<Listening>,
 }
 
 /// Returns the sockets that systemd passed, or creates them.
-fn doors(handed_over: Option<HandedOver>, paths: &Paths, config: &Config) -> Result<Doors, SocketError> {
+fn sockets(handed_over: Option<HandedOver>, paths: &Paths, config: &Config) -> Result<Sockets, SocketError> {
     let named = paths.admin_socket.clone().or_else(|| config.api.admin_socket.as_ref().map(PathBuf::from));
-    let (public, admin, beside) = match handed_over {
+    let (public, admin, default_admin) = match handed_over {
         // If systemd passed the first socket, gpushd creates the second one only if its path is configured. The sandbox
         // may prevent gpushd from creating it.
         Some(HandedOver { public, admin }) => (public, admin, None),
         None => {
-            let beside = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
-            (Listening::bind(&paths.socket, &access(config), "--socket")?, None, beside)
+            let default_admin = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
+            (Listening::bind(&paths.socket, &access(config), "--socket")?, None, default_admin)
         }
     };
-    let admin = match (admin, named.or(beside)) {
+    let admin = match (admin, named.or(default_admin)) {
         (Some(admin), _) => Some(admin),
         (None, Some(path)) => Some(Listening::bind(&path, &Access::own(), "--admin-socket")?),
         (None, None) => None,
     };
-    Ok(Doors { public, admin })
+    Ok(Sockets { public, admin })
 }
 
 fn access(config: &Config) -> Access {
@@ -222,7 +222,7 @@ async fn serve(
     settings: Settings,
     here: Here,
     remembered: Remembered,
-    doors: Doors,
+    sockets: Sockets,
     options: Options,
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
@@ -249,7 +249,7 @@ async fn serve(
         boot_id,
         due,
     } = compose::compose(settings, origin, remembered, options)?;
-    let Handles { state, readings, operations, mps, leases, strays, .. } = handles.clone();
+    let Handles { state, readings, operations, mps, leases, unleased, .. } = handles.clone();
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
     // Before any request can call the driver, and before a queued operation can begin.
     handles.maintenance.resume();
@@ -267,26 +267,26 @@ async fn serve(
     // Subscribed before a worker exists, so that no event is missed.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
     let monitoring = tokio::spawn(monitor.run(hardware.events(), stopping.clone()));
-    let name = doors.public.name.clone();
-    let (listener, socket_file) = doors.public.split();
+    let name = sockets.public.name.clone();
+    let (listener, socket_file) = sockets.public.split();
     let closing = CancellationToken::new();
     let accounts = Accounts::default();
     let access = handles.settings.clone();
     let admin_groups = move || access.config().access.admin_groups.clone();
     let following = tokio::spawn(accounts::follow(accounts.clone(), admin_groups, stopping.clone()));
-    let open = |listener, door| {
+    let open = |listener, socket_kind| {
         let (knock, knocks) = mpsc::channel(1);
         let router = http::router(handles.clone());
-        let serving = accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks);
+        let serving = accept::serve(listener, socket_kind, accounts.clone(), router, closing.clone(), knocks);
         // A separate thread accepts connections, so that other tasks cannot delay it until the backlog is full.
         let runtime = tokio::runtime::Handle::current();
         (tokio::task::spawn_blocking(move || runtime.block_on(serving)), knock)
     };
-    let (public, knock) = open(listener, Door::Public);
+    let (public, knock) = open(listener, SocketKind::Public);
     let store = handles.store.clone();
     let fed = notify::watchdog_period().map(|period| tokio::spawn(watchdog::feed(period, knock, store.clone())));
-    let (admin, admin_file) = doors.admin.map(Listening::split).unzip();
-    let admin = admin.map(|listener| open(listener, Door::Admin).0);
+    let (admin, admin_file) = sockets.admin.map(Listening::split).unzip();
+    let admin = admin.map(|listener| open(listener, SocketKind::Admin).0);
     let mut server = tokio::spawn(served(public, admin));
     notify::send(Notification::Ready);
     notify::send(Notification::Status(format!("serving on {name}")));
@@ -301,7 +301,7 @@ async fn serve(
     let levels = tokio::spawn(timeslice::run(timeslice, move |uuid: &str| of.has(uuid)));
     let needs = move |uuid: &str| mps.needs_compute_mode(uuid);
     let leftover = tokio::spawn(shared_gpus::run(shared_gpus, needs, stopping.clone()));
-    let strays = tokio::spawn(processes::run(strays));
+    let unleased = tokio::spawn(processes::run(unleased));
 
     let reloading = Reloading { reload: &reload, socket_file: &socket_file, level };
     let ended = loop {
@@ -332,7 +332,7 @@ async fn serve(
     if unfinished > 0 {
         tokio::time::sleep(LAST_WORD).await;
     }
-    let _ = tokio::join!(startup, expiry, daemons, leases, levels, leftover, strays);
+    let _ = tokio::join!(startup, expiry, daemons, leases, levels, leftover, unleased);
     first_reading.abort();
     following.abort();
     let _ = fed.map(|fed| fed.abort());

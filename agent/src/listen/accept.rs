@@ -72,7 +72,7 @@ const EXHAUSTED: Duration = Duration::from_millis(50);
 /// The socket that a loop serves. Each socket has a separate loop, backlog and caps, so load on one does not affect the
 /// other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Door {
+pub(crate) enum SocketKind {
     /// The first socket, for all users.
     Public,
     /// The second socket, for root and the user that gpushd runs as.
@@ -82,7 +82,7 @@ pub(crate) enum Door {
 /// Accepts and serves connections until `closing`. Returns when all connections have ended, or after [`DRAIN`].
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
-    door: Door,
+    socket_kind: SocketKind,
     accounts: Accounts,
     router: Router,
     closing: CancellationToken,
@@ -94,11 +94,11 @@ pub(crate) async fn serve(
     let listener = UnixListener::from_std(listener)?;
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let own = nix::unistd::geteuid().as_raw();
-    let caps = match door {
-        Door::Public => Caps::public(descriptors),
-        Door::Admin => Caps::admin(descriptors),
+    let caps = match socket_kind {
+        SocketKind::Public => Caps::public(descriptors),
+        SocketKind::Admin => Caps::admin(descriptors),
     };
-    let limits = Limits { door, caps, accounts, own };
+    let limits = Limits { socket_kind, caps, accounts, own };
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     let refusals = Arc::new(Semaphore::new(REFUSALS));
@@ -140,7 +140,7 @@ pub(crate) async fn serve(
 
 /// Limits of connections, and the accounts to which connections count.
 struct Limits {
-    door: Door,
+    socket_kind: SocketKind,
     caps: Caps,
     accounts: Accounts,
     own: u32,
@@ -236,7 +236,7 @@ fn admit(
     match entered {
         Ok(place) => {
             let Ok(stream) = stream() else { return };
-            let connection = connection(stream, client, place, limits.door, router.clone(), closing.clone());
+            let connection = connection(stream, client, place, limits.socket_kind, router.clone(), closing.clone());
             let cut = cut.clone();
             connections.spawn(async move {
                 tokio::select! {
@@ -277,7 +277,7 @@ async fn connection(
     stream: UnixStream,
     mut client: Client,
     place: ConnectionSlot,
-    door: Door,
+    socket_kind: SocketKind,
     router: Router,
     closing: CancellationToken,
 ) {
@@ -294,7 +294,7 @@ async fn connection(
         begun.cancel();
         let mut request: Request = request.map(Body::new);
         request.extensions_mut().insert(peer.clone());
-        if door == Door::Admin {
+        if socket_kind == SocketKind::Admin {
             request.extensions_mut().insert(ThroughAdminSocket);
         }
         let mut router = router.clone();
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn admin_reserve_is_for_admin_groups_of_this_host_only() {
         let accounts = Accounts::with_admin_groups(vec![27]);
-        let limits = Limits { door: Door::Public, caps: Caps::public(1024), accounts, own: 990 };
+        let limits = Limits { socket_kind: SocketKind::Public, caps: Caps::public(1024), accounts, own: 990 };
         let peer = |group: u32, is_on_this_host| Peer {
             uid: 1000,
             pid: Some(1),

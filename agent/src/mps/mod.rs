@@ -68,7 +68,7 @@ pub(crate) use self::{
     missing::gpus_known,
     moves::{aside, bring_up, devices_serve, idle, plan, taken_away},
     reconcile::run,
-    records::Lasting,
+    records::RecordedSettings,
     targets::find,
     view::{LEASE_VARIABLE, all, health, logs_of, one},
 };

@@ -100,9 +100,9 @@ type Becomes = fn(MpsTarget) -> MpsTarget;
 
 /// The changes that an operation makes to the records of whole GPUs, by UUID.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Lasting(Vec<(String, Becomes)>);
+pub(crate) struct RecordedSettings(Vec<(String, Becomes)>);
 
-impl Lasting {
+impl RecordedSettings {
     /// Returns the changes that an operation with these plans makes if it succeeds.
     pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
         let made = |plan: &GpuPlan| -> Option<Becomes> {

@@ -29,7 +29,7 @@ use crate::state::{Effect, Settled};
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Writes further changes in the transaction of an end. It may be called more than once, but takes effect once.
-pub(crate) type Also = Box<dyn FnMut(&mut Tx<'_>) -> Result<EndEffects, StoreError> + Send>;
+pub(crate) type EndWrites = Box<dyn FnMut(&mut Tx<'_>) -> Result<EndEffects, StoreError> + Send>;
 
 /// Applies what was recorded together with an end.
 pub(crate) type Then = Box<dyn FnOnce(&EndEffects) + Send + Sync>;
@@ -51,7 +51,7 @@ pub(super) struct Ending {
     pub(super) id: OperationId,
     pub(super) state: OperationState,
     pub(super) error: Option<ApiError>,
-    pub(super) also: Arc<std::sync::Mutex<Also>>,
+    pub(super) also: Arc<std::sync::Mutex<EndWrites>>,
     pub(super) then: Then,
 }
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     /// Returns a function that writes one audit record unless the disk is full.
-    fn also(is_full: &Arc<AtomicBool>) -> Also {
+    fn also(is_full: &Arc<AtomicBool>) -> EndWrites {
         let is_full = is_full.clone();
         Box::new(move |tx| {
             if is_full.load(Relaxed) {

@@ -23,7 +23,7 @@ use std::{
 };
 
 use gpush_api::{
-    Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary, STOPPING, StepState,
+    Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary, StepState,
 };
 use gpush_core::quote::Quoted;
 use gpush_store::{
@@ -68,7 +68,7 @@ struct Live {
 }
 
 /// Writes further changes in the transaction of a new operation. It may be called more than once.
-pub(crate) type Also = Box<dyn FnMut(&mut Tx<'_>, &OperationRecord) -> Result<(), StoreError> + Send>;
+pub(crate) type BeginWrites = Box<dyn FnMut(&mut Tx<'_>, &OperationRecord) -> Result<(), StoreError> + Send>;
 
 /// A new operation.
 pub(crate) struct New {
@@ -81,7 +81,7 @@ pub(crate) struct New {
     /// The previous state and the plan.
     pub(crate) intent: Intent,
     /// Further changes in the same transaction.
-    pub(crate) also: Also,
+    pub(crate) also: BeginWrites,
 }
 
 impl Operations {
@@ -152,20 +152,17 @@ impl Operations {
     /// Refuses changes while gpushd is stopping.
     ///
     /// # Errors
-    /// [`Code::Unavailable`] while gpushd is stopping.
+    /// [`Code::Stopping`] while gpushd is stopping.
     pub(crate) fn not_stopping(&self, stopping: &CancellationToken) -> Result<(), ApiError> {
         if !stopping.is_cancelled() {
             return Ok(());
         }
         let still = self.unfinished();
-        let mut error = ApiError::new(Code::Unavailable, format!("{STOPPING} and accepts no changes"));
+        let mut error = ApiError::stopping("gpushd is stopping and accepts no changes");
         if still > 0 {
-            error = error.cause(format!(
-                "it first finishes {still} operations, which `gpushctl operation list` \
-                shows"
-            ));
+            error = error.cause(format!("it first finishes {still} operations, which `gpushctl operation list` shows"));
         }
-        Err(error.hint("try again when it has started: `systemctl status gpushd`").retryable())
+        Err(error.hint("try again when it has started: `systemctl status gpushd`"))
     }
 
     /// Records an operation as begun. After this returns, the first driver call may follow.

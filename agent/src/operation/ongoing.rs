@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Operations,
-    ending::{Also, Ending, Then},
+    ending::{EndWrites, Ending, Then},
     naming, wire,
 };
 use crate::lanes::Claim;
@@ -219,7 +219,13 @@ impl Ongoing {
     ///
     /// If the end cannot be recorded, it is published anyway, with that as a cause or a note. It is recorded as soon as
     /// possible.
-    pub(crate) async fn end(self: Arc<Self>, state: OperationState, error: Option<ApiError>, also: Also, then: Then) {
+    pub(crate) async fn end(
+        self: Arc<Self>,
+        state: OperationState,
+        error: Option<ApiError>,
+        also: EndWrites,
+        then: Then,
+    ) {
         let plans = self.snapshot().plans;
         let mut error = error.map(|error| wire::bounded(naming::once(error, &plans), wire::MOST_CAUSES));
         let also = Arc::new(Mutex::new(also));

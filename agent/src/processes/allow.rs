@@ -1,150 +1,146 @@
-//! Processes that the config allows, by the file that they run and by their user, never by their name.
+//! Processes that the config allows (`processes.allow`), by the file that they execute and by their user.
 //!
 //! ```text
-//! the file can be seen:      it is the one that the process runs ────────► allowed
-//!                            the process's path of it, "… (deleted)" ────► perhaps: an upgrade has replaced it
-//! the file can't be seen:    the process's path is that of the entry ────► perhaps
-//! anything else ─────────────────────────────────────────────────────────► not allowed
+//! gpushd can see the file:    the process executes it ─────────────────────► allowed
+//!                             the process's path is "FILE (deleted)" ──────► uncertain: an upgrade replaced the file
+//! gpushd cannot see the file: the process's path is that of the entry ─────► uncertain
+//! otherwise ───────────────────────────────────────────────────────────────► not allowed
 //! ```
 //!
-//! Gpushd's unit hides /home, /root and /run/user, and a network file system may keep root out. A path is what
-//! the process's own mounts make of it, so it allows nothing; but who has it is not ended.
+//! gpushd's unit hides /home, /root and /run/user, and a network file system may deny access to root. A process
+//! chooses its own mounts and so its path. A path alone therefore allows nothing, but the process is not ended.
 
 use std::{fs, io, path::PathBuf};
 
-use gpush_api::{ApiError, Code, StrayPolicy};
+use gpush_api::{ApiError, Code, UnleasedPolicy};
 use gpush_core::config::{Allowed, Config};
 use gpush_host::proc::FileId;
 
-use super::held::Facts;
+use super::identity::Identity;
 
 /// Directories that gpushd's unit hides (`ProtectHome=yes`).
 const HIDDEN: [&str; 3] = ["/home", "/root", "/run/user"];
 
 /// Whether the config allows a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Match {
     Yes,
-    /// It can't be told, for this reason.
-    Perhaps(String),
+    /// Not known, with the reason.
+    Uncertain(String),
     No,
 }
 
-/// The entries of the config, with their files as they are now.
+/// The entries of `processes.allow`, with their files as they are now.
 #[derive(Debug, Default)]
-pub(super) struct Allow {
-    entries: Vec<Entry>,
-    /// Whether anything hangs on them.
-    matters: bool,
+pub(super) struct AllowList {
+    entries: Vec<AllowedProcess>,
+    /// Whether gpushd ends processes, so that the entries have an effect.
+    has_effect: bool,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct AllowedProcess {
     uid: Option<u32>,
-    exe: Option<Exe>,
+    exe: Option<AllowedFile>,
 }
 
 #[derive(Debug)]
-struct Exe {
+struct AllowedFile {
     path: PathBuf,
-    /// Device and inode, or why they can't be seen.
+    /// Device and inode, or why gpushd cannot see them.
     file: Result<FileId, io::Error>,
 }
 
-impl Allow {
-    /// The entries of a config. A file system that hangs blocks only a separate thread.
+impl AllowList {
+    /// Reads the files of the entries. Uses a separate thread, because a file system may hang.
     pub(super) async fn of(config: &Config) -> Option<Self> {
-        let matters = config.processes.stray == StrayPolicy::End;
-        let entries = config.processes.allow.clone();
-        tokio::task::spawn_blocking(move || Self { entries: entries.into_iter().map(Entry::of).collect(), matters })
-            .await
-            .ok()
+        let has_effect = config.processes.unleased == UnleasedPolicy::End;
+        let allow = config.processes.allow.clone();
+        let read = move || Self { entries: allow.into_iter().map(AllowedProcess::of).collect(), has_effect };
+        tokio::task::spawn_blocking(read).await.ok()
     }
 
-    /// Whether a process is allowed.
-    pub(super) fn verdict(&self, facts: &Facts) -> Verdict {
-        let by_user = self.entries.iter().filter(|entry| entry.uid.is_none_or(|uid| uid == facts.uid()));
-        let mut perhaps = None;
-        for entry in by_user {
-            match entry.exe.as_ref().map_or(Verdict::Yes, |exe| exe.verdict(facts)) {
-                Verdict::Yes => return Verdict::Yes,
-                Verdict::Perhaps(why) => perhaps = Some(why),
-                Verdict::No => {}
+    /// Returns whether an entry matches a process.
+    pub(super) fn matches(&self, process: &Identity) -> Match {
+        let mut uncertain = None;
+        for entry in self.entries.iter().filter(|entry| entry.uid.is_none_or(|uid| uid == process.uid())) {
+            match entry.exe.as_ref().map_or(Match::Yes, |exe| exe.matches(process)) {
+                Match::Yes => return Match::Yes,
+                Match::Uncertain(why) => uncertain = Some(why),
+                Match::No => {}
             }
         }
-        perhaps.map_or(Verdict::No, Verdict::Perhaps)
+        uncertain.map_or(Match::No, Match::Uncertain)
     }
 
-    /// Files of entries that gpushd can't see, though they may well be there.
-    pub(super) fn unseen(&self) -> Vec<ApiError> {
-        let exes = self.entries.iter().filter_map(|entry| entry.exe.as_ref()).filter(|_| self.matters);
-        exes.filter_map(Exe::unseen).collect()
+    /// Returns an error for each file that gpushd cannot see although it may exist.
+    pub(super) fn invisible(&self) -> Vec<ApiError> {
+        let exes = self.entries.iter().filter_map(|entry| entry.exe.as_ref()).filter(|_| self.has_effect);
+        exes.filter_map(AllowedFile::invisible).collect()
     }
 }
 
-impl Entry {
+impl AllowedProcess {
     fn of(allowed: Allowed) -> Self {
         let exe = allowed.exe.map(|path| {
             let path = PathBuf::from(path);
-            Exe { file: fs::metadata(&path).map(|meta| FileId::of(&meta)), path }
+            AllowedFile { file: fs::metadata(&path).map(|meta| FileId::of(&meta)), path }
         });
         Self { uid: allowed.uid, exe }
     }
 }
 
-impl Exe {
-    fn verdict(&self, facts: &Facts) -> Verdict {
+impl AllowedFile {
+    fn matches(&self, process: &Identity) -> Match {
         let path = self.path.display();
-        let replaced = facts.path.as_os_str() == format!("{path} (deleted)").as_str();
+        let is_replaced = process.path.as_os_str() == format!("{path} (deleted)").as_str();
         match &self.file {
-            Ok(file) if *file == facts.file => Verdict::Yes,
-            Ok(_) | Err(_) if replaced => {
-                Verdict::Perhaps(format!("it may be allowed: it began before {path} was replaced or removed"))
+            Ok(file) if *file == process.file => Match::Yes,
+            Ok(_) | Err(_) if is_replaced => {
+                Match::Uncertain(format!("it may be allowed: it was started before {path} was replaced or removed"))
             }
-            Err(_) if facts.path == self.path => {
-                Verdict::Perhaps(format!("it may be allowed: gpushd can't see {path}, and that is its path"))
+            Err(_) if process.path == self.path => {
+                Match::Uncertain(format!("it may be allowed: its path is {path}, which gpushd cannot see"))
             }
-            Ok(_) | Err(_) => Verdict::No,
+            Ok(_) | Err(_) => Match::No,
         }
     }
 
-    /// What isn't there is no trouble: not every host has every program.
-    fn unseen(&self) -> Option<ApiError> {
+    /// Returns an error if gpushd cannot see the file. A missing file is no error: not every host has every program.
+    fn invisible(&self) -> Option<ApiError> {
         let error = self.file.as_ref().err()?;
-        let hidden = HIDDEN.iter().any(|dir| self.path.starts_with(dir));
-        if error.kind() == io::ErrorKind::NotFound && !hidden {
+        let is_hidden = HIDDEN.iter().any(|dir| self.path.starts_with(dir));
+        if error.kind() == io::ErrorKind::NotFound && !is_hidden {
             return None;
         }
-        let path = self.path.display();
-        let mut told =
-            ApiError::new(Code::ConfigInvalid, format!("processes.allow names {path}, which gpushd can't see"))
-                .cause(error.to_string());
-        if hidden {
+        let message = format!("processes.allow: gpushd cannot see {}", self.path.display());
+        let mut told = ApiError::new(Code::ConfigInvalid, message).cause(error.to_string());
+        if is_hidden {
             told = told.cause(format!("gpushd's unit hides {}", HIDDEN.join(", ")));
         }
-        Some(told.hint("nobody who runs a file of that path is ended; put the program elsewhere, or allow its user"))
+        Some(told.hint("move the program to another directory, or allow its user. Until then, gpushd does not end processes with this path"))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::identity::OpenedProcess, *};
 
     #[test]
-    fn a_file_is_compared_and_a_path_only_keeps_from_the_end() {
-        let me = super::super::held::Held::take(std::process::id()).unwrap().facts;
-        let verdict = |path: &str| Entry::of(Allowed { exe: Some(path.into()), uid: None }).exe.unwrap().verdict(&me);
-        assert_eq!(verdict("/proc/self/exe"), Verdict::Yes);
-        assert_eq!(verdict("/bin/sh"), Verdict::No);
-        let gone = Facts { path: "/home/gone (deleted)".into(), ..me.clone() };
-        let hidden = Facts { path: "/home/gone".into(), ..me.clone() };
-        let entry = Entry::of(Allowed { exe: Some("/home/gone".into()), uid: Some(me.uid()) });
-        let allow = Allow { entries: vec![entry], matters: true };
-        assert!(matches!(allow.verdict(&gone), Verdict::Perhaps(_)));
-        assert!(matches!(allow.verdict(&hidden), Verdict::Perhaps(_)));
-        assert_eq!(allow.verdict(&me), Verdict::No);
-        assert_eq!(allow.unseen().len(), 1);
-        let other = Entry::of(Allowed { exe: Some("/opt/not/here".into()), uid: None });
-        assert!(Allow { entries: vec![other], matters: true }.unseen().is_empty());
+    fn file_allows_and_path_alone_is_uncertain() {
+        let me = OpenedProcess::open(std::process::id()).unwrap().identity;
+        let exe = |path: &str| AllowedProcess::of(Allowed { exe: Some(path.into()), uid: None }).exe.unwrap();
+        assert_eq!(exe("/proc/self/exe").matches(&me), Match::Yes);
+        assert_eq!(exe("/bin/sh").matches(&me), Match::No);
+        let deleted = Identity { path: "/home/gone (deleted)".into(), ..me.clone() };
+        let hidden = Identity { path: "/home/gone".into(), ..me.clone() };
+        let entry = AllowedProcess::of(Allowed { exe: Some("/home/gone".into()), uid: Some(me.uid()) });
+        let list = AllowList { entries: vec![entry], has_effect: true };
+        assert!(matches!(list.matches(&deleted), Match::Uncertain(_)));
+        assert!(matches!(list.matches(&hidden), Match::Uncertain(_)));
+        assert_eq!(list.matches(&me), Match::No);
+        assert_eq!(list.invisible().len(), 1);
+        let missing = AllowedProcess::of(Allowed { exe: Some("/opt/not/here".into()), uid: None });
+        assert!(AllowList { entries: vec![missing], has_effect: true }.invisible().is_empty());
     }
 }

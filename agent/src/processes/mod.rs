@@ -1,159 +1,159 @@
 //! Processes on GPUs, and those among them without a lease.
 //!
 //! ```text
-//! driver's lists (compute, graphics, MPS) ─► who: uid, command, cgroup, unit, Slurm job
-//!     its lease: by its user and cgroup, else by its user and environment (`judge`)
-//!     none, and the rule of the GPU requires one ─► stray
-//!         the config allows it? ─► no stray
-//! stray ─► policy: report ─► shown
-//!                  warn   ─► and logged, once
-//!                  end    ─► and ended (`end`)
+//! the driver's lists (compute, graphics, MPS) ─► user, command, cgroup, unit and Slurm job of each process
+//!     its lease: by its user and cgroup, else by its user and environment (`classify`)
+//!     no lease, though the rule of its GPU requires one, and not allowed by the config ─► unleased
+//! unleased ─► policy "report": shown
+//!             policy "warn": shown, and logged once
+//!             policy "end": shown, logged and ended (`end`)
 //! ```
 //!
 //! | file | subject |
 //! |---|---|
-//! | `cgroup` | to which unit and Slurm job a process belongs |
-//! | `lease` | the lease that it runs with |
-//! | `judge` | who is a stray, and who of them may be ended |
-//! | `held` | a process held fast, and what the kernel says of it |
-//! | `allow` | those that the config allows |
-//! | `strays` | what was done about each |
-//! | `end` | ending strays, where the config says so |
-//! | `told` | reports: log, events, audit trail |
+//! | `allow` | processes that the config allows |
+//! | `classify` | the lease of each process, and processes without one |
+//! | `end` | warns about unleased processes, or ends them |
+//! | `environment` | the lease that a process names in its environment |
+//! | `identity` | a process opened with a pidfd, and its identity |
+//! | `report` | log, events and audit trail |
+//! | `unleased` | what gpushd did about each unleased process |
 
 mod allow;
+mod classify;
 mod end;
-mod held;
-mod judge;
-mod lease;
-mod strays;
-mod told;
+mod environment;
+mod identity;
+mod report;
+mod unleased;
 
 use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN};
 use gpush_core::sharing;
 use gpush_host::cgroup;
 
 use self::{
-    allow::{Allow, Verdict},
-    held::Held,
-    judge::{Judge, Judged},
+    allow::{AllowList, Match},
+    classify::{ClassifiedProcess, Classifier},
+    identity::OpenedProcess,
 };
-pub(crate) use self::{end::run, lease::SeenLeases, strays::Strays};
+pub(crate) use self::{end::run, environment::Environments, unleased::Unleased};
 use crate::caller::Viewer;
 
-/// All processes that the driver lists, as `viewer` may see them.
+/// Returns all processes that the driver lists, as `viewer` may see them.
 ///
 /// # Errors
-/// When the GPUs can't be seen at all.
-pub(crate) async fn list(strays: &Strays, viewer: Viewer) -> Result<GpuProcesses, ApiError> {
-    let (judged, unseen) = judged(strays).await?;
-    let mut processes: Vec<GpuProcess> = judged.into_iter().map(|judged| judged.process).collect();
+/// The GPUs cannot be read.
+pub(crate) async fn list(unleased: &Unleased, viewer: Viewer) -> Result<GpuProcesses, ApiError> {
+    let (classified, unseen) = classified(unleased).await?;
+    let mut processes: Vec<GpuProcess> = classified.into_iter().map(|one| one.process).collect();
     for one in &mut processes {
-        one.stray_action = strays.done(one);
+        unleased.describe(one);
         if !viewer.may_see(one.process.uid) {
             hide(one);
         }
     }
-    let policy = strays.state.config().processes.stray;
+    let policy = unleased.state.config().processes.unleased;
     Ok(GpuProcesses { policy, processes, unseen })
 }
 
-/// What is wrong with how strays are dealt with, as it was seen last.
-pub(crate) fn health(strays: &Strays) -> Vec<ApiError> {
-    strays.unseen()
+/// Returns an error for each allowed file that gpushd could not see in the last round.
+pub(crate) fn health(unleased: &Unleased) -> Vec<ApiError> {
+    unleased.invisible()
 }
 
-/// Judges all processes with the rights of gpushd. Also returns an error for each GPU whose processes are not known.
-async fn judged(strays: &Strays) -> Result<(Vec<Judged>, Vec<ApiError>), ApiError> {
-    let gpus = strays.readings.host().await?.gpus(Viewer::Log);
+/// Classifies all processes with the rights of gpushd. Also returns an error for each GPU with unknown processes.
+async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<ApiError>), ApiError> {
+    let gpus = unleased.readings.host().await?.gpus(Viewer::Log);
     // The environments of a process and its ancestors may be large, so a blocking thread reads them.
-    let (reader, those) = (strays.clone(), gpus.clone());
+    let (handle, listed) = (unleased.clone(), gpus.clone());
     let read = tokio::task::spawn_blocking(move || {
-        let judge = Judge::of(&reader);
-        those.iter().flat_map(|gpu| of(&judge, gpu)).collect()
+        let classifier = Classifier::new(&handle);
+        listed.iter().flat_map(|gpu| of_gpu(&classifier, gpu)).collect()
     });
-    let mut judged: Vec<Judged> = read.await.map_err(|_| ApiError::new(Code::Unavailable, "gpushd is about to end"))?;
-    if judged.iter().any(|one| one.process.stray.is_some())
-        && let Some(allow) = Allow::of(&strays.state.config()).await
+    let mut processes: Vec<ClassifiedProcess> = read.await.map_err(|_| ApiError::stopping("gpushd is stopping"))?;
+    if processes.iter().any(|one| one.process.unleased.is_some())
+        && let Some(allow) = AllowList::of(&unleased.state.config()).await
     {
-        pardon(&mut judged, allow).await;
+        mark_allowed(&mut processes, allow).await;
     }
-    Ok((judged, gpus.iter().filter_map(unknown).collect()))
+    Ok((processes, gpus.iter().filter_map(unknown).collect()))
 }
 
-/// Why the processes of a GPU are not known.
+/// Returns why the processes of a GPU are not known.
 fn unknown(gpu: &Gpu) -> Option<ApiError> {
-    let readable = match gpu.state {
+    let is_readable = match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,
         GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
-    if readable && gpu.processes_known {
+    if is_readable && gpu.processes_known {
         return None;
     }
     let mut error = ApiError::new(Code::DriverError, format!("GPU {} ({}): {USERS_UNKNOWN}", gpu.index, gpu.uuid));
     error.causes.extend(gpu.reasons.iter().cloned());
-    Some(error.hint(format!("`gpushctl gpu show {}` says how it is", gpu.index)))
+    Some(error.hint(format!("see its state with `gpushctl gpu show {}`", gpu.index)))
 }
 
-/// The processes of a GPU and its MIG devices, each with what is known of it.
-fn of(judge: &Judge<'_>, gpu: &Gpu) -> Vec<Judged> {
-    let whole = gpu.processes.iter().map(|process| (None, None, process));
-    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    let devices = instances.clone().flat_map(|instance| {
-        instance.compute.iter().flat_map(|compute| {
-            let words = sharing::words(instance, compute);
-            compute.processes.iter().map(move |process| (Some(words.clone()), compute.uuid.as_deref(), process))
-        })
-    });
-    let between = instances.flat_map(|instance| {
-        let words = format!("{}@{}", instance.profile, instance.placement.start);
-        instance.processes.iter().map(move |process| (Some(words.clone()), None, process))
-    });
-    let mut all: Vec<Judged> = whole
-        .chain(devices)
-        .chain(between)
-        .map(|(device, device_uuid, process)| known(judge, gpu, device, device_uuid, process))
-        .collect();
-    let key = |one: &Judged| (one.process.device.clone(), one.process.process.pid);
-    all.sort_by_key(key);
+/// Returns the processes of a GPU and its MIG devices, sorted by device and pid.
+fn of_gpu(classifier: &Classifier<'_>, gpu: &Gpu) -> Vec<ClassifiedProcess> {
+    let add = |device: Option<&str>, uuid: Option<&str>, listed: &[Process]| -> Vec<ClassifiedProcess> {
+        listed.iter().map(|process| of_process(classifier, gpu, device, uuid, process)).collect()
+    };
+    let mut all = add(None, None, &gpu.processes);
+    for instance in gpu.mig.iter().flat_map(|mig| &mig.instances) {
+        for compute in &instance.compute {
+            let device = sharing::words(instance, compute);
+            all.extend(add(Some(&device), compute.uuid.as_deref(), &compute.processes));
+        }
+        let device = format!("{}@{}", instance.profile, instance.placement.start);
+        all.extend(add(Some(&device), None, &instance.processes));
+    }
+    all.sort_by_key(|one| (one.process.device.clone(), one.process.process.pid));
     all
 }
 
-fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Option<&str>, process: &Process) -> Judged {
-    let place = process.pid.and_then(cgroup::of);
-    let found = judge.of_process(gpu, device_uuid, process);
+fn of_process(
+    classifier: &Classifier<'_>,
+    gpu: &Gpu,
+    device: Option<&str>,
+    device_uuid: Option<&str>,
+    process: &Process,
+) -> ClassifiedProcess {
+    let cgroup = process.pid.and_then(cgroup::of);
+    let found = classifier.classify(gpu, device_uuid, process);
     let process = GpuProcess {
         gpu: gpu.index,
         gpu_uuid: gpu.uuid.clone(),
-        device,
+        device: device.map(str::to_owned),
         process: process.clone(),
-        unit: place.as_ref().and_then(|place| place.unit.clone()),
-        slurm_job: place.as_ref().and_then(|place| Some(place.slurm_job.as_ref()?.id)),
-        cgroup: place.map(|place| place.path),
+        unit: cgroup.as_ref().and_then(|cgroup| cgroup.unit.clone()),
+        slurm_job: cgroup.as_ref().and_then(|cgroup| Some(cgroup.slurm_job.as_ref()?.id)),
+        cgroup: cgroup.map(|cgroup| cgroup.path),
         serves: found.serves,
         lease: found.lease,
         unattributed: found.unattributed,
         allowed: false,
-        stray: found.stray,
-        stray_action: None,
+        unleased: found.unleased,
+        unleased_step: None,
+        unleased_action: None,
     };
-    Judged { process, spared: found.spared }
+    ClassifiedProcess { process, exempt: found.exempt }
 }
 
-/// Clears the strays that the config allows. A separate thread inspects the programs: their file systems may hang.
-async fn pardon(judged: &mut [Judged], allow: Allow) {
-    let strays = judged.iter().filter(|one| one.process.stray.is_some());
-    let pids: Vec<u32> = strays.filter_map(|one| one.process.process.pid).collect();
-    let is_allowed = move |pid: &u32| Held::take(*pid).is_some_and(|one| allow.verdict(&one.facts) == Verdict::Yes);
-    let looked = tokio::task::spawn_blocking(move || pids.into_iter().filter(is_allowed).collect::<Vec<_>>());
-    let allowed = looked.await.unwrap_or_default();
-    let those = judged.iter_mut().map(|one| &mut one.process).filter(|one| one.stray.is_some());
-    for one in those.filter(|one| one.process.pid.is_some_and(|pid| allowed.contains(&pid))) {
-        (one.stray, one.allowed) = (None, true);
+/// Marks the unleased processes that the config allows. Uses a separate thread, because a file system may hang.
+async fn mark_allowed(processes: &mut [ClassifiedProcess], allow: AllowList) {
+    let unleased = processes.iter_mut().map(|one| &mut one.process).filter(|one| one.unleased.is_some());
+    let unleased: Vec<&mut GpuProcess> = unleased.collect();
+    let pids: Vec<u32> = unleased.iter().filter_map(|one| one.process.pid).collect();
+    let is_allowed =
+        move |pid: &u32| OpenedProcess::open(*pid).is_some_and(|one| allow.matches(&one.identity) == Match::Yes);
+    let check = tokio::task::spawn_blocking(move || pids.into_iter().filter(is_allowed).collect::<Vec<_>>());
+    let allowed = check.await.unwrap_or_default();
+    for one in unleased.into_iter().filter(|one| one.process.pid.is_some_and(|pid| allowed.contains(&pid))) {
+        (one.unleased, one.allowed) = (None, true);
     }
 }
 
-/// Takes out what only its owner and admins may see.
+/// Removes what only the owner of a process and administrators may see.
 fn hide(one: &mut GpuProcess) {
     let process = &mut one.process;
     (process.pid, process.uid, process.user, process.command) = (None, None, None, None);

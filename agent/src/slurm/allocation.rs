@@ -160,7 +160,7 @@ impl Allocation {
             devices.iter().filter(|device| device.mig.is_none()).map(|device| device.gpu.uuid.as_str()).collect();
         if !mig.is_empty() && !whole.is_empty() {
             return Err(refused("the job has whole GPUs and MIG devices".to_owned())
-                .cause("a lease has members of one kind")
+                .cause("a lease is either for whole GPUs or for MIG devices")
                 .hint("submit the job with one kind of GPU: --gres=gpu:TYPE:COUNT"));
         }
         let gpus: BTreeSet<String> = devices.iter().map(|device| device.gpu.uuid.clone()).collect();

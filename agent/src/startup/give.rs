@@ -102,6 +102,7 @@ fn refused(error: ApiError) -> LayoutResult {
         | Code::Denied
         | Code::NotFound
         | Code::Unavailable
+        | Code::Stopping
         | Code::Unreachable
         | Code::TimedOut
         | Code::Internal => LayoutResult::NotYet(error),

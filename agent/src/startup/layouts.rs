@@ -203,9 +203,9 @@ impl Layouts {
             return None;
         }
         let indices: Vec<String> = nameless.iter().map(u32::to_string).collect();
-        let message = format!("it is not known whether GPU {} needs its layout", indices.join(", "));
+        let message = format!("cannot identify GPU {}, so its layout is not applied yet", indices.join(", "));
         let error = ApiError::new(Code::DriverError, message)
-            .cause("the driver lists it, but gpushd cannot identify it yet: gpushd tries again");
+            .cause("the driver lists the GPU but does not report its UUID; gpushd tries again");
         handles
             .startup
             .note(ProblemSubject::Unidentified, error.hint("see the kernel's log: `dmesg | grep -i -e nvrm -e xid`"));

@@ -201,8 +201,8 @@ impl State {
             Touched::All => known.sights.values().map(|sight| known.compose(sight)).collect(),
             Touched::Gpus(uuids) => {
                 let kept = before.gpus.iter().filter(|gpu| !uuids.contains(&gpu.gpu.uuid)).cloned();
-                let anew = uuids.iter().filter_map(|uuid| known.sights.get(uuid)).map(|sight| known.compose(sight));
-                kept.chain(anew).collect()
+                let composed = uuids.iter().filter_map(|uuid| known.sights.get(uuid)).map(|sight| known.compose(sight));
+                kept.chain(composed).collect()
             }
         };
         let mut next = known.snapshot(gpus, String::new(), before.changes);

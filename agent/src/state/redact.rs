@@ -63,7 +63,7 @@ pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
     match what {
         Happening::Operation(change) => actor(&mut change.operation.by, viewer),
         Happening::Change(change) => change.by.iter_mut().for_each(|by| actor(by, viewer)),
-        Happening::Stray(change) if !viewer.may_see(change.uid) => {
+        Happening::Unleased(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
         // Every user may read these.
@@ -73,7 +73,7 @@ pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
         | Happening::Xid(_)
         | Happening::Mps(_)
         | Happening::Lease(_)
-        | Happening::Stray(_)
+        | Happening::Unleased(_)
         | Happening::Resync(_) => {}
     }
 }
@@ -94,7 +94,7 @@ fn blank(process: &mut Process) {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{MpsServerState, ProcessKind, StrayChange, StrayStep};
+    use gpush_api::{MpsServerState, ProcessKind, UnleasedChange, UnleasedStep};
 
     use super::*;
 
@@ -161,8 +161,8 @@ mod tests {
 
     #[test]
     fn unleased_process_is_named_to_its_owner_and_admins() {
-        let stray = || {
-            Happening::Stray(Box::new(StrayChange {
+        let unleased = || {
+            Happening::Unleased(Box::new(UnleasedChange {
                 gpu: 0,
                 gpu_uuid: "GPU-0".to_owned(),
                 device: None,
@@ -171,14 +171,14 @@ mod tests {
                 user: Some("alice".to_owned()),
                 command: Some("train".to_owned()),
                 why: "its user holds no lease".to_owned(),
-                step: StrayStep::Asked,
+                step: UnleasedStep::Asked,
             }))
         };
         for (viewer, sees) in [(Viewer::Admin, true), (Viewer::User(1000), true), (Viewer::User(1001), false)] {
-            let mut what = stray();
+            let mut what = unleased();
             event(&mut what, viewer);
-            let Happening::Stray(seen) = &what else { panic!("another kind") };
-            assert_eq!(what == stray(), sees);
+            let Happening::Unleased(seen) = &what else { panic!("another kind") };
+            assert_eq!(what == unleased(), sees);
             assert_eq!(seen.pid.is_some() && seen.command.is_some(), sees);
         }
     }

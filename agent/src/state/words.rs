@@ -20,7 +20,7 @@ pub(crate) fn cordon(cordon: &Cordon) -> String {
 
 /// Describes a maintenance as a noun phrase with user, time and reason.
 pub(crate) fn maintenance(maintenance: &Maintenance) -> String {
-    let by = maintenance.by.as_ref().map_or_else(|| "somebody".to_owned(), actor);
+    let by = maintenance.by.as_ref().map_or_else(|| "an unknown user".to_owned(), actor);
     let since = maintenance.since.strftime("%Y-%m-%d %H:%M:%S UTC");
     let reason = maintenance.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
     format!("maintenance, which {by} entered at {since}{reason}")

@@ -14,7 +14,7 @@ use gpush_core::{
 };
 use gpush_store::LevelSet;
 
-use super::{Level, Timeslice, TroubleSubject, pace::Schedule, settle::Aim, smi};
+use super::{Level, Timeslice, TroubleSubject, pace::Schedule, settle::SharedGpu, smi};
 
 /// Reason if the driver has no levels for a GPU.
 const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: Turing and later GPUs have them";
@@ -33,7 +33,12 @@ pub(super) enum Setter {
 
 /// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of the GPUs
 /// whose lanes were not free.
-pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim], setter: Setter) -> Vec<String> {
+pub(super) async fn tend(
+    timeslice: &Timeslice,
+    pace: &mut Schedule,
+    aims: &[SharedGpu],
+    setter: Setter,
+) -> Vec<String> {
     let mut busy = Vec::new();
     let Some(told) = list(timeslice, pace, aims).await else { return busy };
     let mut set = Vec::new();
@@ -95,7 +100,7 @@ pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim
 
 /// Returns what nvidia-smi reports about a GPU. "Not supported" counts as a failure if the GPU had a level before.
 /// Otherwise a temporary fault of the driver would remove gpushd's record of a level that it has set.
-fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &Aim) -> Option<Told> {
+fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &SharedGpu) -> Option<Told> {
     let uuid = &aim.gpu.uuid;
     let told = level_of(told, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
     let is_cut = aim.gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
@@ -112,7 +117,7 @@ fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &Aim) -> Option<Told> 
 }
 
 /// Lists the levels with nvidia-smi. Returns `None` if that fails, and stores the error.
-async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim]) -> Option<Vec<(Named, Told)>> {
+async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[SharedGpu]) -> Option<Vec<(Named, Told)>> {
     match smi::list(timeslice).await {
         Ok(told) => {
             pace.well(&TroubleSubject::Program);
@@ -134,7 +139,7 @@ async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim]) -> Optio
 }
 
 /// Stores what nvidia-smi reports about a time-sliced GPU. Returns the previous level.
-fn see(timeslice: &Timeslice, aim: &Aim, told: Option<&Told>) -> Option<Level> {
+fn see(timeslice: &Timeslice, aim: &SharedGpu, told: Option<&Told>) -> Option<Level> {
     aim.policy.as_ref()?;
     let level = match turns::next(aim.level(), told) {
         Next::Nothing => Level::Known(aim.level()),
@@ -146,7 +151,7 @@ fn see(timeslice: &Timeslice, aim: &Aim, told: Option<&Told>) -> Option<Level> {
 }
 
 /// Sets a level. Returns whether nvidia-smi reported success.
-async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, now: TimesliceLevel) -> bool {
+async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
         // Another program has set the level since, so it stays.
@@ -188,7 +193,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, now: Time
 }
 
 /// Logs that the desired level is set, and the previous level.
-fn say(timeslice: &Timeslice, aim: &Aim, before: TimesliceLevel) {
+fn say(timeslice: &Timeslice, aim: &SharedGpu, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
         None => tracing::info!(gpu, "no longer time-sliced: restored its time-slice level {level}"),
@@ -202,7 +207,7 @@ fn say(timeslice: &Timeslice, aim: &Aim, before: TimesliceLevel) {
 }
 
 /// Stores that the level is as desired, and updates the record.
-async fn well(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim) {
+async fn well(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu) {
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     pace.well(&subject);
     timeslice.well(&subject);
@@ -220,7 +225,7 @@ async fn well(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim) {
 }
 
 /// Stores that a GPU has no levels. `before` is the previous level.
-async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, before: Option<Level>) {
+async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
         tracing::warn!(gpu = aim.gpu.uuid, "{UNSUPPORTED}; the config wants {}", aim.level());
     }
@@ -231,20 +236,20 @@ async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, befo
 }
 
 /// Removes the record of gpushd's level on the GPU.
-async fn forget(timeslice: &Timeslice, aim: &Aim) {
+async fn forget(timeslice: &Timeslice, aim: &SharedGpu) {
     if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, None).await {
         tracing::error!(gpu = aim.gpu.uuid, "{why}");
     }
 }
 
-fn fail(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, error: &ApiError) {
+fn fail(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, error: &ApiError) {
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     timeslice.failed(&aim.gpu.uuid, error.causes.join("; "));
     pace.failed(subject.clone());
     timeslice.note(subject, error);
 }
 
-fn error(aim: &Aim, why: &str) -> ApiError {
+fn error(aim: &SharedGpu, why: &str) -> ApiError {
     let what = format!("GPU {} ({}) does not have the time-slice level {}", aim.gpu.index, aim.gpu.uuid, aim.level());
     ApiError::new(Code::DriverError, what)
         .cause(why.to_owned())

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use gpush_api::{ApiError, Code, Gpu, Mode, TimeslicePolicy};
 use tokio::task::JoinSet;
 
-use super::{Timeslice, TroubleSubject, pace::Schedule, settle::Aim};
+use super::{Timeslice, TroubleSubject, pace::Schedule, settle::SharedGpu};
 
 /// Tasks that set compute modes, one per GPU, so that a GPU that hangs does not delay the others.
 #[derive(Debug, Default)]
 pub(super) struct ModeTasks {
-    tasks: JoinSet<(Aim, Option<Result<(), String>>)>,
+    tasks: JoinSet<(SharedGpu, Option<Result<(), String>>)>,
     /// Running tasks, by UUID of the GPU.
     running: BTreeMap<String, Running>,
 }
@@ -26,7 +26,7 @@ struct Running {
 
 impl ModeTasks {
     /// Starts a task for each GPU whose compute mode differs. The task takes the lane of the GPU.
-    pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Schedule, aims: &[Aim]) {
+    pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Schedule, aims: &[SharedGpu]) {
         for aim in aims.iter().filter(|aim| differs(timeslice, aim)) {
             if !pace.may_try(&TroubleSubject::ComputeMode(aim.gpu.uuid.clone())) {
                 continue;
@@ -69,7 +69,7 @@ impl ModeTasks {
 }
 
 /// Sets the compute modes of GPUs. The caller has their lanes.
-pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim]) {
+pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Schedule, aims: &[SharedGpu]) {
     let tasks = aims.iter().map(|aim| {
         let (timeslice, aim) = (timeslice.clone(), aim.clone());
         async move {
@@ -82,7 +82,7 @@ pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Schedule, aims:
     }
 }
 
-fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, done: Result<(), String>) {
+fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, done: Result<(), String>) {
     let subject = TroubleSubject::ComputeMode(aim.gpu.uuid.clone());
     match done {
         Ok(()) => {
@@ -97,7 +97,7 @@ fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, done: Result<(), 
 }
 
 /// Returns whether the compute mode differs from the desired one, according to the last reading.
-fn differs(timeslice: &Timeslice, aim: &Aim) -> bool {
+fn differs(timeslice: &Timeslice, aim: &SharedGpu) -> bool {
     let ours = timeslice.shared_gpus.compute_mode(&aim.gpu.uuid, Mode::Timeslice);
     match &aim.policy {
         // If the driver does not report the mode, it cannot set one either.
@@ -110,7 +110,7 @@ fn differs(timeslice: &Timeslice, aim: &Aim) -> bool {
 }
 
 /// Sets the compute mode of a GPU, or restores the previous mode if the GPU is no longer time-sliced.
-async fn put_in_force(timeslice: &Timeslice, aim: &Aim) -> Result<(), String> {
+async fn put_in_force(timeslice: &Timeslice, aim: &SharedGpu) -> Result<(), String> {
     if !differs(timeslice, aim) {
         return Ok(());
     }

@@ -58,13 +58,13 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
 
 /// A GPU and its desired settings.
 #[derive(Debug, Clone)]
-pub(super) struct Aim {
+pub(super) struct SharedGpu {
     pub(super) gpu: Gpu,
     /// `None` if the GPU is no longer time-sliced, so that its settings must be removed.
     pub(super) policy: Option<TimeslicePolicy>,
 }
 
-impl Aim {
+impl SharedGpu {
     /// Returns the desired level.
     pub(super) fn level(&self) -> TimesliceLevel {
         self.policy.as_ref().map_or(TimesliceLevel::Default, |policy| policy.level)
@@ -128,10 +128,10 @@ impl Tending {
         let gpus = observed.gpus(Viewer::Agent);
         let aims = aims(timeslice, &config, &gpus, has_daemon);
         self.modes.start(timeslice, &self.pace, &aims);
-        let (kept, let_go): (Vec<Aim>, Vec<Aim>) = aims.into_iter().partition(|aim| aim.policy.is_some());
+        let (kept, let_go): (Vec<SharedGpu>, Vec<SharedGpu>) = aims.into_iter().partition(|aim| aim.policy.is_some());
         // On the other GPUs, gpushd has no level to remove.
         let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
-        let aims: Vec<Aim> = kept.into_iter().chain(let_go).collect();
+        let aims: Vec<SharedGpu> = kept.into_iter().chain(let_go).collect();
         let sight = LastCheck {
             aims: aims.iter().map(|aim| (aim.gpu.uuid.clone(), aim.level().number())).collect(),
             workers: timeslice.hardware.status().started,
@@ -162,7 +162,7 @@ pub(super) fn aims(
     config: &Config,
     gpus: &[Gpu],
     has_daemon: &impl Fn(&str) -> bool,
-) -> Vec<Aim> {
+) -> Vec<SharedGpu> {
     let cares = turns::care(config, gpus);
     let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
     // A GPU whose state is unclear may return unchanged, so its data is kept. In MIG mode it has no level.
@@ -178,7 +178,7 @@ pub(super) fn aims(
             Care::Keep(policy) => Some(policy.clone()),
             Care::LetGo => None,
         };
-        Some(Aim { gpu: gpu.clone(), policy })
+        Some(SharedGpu { gpu: gpu.clone(), policy })
     };
     gpus.iter().zip(&cares).filter_map(aim).collect()
 }

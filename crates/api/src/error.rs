@@ -37,8 +37,10 @@ pub enum Code {
     GpuLost,
     /// The config file is invalid.
     ConfigInvalid,
-    /// gpushd is starting, is stopping, has reached a limit, or cannot record changes.
+    /// gpushd is starting, has reached a limit, or cannot record changes.
     Unavailable,
+    /// gpushd is stopping. The request had no effect, so it can be repeated.
+    Stopping,
     /// Only from clients: no program answers on the socket, or the program does not speak this API.
     Unreachable,
     /// An operation could not begin, or a lease was not granted, in the given time. From clients: gpushd did not answer
@@ -56,7 +58,7 @@ impl Code {
             Self::BadRequest | Self::UnknownProfile | Self::LayoutImpossible | Self::ConfigInvalid => 2,
             Self::Blocked | Self::Conflict | Self::Resetting => 4,
             Self::Denied => 5,
-            Self::Unavailable | Self::Unreachable => 6,
+            Self::Unavailable | Self::Stopping | Self::Unreachable => 6,
             Self::Unsupported => 7,
             Self::DriverTimeout | Self::TimedOut => 8,
             Self::NotFound => 2,
@@ -74,7 +76,7 @@ impl Code {
             Self::Blocked | Self::Conflict | Self::Resetting | Self::Cancelled => 409,
             Self::UnknownProfile | Self::LayoutImpossible | Self::Unsupported | Self::ConfigInvalid => 422,
             Self::Internal | Self::DriverError | Self::GpuLost => 500,
-            Self::DriverUnavailable | Self::Unavailable | Self::Unreachable => 503,
+            Self::DriverUnavailable | Self::Unavailable | Self::Stopping | Self::Unreachable => 503,
             Self::DriverTimeout | Self::TimedOut => 504,
         }
     }
@@ -101,20 +103,39 @@ pub struct ApiError {
     /// What to do next, often a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// What the hint suggests, where that is known in this process.
+    #[serde(skip)]
+    pub remedy: Option<Remedy>,
     /// Whether the same request may succeed later without further action.
     #[serde(default)]
     pub retryable: bool,
 }
 
-/// Beginning of the message with which a stopping gpushd refuses a request. The request had no effect, so a client can
-/// safely repeat it.
-pub const STOPPING: &str = "gpushd is stopping";
+/// What a hint suggests. `gpushctl` replaces hints that do not help without gpushd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// To choose among the GPUs of the host.
+    ChooseGpus,
+    /// To choose among the GPUs that support MIG.
+    ChooseMigGpus,
+    /// To correct `devices` in a mig-parted file.
+    CorrectDevices,
+}
 
 impl ApiError {
     /// Creates an error without causes or hint.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         let (causes, errors) = (Vec::new(), Box::default());
-        Self { code, message: message.into(), causes, errors, outcome: None, hint: None, retryable: false }
+        Self {
+            code,
+            message: message.into(),
+            causes,
+            errors,
+            outcome: None,
+            hint: None,
+            remedy: None,
+            retryable: false,
+        }
     }
 
     /// Combines several errors. The result is retryable only if all of them are. Its code is that of the first error
@@ -133,10 +154,22 @@ impl ApiError {
         own.chain(self.errors.iter().flat_map(Self::sentences)).collect()
     }
 
+    /// Creates the error of a stopping gpushd, which did not carry out the request.
+    pub fn stopping(message: impl Into<String>) -> Self {
+        Self::new(Code::Stopping, message).retryable()
+    }
+
     /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
+        (self.hint, self.remedy) = (Some(hint.into()), None);
+        self
+    }
+
+    /// Adds a hint, and what it suggests.
+    #[must_use]
+    pub fn remedy(mut self, remedy: Remedy, hint: impl Into<String>) -> Self {
+        (self.hint, self.remedy) = (Some(hint.into()), Some(remedy));
         self
     }
 

@@ -54,8 +54,8 @@ pub enum Happening {
     Mps(Box<MpsChange>),
     /// A lease changed its state or its end, or was revoked with notice.
     Lease(Box<LeaseChange>),
-    /// gpushd asked a stray to end, or killed it.
-    Stray(Box<StrayChange>),
+    /// gpushd asked an unleased process to end, or killed it.
+    Unleased(Box<UnleasedChange>),
     /// Another change, which the audit trail has too.
     Change(Change),
     /// Events are missing here. Read the state again.
@@ -81,8 +81,8 @@ pub enum EventKind {
     Mps,
     /// [`LeaseChange`].
     Lease,
-    /// [`StrayChange`].
-    Stray,
+    /// [`UnleasedChange`].
+    Unleased,
     /// [`Change`].
     Change,
     /// [`Resync`]. Sent whatever kinds are selected.
@@ -99,7 +99,7 @@ impl EventKind {
         Self::Xid,
         Self::Mps,
         Self::Lease,
-        Self::Stray,
+        Self::Unleased,
         Self::Change,
         Self::Resync,
     ];
@@ -115,7 +115,7 @@ impl EventKind {
             Self::Xid => "xid",
             Self::Mps => "mps",
             Self::Lease => "lease",
-            Self::Stray => "stray",
+            Self::Unleased => "unleased",
             Self::Change => "change",
             Self::Resync => "resync",
         }
@@ -134,7 +134,7 @@ impl Happening {
             Self::Xid(_) => EventKind::Xid,
             Self::Mps(_) => EventKind::Mps,
             Self::Lease(_) => EventKind::Lease,
-            Self::Stray(_) => EventKind::Stray,
+            Self::Unleased(_) => EventKind::Unleased,
             Self::Change(_) => EventKind::Change,
             Self::Resync(_) => EventKind::Resync,
         }
@@ -274,12 +274,12 @@ pub struct LeaseChange {
     pub processes_end_at: Option<Timestamp>,
 }
 
-/// What gpushd did about a stray. The audit trail has it too. Only the owner of the process and administrators see
-/// `pid`, `uid`, `user` and `command`.
+/// What gpushd did about an unleased process. The audit trail has it too. Only the owner of the process and
+/// administrators see `pid`, `uid`, `user` and `command`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct StrayChange {
-    /// Index of the stray's GPU.
+pub struct UnleasedChange {
+    /// Index of the process's GPU.
     pub gpu: u32,
     /// UUID of that GPU.
     pub gpu_uuid: String,
@@ -298,28 +298,34 @@ pub struct StrayChange {
     /// Command line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Why the process is a stray.
+    /// Why the process is unleased.
     pub why: String,
     /// What gpushd did.
-    pub step: StrayStep,
+    pub step: UnleasedStep,
 }
 
-/// A step to end a stray.
+/// What gpushd did about an unleased process. Events and audit records have only `asked` and `killed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum StrayStep {
+pub enum UnleasedStep {
+    /// gpushd does not end it.
+    Exempt,
+    /// gpushd logged a warning.
+    Warned,
     /// gpushd asked it to end, with SIGTERM.
     Asked,
     /// It did not end in time, and gpushd killed it with SIGKILL.
     Killed,
 }
 
-impl StrayStep {
-    /// Returns the words of the audit trail.
+impl UnleasedStep {
+    /// Returns the words of the log and the audit trail.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
+            Self::Exempt => "not ended",
+            Self::Warned => "warned about",
             Self::Asked => "asked to end",
             Self::Killed => "killed",
         }

@@ -28,10 +28,10 @@ mod timestamp;
 pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};
 pub use device::{DeviceGrant, DeviceUse, MigDevice};
-pub use error::{ApiError, Code, STOPPING};
+pub use error::{ApiError, Code, Remedy};
 pub use event::{
     Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, LeaseChange,
-    MpsChange, OperationChange, Resync, ResyncReason, StrayChange, StrayStep, Xid,
+    MpsChange, OperationChange, Resync, ResyncReason, UnleasedChange, UnleasedStep, Xid,
 };
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
@@ -57,7 +57,7 @@ pub use policy::{
     ConfigDiff, ConfigView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView, SettingDiff,
     WantedView,
 };
-pub use process::{GpuProcess, GpuProcesses, StrayPolicy};
+pub use process::{GpuProcess, GpuProcesses, UnleasedPolicy};
 pub use refusal::{Blocker, Holder, Refusal};
 pub use slurm::{
     SlurmDevice, SlurmGpu, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted, SlurmLeftover, SlurmOutcome,

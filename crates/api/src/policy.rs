@@ -156,6 +156,8 @@ pub struct GpuDiff {
     /// Differences between the desired and the actual state, as in [`crate::Gpu`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<String>,
+    /// Whether the actual state is known, so that `drift` is complete.
+    pub drift_known: bool,
 }
 
 /// A setting that differs between the file and the effective config.

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, gpu::Process};
+use crate::{error::ApiError, event::UnleasedStep, gpu::Process};
 
-/// What gpushd does about a stray: a process without a lease on a target that requires one.
+/// What gpushd does about an unleased process: a process without a lease on a target that requires one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum StrayPolicy {
+pub enum UnleasedPolicy {
     /// Shows it.
     #[default]
     Report,
@@ -51,23 +51,27 @@ pub struct GpuProcess {
     /// Whether neither its cgroup nor its environment tells the lease. It then counts for the oldest lease of its user.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unattributed: bool,
-    /// Whether the config allows it although it has no share.
+    /// Whether the config allows it without a lease.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed: bool,
-    /// Why the process is a stray. Absent if it is not one, or if its GPU is not checked for strays.
+    /// Why the process is unleased: it needs a lease and has none. Absent for other processes, and if gpushd does not
+    /// check the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stray: Option<String>,
-    /// What gpushd did about the stray, or why it does nothing.
+    pub unleased: Option<String>,
+    /// What gpushd did about the unleased process. Absent if it did nothing yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stray_action: Option<String>,
+    pub unleased_step: Option<UnleasedStep>,
+    /// The same as text, with the reason or the time left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unleased_action: Option<String>,
 }
 
 /// Answer of `GET /v1/processes`: all processes that the driver lists, by GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuProcesses {
-    /// What gpushd does about strays.
-    pub policy: StrayPolicy,
+    /// What gpushd does about unleased processes.
+    pub policy: UnleasedPolicy,
     /// Processes, by GPU.
     #[serde(rename = "gpu_processes")]
     pub processes: Vec<GpuProcess>,

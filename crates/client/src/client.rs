@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use gpush_api::{
-    ApiError, ApplyRequest, AuditRecord, Code, ConfigDiff, ConfigView, Gpu, GpuProfile, Health, MaintenanceState,
-    MigDevice, Operation, OperationSummary, OverrideEnded, Overrides, PlanRequest, Plans, Recovered, ReloadRequest,
-    Reloaded, Version, WhyRequest,
+    ApiError, AuditRecord, Code, Gpu, GpuProfile, Health, MaintenanceState, MigDevice, Recovered, Version, WhyRequest,
 };
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Bytes;
@@ -28,9 +26,6 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 /// deadlines.
 const ENTERING: Duration = Duration::from_secs(60);
 
-/// Maximum number of operations in one request.
-const PAGE: usize = 200;
-
 /// Maximum size in bytes of an error that is returned instead of a stream.
 const LARGEST_ERROR: usize = 1 << 20;
 
@@ -51,8 +46,8 @@ pub struct AuditQuery {
 /// first request opens it.
 #[derive(Debug)]
 pub struct Client {
-    wire: Wire,
-    deadline: Duration,
+    pub(crate) wire: Wire,
+    pub(crate) deadline: Duration,
     slow: Option<Slow>,
 }
 
@@ -79,6 +74,13 @@ impl Client {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Fails at once if no gpushd listens. Otherwise, the client waits a moment for a gpushd that is starting.
+    #[must_use]
+    pub fn without_waiting_for_start(mut self) -> Self {
+        self.wire.expect_running();
         self
     }
 
@@ -184,104 +186,12 @@ impl Client {
         self.change("/v1/recover", why).await
     }
 
-    /// `GET /v1/config`.
-    ///
-    /// # Errors
-    /// See [`Kind`].
-    pub async fn config(&mut self) -> Result<ConfigView, Error> {
-        self.get("/v1/config").await
-    }
-
-    /// `GET /v1/config/diff`.
-    ///
-    /// # Errors
-    /// See [`Kind`].
-    pub async fn config_diff(&mut self) -> Result<ConfigDiff, Error> {
-        self.get("/v1/config/diff").await
-    }
-
-    /// `POST /v1/config/reload`.
-    ///
-    /// # Errors
-    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] the new config may be active.
-    pub async fn reload(&mut self, request: &ReloadRequest) -> Result<Reloaded, Error> {
-        self.change("/v1/config/reload", request).await
-    }
-
-    /// `GET /v1/overrides`.
-    ///
-    /// # Errors
-    /// See [`Kind`].
-    pub async fn overrides(&mut self) -> Result<Overrides, Error> {
-        self.get("/v1/overrides").await
-    }
-
-    /// `DELETE /v1/overrides/{index|uuid|pci}`.
-    ///
-    /// # Errors
-    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] the override may have ended.
-    pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
-        let path = format!("/v1/overrides/{}", segment(gpu));
-        // Without a key: a repeated request would return that there is no override.
-        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None, away: AWAY };
-        let answer = self.ask(&question).await?;
-        self.decode(&question, &answer).await
-    }
-
     /// `GET /v1/mig/devices`. Returns every MIG device with its use.
     ///
     /// # Errors
     /// See [`Kind`].
     pub async fn mig_devices(&mut self) -> Result<Vec<MigDevice>, Error> {
         self.get("/v1/mig/devices").await
-    }
-
-    /// `POST /v1/mig/plan`.
-    ///
-    /// # Errors
-    /// See [`Kind`].
-    pub async fn plan(&mut self, request: &PlanRequest) -> Result<Plans, Error> {
-        self.post("/v1/mig/plan", request, None).await
-    }
-
-    /// `POST /v1/mig/apply`. Returns the operation when it has begun.
-    ///
-    /// The request has an idempotency key and is repeated while gpushd may be restarting. Only one operation begins.
-    ///
-    /// # Errors
-    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] the operation may have begun.
-    pub async fn apply(&mut self, request: &ApplyRequest) -> Result<Operation, Error> {
-        self.change("/v1/mig/apply", request).await
-    }
-
-    /// `POST /v1/operations/{id}/cancel`. Returns at once; the operation ends later.
-    ///
-    /// # Errors
-    /// See [`Kind`]; [`Code::Conflict`] if the operation has already ended.
-    pub async fn cancel(&mut self, id: &str) -> Result<Operation, Error> {
-        self.change(&format!("/v1/operations/{}/cancel", segment(id)), &()).await
-    }
-
-    /// `GET /v1/operations`. Returns the last `most` operations, or the last ones before `before`, oldest first.
-    ///
-    /// # Errors
-    /// See [`Kind`].
-    pub async fn last_operations(&mut self, most: usize, before: Option<&str>) -> Result<Vec<OperationSummary>, Error> {
-        let mut all: Vec<OperationSummary> = Vec::new();
-        let mut before = before.map(str::to_owned);
-        while all.len() < most {
-            let limit = PAGE.min(most - all.len());
-            let from = before.as_deref().map_or_else(String::new, |id| format!("&before={}", segment(id)));
-            let mut page: Vec<OperationSummary> = self.get(&format!("/v1/operations?limit={limit}{from}")).await?;
-            let full = page.len() == limit;
-            page.append(&mut all);
-            all = page;
-            before = all.first().map(|first| first.id.clone());
-            if !full {
-                break;
-            }
-        }
-        Ok(all)
     }
 
     /// `GET /v1/audit`. Returns one page, oldest first.
@@ -327,32 +237,13 @@ impl Client {
         Ok(kept.into_iter().map(Told::of).collect())
     }
 
-    /// `GET /v1/operations/{id}`.
-    ///
-    /// # Errors
-    /// See [`Kind`].
-    pub async fn operation(&mut self, id: &str) -> Result<Operation, Error> {
-        self.get(&format!("/v1/operations/{}", segment(id))).await
-    }
-
-    /// Returns the operation when its revision exceeds `after`, or its current state after `wait`.
-    ///
-    /// # Errors
-    /// See [`Kind`].
-    pub async fn operation_after(&mut self, id: &str, after: u64, wait: Duration) -> Result<Operation, Error> {
-        let path = format!("/v1/operations/{}?after={after}&wait_ms={}", segment(id), wait.as_millis());
-        let question = Question::get(&path);
-        let answer = self.wire.ask(&question, wait + self.deadline).await?;
-        self.decode(&question, &answer).await
-    }
-
     pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
         let question = Question::get(path);
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
 
-    async fn ask(&mut self, question: &Question<'_>) -> Result<Answer, Error> {
+    pub(crate) async fn ask(&mut self, question: &Question<'_>) -> Result<Answer, Error> {
         let mut asking = std::pin::pin!(self.wire.ask(question, self.deadline));
         if let Some(slow) = self.slow.take_if(|slow| slow.after < self.deadline) {
             if let Ok(answered) = tokio::time::timeout(slow.after, &mut asking).await {
@@ -404,7 +295,11 @@ impl Client {
         self.decode(&question, &answer).await
     }
 
-    async fn decode<T: DeserializeOwned>(&mut self, question: &Question<'_>, answer: &Answer) -> Result<T, Error> {
+    pub(crate) async fn decode<T: DeserializeOwned>(
+        &mut self,
+        question: &Question<'_>,
+        answer: &Answer,
+    ) -> Result<T, Error> {
         let cause = if answer.status.is_success() {
             match serde_json::from_slice(&answer.body) {
                 Ok(value) => return Ok(value),

@@ -184,14 +184,14 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
         None => "it is open".to_owned(),
     };
     let to_group = access.mode & group_bit != 0;
-    let whom = match (to_group, access.group.as_str()) {
+    let allowed = match (to_group, access.group.as_str()) {
         (true, "root") | (false, _) => format!("to {} only", access.owner),
         (true, group) if access.owner == "root" => format!("to root and group {group} only"),
         (true, group) => format!("to {} and group {group} only", access.owner),
     };
     let error = ApiError::new(
         Code::Denied,
-        format!("user {} (uid {}) may not connect to {path}: {door} {whom}", facts.user, facts.uid),
+        format!("user {} (uid {}) may not connect to {path}: {door} {allowed}", facts.user, facts.uid),
     );
     let error = error.cause(format!("permission denied (mode {:04o})", access.mode));
     let group = &access.group;

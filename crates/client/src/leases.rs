@@ -11,7 +11,7 @@ use crate::{client::Client, error::Error};
 
 /// A body without fields.
 #[derive(Serialize)]
-struct Nothing {}
+pub(crate) struct EmptyBody {}
 
 impl Client {
     /// `POST /v1/leases`. Returns when the lease is granted.
@@ -70,7 +70,7 @@ impl Client {
     /// # Errors
     /// See [`crate::Kind`].
     pub async fn lease_release(&mut self, id: LeaseId) -> Result<Lease, Error> {
-        self.change(&format!("/v1/leases/{id}/release"), &Nothing {}).await
+        self.change(&format!("/v1/leases/{id}/release"), &EmptyBody {}).await
     }
 
     /// `POST /v1/leases/{id}/revoke`.

@@ -8,11 +8,13 @@
 //! current-thread runtime with I/O and time suffices.
 
 mod client;
+mod config;
 mod error;
 mod events;
 pub mod explain;
 mod leases;
 mod mps;
+mod operations;
 mod slurm;
 mod socket;
 mod wire;

@@ -9,11 +9,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     client::{Client, segment},
     error::Error,
+    leases::EmptyBody,
 };
-
-/// A body without fields.
-#[derive(Serialize)]
-struct Nothing {}
 
 impl Client {
     /// `GET /v1/mps`. Returns every target that is shared through MPS.
@@ -37,7 +34,7 @@ impl Client {
     /// # Errors
     /// See [`crate::Kind`].
     pub async fn mps_start(&mut self, target: &str) -> Result<MpsDaemon, Error> {
-        self.on_target(target, "start", &Nothing {}).await
+        self.on_target(target, "start", &EmptyBody {}).await
     }
 
     /// `POST /v1/mps/{target}/stop`. Returns the daemon immediately after the request was accepted.

@@ -60,9 +60,9 @@ impl Socket {
 
     /// Adds the admin socket in the same directory, if `uid` may use it.
     fn with_admin(mut self, uid: u32) -> Self {
-        let beside = self.path.with_file_name(ADMIN_SOCKET);
-        let may = beside.symlink_metadata().is_ok_and(|m| m.file_type().is_socket() && (uid == 0 || m.uid() == uid));
-        self.admin = may.then_some(beside);
+        let admin = self.path.with_file_name(ADMIN_SOCKET);
+        let may = admin.symlink_metadata().is_ok_and(|m| m.file_type().is_socket() && (uid == 0 || m.uid() == uid));
+        self.admin = may.then_some(admin);
         self
     }
 

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, STOPPING};
+use gpush_api::{ApiError, Code};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{
     Request, Response, StatusCode,
@@ -163,6 +163,11 @@ pub(crate) struct Wire {
 impl Wire {
     pub(crate) fn new(socket: Socket) -> Self {
         Self { socket, open: None, met: AtomicBool::new(false) }
+    }
+
+    /// Does not wait for a gpushd that is starting.
+    pub(crate) fn expect_running(&mut self) {
+        *self.met.get_mut() = true;
     }
 
     /// Sends one request and receives its answer, both within `deadline`.
@@ -388,12 +393,12 @@ fn request(question: &Question<'_>) -> Result<Request<Full<Bytes>>, Error> {
 fn is_passing(answer: &Answer) -> bool {
     answer.status == StatusCode::SERVICE_UNAVAILABLE
         && serde_json::from_slice::<ApiError>(&answer.body)
-            .is_ok_and(|error| error.code == Code::Unavailable && error.retryable)
+            .is_ok_and(|error| matches!(error.code, Code::Unavailable | Code::Stopping) && error.retryable)
 }
 
 /// Returns whether gpushd refused because it is stopping. Then repeating on this connection is useless.
 fn is_stopping(answer: &Answer) -> bool {
-    serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.message.starts_with(STOPPING))
+    serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.code == Code::Stopping)
 }
 
 impl Error {

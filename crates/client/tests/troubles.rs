@@ -148,7 +148,7 @@ fn operation() -> Vec<u8> {
 }
 
 fn refusal(retryable: bool) -> Vec<u8> {
-    let error = ApiError { retryable, ..ApiError::new(Code::Unavailable, "gpushd is stopping") };
+    let error = ApiError { retryable, ..ApiError::new(Code::Stopping, "gpushd is stopping") };
     let body = serde_json::to_string(&error).unwrap();
     format!("HTTP/1.1 503 Busy\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
@@ -228,7 +228,7 @@ async fn refusal_of_stopping_agent_stands_after_its_end() {
     });
     let mut writer = client(&path).deadline(Duration::from_millis(900));
     let error = writer.apply(&ApplyRequest::default()).await.unwrap_err();
-    assert_eq!((error.kind, error.error.code), (Kind::Answer, Code::Unavailable), "{error:?}");
+    assert_eq!((error.kind, error.error.code), (Kind::Answer, Code::Stopping), "{error:?}");
     assert_eq!(error.error.message, "gpushd is stopping");
     assert!(error.error.causes.is_empty(), "no doubt: {error:?}");
 }

@@ -125,7 +125,7 @@ impl FileErrors {
         self.problems
             .iter()
             .map(|problem| {
-                let place = Place::of(&self.text, &problem.span);
+                let place = SourcePosition::of(&self.text, &problem.span);
                 Located {
                     path: self.path.clone(),
                     line: place.line,
@@ -142,7 +142,7 @@ impl FileErrors {
 const WIDEST: usize = 110;
 
 /// A span of the file, in lines and columns.
-struct Place<'a> {
+struct SourcePosition<'a> {
     line: usize,
     column: usize,
     /// The whole line, without its line ending.
@@ -151,7 +151,7 @@ struct Place<'a> {
     width: usize,
 }
 
-impl<'a> Place<'a> {
+impl<'a> SourcePosition<'a> {
     fn of(text: &'a str, span: &Range<usize>) -> Self {
         let mut at = span.start.min(text.len());
         while !text.is_char_boundary(at) {
@@ -194,7 +194,7 @@ impl fmt::Display for FileErrors {
             if n > 0 {
                 f.write_char('\n')?;
             }
-            let place = Place::of(&self.text, &problem.span);
+            let place = SourcePosition::of(&self.text, &problem.span);
             let gutter = " ".repeat(place.line.to_string().len());
             writeln!(f, "{}:{}:{}: {}", self.path, place.line, place.column, problem.message)?;
             let (shown, column) = place.window();
@@ -205,7 +205,7 @@ impl fmt::Display for FileErrors {
                 writeln!(f, "{gutter} | {}{}", " ".repeat(column), "^".repeat(width))?;
             }
             if let Some((span, what)) = &problem.also {
-                let other = Place::of(&self.text, span);
+                let other = SourcePosition::of(&self.text, span);
                 writeln!(f, "{gutter} = {what} at {}:{}:{}", self.path, other.line, other.column)?;
             }
             writeln!(f, "{gutter} = {}", problem.hint)?;

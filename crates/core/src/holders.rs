@@ -9,7 +9,7 @@ use crate::lease::usage;
 
 /// The remedy for a service that holds a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Measure {
     /// It may be stopped and restarted.
     Stop,
     /// It runs other users' work.
@@ -19,25 +19,25 @@ enum Way {
 }
 
 /// Services known to keep GPUs open.
-const KNOWN: &[(&str, Way)] = &[
-    ("nvidia-dcgm", Way::Stop),
-    ("dcgm", Way::Stop),
-    ("dcgm-exporter", Way::Stop),
-    ("nvidia-dcgm-exporter", Way::Stop),
-    ("nvidia-persistenced", Way::Stop),
-    ("nvsm", Way::Stop),
-    ("nvsm-core", Way::Stop),
-    ("nvsm-mqtt", Way::Stop),
-    ("kubelet", Way::Drain),
-    ("containerd", Way::Drain),
-    ("docker", Way::Drain),
-    ("slurmd", Way::Drain),
-    ("display-manager", Way::Display),
-    ("gdm", Way::Display),
-    ("gdm3", Way::Display),
-    ("lightdm", Way::Display),
-    ("sddm", Way::Display),
-    ("xdm", Way::Display),
+const KNOWN: &[(&str, Measure)] = &[
+    ("nvidia-dcgm", Measure::Stop),
+    ("dcgm", Measure::Stop),
+    ("dcgm-exporter", Measure::Stop),
+    ("nvidia-dcgm-exporter", Measure::Stop),
+    ("nvidia-persistenced", Measure::Stop),
+    ("nvsm", Measure::Stop),
+    ("nvsm-core", Measure::Stop),
+    ("nvsm-mqtt", Measure::Stop),
+    ("kubelet", Measure::Drain),
+    ("containerd", Measure::Drain),
+    ("docker", Measure::Drain),
+    ("slurmd", Measure::Drain),
+    ("display-manager", Measure::Display),
+    ("gdm", Measure::Display),
+    ("gdm3", Measure::Display),
+    ("lightdm", Measure::Display),
+    ("sddm", Measure::Display),
+    ("xdm", Measure::Display),
 ];
 
 /// The service that manages a host's NVSwitches. It takes part in resets and does not block them.
@@ -68,10 +68,10 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     error.causes.extend(leases.iter().map(|lease| format!("held by {lease}")));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", words(holder))));
     let services: Vec<&str> = holders.iter().filter_map(|holder| holder.service.as_deref()).collect();
-    let with = |way: Way| KNOWN.iter().filter(move |(_, of)| *of == way).map(|(name, _)| *name);
-    let of = |way: Way| with(way).find(|name| services.contains(name));
+    let with = |way: Measure| KNOWN.iter().filter(move |(_, of)| *of == way).map(|(name, _)| *name);
+    let of = |way: Measure| with(way).find(|name| services.contains(name));
     let mut stops: Vec<String> =
-        with(Way::Stop).filter(|name| services.contains(name)).map(|name| format!("\"{name}\"")).collect();
+        with(Measure::Stop).filter(|name| services.contains(name)).map(|name| format!("\"{name}\"")).collect();
     stops.sort();
     let known = |holder: &Holder| holder.service.as_deref().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
     let mut hints: Vec<String> = usage::hint(leases).into_iter().collect();
@@ -82,10 +82,10 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
             stops.join(", ")
         ));
     }
-    if let Some(name) = of(Way::Drain) {
+    if let Some(name) = of(Measure::Drain) {
         hints.push(format!("drain the node, then stop {name}"));
     }
-    if let Some(name) = of(Way::Display) {
+    if let Some(name) = of(Measure::Display) {
         hints.push(format!("stop the display: `systemctl stop {name}`"));
     }
     if !holders.iter().all(known) {

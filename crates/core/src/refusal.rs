@@ -3,9 +3,9 @@
 //! A refusal is data ([`gpush_api::Refusal`]), so that programs can use it. Only this module converts refusals to text,
 //! both for gpushd and for `gpushctl` offline.
 
-use gpush_api::{ApiError, Blocker, Code, LeaseUse, Process, Refusal};
+use gpush_api::{ApiError, Blocker, Code, LeaseUse, Process, Refusal, Remedy};
 
-use crate::{holders, lease::usage, plan::Beside};
+use crate::{holders, lease::usage, plan::PartialRestore};
 
 /// Returns the error for a refusal about the GPU with this index. `gpu` is the GPU's name in the sentence, such as `GPU
 /// 0 (A100-SXM4-80GB)`.
@@ -62,7 +62,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         Refusal::MigOff { .. } => in_a_guest(gpu, "on"),
         Refusal::MigOn { .. } => in_a_guest(gpu, "off"),
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} does not support MIG"))
-            .hint("choose GPUs that support it: `gpushctl gpu list` shows them"),
+            .remedy(Remedy::ChooseMigGpus, "choose GPUs that support it: `gpushctl gpu list` shows them"),
     }
 }
 
@@ -76,31 +76,31 @@ pub fn of_a_lost_one(uuid: &str) -> String {
 
 /// Returns the error about a previous layout that was restored only in part. `gpu` is the GPU's name in the sentence.
 #[must_use]
-pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
-    let missing: Vec<String> = beside.missing.iter().map(|missing| missing.what.clone()).collect();
+pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiError {
+    let missing: Vec<String> = partial.missing.iter().map(|missing| missing.what.clone()).collect();
     let but = if missing.is_empty() {
         "with additional instances".to_owned()
     } else {
         format!("without {}", list(&counted(&missing), "and"))
     };
     let mut error = ApiError::new(Code::Blocked, format!("{gpu}: the previous layout was restored {but}"));
-    for blocker in &beside.stays {
+    for blocker in &partial.stays {
         error = error.cause(match blocker.holders.as_slice() {
-            [] if beside.others.contains(&blocker.gi) => {
+            [] if partial.others.contains(&blocker.gi) => {
                 format!("{} remains: another program created it in the meantime", instance(blocker))
             }
             [] => format!("{} remains: it may be in use by a process that the driver does not list", instance(blocker)),
             _ => format!("{} remains: it is in use by {}", instance(blocker), held_by(blocker, index)),
         });
     }
-    for missing in &beside.missing {
-        let behind = beside.stays.iter().filter(|blocker| missing.behind.contains(&blocker.placement));
+    for missing in &partial.missing {
+        let behind = partial.stays.iter().filter(|blocker| missing.behind.contains(&blocker.placement));
         let behind: Vec<String> = behind.map(place).collect();
         let verb = if behind.len() == 1 { "is" } else { "are" };
         error = error.cause(format!("{} was not restored: {} {verb} in its place", missing.what, list(&behind, "and")));
     }
     let apply = format!("`gpushctl apply {index}` (administrator)");
-    match holders_of(&beside.stays).as_slice() {
+    match holders_of(&partial.stays).as_slice() {
         [] => error.hint(format!(
             "see who uses it with `gpushctl gpu show {index}`, or `fuser -v /dev/nvidia*`; then apply a layout: {apply}"
         )),

@@ -19,7 +19,7 @@ use std::{
     str::FromStr,
 };
 
-use gpush_api::{ApiError, Code, Gpu};
+use gpush_api::{ApiError, Code, Gpu, Remedy};
 
 use crate::quote::Quoted;
 
@@ -268,7 +268,10 @@ impl Selector {
         let found = self.matching(gpus);
         let missing = |message: String| {
             let error = ApiError::new(Code::NotFound, message).cause(inventory(gpus));
-            Err(error.hint("`gpushctl gpu list` shows index, UUID, PCI address and product name of each"))
+            Err(error.remedy(
+                Remedy::ChooseGpus,
+                "list index, UUID, PCI address and product name of each GPU with `gpushctl gpu list`",
+            ))
         };
         if let Some(index) = self.absent(gpus) {
             return match self {

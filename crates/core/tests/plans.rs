@@ -7,7 +7,7 @@ use std::fmt::Write;
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement, Process, ProcessKind, Refusal};
 use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::Layout;
-use gpush_core::plan::{Holds, Plan, Target, beside, entries, others, outcome, plan, plan_around};
+use gpush_core::plan::{Holds, Plan, Target, entries, others, outcome, partial_restore, plan, plan_around};
 
 fn geometry(key: &str) -> Geometry {
     Geometry::of_model(&gpush_geometry::model(key).unwrap())
@@ -306,7 +306,7 @@ fn previous_layout_is_restored_around_instances_in_use() {
             for (n, compute) in instances.iter_mut().flat_map(|i| &mut i.compute).enumerate() {
                 compute.processes.extend((users & (1 << n) != 0).then(process));
             }
-            let found = beside(&a100, &instances, &previous, |_| false);
+            let found = partial_restore(&a100, &instances, &previous, |_| false);
             let plan = plan(&a100, &instances, &found.target).unwrap();
             for step in &plan.steps {
                 let destroyed = |gi: u32, ci: Option<u32>| {
@@ -344,16 +344,16 @@ fn only_cis_in_use_stay_in_a_previous_gpu_instance() {
     let mut now = standing(&a100, "1c.3g.40gb,2c.3g.40gb");
     let small = now[0].compute.iter().position(|c| c.profile.starts_with("1c.")).unwrap();
     now[0].compute[small].processes.push(process());
-    let found = beside(&a100, &now, &previous, |_| false);
+    let found = partial_restore(&a100, &now, &previous, |_| false);
     assert_eq!((found.stays, found.missing), (Vec::new(), Vec::new()), "it is one of the three");
     assert_eq!(found.target.instances[0].compute.len(), 3);
     // The larger one overlaps with two of the three.
     now[0].compute[small].processes.clear();
     now[0].compute[1 - small].processes.push(process());
-    let found = beside(&a100, &now, &previous, |_| false);
+    let found = partial_restore(&a100, &now, &previous, |_| false);
     assert_eq!((found.stays.len(), found.missing.len()), (1, 2), "{found:?}");
     // If the instance is untouchable, it stays unchanged.
-    let found = beside(&a100, &now, &previous, |_| true);
+    let found = partial_restore(&a100, &now, &previous, |_| true);
     assert_eq!(found.target.instances[0].compute.len(), 2, "{found:?}");
 }
 

@@ -17,7 +17,7 @@ use clap_mangen::Man;
 
 /// The parts of a man page that the command line does not contain.
 #[derive(Debug, Clone, Default)]
-pub struct Beside<'a> {
+pub struct Appendix<'a> {
     /// Paths and their descriptions, for the section FILES.
     pub files: &'a [(&'a str, &'a str)],
     /// Other man pages, such as `gpushd(8)`.
@@ -28,7 +28,7 @@ pub struct Beside<'a> {
 ///
 /// # Errors
 /// Fails only if writing to the memory buffer fails.
-pub fn page(command: &Command, name: &str, section: &str, beside: &Beside<'_>) -> io::Result<Vec<u8>> {
+pub fn page(command: &Command, name: &str, section: &str, appendix: &Appendix<'_>) -> io::Result<Vec<u8>> {
     let mut command = command.clone();
     let usage = command.render_usage().to_string();
     let usage = usage.trim().strip_prefix("Usage:").unwrap_or(&usage).trim().to_owned();
@@ -67,13 +67,13 @@ pub fn page(command: &Command, name: &str, section: &str, beside: &Beside<'_>) -
             write(&mut text, block);
         }
     }
-    if !beside.files.is_empty() {
+    if !appendix.files.is_empty() {
         heading(&mut text, "FILES");
-        terms(&mut text, beside.files.iter().map(|(path, what)| ((*path).to_owned(), *what)));
+        terms(&mut text, appendix.files.iter().map(|(path, what)| ((*path).to_owned(), *what)));
     }
-    if !beside.see_also.is_empty() {
+    if !appendix.see_also.is_empty() {
         heading(&mut text, "SEE ALSO");
-        text += &format!("{}\n", plain(&beside.see_also.join(", ")));
+        text += &format!("{}\n", plain(&appendix.see_also.join(", ")));
     }
     out.extend(text.as_bytes());
     Ok(out)
@@ -161,8 +161,8 @@ mod tests {
         let mut command = Command::new("tool").about("Does it").after_help("Environment:\n  TOOL  a path");
         command = command.arg(clap::Arg::new("file").long("file").value_name("FILE").help("A file")).version("1.2");
         command.build();
-        let beside = Beside { files: &[("/etc/tool", "Its config")], see_also: &["other(8)".to_owned()] };
-        let page = String::from_utf8(page(&command, "tool", "8", &beside).unwrap()).unwrap();
+        let appendix = Appendix { files: &[("/etc/tool", "Its config")], see_also: &["other(8)".to_owned()] };
+        let page = String::from_utf8(page(&command, "tool", "8", &appendix).unwrap()).unwrap();
         let mut at = 0;
         for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "ENVIRONMENT", "FILES", "SEE ALSO"] {
             let found = page.find(&format!(".SH \"{section}\"")).or_else(|| page.find(&format!(".SH {section}")));

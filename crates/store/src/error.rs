@@ -222,7 +222,7 @@ pub enum StoreError {
         most: usize,
     },
     /// The record could be written but not read back, because its JSON is nested too deeply.
-    #[error("a record of {table} could not be read again: {cause}")]
+    #[error("cannot store a record of {table}: it could not be read back: {cause}")]
     Unreadable {
         /// Table.
         table: &'static str,

@@ -66,7 +66,7 @@ pub(crate) struct EventsArgs {
     /// Print new events until Ctrl-C; with --json one document per line
     #[arg(long, short)]
     pub(crate) follow: bool,
-    /// Only these kinds: operation, gpu, config, driver, xid, mps, lease, stray, change, resync
+    /// Only these kinds: operation, gpu, config, driver, xid, mps, lease, unleased, change, resync
     #[arg(long = "kind", short, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub(crate) kinds: Vec<EventKind>,
     /// Only events after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 30m

@@ -299,14 +299,18 @@ Topics:
     Slurm(Slurm),
     /// Show the versions of gpushctl, the agent, its API and the driver
     Version,
-    /// Print the completion script of a shell
+    /// Print the script with which a shell completes commands and values
     #[command(after_help = "\
+The shell calls gpushctl for completions, which asks the agent for GPUs,
+profiles, layouts, MPS targets, leases and operations.
+
 Examples:
+  source <(gpushctl completions bash)
   gpushctl completions bash > /etc/bash_completion.d/gpushctl
   gpushctl completions zsh > \"${fpath[1]}/_gpushctl\"")]
     Completions {
         /// Shell
-        shell: clap_complete::Shell,
+        shell: Shell,
     },
     /// Write the man pages into a directory
     #[command(hide = true)]
@@ -314,6 +318,29 @@ Examples:
         /// Directory; created if it does not exist
         dir: PathBuf,
     },
+}
+
+/// A shell with completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Elvish,
+    Fish,
+    Powershell,
+    Zsh,
+}
+
+impl Shell {
+    /// Returns the name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Bash => "bash",
+            Self::Elvish => "elvish",
+            Self::Fish => "fish",
+            Self::Powershell => "powershell",
+            Self::Zsh => "zsh",
+        }
+    }
 }
 
 /// What `explain` explains.

@@ -10,17 +10,17 @@ pub(crate) enum Process {
     #[command(
         alias = "ls",
         after_help = "\
-A stray is a process without a lease on a GPU whose rule requires one. The
-config sets what gpushd does about strays.
+A process is unleased if it has no lease on a GPU whose rule requires one. The
+config sets what gpushd does about unleased processes.
 
 Examples:
   gpushctl process list 0-3
-  gpushctl process list --stray || mail -s strays root"
+  gpushctl process list --unleased || mail -s unleased root"
     )]
     List {
-        /// Only strays; exit with 3 when there are some
+        /// Only unleased processes; exit with 3 when there are some
         #[arg(long)]
-        stray: bool,
+        unleased: bool,
         #[command(flatten)]
         which: Gpus,
     },

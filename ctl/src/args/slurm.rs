@@ -22,7 +22,7 @@ Prolog, with an absolute path, because PATH is not set:
         files: HookFiles,
         #[command(flatten)]
         limits: HookLimits,
-        /// Slurm's gres.conf [default: beside the file of SLURM_CONF, else /etc/slurm/gres.conf]
+        /// Slurm's gres.conf [default: in the directory of SLURM_CONF, else /etc/slurm/gres.conf]
         #[arg(long, value_name = "FILE")]
         gres_conf: Option<PathBuf>,
     },

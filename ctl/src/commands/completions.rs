@@ -1,12 +1,14 @@
 //! `gpushctl completions SHELL`.
 
-use clap::CommandFactory;
+use crate::{
+    args::Shell,
+    complete,
+    exit::{self, Outcome},
+    output::Output,
+};
 
-use crate::{args::Cli, exit::Outcome, output::Output};
-
-pub(super) fn script(shell: clap_complete::Shell, out: &Output) -> Outcome {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "gpushctl", &mut script);
+pub(super) fn script(shell: Shell, out: &Output) -> Outcome {
+    let script = complete::script(shell.name()).map_err(|error| exit::io("cannot write the script", &error))?;
     out.verbatim(&script)?;
     Ok(0)
 }

@@ -11,20 +11,20 @@ use crate::{
 };
 
 pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) -> Outcome {
-    let Process::List { stray, which } = command;
+    let Process::List { unleased, which } = command;
     let mut all = client.processes().await?;
     let selectors = which.selectors();
     if !selectors.is_empty() {
         only(client, &mut all, &selectors).await?;
     }
-    if *stray {
-        all.processes.retain(|one| one.stray.is_some());
+    if *unleased {
+        all.processes.retain(|one| one.unleased.is_some());
     }
-    out.list(&all, |look| processes::list(&all, *stray, look))?;
+    out.list(&all, |look| processes::list(&all, *unleased, look))?;
     Ok(match all.unseen.first() {
-        _ if !stray => 0,
+        _ if !unleased => 0,
         _ if !all.processes.is_empty() => DIFFERS,
-        // If processes cannot be listed, it is not known whether there are strays.
+        // If processes cannot be listed, it is not known whether some are unleased.
         Some(error) => error.code.exit_status(),
         None => 0,
     })

@@ -3,7 +3,7 @@
 use anstyle::Style;
 use gpush_api::{
     Actor, ConfigChange, DriverChange, Event, Gpu, GpuAspect, GpuChange, GpuState, Happening, InstanceSeen,
-    LeaseChange, LeaseState, OperationChange, OperationState, ResyncReason, StrayChange,
+    LeaseChange, LeaseState, OperationChange, OperationState, ResyncReason, UnleasedChange,
 };
 use gpush_client::Told;
 use jiff::Timestamp;
@@ -49,7 +49,7 @@ pub(crate) fn is_step(told: &Told) -> bool {
         | Happening::Xid(_)
         | Happening::Mps(_)
         | Happening::Lease(_)
-        | Happening::Stray(_)
+        | Happening::Unleased(_)
         | Happening::Change(_)
         | Happening::Resync(_) => false,
     }
@@ -118,7 +118,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, 
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
         Happening::Lease(change) => (change.lease_id.to_string(), lease_state(change), of_lease(change)),
-        Happening::Stray(change) => (format!("GPU {}", change.gpu), ("stray", NOTE), of_stray(change)),
+        Happening::Unleased(change) => (format!("GPU {}", change.gpu), ("unleased", NOTE), of_unleased(change)),
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
             let by = change.by.as_ref().map_or_else(|| "gpushd".to_owned(), name);
@@ -193,8 +193,8 @@ fn of_lease(change: &LeaseChange) -> String {
     format!("lease of kind {} for {holder}{reason}", change.share)
 }
 
-/// Describes a stray: `alice 4711 python train.py was asked to end: it computes past MPS`.
-fn of_stray(change: &StrayChange) -> String {
+/// Describes an unleased process: `alice 4711 python train.py was asked to end: it computes without MPS`.
+fn of_unleased(change: &UnleasedChange) -> String {
     let user = change.user.clone().or_else(|| change.uid.map(|uid| format!("uid {uid}")));
     let words = [user, change.pid.map(|pid| pid.to_string()), change.command.clone()];
     let who = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
@@ -266,8 +266,8 @@ fn of_driver(change: &DriverChange) -> (String, (&'static str, Style), String) {
 #[cfg(test)]
 mod tests {
     use gpush_api::{
-        ApiError, Change, Code, Driver, MpsChange, MpsState, OperationSummary, Placement, Resync, StepState, StrayStep,
-        Xid,
+        ApiError, Change, Code, Driver, MpsChange, MpsState, OperationSummary, Placement, Resync, StepState,
+        UnleasedStep, Xid,
     };
 
     use super::*;
@@ -317,7 +317,7 @@ mod tests {
             simulated: true,
         };
         let error = |text: &str| ApiError::new(Code::DriverUnavailable, text);
-        let stray = StrayChange {
+        let unleased = UnleasedChange {
             gpu: 4,
             gpu_uuid: "GPU-4".into(),
             device: None,
@@ -326,17 +326,17 @@ mod tests {
             user: Some("mallory".into()),
             command: Some("./miner --all".into()),
             why: "its user has no lease".into(),
-            step: StrayStep::Asked,
+            step: UnleasedStep::Asked,
         };
         let device = Some("2g.20gb@2".into());
-        let hidden = StrayChange {
+        let hidden = UnleasedChange {
             device,
             pid: None,
             uid: None,
             user: None,
             command: None,
-            step: StrayStep::Killed,
-            ..stray.clone()
+            step: UnleasedStep::Killed,
+            ..unleased.clone()
         };
         let all = [
             operation(OperationState::Queued, None, Some("waits: GPU 0 is in use"), None),
@@ -376,8 +376,8 @@ mod tests {
                 state: MpsState::BackingOff,
                 reasons: vec!["the daemon was ended by signal 9".into(), "it is started again by itself".into()],
             })),
-            Happening::Stray(Box::new(stray.clone())),
-            Happening::Stray(Box::new(hidden)),
+            Happening::Unleased(Box::new(unleased.clone())),
+            Happening::Unleased(Box::new(hidden)),
             Happening::Change(Change {
                 action: "operation.cancel".into(),
                 object: "op-17".into(),

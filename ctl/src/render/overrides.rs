@@ -115,11 +115,6 @@ pub(crate) fn differs(diff: &ConfigDiff) -> bool {
     diff.trouble.is_some() || !diff.settings.is_empty() || diff.gpus.iter().any(is_other)
 }
 
-/// Returns whether the current layout of a GPU is unknown.
-fn is_unseen(diff: &ConfigDiff, one: &GpuDiff) -> bool {
-    diff.unseen.iter().any(|error| error.message.contains(&one.gpu_uuid))
-}
-
 /// Returns whether the file, the active config, an override or the current layout differ.
 fn is_other(one: &GpuDiff) -> bool {
     one.overridden.is_some() || !one.drift.is_empty() || one.in_file.as_ref().is_some_and(|file| *file != one.in_force)
@@ -149,7 +144,7 @@ pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
     for unseen in &diff.unseen {
         out += &format!("\n{}\n", trouble::lines("!", unseen, 0, look).join("\n"));
     }
-    let is_same = |one: &&GpuDiff| !is_other(one) && !is_unseen(diff, one);
+    let is_same = |one: &&GpuDiff| !is_other(one) && one.drift_known;
     let same: Vec<u32> = diff.gpus.iter().filter(is_same).map(|one| one.gpu).collect();
     if !same.is_empty() {
         let (verb, them) = if same.len() == 1 { ("is", "it") } else { ("are", "them") };

@@ -1,6 +1,6 @@
 //! The table of processes on GPUs, and which of them have no lease.
 
-use gpush_api::{GpuProcess, GpuProcesses, StrayPolicy};
+use gpush_api::{GpuProcess, GpuProcesses, UnleasedPolicy, UnleasedStep};
 
 use super::{
     Look,
@@ -10,57 +10,53 @@ use super::{
     trouble, who,
 };
 
-/// Returns the width of a command line on a terminal. It is smaller if the table explains strays.
-fn command_columns(strays: bool, look: &Look) -> usize {
-    (look.width / if strays { 4 } else { 3 }).clamp(16, 60)
+/// Returns the width of a command line on a terminal. It is smaller if the table explains unleased processes.
+fn command_columns(unleased: bool, look: &Look) -> usize {
+    (look.width / if unleased { 4 } else { 3 }).clamp(16, 60)
 }
 
 /// Text for a missing or unknown value.
 const NONE: &str = "-";
 
-/// Lists the processes of `gpushctl process list`. `strays` says that only strays are requested.
-pub(crate) fn list(all: &GpuProcesses, strays: bool, look: &Look) -> Listing {
+/// Lists the processes of `gpushctl process list`. `unleased` says that only unleased ones are requested.
+pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Look) -> Listing {
     let mut out = String::new();
     for error in &all.unseen {
         out += &(trouble::lines("!", error, 0, look).join("\n") + "\n");
     }
-    let found = all.processes.iter().filter(|one| one.stray.is_some()).count();
+    let found = all.processes.iter().filter(|one| one.unleased.is_some()).count();
     if found > 0 {
-        let left = all.processes.iter().filter(|one| is_left(one)).count();
-        let text = format!("{}: {}", strays_in_words(found), what_is_done(all.policy, found, left));
+        let exempt = all.processes.iter().filter(|one| one.unleased_step == Some(UnleasedStep::Exempt)).count();
+        let text = format!("{}: {}", found_in_words(found), policy_words(all.policy, found, exempt));
         out += &(look.wrap("", &text).iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
     }
-    let empty = if strays { "No stray process." } else { "No process uses a GPU." };
+    let empty = if unleased { "No unleased process." } else { "No process uses a GPU." };
     table(&all.processes, look).or_empty(empty).after(&out)
 }
 
-fn strays_in_words(n: usize) -> String {
-    if n == 1 { "1 process is a stray".to_owned() } else { format!("{} are strays", processes(n)) }
+fn found_in_words(n: usize) -> String {
+    if n == 1 { "1 process is unleased".to_owned() } else { format!("{} are unleased", processes(n)) }
 }
 
 fn processes(n: usize) -> String {
     if n == 1 { count(n, "process") } else { format!("{n} processes") }
 }
 
-/// Returns whether gpushd leaves a stray alone although the config says that strays are ended.
-fn is_left(one: &GpuProcess) -> bool {
-    one.stray.is_some() && one.stray_action.as_ref().is_some_and(|done| done.starts_with("left"))
-}
-
-/// Describes what the config does about the strays, of which `left` are left alone.
-fn what_is_done(policy: StrayPolicy, found: usize, left: usize) -> String {
+/// Describes what gpushd does about the unleased processes. It does not end `exempt` of them.
+fn policy_words(policy: UnleasedPolicy, found: usize, exempt: usize) -> String {
     let them = if found == 1 { "it" } else { "them" };
     match policy {
-        StrayPolicy::Report => format!("the config has stray = \"report\", so gpushd does not end {them}"),
-        StrayPolicy::Warn => format!(
-            "the config has stray = \"warn\", so gpushd warns in its log and does not end \
-            {them}"
-        ),
-        StrayPolicy::End if left == found => format!("the config has stray = \"end\", but gpushd may not end {them}"),
-        StrayPolicy::End if left > 0 => {
-            format!("gpushd ends them (SIGTERM, a grace period, SIGKILL), except {left} that it may not end")
+        UnleasedPolicy::Report => format!("the config has unleased = \"report\", so gpushd does not end {them}"),
+        UnleasedPolicy::Warn => {
+            format!("the config has unleased = \"warn\", so gpushd logs a warning and does not end {them}")
         }
-        StrayPolicy::End => format!("gpushd ends {them}: SIGTERM, a grace period, SIGKILL"),
+        UnleasedPolicy::End if exempt == found => {
+            format!("the config has unleased = \"end\", but gpushd may not end {them}")
+        }
+        UnleasedPolicy::End if exempt > 0 => {
+            format!("gpushd ends them (SIGTERM, a grace period, SIGKILL), except {exempt} that it may not end")
+        }
+        UnleasedPolicy::End => format!("gpushd ends {them}: SIGTERM, a grace period, SIGKILL"),
     }
 }
 
@@ -75,14 +71,14 @@ fn table(processes: &[GpuProcess], look: &Look) -> Listing {
         ("BELONGS TO", Left),
         ("COMMAND", Left),
     ];
-    let strays = processes.iter().any(|one| one.stray.is_some());
-    if strays {
-        columns.push(("STRAY", Left));
+    let unleased = processes.iter().any(|one| one.unleased.is_some());
+    if unleased {
+        columns.push(("UNLEASED", Left));
     }
     let rows = processes.iter().map(|one| {
-        let mut row = row(one, command_columns(strays, look), look);
-        if strays {
-            row.push(stray(one, look));
+        let mut row = row(one, command_columns(unleased, look), look);
+        if unleased {
+            row.push(unleased_cell(one, look));
         }
         row
     });
@@ -134,12 +130,12 @@ fn belongs(one: &GpuProcess, look: &Look) -> String {
     if parts.is_empty() { NONE.to_owned() } else { parts.join(", ") }
 }
 
-/// Explains why a process is a stray, and what gpushd did. Each word is colored separately, because cells break at
+/// Explains why a process is unleased, and what gpushd did. Each word is colored separately, because cells break at
 /// blanks.
-fn stray(one: &GpuProcess, look: &Look) -> String {
-    let Some(why) = &one.stray else { return String::new() };
+fn unleased_cell(one: &GpuProcess, look: &Look) -> String {
+    let Some(why) = &one.unleased else { return String::new() };
     let painted =
         |style, text: &str| look.clean(text).split(' ').map(|w| paint(style, w)).collect::<Vec<_>>().join(" ");
-    let done = one.stray_action.as_ref().map_or_else(String::new, |done| format!("; {}", painted(QUIET, done)));
+    let done = one.unleased_action.as_ref().map_or_else(String::new, |done| format!("; {}", painted(QUIET, done)));
     format!("{} {}{done}", paint(BAD, "!"), painted(NOTE, why))
 }

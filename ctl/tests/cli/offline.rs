@@ -339,16 +339,64 @@ fn example_config_is_valid() {
 }
 
 #[test]
-fn completions_name_the_commands() {
+fn completion_script_of_each_shell_calls_gpushctl() {
     let host = Host::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = host.command(&["completions", shell]).output().unwrap();
         let script = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && output.stderr.is_empty());
-        for word in ["apply", "profiles", "--offline", "dry-run"] {
-            assert!(script.contains(word.trim_start_matches('-')), "{shell} does not know {word}");
-        }
+        assert!(script.contains("COMPLETE") && script.contains("gpushctl"), "{shell}: {script}");
     }
+}
+
+/// Without gpushd, completion offers what gpushctl itself knows, and does not wait.
+#[test]
+fn completion_without_gpushd_offers_static_words() {
+    let host = Host::new();
+    for (line, expected) in [
+        ("gpushctl st", "status"),
+        ("gpushctl mig pl", "plan"),
+        ("gpushctl -o u", "uuid"),
+        ("gpushctl events --kind x", "xid"),
+        ("gpushctl doctor --only driver,con", "driver,config"),
+        ("gpushctl mig profiles --offline dgx-h1", "dgx-h100"),
+        ("gpushctl lease env -o fi", "fish"),
+        ("gpushctl mig plan no", "none"),
+        ("gpushctl gpu drain --rea", "--reason"),
+        // Only names that are hidden match.
+        ("gpushctl man", ""),
+        ("gpushctl gpus", ""),
+        ("gpushctl -o fi", ""),
+        ("gpushctl mps logs --li", ""),
+        // Only gpushd knows these.
+        ("gpushctl gpu show 0", ""),
+        ("gpushctl lease show L", ""),
+    ] {
+        assert_eq!(completions(&host, line), expected.lines().collect::<Vec<_>>(), "{line}");
+    }
+}
+
+/// Completes every word of every command: hidden commands, options and values are not offered.
+#[test]
+fn completion_offers_no_hidden_words() {
+    let host = Host::new();
+    let hidden = ["man", "ls", "gpus", "leases", "ps", "rm", "--lines", "sh", "csh", "docker", "\u{1}"];
+    for line in
+        ["gpushctl ", "gpushctl -o ", "gpushctl mig ", "gpushctl mps logs -", "gpushctl status -o ", "gpushctl help "]
+    {
+        let offered = completions(&host, line);
+        assert!(!offered.is_empty(), "{line}");
+        assert!(!offered.iter().any(|word| hidden.contains(&word.as_str())), "{line}: {offered:?}");
+    }
+}
+
+/// Returns what gpushctl offers for the last word of a line, as fish asks for it.
+fn completions(host: &Host, line: &str) -> Vec<String> {
+    let words = ["--"].into_iter().chain(line.split(' ')).collect::<Vec<_>>();
+    let output = host.command(&words).env("COMPLETE", "fish").output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{line}: {output:?}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines.lines().map(|line| line.split('\t').next().unwrap_or_default().to_owned()).collect()
 }
 
 #[test]

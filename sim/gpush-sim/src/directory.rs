@@ -31,14 +31,14 @@ fn library() -> anyhow::Result<PathBuf> {
         return Ok(std::path::absolute(path)?);
     }
     let own = std::env::current_exe().context("cannot find my own executable")?;
-    let beside = own.with_file_name("libnvidia_ml.so");
-    if !beside.is_file() {
+    let file = own.with_file_name("libnvidia_ml.so");
+    if !file.is_file() {
         bail!(
             "the simulated driver {} is not there; build it with `cargo build -p nvml-sim`, or name it in ${LIBRARY_VARIABLE}",
-            beside.display()
+            file.display()
         );
     }
-    Ok(beside)
+    Ok(file)
 }
 
 /// Creates a host with everything that programs need to run on it.

@@ -124,7 +124,7 @@ pub fn state(event: &Event) -> Option<(&str, OperationState)> {
         | Happening::Xid(_)
         | Happening::Mps(_)
         | Happening::Lease(_)
-        | Happening::Stray(_)
+        | Happening::Unleased(_)
         | Happening::Change(_)
         | Happening::Resync(_) => None,
     }

@@ -140,7 +140,7 @@ fn through_worker(arguments: &Arguments, readings: &[Reading], tally: &mut Tally
     let here = std::env::current_exe().map_err(|e| e.to_string())?;
     let worker = here.with_file_name("driver_worker");
     if !worker.exists() {
-        tally.impossible("the driver worker", "driver_worker is not beside this program");
+        tally.impossible("the driver worker", "driver_worker is not in the directory of this program");
         return Ok(());
     }
     let mut options = Options::new(worker);

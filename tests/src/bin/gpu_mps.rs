@@ -95,7 +95,10 @@ async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Re
     let programs = programs.parent().unwrap_or(Path::new("/"));
     for name in ["gpushd", "gpushctl"] {
         if !programs.join(name).is_file() {
-            return Err(Stop::Failed(format!("{name} is not beside this program, in {}", programs.display())));
+            return Err(Stop::Failed(format!(
+                "{name} is not in the directory of this program: {}",
+                programs.display()
+            )));
         }
     }
     println!(

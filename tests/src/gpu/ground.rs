@@ -93,9 +93,7 @@ impl Ground {
             return Err(Stop::Skipped(format!("GPU 0, {}: {why}", reading.identity.uuid)));
         }
         let Some(control) = on_path(CONTROL) else {
-            return skipped(
-                "nvidia-cuda-mps-control is not on PATH; it comes with the driver, in a package of its own",
-            );
+            return skipped("nvidia-cuda-mps-control is not on PATH; it comes with the driver, in a separate package");
         };
         let Some(server) = on_path(SERVER) else {
             return skipped("nvidia-cuda-mps-server is not on PATH, and nvidia-cuda-mps-control is nothing without it");

@@ -132,7 +132,7 @@ fn stop_during_apply_finishes_operation_first() {
     agent.wait_for("STATUS=finishing operations");
     // gpushd still answers, but accepts no new operation.
     let refused = agent.begin(&["1"], &["7g.80gb"]).unwrap_err();
-    assert_eq!(refused.code, gpush_api::Code::Unavailable, "{refused:?}");
+    assert_eq!(refused.code, gpush_api::Code::Stopping, "{refused:?}");
     assert!(agent.wait().success(), "{}", agent.log());
     assert_eq!(truth(&host, 0).len(), 4, "{:?}", truth(&host, 0));
     assert!(truth(&host, 1).is_empty());

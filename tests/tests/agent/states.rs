@@ -339,7 +339,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     // In the same boot, another agent keeps them held. After a reboot, it does not.
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
-    let recovered = done(&agent, "/v1/recover", "nobody is on it");
+    let recovered = done(&agent, "/v1/recover", "no user is left");
     assert_eq!((recovered["released"].as_array().unwrap().len(), recovered["kept"].as_str()), (2, Some(kept)));
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
     assert!(cause(&health(&agent), "the database was lost").is_none());
@@ -351,7 +351,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb, 2g.20gb", "extra 7g.80gb@0"]);
     assert!(host.trace().iter().all(|call| call.gpu == Some(2)), "{:?}", host.trace());
     agent.stop();
-    assert!(audit(&state).contains(&("recover".to_owned(), "nobody is on it".to_owned())));
+    assert!(audit(&state).contains(&("recover".to_owned(), "no user is left".to_owned())));
 }
 
 #[test]

@@ -139,8 +139,8 @@ fn instance_in_use_is_kept_and_named() {
     assert!(line.contains("● 3g.40gb@4") && line.contains(&pid) && line.contains("8.8/ 39.3 GiB"), "{line}");
 
     // All instances except the busy one can be replaced.
-    let beside = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*4"]);
-    assert!(beside.ends_with("[exit 0]\n"), "{beside}");
+    let more = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*4"]);
+    assert!(more.ends_with("[exit 0]\n"), "{more}");
     assert!(truth(&host, 0).contains(&"3g.40gb@4[3g.40gb@0]".to_owned()));
     let (_, gpus) = json::<Vec<Gpu>>(&agent, &["gpu", "show", "0"]);
     let kept = gpus[0].mig.as_ref().expect("MIG").instances.iter().find(|i| i.placement.start == 4).expect("kept");

@@ -1,7 +1,7 @@
 //! Runs the commands of documents, and checks that they print what the document shows.
 //!
 //! In a `console` block, each line that starts with `$ ` is a command. The lines below it are its output. `…` matches
-//! any text within a line; on a line of its own, it matches any number of lines. All commands of a page run in one
+//! any text within a line; on a separate line, it matches any number of lines. All commands of a page run in one
 //! shell.
 
 use std::{

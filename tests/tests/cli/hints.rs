@@ -91,7 +91,7 @@ fn hints_of_leases_and_layouts_help_when_they_are_typed() {
     // The lease keeps its instance from being destroyed.
     let lease = devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
     assert_eq!((lease.usage, lease.available), (DeviceUse::Granted, false));
-    assert!(lease.grants[0].expires_at.is_some(), "to whom, and until when: {lease:?}");
+    assert!(lease.grants[0].expires_at.is_some(), "holder and end are shown: {lease:?}");
     // The last device of a profile is not free, and the list says who has it.
     let free = ["mig", "list", "--free", "--profile", "3g.40gb", "-o", "uuid"];
     let (code, text) = run(&agent, &free);

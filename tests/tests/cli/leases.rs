@@ -252,7 +252,7 @@ fn group_owner_and_quota_limit_leases() {
     let (code, text) = run(&agent, &["lease", "request", "--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
     let first = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
-    // The groups of a user for whom root requests a lease count too.
+    // If root requests a lease for a user, the user's groups count too.
     let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains(&format!("group {group} may hold 1 lease")), "{text}");
     assert!(text.contains(&first), "{text}");

@@ -2,6 +2,7 @@
 
 mod api_page;
 mod commands;
+mod completion;
 mod documents;
 mod event_kinds;
 mod hints;

@@ -109,6 +109,6 @@ fn maintenance_and_recover() {
     agent.settle_reads();
     all += &run(&agent, &["status", "--brief"]);
     all += &run(&agent, &["mig", "apply"]);
-    all += &run(&agent, &["recover", "--reason", "nobody is on them"]);
+    all += &run(&agent, &["recover", "--reason", "no user is left"]);
     assert_snapshot!(all);
 }

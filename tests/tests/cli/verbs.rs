@@ -28,7 +28,7 @@ pub(crate) fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
 
-fn path() -> String {
+pub(crate) fn path() -> String {
     let ours = program("gpushctl").parent().unwrap().display().to_string();
     format!("{ours}:{}", std::env::var("PATH").unwrap_or_default())
 }

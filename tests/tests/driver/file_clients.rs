@@ -100,7 +100,7 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
     assert_eq!(said.matches("Type=nvidia_h100_80gb_hbm3_1g.20gb ").count(), 2, "{said}");
 }
 
-/// The files of instances appear and disappear with them, whichever client changes them.
+/// The files of instances appear and disappear with them, also if another client changes them.
 #[test]
 fn capability_files_follow_instances() {
     let host = Host::up(HOST);

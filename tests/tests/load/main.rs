@@ -118,6 +118,6 @@ fn reads_are_not_delayed_by_plans_for_hung_gpu() {
     host.clear_faults();
     let slowest = reads.iter().max().expect("a read");
     let longest = plans.into_inner().expect("no thread panicked").into_iter().max().expect("a plan");
-    println!("{} reads beside the plans, the slowest {slowest:?}; the longest plan {longest:?}", reads.len());
+    println!("{} reads during the plans, the slowest {slowest:?}; the longest plan {longest:?}", reads.len());
     assert!(*slowest * 2 < longest, "a read took {slowest:?}, the longest plan {longest:?}");
 }

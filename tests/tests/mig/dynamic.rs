@@ -77,7 +77,7 @@ fn device_is_created_and_reused_after_release() {
     let slice = if place[0].contains("@4") { 4 } else { 0 };
     let used = gi_at(&host, 0, slice);
     let process = host.process(&format!("--gpu 0 --gi {used} --ci 0"));
-    let small = ask(&agent, "1g.10gb", &json!({})).expect("a lease beside the running one");
+    let small = ask(&agent, "1g.10gb", &json!({})).expect("a lease next to the running one");
     assert_eq!((truth(&host, 0).len(), gi_at(&host, 0, slice)), (2, used));
     assert_eq!(grants(&agent).len(), 2);
     let devices = truth(&host, 0);

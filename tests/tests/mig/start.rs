@@ -166,7 +166,10 @@ fn unidentified_gpus_get_layouts_after_restart() {
     let agent = Agent::start(&host, CONFIG);
     agent.until("GPU 0 on record", || record(&agent)["settled"].as_array().filter(|s| !s.is_empty()).cloned());
     let health = agent.get("/v1/health").json();
-    assert!(health["errors"].to_string().contains("it is not known whether GPU 1 needs its layout"), "{health}");
+    assert!(
+        health["errors"].to_string().contains("cannot identify GPU 1, so its layout is not applied yet"),
+        "{health}"
+    );
     assert_eq!(truth(&host, 0).len(), 4);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();

@@ -2,14 +2,14 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, process::Command};
 
-use gpush_api::{EventKind, Health, StrayStep};
+use gpush_api::{EventKind, Health, UnleasedStep};
 use gpush_tests::agent::Agent;
 use nix::sys::signal::Signal;
 
-use super::{FAST, Job, NOBODY, OTHER, RULE, done, listed, start, told, witness};
+use super::{FAST, Job, NOBODY, OTHER, RULE, done, listed, start, step_event, witness};
 
 fn processes(grace: u32, allow: &str) -> String {
-    format!("[processes]\nstray = \"end\"\ngrace_s = {grace}\nallow = [{allow}]\n")
+    format!("[processes]\nunleased = \"end\"\ngrace_s = {grace}\nallow = [{allow}]\n")
 }
 
 /// Writes a config and waits until gpushd has read it.
@@ -23,18 +23,18 @@ fn reload(agent: &Agent, processes: &str) {
 /// A reload adds the user to `allow`, and the next reload removes the user.
 #[test]
 fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
-    let Some((host, agent)) = start("strays that are allowed later", &processes(3600, "")) else { return };
-    let mut listener = agent.listen("?kinds=stray", None);
+    let Some((host, agent)) = start("unleased processes that are allowed later", &processes(3600, "")) else { return };
+    let mut listener = agent.listen("?kinds=unleased", None);
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
-    told(&mut listener, deaf.pid(), StrayStep::Asked);
+    step_event(&mut listener, deaf.pid(), UnleasedStep::Asked);
     reload(&agent, &processes(0, "{ uid = 65534 }"));
-    agent.until("the process is no longer a stray", || {
-        listed(&agent, deaf.pid()).filter(|one| one.allowed && one.stray.is_none())
+    agent.until("the process is no longer an unleased process", || {
+        listed(&agent, deaf.pid()).filter(|one| one.allowed && one.unleased.is_none())
     });
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(deaf.lives());
     reload(&agent, &processes(0, ""));
-    told(&mut listener, deaf.pid(), StrayStep::Killed);
+    step_event(&mut listener, deaf.pid(), UnleasedStep::Killed);
     agent.until("the process is killed", || (!deaf.lives()).then_some(()));
 }
 
@@ -56,15 +56,15 @@ fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     // An upgrade replaces the program by another file with the same name.
     let new = dir.path().join("new");
     fs::copy("/bin/sleep", &new).and_then(|_| fs::rename(&new, &replaced)).expect("an upgrade");
-    agent.until("the process is not a stray", || {
-        listed(&agent, same.pid()).filter(|one| one.allowed && one.stray.is_none())
+    agent.until("the process is not an unleased process", || {
+        listed(&agent, same.pid()).filter(|one| one.allowed && one.unleased.is_none())
     });
     let why = done(&agent, before.pid());
-    assert!(why.starts_with("left: it may be allowed: it began before"), "{why}");
+    assert!(why.starts_with("not ended: it may be allowed: it was started before"), "{why}");
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(same.lives() && before.lives());
     // Health reports a path that gpushd cannot see, but not a path that does not exist.
     let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
-    let told: Vec<&str> = health.errors.iter().map(|cause| cause.message.as_str()).collect();
-    assert_eq!(told, [format!("processes.allow names {hidden}, which gpushd can't see")]);
+    let messages: Vec<&str> = health.errors.iter().map(|cause| cause.message.as_str()).collect();
+    assert_eq!(messages, [format!("processes.allow: gpushd cannot see {hidden}")]);
 }

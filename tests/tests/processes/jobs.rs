@@ -15,7 +15,7 @@ fn job_with_an_empty_environment_is_shown_and_not_ended() {
     let _share = lease_of(NOBODY, &agent);
     // The environment is empty: the process has overwritten it, or is in execve.
     let mut job = Job::start(Command::new("/bin/sleep").arg("1000").env_clear(), NOBODY).on(&host, PLACE);
-    assert_eq!(done(&agent, job.pid()), "left: its user holds a lease");
+    assert_eq!(done(&agent, job.pid()), "not ended: its user holds a lease");
     // Overwrite the environment as setproctitle does.
     let clobber = "f=open('/proc/self/stat').read().rsplit(')',1)[1].split()\n\
                    import ctypes,time\n\
@@ -29,7 +29,7 @@ fn job_with_an_empty_environment_is_shown_and_not_ended() {
         let out = titled.0.stdout.take().expect("piped");
         std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("the job prints a line");
         titled = titled.on(&host, PLACE);
-        assert_eq!(done(&agent, titled.pid()), "left: its user holds a lease");
+        assert_eq!(done(&agent, titled.pid()), "not ended: its user holds a lease");
         assert!(titled.lives());
     }
     witness(&host, &agent, "--gpu 0 --kind compute");

@@ -6,9 +6,9 @@ use std::{
     process::Command,
 };
 
-use gpush_api::StrayStep;
+use gpush_api::UnleasedStep;
 
-use super::{END, Job, OTHER, listed, start, told};
+use super::{END, Job, OTHER, listed, start, step_event};
 
 /// Returns the peak memory of gpushd, in KiB.
 fn peak_memory(pid: u32) -> u64 {
@@ -23,7 +23,7 @@ fn peak_memory(pid: u32) -> u64 {
 fn process_with_huge_command_line_is_ended_within_memory() {
     let Some((host, agent)) = start("endless command lines", END) else { return };
     let before = peak_memory(agent.pid());
-    let mut listener = agent.listen("?kinds=stray", None);
+    let mut listener = agent.listen("?kinds=unleased", None);
     let mut command = Command::new(env!("CARGO_BIN_EXE_long_command_line"));
     command.stdout(std::process::Stdio::piped());
     let mut long = Job::start(&mut command, OTHER);
@@ -36,7 +36,7 @@ fn process_with_huge_command_line_is_ended_within_memory() {
     let seen = agent.until("the process is listed", || listed(&agent, long.pid()));
     assert_eq!(seen.process.uid, Some(OTHER));
     assert!(seen.process.command.is_some_and(|command| command.starts_with("x x x")));
-    told(&mut listener, long.pid(), StrayStep::Asked);
+    step_event(&mut listener, long.pid(), UnleasedStep::Asked);
     let grown = peak_memory(agent.pid()) - before;
     assert!(grown < 24 << 10, "gpushd has grown by {grown} KiB");
 }

@@ -1,4 +1,4 @@
-//! Unleased processes ("strays") on a shared GPU: shown, warned about, ended. Also processes that gpushd never ends.
+//! Unleased processes ("unleased processes") on a shared GPU: shown, warned about, ended. Also processes that gpushd never ends.
 //!
 //! | file | subject |
 //! |---|---|
@@ -27,7 +27,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use gpush_api::{EventKind, GpuProcess, GpuProcesses, Happening, LeaseGrant, MpsState, StrayChange, StrayStep};
+use gpush_api::{EventKind, GpuProcess, GpuProcesses, Happening, LeaseGrant, MpsState, UnleasedChange, UnleasedStep};
 use gpush_tests::{
     agent::{Agent, Listener},
     host::Host,
@@ -38,7 +38,7 @@ use nix::unistd::geteuid;
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const RULE: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 const FAST: &str = "[mps]\nhealth_s = 1\n";
-const END: &str = "[processes]\nstray = \"end\"\ngrace_s = 1\n";
+const END: &str = "[processes]\nunleased = \"end\"\ngrace_s = 1\n";
 
 /// The user `nobody`.
 const NOBODY: u32 = 65534;
@@ -76,14 +76,14 @@ fn lease_of(uid: u32, agent: &Agent) -> LeaseGrant {
 }
 
 /// Starts two clients of one user: one without `GPUSH_LEASE` in its environment, and one with it.
-fn stray_and_guest(host: &Host, agent: &Agent) -> (Client, Client) {
+fn unleased_and_guest(host: &Host, agent: &Agent) -> (Client, Client) {
     let taken = lease_of(NOBODY, agent);
     let bare: Vec<_> = taken.environment.iter().filter(|(name, _)| name != "GPUSH_LEASE").cloned().collect();
     let guest = Client::begin(host, &taken.environment, Some(NOBODY));
     assert!(guest.says().starts_with("active"));
-    let stray = Client::begin(host, &bare, Some(NOBODY));
-    assert!(stray.says().starts_with("active"));
-    (stray, guest)
+    let unleased = Client::begin(host, &bare, Some(NOBODY));
+    assert!(unleased.says().starts_with("active"));
+    (unleased, guest)
 }
 
 fn all(agent: &Agent) -> GpuProcesses {
@@ -101,7 +101,7 @@ fn lease_shown(agent: &Agent, pid: u32) -> Option<String> {
 
 /// Waits until gpushd has acted on a process. Returns the reported action.
 fn done(agent: &Agent, pid: u32) -> String {
-    agent.until("the action on the process is reported", || listed(agent, pid)?.stray_action)
+    agent.until("the action on the process is reported", || listed(agent, pid)?.unleased_action)
 }
 
 /// A program of a user that the driver lists on a GPU. It is killed when dropped.
@@ -141,9 +141,9 @@ impl Drop for Job {
 }
 
 /// Returns the next event about this process with this step.
-fn told(listener: &mut Listener, pid: u32, step: StrayStep) -> StrayChange {
+fn step_event(listener: &mut Listener, pid: u32, step: UnleasedStep) -> UnleasedChange {
     loop {
-        let Happening::Stray(change) = listener.next_of(EventKind::Stray).what else {
+        let Happening::Unleased(change) = listener.next_of(EventKind::Unleased).what else {
             panic!("an event of another kind")
         };
         if change.pid == Some(pid) && change.step == step {
@@ -155,7 +155,7 @@ fn told(listener: &mut Listener, pid: u32, step: StrayStep) -> StrayChange {
 /// Starts an unleased process, and waits until gpushd asks it to end. gpushd has then checked other processes in the
 /// same round.
 fn witness(host: &Host, agent: &Agent, place: &str) {
-    let mut listener = agent.listen("?kinds=stray", None);
+    let mut listener = agent.listen("?kinds=unleased", None);
     let job = Job::start(Command::new("/bin/sleep").arg("1000"), OTHER).on(host, place);
-    told(&mut listener, job.pid(), StrayStep::Asked);
+    step_event(&mut listener, job.pid(), UnleasedStep::Asked);
 }

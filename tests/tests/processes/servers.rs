@@ -9,7 +9,7 @@ use gpush_tests::{
 use super::{END, HOST, NOBODY, RULE, all, lease_of, listed, start_on, witness};
 
 #[test]
-fn new_mps_server_is_shown_as_server_and_not_as_stray() {
+fn new_mps_server_is_shown_as_server_and_not_as_unleased() {
     // The next probe is an hour away, so the last list of servers is from before the server started.
     let config = format!("{END}[mps]\nhealth_s = 3600\n{RULE}");
     let Some((host, agent)) = start_on("servers that are new", HOST, &config) else { return };
@@ -20,11 +20,11 @@ fn new_mps_server_is_shown_as_server_and_not_as_stray() {
     assert!(client.lives() && client.said().is_empty(), "{}", agent.log());
     let server = parts(&base(&host)).into_iter().find(|part| part.role == Role::Server).expect("a server");
     let server = listed(&agent, server.pid.cast_unsigned()).expect("the server is listed");
-    assert_eq!((server.serves.as_deref(), server.stray), (Some("MPS server of GPU 0"), None));
+    assert_eq!((server.serves.as_deref(), server.unleased), (Some("MPS server of GPU 0"), None));
 }
 
 #[test]
-fn server_of_a_silent_daemon_is_not_a_stray_after_a_restart() {
+fn server_of_a_silent_daemon_is_not_unleased_after_a_restart() {
     let config = format!("{END}[mps]\nhealth_s = 1\n{RULE}");
     let Some((host, agent)) = start_on("servers of a silent daemon", HOST, &config) else { return };
     let taken = lease_of(NOBODY, &agent);

@@ -1,6 +1,6 @@
 //! Processes of earlier holders on a device that another user's lease has for itself.
 //!
-//! A MIG device that is made again in the same place gets the same UUID. So an environment that `gpushctl lease env` printed
+//! A MIG device that is created again in the same place gets the same UUID. So an environment that `gpushctl lease env` printed
 //! for an ended lease selects the device of the next holder.
 
 use std::process::Command;
@@ -44,7 +44,7 @@ fn old_environment_on_the_device_of_the_next_holder_is_reported() {
     let first = lease(&agent, NOBODY, &device);
     release(&agent, first.lease.id);
     lease_becomes(&agent, first.lease.id, LeaseState::Ended);
-    // The device is destroyed and made again.
+    // The device is destroyed and created again.
     for layout in ["7g.80gb", "1g.10gb"] {
         assert_eq!(agent.apply(&["0"], &[layout]).state, OperationState::Done);
     }
@@ -61,24 +61,24 @@ fn old_environment_on_the_device_of_the_next_holder_is_reported() {
 
     let (one, other) = (first.lease.id, second.lease.id);
     let reported = |job: &Job, why: &str| {
-        assert_eq!(seen(&agent, job).stray.as_deref(), Some(why));
-        let action = agent.until("gpushd has looked", || listed(&agent, job.pid())?.stray_action);
-        assert_eq!(action, "left: the rule of its GPU does not require a lease");
+        assert_eq!(seen(&agent, job).unleased.as_deref(), Some(why));
+        let action = agent.until("the action is reported", || listed(&agent, job.pid())?.unleased_action);
+        assert_eq!(action, "not ended: the rule of its GPU does not require a lease");
     };
     reported(&old, &format!("its environment is of lease {one}, but lease {other} has the device now"));
     reported(&bare, &format!("lease {other} of another user has the device"));
     assert!(old.lives() && bare.lives());
-    assert_eq!((seen(&agent, &container).stray, seen(&agent, &container).lease), (None, None));
-    assert_eq!((seen(&agent, &own).stray, seen(&agent, &own).lease), (None, Some(other.to_string())));
+    assert_eq!((seen(&agent, &container).unleased, seen(&agent, &container).lease), (None, None));
+    assert_eq!((seen(&agent, &own).unleased, seen(&agent, &own).lease), (None, Some(other.to_string())));
     let mut command = host.command(program("gpushctl"));
-    let output = command.args(["process", "list", "--stray"]).env("GPUSH_SOCKET", agent.socket()).output();
+    let output = command.args(["process", "list", "--unleased"]).env("GPUSH_SOCKET", agent.socket()).output();
     assert_eq!(output.expect("gpushctl").status.code(), Some(3));
 
-    // When the lease has ended, nobody has the device.
+    // When the lease has ended, no lease has the device.
     drop((own, container));
     release(&agent, other);
     lease_becomes(&agent, other, LeaseState::Ended);
-    agent.until("it is no longer reported", || listed(&agent, old.pid())?.stray.is_none().then_some(()));
+    agent.until("it is no longer reported", || listed(&agent, old.pid())?.unleased.is_none().then_some(()));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn process_on_a_leased_whole_gpu_of_another_user_is_reported() {
         return;
     };
     let free = job(&host, NOBODY, "--gpu 0", None);
-    assert_eq!(seen(&agent, &free).stray, None, "no lease has the GPU");
+    assert_eq!(seen(&agent, &free).unleased, None, "no lease has the GPU");
     drop(free);
     let granted = agent.until("the GPU is free", || {
         let answer = agent.post("/v1/leases", &json!({ "share": { "kind": "whole" }, "holder_uid": OTHER }));
@@ -99,5 +99,5 @@ fn process_on_a_leased_whole_gpu_of_another_user_is_reported() {
     });
     let job = job(&host, NOBODY, "--gpu 0", None);
     let why = format!("lease {} of another user has the device", granted.lease.id);
-    assert_eq!(seen(&agent, &job).stray, Some(why));
+    assert_eq!(seen(&agent, &job).unleased, Some(why));
 }

@@ -1,20 +1,20 @@
-//! Unreadable GPUs, maintenance, and a lost database. In these cases, no process counts as a stray.
+//! Unreadable GPUs, maintenance, and a lost database. In these cases, no process counts as an unleased process.
 
-use gpush_api::{GpuState, MpsState, ProcessKind, StrayStep};
+use gpush_api::{GpuState, MpsState, ProcessKind, UnleasedStep};
 use gpush_tests::{
     agent::{Agent, Setup},
     mps::{Client, reaches},
 };
 use serde_json::json;
 
-use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, done, lease_of, listed, start, start_on, told, witness};
+use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, done, lease_of, listed, start, start_on, step_event, witness};
 
 const TWO: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
 #[test]
-fn no_stray_is_ended_on_an_unreadable_gpu() {
+fn no_unleased_process_is_ended_on_an_unreadable_gpu() {
     let config = format!("[driver]\nread_ms = 1000\n{END}{FAST}{}", RULE.replace("\"0\"", "\"0-1\""));
-    let Some((host, agent)) = start_on("strays on a GPU that can't be read", TWO, &config) else { return };
+    let Some((host, agent)) = start_on("unleased processes on a GPU that can't be read", TWO, &config) else { return };
     reaches(&agent, "1", MpsState::Ready);
     host.fault("nvmlDeviceGetMemoryInfo --gpu 0 --rc UNKNOWN");
     agent.until("the GPU is unknown", || (agent.gpu(0).state == GpuState::Unknown).then_some(()));
@@ -24,28 +24,30 @@ fn no_stray_is_ended_on_an_unreadable_gpu() {
     witness(&host, &agent, "--gpu 1 --kind compute");
     assert!(job.lives());
     host.clear_faults();
-    // When the GPU can be read again, the process is a stray.
+    // When the GPU can be read again, the process is an unleased process.
     agent.until("the process is ended", || (!job.lives()).then_some(()));
 }
 
 #[test]
-fn no_process_is_a_stray_in_maintenance() {
-    let Some((host, agent)) = start("strays in maintenance", "[processes]\nstray = \"end\"\ngrace_s = 3600\n") else {
+fn no_process_is_unleased_in_maintenance() {
+    let Some((host, agent)) =
+        start("unleased processes in maintenance", "[processes]\nunleased = \"end\"\ngrace_s = 3600\n")
+    else {
         return;
     };
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
     assert!(done(&agent, deaf.pid()).starts_with("asked to end"));
     assert_eq!(agent.post("/v1/maintenance/enter", &json!({ "reason": "x" })).status, 200);
     let seen = listed(&agent, deaf.pid()).expect("the process is still listed");
-    assert_eq!((seen.stray, seen.stray_action), (None, None));
+    assert_eq!((seen.unleased, seen.unleased_action), (None, None));
     assert!(deaf.lives());
 }
 
 /// After the loss, gpushd does not know which leases it had granted.
 #[test]
-fn no_process_is_a_stray_until_database_loss_is_accepted() {
+fn no_process_is_unleased_until_database_loss_is_accepted() {
     let config = format!("{END}{FAST}{RULE}");
-    let Some((host, agent)) = start_on("strays with the database lost", HOST, &config) else { return };
+    let Some((host, agent)) = start_on("unleased processes with the database lost", HOST, &config) else { return };
     let before = reaches(&agent, "0", MpsState::Ready);
     let taken = lease_of(NOBODY, &agent);
     let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
@@ -66,7 +68,7 @@ fn no_process_is_a_stray_until_database_loss_is_accepted() {
         listed(&agent, pid).filter(|one| one.process.kind == ProcessKind::MpsClient)
     });
     let seen = listed(&agent, client.pid().cast_unsigned()).expect("the client is listed");
-    assert_eq!((seen.stray, seen.stray_action), (None, None));
+    assert_eq!((seen.unleased, seen.unleased_action), (None, None));
     assert!(client.lives() && client.said().is_empty());
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
     // The lease is no longer recorded, but the client may have had one. The same is true after a restart of gpushd.
@@ -74,7 +76,7 @@ fn no_process_is_a_stray_until_database_loss_is_accepted() {
     let left = |agent: &Agent| {
         agent.until("the process is not ended", || {
             let seen = listed(agent, pid)?;
-            seen.stray_action.filter(|done| done.contains("from before the database was lost"))
+            seen.unleased_action.filter(|done| done.contains("before the database was lost"))
         })
     };
     left(&agent);
@@ -82,10 +84,10 @@ fn no_process_is_a_stray_until_database_loss_is_accepted() {
     let agent = Agent::start_public(&host, &config);
     left(&agent);
     // A process that starts now cannot have a lost lease.
-    let mut listener = agent.listen("?kinds=stray", None);
+    let mut listener = agent.listen("?kinds=unleased", None);
     let other =
         Job::start(std::process::Command::new("/bin/sleep").arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
-    told(&mut listener, other.pid(), StrayStep::Asked);
+    step_event(&mut listener, other.pid(), UnleasedStep::Asked);
     assert!(client.lives() && client.said().is_empty());
     // gpushd accepts the running daemon unchanged.
     assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, before.pid);

@@ -99,7 +99,7 @@ fn emptied_state_directory_under_systemd_is_reported() {
     let _ = machine.journal_until("-u gpushd.service", "the database was lost");
     machine.await_that("GPU 0 is held", |machine| machine.sh("gpushctl status").contains("held"));
     assert!(machine.sh("gpushctl gpu show 0").contains("7g.80gb"));
-    machine.sh("gpushctl recover --reason 'nobody uses it'");
+    machine.sh("gpushctl recover --reason 'no user is left'");
 
     // The system service rejects a config that another user can write.
     machine.sh("systemctl stop gpushd.service && chmod 666 /etc/gpush/config.toml");

@@ -28,7 +28,7 @@ fn about(what: &Happening) -> &[String] {
         Happening::Xid(xid) => std::slice::from_ref(&xid.gpu_uuid),
         Happening::Mps(change) => std::slice::from_ref(&change.gpu_uuid),
         Happening::Lease(change) => &change.gpu_uuids,
-        Happening::Stray(change) => std::slice::from_ref(&change.gpu_uuid),
+        Happening::Unleased(change) => std::slice::from_ref(&change.gpu_uuid),
         Happening::Change(change) => &change.gpu_uuids,
         Happening::Config(_) | Happening::Driver(_) | Happening::Resync(_) => &[],
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum LeaseRequirement {
     /// Processes may run without a lease.
     Optional,
-    /// Processes without a lease are strays. `[processes]` of the config says what gpushd does about them.
+    /// `[processes]` of the config says what gpushd does about processes without a lease.
     Required,
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gpush_api::StrayPolicy;
+use gpush_api::UnleasedPolicy;
 use toml::de::{DeTable, DeValue};
 
 use super::{
@@ -15,7 +15,7 @@ use crate::diagnostic::Problem;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Processes {
     /// Treatment of unleased processes.
-    pub stray: StrayPolicy,
+    pub unleased: UnleasedPolicy,
     /// Seconds from SIGTERM to SIGKILL.
     pub grace_s: u32,
     /// Processes that never count as unleased.
@@ -24,7 +24,7 @@ pub struct Processes {
 
 impl Default for Processes {
     fn default() -> Self {
-        Self { stray: StrayPolicy::Report, grace_s: 30, allow: Vec::new() }
+        Self { unleased: UnleasedPolicy::Report, grace_s: 30, allow: Vec::new() }
     }
 }
 
@@ -39,15 +39,15 @@ pub struct Allowed {
 }
 
 /// Names of the policies in the config.
-const STRAY: [(&str, StrayPolicy); 3] =
-    [("report", StrayPolicy::Report), ("warn", StrayPolicy::Warn), ("end", StrayPolicy::End)];
+const POLICIES: [(&str, UnleasedPolicy); 3] =
+    [("report", UnleasedPolicy::Report), ("warn", UnleasedPolicy::Warn), ("end", UnleasedPolicy::End)];
 
 /// Returns the name of a policy in the config.
-pub(super) fn stray_name(policy: StrayPolicy) -> &'static str {
+pub(super) fn policy_name(policy: UnleasedPolicy) -> &'static str {
     match policy {
-        StrayPolicy::Report => "report",
-        StrayPolicy::Warn => "warn",
-        StrayPolicy::End => "end",
+        UnleasedPolicy::Report => "report",
+        UnleasedPolicy::Warn => "warn",
+        UnleasedPolicy::End => "end",
     }
 }
 
@@ -56,7 +56,9 @@ const EXAMPLE: &str = "[{ exe = \"/usr/bin/nvtop\" }, { uid = 1000 }]";
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Processes {
     let default = Processes::default();
     Processes {
-        stray: reader.choice(table, "stray", "way to treat strays", &STRAY).unwrap_or(default.stray),
+        unleased: reader
+            .choice(table, "unleased", "way to treat unleased processes", &POLICIES)
+            .unwrap_or(default.unleased),
         grace_s: reader.number(table, "grace_s", 0..=3600, default.grace_s),
         allow: allow(reader, table),
     }

@@ -147,7 +147,7 @@ impl<'t> Reader<'t> {
         self.report(Problem::new(
             self.clip(value.span()),
             format!("`{name}` is a table, not {found}"),
-            format!("write {} on a line of its own and its keys below", section.header),
+            format!("write {} on a separate line and its keys below", section.header),
         ));
         None
     }

@@ -4,7 +4,7 @@
 use super::{
     Allowed, Config,
     effective::{list, text},
-    processes::stray_name,
+    processes::policy_name,
     quotas::placement_name,
     slurm,
 };
@@ -56,7 +56,7 @@ impl Config {
             ("mps", "within_s", Some(mps.within_s.to_string())),
             ("mps", "stop_s", Some(mps.stop_s.to_string())),
             ("mps", "restart_hung_with_clients", Some(mps.restart_hung_with_clients.to_string())),
-            ("processes", "stray", Some(text(stray_name(processes.stray)))),
+            ("processes", "unleased", Some(text(policy_name(processes.unleased)))),
             ("processes", "grace_s", Some(processes.grace_s.to_string())),
             ("processes", "allow", Some(format!("[{}]", allowed.join(", ")))),
             ("leases", "placement", Some(text(placement_name(leases.placement)))),

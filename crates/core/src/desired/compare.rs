@@ -1,6 +1,6 @@
 //! Comparison of two configs by the desired state of each GPU.
 
-use gpush_api::{Gpu, GpuDiff, WantedView};
+use gpush_api::{Gpu, GpuDiff, GpuState, WantedView};
 
 use super::{Wish, claims, wishes};
 use crate::{config::Config, layout::DYNAMIC};
@@ -57,6 +57,7 @@ pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec
                 mig.instances.iter().map(|one| format!("{}@{}", one.profile, one.placement.start)).collect()
             }),
             drift: gpu.drift.clone(),
+            drift_known: !gpu.stale && !matches!(gpu.state, GpuState::Lost | GpuState::Unknown),
         };
     gpus.iter().zip(by_rule(in_force, gpus)).map(diff).collect()
 }

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The requested state of one GPU.
-enum Want {
+enum RequestedMode {
     /// MIG mode off.
     Off,
     /// MIG mode on, with these instances.
@@ -36,7 +36,7 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
         let message = format!("the request names {} GPUs, but the host has {}", each.len(), gpus.len());
         return bad(message, "name each GPU once, by its UUID");
     }
-    let mut wanted: Vec<(usize, Want)> = Vec::new();
+    let mut wanted: Vec<(usize, RequestedMode)> = Vec::new();
     for one in each {
         let at = match Selector::resolve(std::slice::from_ref(&one.gpu), gpus)?.as_slice() {
             [at] => *at,
@@ -51,9 +51,9 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
     let others = way_out::others(gpus, wishes, false);
     for (at, want) in &wanted {
         match want {
-            Want::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
+            RequestedMode::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
             // The other modes need MIG mode off. An unmanaged GPU is not changed.
-            Want::Off => {
+            RequestedMode::Off => {
                 let stands = gpus[*at].mig.as_ref().is_none_or(gpush_api::Mig::is_off);
                 if !stands && wishes[*at].mode == Mode::Unmanaged {
                     claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?;
@@ -64,33 +64,33 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
     Ok(Plans { plans: wanted.iter().map(|(at, want)| of(&gpus[*at], want)).collect() })
 }
 
-fn want(gpu: &Gpu, one: &GpuLayout) -> Result<Want, ApiError> {
+fn want(gpu: &Gpu, one: &GpuLayout) -> Result<RequestedMode, ApiError> {
     match (one.mig, one.layout.as_slice()) {
-        (false, []) => Ok(Want::Off),
+        (false, []) => Ok(RequestedMode::Off),
         (false, _) => {
             let message = format!("{} cannot have MIG instances with MIG mode off", label(gpu));
             Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or enable MIG mode"))
         }
-        (true, []) => Ok(Want::On(Layout::none())),
-        (true, entries) => Ok(Want::On(Layout::parse_list(entries).map_err(ApiError::from)?)),
+        (true, []) => Ok(RequestedMode::On(Layout::none())),
+        (true, entries) => Ok(RequestedMode::On(Layout::parse_list(entries).map_err(ApiError::from)?)),
     }
 }
 
 /// Returns a plan that turns MIG mode off.
 pub(super) fn whole(gpu: &Gpu) -> GpuPlan {
-    of(gpu, &Want::Off)
+    of(gpu, &RequestedMode::Off)
 }
 
-fn of(gpu: &Gpu, want: &Want) -> GpuPlan {
+fn of(gpu: &Gpu, want: &RequestedMode) -> GpuPlan {
     let layout = match want {
-        Want::Off => &Layout::none(),
-        Want::On(layout) => layout,
+        RequestedMode::Off => &Layout::none(),
+        RequestedMode::On(layout) => layout,
     };
     match (workable(gpu, true), want) {
         (Err(error), _) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
         // The request explicitly wants MIG mode, so a GPU with MIG mode off needs a change.
-        (Ok(()), Want::On(layout)) => plan_gpu(gpu, layout, false),
-        (Ok(()), Want::Off) => off(gpu, no_plan(gpu, layout)),
+        (Ok(()), RequestedMode::On(layout)) => plan_gpu(gpu, layout, false),
+        (Ok(()), RequestedMode::Off) => off(gpu, no_plan(gpu, layout)),
     }
 }
 

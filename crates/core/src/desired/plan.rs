@@ -24,7 +24,7 @@ use crate::{
 
 /// The goal of a request for one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Aim {
+enum PlanGoal {
     /// MIG mode off.
     Whole,
     /// MIG mode on, with exactly these instances.
@@ -59,30 +59,30 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
         let (gpu, wish) = (&gpus[at], &wishes[at]);
         let own = named && request.layout == LayoutSource::Config;
         let aim = match &given {
-            Some(layout) => Aim::Layout(layout.clone()),
-            None if wish.wants_whole() => Aim::Whole,
-            None if wish.dynamic || (own && wish.dynamic_rule) => Aim::Dynamic,
-            None => Aim::Layout(configured(gpu, wish, own, others)?),
+            Some(layout) => PlanGoal::Layout(layout.clone()),
+            None if wish.wants_whole() => PlanGoal::Whole,
+            None if wish.dynamic || (own && wish.dynamic_rule) => PlanGoal::Dynamic,
+            None => PlanGoal::Layout(configured(gpu, wish, own, others)?),
         };
-        if aim != Aim::Whole {
+        if aim != PlanGoal::Whole {
             claimed_otherwise(gpu, wish, others)?;
         }
         wanted.push((gpu, wish, aim));
     }
     let explicit = given.is_some();
-    let plan = |(gpu, wish, aim): &(&Gpu, &Wish, Aim)| {
+    let plan = |(gpu, wish, aim): &(&Gpu, &Wish, PlanGoal)| {
         let empty = match aim {
-            Aim::Whole => return each::whole(gpu),
-            Aim::Layout(layout) => no_plan(gpu, layout),
-            Aim::Dynamic => GpuPlan { layout: vec![DYNAMIC.to_owned()], ..no_plan(gpu, &Layout::none()) },
+            PlanGoal::Whole => return each::whole(gpu),
+            PlanGoal::Layout(layout) => no_plan(gpu, layout),
+            PlanGoal::Dynamic => GpuPlan { layout: vec![DYNAMIC.to_owned()], ..no_plan(gpu, &Layout::none()) },
         };
         match (workable(gpu, named), aim) {
             (Ok(()), _) if gpu.mig.is_none() => {
                 let refusal = Some(Refusal::NoMig);
                 GpuPlan { refusal, error: Some(no_mig(gpu, wish, others)), ..empty }
             }
-            (Ok(()), Aim::Layout(layout)) => plan_gpu(gpu, layout, explicit),
-            (Ok(()), Aim::Dynamic | Aim::Whole) => plan_dynamic(gpu, empty),
+            (Ok(()), PlanGoal::Layout(layout)) => plan_gpu(gpu, layout, explicit),
+            (Ok(()), PlanGoal::Dynamic | PlanGoal::Whole) => plan_dynamic(gpu, empty),
             (Err(error), _) => GpuPlan { error: Some(error), ..empty },
         }
     };

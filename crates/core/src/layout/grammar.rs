@@ -246,7 +246,7 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
         Some(start) if entry.count > 1 && !is_shared(&entry) => Err(piece.error(
             piece.span.clone(),
             format!("{} instances can't all start at slice {start}", entry.count),
-            format!("give each a start of its own, or leave it out: {}", Entry { start: None, ..entry }),
+            format!("give each a different start, or leave it out: {}", Entry { start: None, ..entry }),
         )),
         Some(_) | None => Ok(entry),
     }

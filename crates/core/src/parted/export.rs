@@ -29,7 +29,7 @@ pub struct Exported {
 
 /// The state of one GPU in mig-parted's terms: MIG mode off, or counts of profiles.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum State {
+enum ExportedState {
     Off,
     On(BTreeMap<String, u8>),
 }
@@ -41,7 +41,7 @@ enum State {
 pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Result<Exported, ApiError> {
     let mut remarks = Vec::new();
     // The groups are in the order of their first GPU.
-    let mut groups: Vec<(State, Vec<usize>)> = Vec::new();
+    let mut groups: Vec<(ExportedState, Vec<usize>)> = Vec::new();
     for (at, gpu) in gpus.iter().enumerate().filter(|(_, gpu)| chosen(gpu)) {
         let Some(state) = state(gpu, &mut remarks) else { continue };
         match groups.iter_mut().find(|(known, _)| *known == state) {
@@ -66,8 +66,8 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
             }
             lines.push(format!("devices: {devices}"));
             match state {
-                State::Off => lines.push("mig-enabled: false".to_owned()),
-                State::On(counts) => {
+                ExportedState::Off => lines.push("mig-enabled: false".to_owned()),
+                ExportedState::On(counts) => {
                     lines.push("mig-enabled: true".to_owned());
                     lines.push(if counts.is_empty() { "mig-devices: {}" } else { "mig-devices:" }.to_owned());
                     lines.extend(counts.iter().map(|(profile, count)| format!("  \"{profile}\": {count}")));
@@ -82,7 +82,7 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
 }
 
 /// Returns the file's content for a GPU; `None` if the GPU was not read.
-fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
+fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
     let who = format!("GPU {}", gpu.index);
     match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => {}
@@ -101,13 +101,13 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
         }
     }
     // mig-parted requires that the file includes such a GPU.
-    let Some(mig) = &gpu.mig else { return Some(State::Off) };
+    let Some(mig) = &gpu.mig else { return Some(ExportedState::Off) };
     if mig.reset_pending {
         let to = if mig.pending_mode() { "on" } else { "off" };
         remarks.push(format!("{who}: the next reset switches MIG mode {to}; the file does not say that"));
     }
     if !mig.enabled {
-        return Some(State::Off);
+        return Some(ExportedState::Off);
     }
     let mut counts: BTreeMap<String, u8> = BTreeMap::new();
     for instance in &mig.instances {
@@ -132,7 +132,7 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
             GPU differs from this file"
         ));
     }
-    Some(State::On(counts))
+    Some(ExportedState::On(counts))
 }
 
 /// Returns the layout entry with the name of a profile.

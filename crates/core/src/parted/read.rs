@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     File, Group, Label, MOST_BYTES, Want, Wrong,
-    yaml::{self, Kind, Node},
+    yaml::{self, Node, NodeKind},
 };
 use crate::{
     diagnostic::{self, Document, FileErrors, Problem},
@@ -34,7 +34,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), F
         Ok(text) => text.strip_prefix('\u{feff}').unwrap_or(text),
         Err((lossy, problem)) => return fail(&lossy, problem),
     };
-    let mut reader = Reader { text, problems: Vec::new(), groups: 0, wrong: Vec::new(), beyond_labels: false };
+    let mut reader = PartedReader { text, problems: Vec::new(), groups: 0, wrong: Vec::new(), beyond_labels: false };
     let labels = match yaml::document(text) {
         Ok(Some(root)) => reader.top(&root),
         Ok(None) => {
@@ -50,7 +50,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), F
             Vec::new()
         }
     };
-    let Reader { problems, wrong, beyond_labels, .. } = reader;
+    let PartedReader { problems, wrong, beyond_labels, .. } = reader;
     if problems.is_empty() {
         return Ok((File { path: path.to_owned(), labels }, None));
     }
@@ -61,7 +61,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), F
     Ok((File { path: path.to_owned(), labels }, Some(Wrong { labels: wrong, errors })))
 }
 
-pub(super) struct Reader<'t> {
+pub(super) struct PartedReader<'t> {
     text: &'t str,
     problems: Vec<Problem>,
     groups: usize,
@@ -71,7 +71,7 @@ pub(super) struct Reader<'t> {
     beyond_labels: bool,
 }
 
-impl Reader<'_> {
+impl PartedReader<'_> {
     /// Converts a span of characters to a span of bytes on one line.
     fn bytes(&self, span: &Range<usize>) -> Range<usize> {
         let at = |n| self.text.char_indices().nth(n).map_or(self.text.len(), |(at, _)| at);
@@ -92,7 +92,7 @@ impl Reader<'_> {
     }
 
     /// Reports keys that are not `known`. Returns the known keys that were probably meant.
-    fn strangers(&mut self, entries: &[yaml::Entry], known: &[&'static str], place: &str) -> Vec<&'static str> {
+    fn strangers(&mut self, entries: &[yaml::MapEntry], known: &[&'static str], place: &str) -> Vec<&'static str> {
         let mut all = Vec::new();
         for (key, _) in entries {
             let name = key.text().unwrap_or_default();
@@ -116,7 +116,7 @@ impl Reader<'_> {
     }
 
     fn top(&mut self, root: &Node) -> Vec<Label> {
-        let Kind::Map(entries) = &root.kind else {
+        let NodeKind::Map(entries) = &root.kind else {
             let what = format!("the file is {}, but a mig-parted file is a mapping", root.what());
             self.report(&root.span, what, "write `version: v1` first, then `mig-configs:`");
             return Vec::new();
@@ -147,11 +147,11 @@ impl Reader<'_> {
 
     fn labels(&mut self, node: &Node) -> Vec<Label> {
         let entries = match &node.kind {
-            Kind::Map(entries) if !entries.is_empty() => entries,
-            Kind::Map(_) | Kind::List(_) | Kind::Scalar { .. } => {
+            NodeKind::Map(entries) if !entries.is_empty() => entries,
+            NodeKind::Map(_) | NodeKind::List(_) | NodeKind::Scalar { .. } => {
                 let what = format!("`mig-configs` takes labels, not {}", node.what());
                 let what =
-                    if matches!(node.kind, Kind::Map(_)) { "`mig-configs` has no label".to_owned() } else { what };
+                    if matches!(node.kind, NodeKind::Map(_)) { "`mig-configs` has no label".to_owned() } else { what };
                 self.report(&node.span, what, "write a name with a colon, and its groups below it");
                 return Vec::new();
             }
@@ -176,8 +176,8 @@ impl Reader<'_> {
             return None;
         }
         let items = match &value.kind {
-            Kind::List(items) if !items.is_empty() => items,
-            Kind::Scalar { .. } | Kind::Map(_) | Kind::List(_) => {
+            NodeKind::List(items) if !items.is_empty() => items,
+            NodeKind::Scalar { .. } | NodeKind::Map(_) | NodeKind::List(_) => {
                 let what = format!("label {} has no list of groups", Quoted(name));
                 self.report(&key.span, what, "write `- devices: all` and the settings for them below it");
                 return None;
@@ -201,7 +201,7 @@ impl Reader<'_> {
         if self.full() {
             return None;
         }
-        let Kind::Map(entries) = &node.kind else {
+        let NodeKind::Map(entries) = &node.kind else {
             let what = format!("a group is a mapping, not {}", node.what());
             self.report(&node.span, what, format!("its keys are: {}", GROUP.join(", ")));
             return None;
@@ -255,10 +255,10 @@ impl Reader<'_> {
 }
 
 /// Returns whether all keys are known. Only then a missing key is reported.
-fn has_all_known(entries: &[yaml::Entry]) -> bool {
+fn has_all_known(entries: &[yaml::MapEntry]) -> bool {
     entries.iter().all(|(key, _)| key.text().is_some_and(|name| TOP.contains(&name)))
 }
 
-fn get<'n>(entries: &'n [yaml::Entry], name: &str) -> Option<&'n Node> {
+fn get<'n>(entries: &'n [yaml::MapEntry], name: &str) -> Option<&'n Node> {
     entries.iter().find(|(key, _)| key.text() == Some(name)).map(|(_, value)| value.as_ref())
 }

@@ -2,7 +2,7 @@
 //!
 //! The result identifies GPUs by UUID, so gpushd plans for the same GPUs even if indexes change.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuState};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuState, Remedy};
 
 use super::{Devices, File, Group, Label, Want};
 use crate::{
@@ -146,24 +146,23 @@ fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result
         indexes.iter().filter(|index| gpus.iter().all(|gpu| gpu.index != **index)).map(u32::to_string).collect();
     if !absent.is_empty() {
         let message = format!("{place}: there is no GPU {} on this host", absent.join(", "));
-        return Err(ApiError::new(Code::NotFound, message)
-            .cause(inventory(gpus))
-            .hint("a GPU may have fallen off the bus (`gpushctl status`); or correct `devices` in the file"));
+        return Err(ApiError::new(Code::NotFound, message).cause(inventory(gpus)).remedy(
+            Remedy::CorrectDevices,
+            "correct `devices` in the file; if the GPU has fallen off the bus, `gpushctl status` shows that",
+        ));
     }
-    // The driver numbers only the remaining GPUs. So from the lost GPU on, it is uncertain which GPU an index in the
-    // file means.
+    // The driver numbers only the remaining GPUs. So an index at or after the lost GPU's may mean two GPUs.
     let lost = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).min_by_key(|gpu| gpu.index);
     if let Some(lost) = lost
         && let Some(unsure) = indexes.iter().find(|index| **index >= lost.index)
     {
-        let message = format!(
-            "{place}: it is uncertain which GPU has index {unsure} while GPU {} is \
-            lost",
-            lost.index
-        );
+        let message = format!("{place}: index {unsure} is ambiguous while GPU {} is lost", lost.index);
         return Err(ApiError::new(Code::GpuLost, message)
-            .cause(format!("GPU {} ({}) has fallen off the bus; the driver may renumber the GPUs after it", lost.index, lost.uuid))
-            .hint("reset it or reboot the host; meanwhile name GPUs by UUID: gpushctl mig apply --gpu UUID --layout ENTRIES"));
+            .cause(format!(
+                "GPU {} ({}) has fallen off the bus; the driver may give other indexes to the GPUs after it",
+                lost.index, lost.uuid
+            ))
+            .hint("reset the lost GPU or reboot the host; until then, select GPUs by UUID: `gpushctl mig apply --gpu UUID --layout ENTRIES` (administrator)"));
     }
     Ok(parts.iter().copied().filter(|at| indexes.contains(&gpus[*at].index)).collect())
 }

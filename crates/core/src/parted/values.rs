@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use super::{
     DeviceId, Devices,
-    read::Reader,
-    yaml::{Kind, Node},
+    read::PartedReader,
+    yaml::{Node, NodeKind},
 };
 use crate::{
     layout::{Entry, Layout, MOST, MOST_IN_ALL},
@@ -15,13 +15,13 @@ use crate::{
 /// Maximum number of indexes in one group.
 const MOST_DEVICES: usize = 1024;
 
-impl Reader<'_> {
+impl PartedReader<'_> {
     pub(super) fn filter(&mut self, node: &Node) -> Option<Vec<DeviceId>> {
         let texts: Vec<&Node> = match &node.kind {
-            Kind::Scalar { text, .. } if text.is_empty() => Vec::new(),
-            Kind::Scalar { .. } => vec![node],
-            Kind::List(items) => items.iter().map(Rc::as_ref).collect(),
-            Kind::Map(_) => {
+            NodeKind::Scalar { text, .. } if text.is_empty() => Vec::new(),
+            NodeKind::Scalar { .. } => vec![node],
+            NodeKind::List(items) => items.iter().map(Rc::as_ref).collect(),
+            NodeKind::Map(_) => {
                 let hint = "write one id, or a list of them: [\"0x20B210DE\"]";
                 self.report(&node.span, "`device-filter` takes PCI ids, not a mapping", hint);
                 return None;
@@ -50,14 +50,14 @@ impl Reader<'_> {
     pub(super) fn devices(&mut self, node: &Node) -> Option<Devices> {
         let hint = "write all, or a list of indexes: [0, 1]";
         let items = match &node.kind {
-            Kind::Scalar { text, .. } if text == "all" => return Some(Devices::All),
-            Kind::List(items) => items,
-            Kind::Scalar { text, .. } => {
+            NodeKind::Scalar { text, .. } if text == "all" => return Some(Devices::All),
+            NodeKind::List(items) => items,
+            NodeKind::Scalar { text, .. } => {
                 let what = format!("`devices` takes `all` or a list, not {}", Quoted(text));
                 self.report(&node.span, what, hint);
                 return None;
             }
-            Kind::Map(_) => {
+            NodeKind::Map(_) => {
                 self.report(&node.span, "`devices` takes `all` or a list, not a mapping", hint);
                 return None;
             }
@@ -74,14 +74,14 @@ impl Reader<'_> {
         let mut well = true;
         for item in items {
             match &item.kind {
-                Kind::Scalar { text, plain: true } if digits(text) && text.len() <= 9 => {
+                NodeKind::Scalar { text, plain: true } if digits(text) && text.len() <= 9 => {
                     indexes.extend(text.parse::<u32>());
                 }
-                Kind::Scalar { text, .. } => {
+                NodeKind::Scalar { text, .. } => {
                     self.report(&item.span, format!("{} is not the index of a GPU", Quoted(text)), hint);
                     well = false;
                 }
-                Kind::List(_) | Kind::Map(_) => {
+                NodeKind::List(_) | NodeKind::Map(_) => {
                     self.report(&item.span, format!("`devices` takes indexes, not {}", item.what()), hint);
                     well = false;
                 }
@@ -94,7 +94,7 @@ impl Reader<'_> {
 
     /// Parses `true` and `false`, and their YAML 1.1 forms, like mig-parted.
     pub(super) fn flag(&mut self, node: &Node) -> Option<bool> {
-        if let Kind::Scalar { text, plain: true } = &node.kind {
+        if let NodeKind::Scalar { text, plain: true } = &node.kind {
             match text.to_ascii_lowercase().as_str() {
                 "true" | "yes" | "on" | "y" => return Some(true),
                 "false" | "no" | "off" | "n" => return Some(false),
@@ -112,7 +112,7 @@ impl Reader<'_> {
     /// Parses profiles with their counts into a layout, in the order of the file.
     pub(super) fn layout(&mut self, node: &Node) -> Option<Layout> {
         let example = "write a profile and a count on each line: \"1g.10gb\": 7; {} for no instance";
-        let Kind::Map(entries) = &node.kind else {
+        let NodeKind::Map(entries) = &node.kind else {
             let what = format!("`mig-devices` takes profiles with counts, not {}", node.what());
             self.report(&node.span, what, example);
             return None;
@@ -171,8 +171,8 @@ impl Reader<'_> {
         let name = Quoted(key.text().unwrap_or_default());
         let hint = format!("write a number from 1 to {MOST}");
         let text = match &value.kind {
-            Kind::Scalar { text, plain: true } => text,
-            Kind::Scalar { plain: false, .. } | Kind::List(_) | Kind::Map(_) => {
+            NodeKind::Scalar { text, plain: true } => text,
+            NodeKind::Scalar { plain: false, .. } | NodeKind::List(_) | NodeKind::Map(_) => {
                 self.report(&value.span, format!("the count of {name} is not a number"), hint);
                 return None;
             }

@@ -25,25 +25,25 @@ pub(super) struct Node {
     pub(super) span: Range<usize>,
     /// Line, counted from 1.
     pub(super) line: usize,
-    pub(super) kind: Kind,
+    pub(super) kind: NodeKind,
 }
 
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum NodeKind {
     /// A text. `plain`: whether it is without quotes, so that it may be a number or a truth value.
     Scalar { text: String, plain: bool },
     /// A list.
     List(Vec<Rc<Node>>),
     /// A mapping, in the order of the file.
-    Map(Vec<Entry>),
+    Map(Vec<MapEntry>),
 }
 
 /// A key with its value.
-pub(super) type Entry = (Rc<Node>, Rc<Node>);
+pub(super) type MapEntry = (Rc<Node>, Rc<Node>);
 
 /// A problem with its place.
 #[derive(Debug)]
-pub(super) struct Wrong {
+pub(super) struct YamlError {
     /// Span in characters.
     pub(super) span: Range<usize>,
     pub(super) message: String,
@@ -52,7 +52,7 @@ pub(super) struct Wrong {
     pub(super) first: Option<Range<usize>>,
 }
 
-impl Wrong {
+impl YamlError {
     fn at(span: Range<usize>, message: impl Into<String>, hint: &'static str) -> Self {
         Self { span, message: message.into(), hint, first: None }
     }
@@ -62,18 +62,18 @@ impl Node {
     /// Returns the text of a scalar.
     pub(super) fn text(&self) -> Option<&str> {
         match &self.kind {
-            Kind::Scalar { text, .. } => Some(text),
-            Kind::List(_) | Kind::Map(_) => None,
+            NodeKind::Scalar { text, .. } => Some(text),
+            NodeKind::List(_) | NodeKind::Map(_) => None,
         }
     }
 
     /// Returns the kind of the node, with an article.
     pub(super) fn what(&self) -> &'static str {
         match &self.kind {
-            Kind::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null") => "nothing",
-            Kind::Scalar { .. } => "a single value",
-            Kind::List(_) => "a list",
-            Kind::Map(_) => "a mapping",
+            NodeKind::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null") => "nothing",
+            NodeKind::Scalar { .. } => "a single value",
+            NodeKind::List(_) => "a list",
+            NodeKind::Map(_) => "a mapping",
         }
     }
 }
@@ -88,30 +88,34 @@ struct Open {
 }
 
 /// Parses the only document of a text; returns `None` if there is none.
-pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, Wrong> {
+pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, YamlError> {
     let mut builder = Builder { anchors: BTreeMap::new(), stack: Vec::new(), merged: 0 };
     let mut root = None;
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| {
             let at = error.marker().index();
-            Wrong::at(at..at + 1, format!("this is not YAML: {}", error.info()), "the file is YAML: https://yaml.org")
+            YamlError::at(
+                at..at + 1,
+                format!("this is not YAML: {}", error.info()),
+                "the file is YAML: https://yaml.org",
+            )
         })?;
         let done = match event {
             Event::DocumentStart(_) if root.is_some() => {
                 let what = "a second document begins here";
-                return Err(Wrong::at(place(&span), what, "keep one document: it can have several labels"));
+                return Err(YamlError::at(place(&span), what, "keep one document: it can have several labels"));
             }
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
                 continue;
             }
             Event::Alias(anchor) => match builder.anchors.get(&anchor) {
                 Some(node) => builder.put(Rc::clone(node), 0),
-                None => return Err(Wrong::at(place(&span), "this alias is inside its own anchor", "write it out")),
+                None => return Err(YamlError::at(place(&span), "this alias is inside its own anchor", "write it out")),
             },
             Event::Scalar(text, style, anchor, tag) => {
                 let string = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
                 let plain = style == ScalarStyle::Plain && !string;
-                let kind = Kind::Scalar { text: text.into_owned(), plain };
+                let kind = NodeKind::Scalar { text: text.into_owned(), plain };
                 builder.put(Rc::new(Node { span: place(&span), line: span.start.line(), kind }), anchor)
             }
             Event::SequenceStart(anchor, _) => builder.open(&span, anchor, false)?,
@@ -148,55 +152,62 @@ impl Builder {
         }
     }
 
-    fn open(&mut self, span: &Span, anchor: usize, map: bool) -> Result<Option<Rc<Node>>, Wrong> {
+    fn open(&mut self, span: &Span, anchor: usize, map: bool) -> Result<Option<Rc<Node>>, YamlError> {
         if self.stack.len() >= DEEPEST {
-            return Err(Wrong::at(place(span), "this is nested too deep", "a mig-parted file has five levels"));
+            return Err(YamlError::at(place(span), "this is nested too deep", "a mig-parted file has five levels"));
         }
         let line = span.start.line();
         self.stack.push(Open { span: place(span), line, anchor, items: Vec::new(), map });
         Ok(None)
     }
 
-    fn close(&mut self) -> Result<Option<Rc<Node>>, Wrong> {
+    fn close(&mut self) -> Result<Option<Rc<Node>>, YamlError> {
         let Some(open) = self.stack.pop() else { return Ok(None) };
-        let kind = if open.map { Kind::Map(self.entries(open.items)?) } else { Kind::List(open.items) };
+        let kind = if open.map { NodeKind::Map(self.entries(open.items)?) } else { NodeKind::List(open.items) };
         let node = Rc::new(Node { span: open.span, line: open.line, kind });
         Ok(self.put(node, open.anchor))
     }
 
     /// Combines keys with values, refuses duplicates, and expands merge keys.
-    fn entries(&mut self, items: Vec<Rc<Node>>) -> Result<Vec<Entry>, Wrong> {
+    fn entries(&mut self, items: Vec<Rc<Node>>) -> Result<Vec<MapEntry>, YamlError> {
         let mut entries = Vec::new();
         let mut seen: BTreeMap<String, Range<usize>> = BTreeMap::new();
         let mut merges = Vec::new();
         let mut items = items.into_iter();
         while let (Some(key), Some(value)) = (items.next(), items.next()) {
             let Some(text) = key.text() else {
-                return Err(Wrong::at(key.span.clone(), "a key is a single value", "write a name before the colon"));
+                return Err(YamlError::at(
+                    key.span.clone(),
+                    "a key is a single value",
+                    "write a name before the colon",
+                ));
             };
-            if matches!(&key.kind, Kind::Scalar { text, plain: true } if text == "<<") {
+            if matches!(&key.kind, NodeKind::Scalar { text, plain: true } if text == "<<") {
                 merges.push(value);
                 continue;
             }
             if let Some(first) = seen.insert(text.to_owned(), key.span.clone()) {
                 let what = format!("{} is repeated here", crate::quote::Quoted(text));
-                return Err(Wrong { first: Some(first), ..Wrong::at(key.span.clone(), what, "keep one of the two") });
+                return Err(YamlError {
+                    first: Some(first),
+                    ..YamlError::at(key.span.clone(), what, "keep one of the two")
+                });
             }
             entries.push((key, value));
         }
         let mut known: BTreeSet<String> = seen.into_keys().collect();
         for merge in merges {
             let from = match &merge.kind {
-                Kind::List(maps) => maps.clone(),
-                Kind::Map(_) | Kind::Scalar { .. } => vec![Rc::clone(&merge)],
+                NodeKind::List(maps) => maps.clone(),
+                NodeKind::Map(_) | NodeKind::Scalar { .. } => vec![Rc::clone(&merge)],
             };
             for map in from {
-                let Kind::Map(more) = &map.kind else {
-                    return Err(Wrong::at(map.span.clone(), "`<<` takes mappings", "write <<: *NAME"));
+                let NodeKind::Map(more) = &map.kind else {
+                    return Err(YamlError::at(map.span.clone(), "`<<` takes mappings", "write <<: *NAME"));
                 };
                 self.merged += more.len();
                 if self.merged > MOST_MERGED {
-                    return Err(Wrong::at(merge.span.clone(), "`<<` makes the file too large", "write it out"));
+                    return Err(YamlError::at(merge.span.clone(), "`<<` makes the file too large", "write it out"));
                 }
                 for (key, value) in more {
                     if known.insert(key.text().unwrap_or_default().to_owned()) {

@@ -10,7 +10,7 @@ use super::Holds;
 use super::capacity::Demand;
 use super::compute::{self, Adaptation};
 use super::objective::Cost;
-use super::search::{Candidate, Group, Problem, rank};
+use super::search::{Candidate, ItemGroup, SearchProblem, rank};
 use super::target::{Target, Wanted};
 
 /// A requested GPU instance with its placement.
@@ -58,8 +58,8 @@ pub(super) fn arrange<'a>(
     for instance in instances {
         destroy_all += compute::cost_of_all(instance, holds);
     }
-    let (groups, members): (Vec<Group>, Vec<Vec<usize>>) = kinds.into_iter().map(|k| (k.group, k.members)).unzip();
-    let answer = Problem { groups: &groups, destroy_all, further: &further }.solve()?;
+    let (groups, members): (Vec<ItemGroup>, Vec<Vec<usize>>) = kinds.into_iter().map(|k| (k.group, k.members)).unzip();
+    let answer = SearchProblem { groups: &groups, destroy_all, further: &further }.solve()?;
 
     let mut placed: Vec<Option<Placed<'a>>> = target.instances.iter().map(|_| None).collect();
     for (thing, &position) in members.iter().flatten().enumerate() {
@@ -76,16 +76,16 @@ pub(super) fn arrange<'a>(
 }
 
 /// Equal requested GPU instances: the same profile, the same fixed placement or none, and the same compute instances.
-struct Kind {
+struct ProfileKind {
     /// Their positions in the target.
     members: Vec<usize>,
-    group: Group,
+    group: ItemGroup,
 }
 
 /// Returns the kinds of a target. Those that are hardest to place come first. Returns `None` if the compute instances
 /// of a kind do not fit.
-fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds: &Holds) -> Option<Vec<Kind>> {
-    let mut kinds: Vec<Kind> = Vec::with_capacity(target.instances.len());
+fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds: &Holds) -> Option<Vec<ProfileKind>> {
+    let mut kinds: Vec<ProfileKind> = Vec::with_capacity(target.instances.len());
     for (position, wanted) in target.instances.iter().enumerate() {
         if let Some(kind) = kinds.iter_mut().find(|k| target.instances[k.members[0]] == *wanted) {
             kind.members.push(position);
@@ -108,7 +108,7 @@ fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds:
             let rank = rank(spot.placement.start, wanted.profile_id);
             candidates.push(Candidate { slices: spot.slices, rank, saving });
         }
-        kinds.push(Kind { members: vec![position], group: Group { count: 1, candidates } });
+        kinds.push(ProfileKind { members: vec![position], group: ItemGroup { count: 1, candidates } });
     }
     kinds.sort_by_key(|k| (k.group.candidates.len(), target.instances[k.members[0]].profile_id));
     Some(kinds)

@@ -11,7 +11,7 @@ use crate::geometry::{Compute, MOST_INSTANCES, Profile, Slices, Spot};
 
 use super::Holds;
 use super::objective::Cost;
-use super::search::{Candidate, Group, Problem, rank};
+use super::search::{Candidate, ItemGroup, SearchProblem, rank};
 use super::target::WantedCompute;
 
 /// The changes that give a GPU instance its requested compute instances.
@@ -78,13 +78,13 @@ pub(super) fn adapt(
     if !within_capacity(profile, wanted) {
         return None;
     }
-    let standing = instance.map_or_else(Vec::new, |i| Standing::of(profile, i, holds));
+    let standing = instance.map_or_else(Vec::new, |i| PresentCompute::of(profile, i, holds));
     let (groups, members) = group(profile, wanted, &standing);
     let mut destroy_all = Cost::NONE;
     for compute in &standing {
         destroy_all += compute.saving;
     }
-    let answer = Problem { groups: &groups, destroy_all, further: &[] }.solve()?;
+    let answer = SearchProblem { groups: &groups, destroy_all, further: &[] }.solve()?;
 
     // A driver that reports no placements does not accept them either.
     let told = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));
@@ -139,14 +139,14 @@ fn within_capacity(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool 
 }
 
 /// An existing compute instance.
-struct Standing {
+struct PresentCompute {
     profile_id: u32,
     spot: Spot,
     /// The cost of destroying it, which is saved if it stays.
     saving: Cost,
 }
 
-impl Standing {
+impl PresentCompute {
     fn of(profile: Option<&Profile>, instance: &GpuInstance, holds: &Holds) -> Vec<Self> {
         let mut taken = Slices::NONE;
         for compute in &instance.compute {
@@ -205,7 +205,11 @@ fn is_ours_to_place(profile: Option<&Profile>, want: &WantedCompute) -> bool {
 
 /// Groups equal requested compute instances. Those that are hardest to place come first. Also returns the positions of
 /// each group's members in the request.
-fn group(profile: Option<&Profile>, wanted: &[WantedCompute], standing: &[Standing]) -> (Vec<Group>, Vec<Vec<usize>>) {
+fn group(
+    profile: Option<&Profile>,
+    wanted: &[WantedCompute],
+    standing: &[PresentCompute],
+) -> (Vec<ItemGroup>, Vec<Vec<usize>>) {
     let mut members: Vec<Vec<usize>> = Vec::with_capacity(wanted.len());
     for (position, want) in wanted.iter().enumerate() {
         match members.iter_mut().find(|alike| wanted[alike[0]] == *want) {
@@ -226,7 +230,7 @@ fn group(profile: Option<&Profile>, wanted: &[WantedCompute], standing: &[Standi
                     saving: there.map_or(Cost::NONE, |s| s.saving),
                 }
             };
-            Group { count: alike.len(), candidates: spots(profile, want).iter().map(candidate).collect() }
+            ItemGroup { count: alike.len(), candidates: spots(profile, want).iter().map(candidate).collect() }
         })
         .collect();
     (groups, members)

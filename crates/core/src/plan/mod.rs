@@ -39,7 +39,7 @@
 //! | `objective` | the cost of a plan |
 //! | `steps` | the arrangement as ordered steps |
 //! | `refusal` | why there is no plan |
-//! | `beside` | the part of a previous layout that can be restored |
+//! | `partial_restore` | the part of a previous layout that can be restored |
 //! | `outcome` | the instances after a plan, and foreign instances |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,12 +49,12 @@ use gpush_api::{GpuInstance, InstanceStep, LeaseUse, Placement, Refusal};
 use crate::geometry::Geometry;
 
 mod arrange;
-mod beside;
 mod capacity;
 mod compute;
 mod objective;
 mod outcome;
 mod packing;
+mod partial_restore;
 mod refusal;
 mod search;
 mod steps;
@@ -62,8 +62,8 @@ mod target;
 
 pub(crate) use capacity::Demand;
 
-pub use beside::{Beside, Missing, beside};
 pub use outcome::{entries, others, outcome};
+pub use partial_restore::{Missing, PartialRestore, partial_restore};
 pub use target::{Target, Wanted, WantedCompute};
 
 /// A plan: its steps, and the instances that stay.

@@ -32,7 +32,7 @@ pub(super) fn rank(start: u8, profile_id: u32) -> u64 {
 
 /// Equal items.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct ItemGroup {
     /// Number of items.
     pub(super) count: usize,
     /// Possible spots, by start.
@@ -41,9 +41,9 @@ pub(super) struct Group {
 
 /// The input of the search.
 #[derive(Debug)]
-pub(super) struct Problem<'a> {
+pub(super) struct SearchProblem<'a> {
     /// The requested items.
-    pub(super) groups: &'a [Group],
+    pub(super) groups: &'a [ItemGroup],
     /// Cost of keeping nothing.
     pub(super) destroy_all: Cost,
     /// Spots of additional instances. The more of them stay free, the better.
@@ -66,7 +66,7 @@ impl Answer {
     }
 }
 
-impl Problem<'_> {
+impl SearchProblem<'_> {
     /// Returns the best arrangement; `None` if there is none.
     pub(super) fn solve(&self) -> Option<Answer> {
         let mut things = [0; MOST_INSTANCES];
@@ -95,7 +95,7 @@ impl Problem<'_> {
             }
         }
         let mut search =
-            Search { problem: self, things: &things[..count], most_saved, chosen: [0; MOST_INSTANCES], best: None };
+            PlanSearch { problem: self, things: &things[..count], most_saved, chosen: [0; MOST_INSTANCES], best: None };
         search.place(0, Slices::NONE, self.destroy_all);
         search.best.map(|best| Answer { cost: best.cost, chosen: best.chosen })
     }
@@ -117,8 +117,8 @@ struct Best {
     chosen: [u8; MOST_INSTANCES],
 }
 
-struct Search<'a> {
-    problem: &'a Problem<'a>,
+struct PlanSearch<'a> {
+    problem: &'a SearchProblem<'a>,
     /// Group of each item.
     things: &'a [usize],
     /// Largest possible saving of each item and all later ones.
@@ -127,7 +127,7 @@ struct Search<'a> {
     best: Option<Best>,
 }
 
-impl Search<'_> {
+impl PlanSearch<'_> {
     fn place(&mut self, thing: usize, taken: Slices, cost: Cost) {
         if self.best.as_ref().is_some_and(|best| cost - self.most_saved[thing] > best.cost) {
             return;

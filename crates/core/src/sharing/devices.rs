@@ -13,7 +13,7 @@ use crate::layout::{Entry, Layout};
 
 /// A MIG device: a compute instance in its GPU instance.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Device<'a> {
+pub(super) struct SharedDevice<'a> {
     pub(super) instance: &'a GpuInstance,
     pub(super) compute: &'a ComputeInstance,
 }
@@ -30,7 +30,7 @@ pub fn words(instance: &GpuInstance, compute: &ComputeInstance) -> String {
     format!("{}@{start}/{slot}", compute.profile)
 }
 
-impl Device<'_> {
+impl SharedDevice<'_> {
     pub(super) fn words(&self) -> String {
         words(self.instance, self.compute)
     }
@@ -49,21 +49,21 @@ impl Device<'_> {
         (self.instance.placement.start, slot, self.instance.id, self.compute.id)
     }
 
-    fn kind(&self) -> Kind {
-        Kind::new(&self.instance.profile, &self.compute.profile)
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::new(&self.instance.profile, &self.compute.profile)
     }
 }
 
 /// Devices that differ only in their placement.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Kind {
+struct DeviceKind {
     /// Profile of the GPU instance.
     profile: String,
     /// Profile of the compute instance.
     compute: String,
 }
 
-impl Kind {
+impl DeviceKind {
     fn new(profile: &str, compute: &str) -> Self {
         Self { profile: profile.to_ascii_lowercase(), compute: compute.to_ascii_lowercase() }
     }
@@ -97,12 +97,12 @@ fn whole(profile: &str) -> Option<u8> {
 
 /// Number of requested devices of a kind, shared and not shared.
 #[derive(Debug, Clone, Copy, Default)]
-struct Wanted {
+struct DesiredDevices {
     shared: usize,
     plain: usize,
 }
 
-impl Wanted {
+impl DesiredDevices {
     fn add(&mut self, entry: &Entry) {
         let count = usize::from(entry.count);
         if entry.share.is_some() {
@@ -114,20 +114,20 @@ impl Wanted {
 }
 
 /// Returns the existing devices that the layout shares, sorted by placement.
-pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) -> Vec<Device<'a>> {
+pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
-    let mut wanted: BTreeMap<Kind, BTreeMap<Option<u8>, Wanted>> = BTreeMap::new();
+    let mut wanted: BTreeMap<DeviceKind, BTreeMap<Option<u8>, DesiredDevices>> = BTreeMap::new();
     for entry in &layout.entries {
-        let of_kind = wanted.entry(Kind::of_entry(entry, &geometry)).or_default();
+        let of_kind = wanted.entry(DeviceKind::of_entry(entry, &geometry)).or_default();
         of_kind.entry(entry.start).or_default().add(entry);
     }
     let mut chosen = Vec::new();
     for (kind, mut places) in wanted {
-        let mut pool: Vec<Device<'a>> = all(mig).filter(|device| device.kind() == kind).collect();
+        let mut pool: Vec<SharedDevice<'a>> = all(mig).filter(|device| device.kind() == kind).collect();
         pool.sort_by_key(|device| (!device.is_in(had), device.place()));
         let anywhere = places.remove(&None).unwrap_or_default();
         for (start, wanted) in places {
-            let is_here = |device: &Device<'_>| Some(device.instance.placement.start) == start;
+            let is_here = |device: &SharedDevice<'_>| Some(device.instance.placement.start) == start;
             chosen.extend(take(&mut pool, wanted.shared, is_here));
             // Entries without sharing select devices that are not shared yet, from the end of that order.
             pool.reverse();
@@ -136,24 +136,28 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) 
         }
         chosen.extend(take(&mut pool, anywhere.shared, |_| true));
     }
-    chosen.sort_by_key(Device::place);
+    chosen.sort_by_key(SharedDevice::place);
     chosen
 }
 
 /// Returns the existing devices that were shared before, sorted by placement.
-pub(super) fn standing<'a>(mig: &'a Mig, had: &BTreeSet<String>) -> Vec<Device<'a>> {
-    let mut devices: Vec<Device<'a>> = all(mig).filter(|device| device.is_in(had)).collect();
-    devices.sort_by_key(Device::place);
+pub(super) fn standing<'a>(mig: &'a Mig, had: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
+    let mut devices: Vec<SharedDevice<'a>> = all(mig).filter(|device| device.is_in(had)).collect();
+    devices.sort_by_key(SharedDevice::place);
     devices
 }
 
-fn all(mig: &Mig) -> impl Iterator<Item = Device<'_>> {
-    let of = |instance| move |compute| Device { instance, compute };
+fn all(mig: &Mig) -> impl Iterator<Item = SharedDevice<'_>> {
+    let of = |instance| move |compute| SharedDevice { instance, compute };
     mig.instances.iter().flat_map(move |instance| instance.compute.iter().map(of(instance)))
 }
 
 /// Removes and returns the first `count` devices that fit.
-fn take<'a>(pool: &mut Vec<Device<'a>>, count: usize, fits: impl Fn(&Device<'a>) -> bool) -> Vec<Device<'a>> {
+fn take<'a>(
+    pool: &mut Vec<SharedDevice<'a>>,
+    count: usize,
+    fits: impl Fn(&SharedDevice<'a>) -> bool,
+) -> Vec<SharedDevice<'a>> {
     let mut taken = Vec::new();
     pool.retain(|device| {
         let takes = taken.len() < count && fits(device);

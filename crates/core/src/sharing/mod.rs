@@ -108,7 +108,7 @@ pub fn targets(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<Tar
 pub fn place(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
     let only = BTreeSet::from([uuid.to_owned()]);
     gpus.iter().find_map(|gpu| {
-        let device = || devices::standing(gpu.mig.as_ref()?, &only).first().map(devices::Device::words);
+        let device = || devices::standing(gpu.mig.as_ref()?, &only).first().map(devices::SharedDevice::words);
         if gpu.uuid == uuid { Some((gpu.index, None)) } else { Some((gpu.index, Some(device()?))) }
     })
 }
@@ -193,7 +193,7 @@ fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet
     let start = start(gpu);
     for target in targets {
         match start {
-            Start::Anew => {}
+            Start::New => {}
             Start::Never(why) | Start::OnlyWhatWas(why) => {
                 let stays = matches!(start, Start::OnlyWhatWas(_)) && had.contains(&target.uuid);
                 if !stays {
@@ -210,7 +210,7 @@ fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet
 /// Whether a GPU may get new daemons.
 #[derive(Debug, Clone, Copy)]
 enum Start {
-    Anew,
+    New,
     /// Only existing daemons stay, with the reason why no others start.
     OnlyWhatWas(&'static str),
     /// Nothing can be shared.
@@ -229,7 +229,7 @@ fn start(gpu: &Gpu) -> Start {
             Start::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it")
         }
         // A cordon does not stop daemons. Admission blocks new clients.
-        GpuState::Ready | GpuState::Cordoned => Start::Anew,
+        GpuState::Ready | GpuState::Cordoned => Start::New,
     }
 }
 

@@ -67,7 +67,7 @@ fn shared_double_memory_entry_means_its_own_profile() {
     let shared = |layout: &str| -> Vec<String> {
         let layout = Layout::parse(layout).unwrap();
         let shared = devices::shared(&layout, gpus[0].mig.as_ref().unwrap(), &BTreeSet::new());
-        shared.iter().map(devices::Device::words).collect()
+        shared.iter().map(devices::SharedDevice::words).collect()
     };
     assert_eq!(shared("1g.20gb:mps, 1c.1g.20gb"), ["1g.20gb@2"]);
     assert_eq!(shared("1c.1g.20gb:mps, 1g.20gb"), ["1c.1g.20gb@0/0"]);

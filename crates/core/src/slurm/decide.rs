@@ -110,6 +110,7 @@ pub fn is_refusal(code: Code) -> bool {
         | Code::GpuLost
         | Code::ConfigInvalid
         | Code::Unavailable
+        | Code::Stopping
         | Code::Unreachable
         | Code::TimedOut
         | Code::Internal => false,

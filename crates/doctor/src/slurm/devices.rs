@@ -23,9 +23,9 @@ pub(super) fn examine(host: &Host, files: &Files) -> Vec<Finding> {
             format!("remove one of them from Gres= of the node in {}, then restart slurmctld and slurmd", files.path);
         findings.push(Finding::problem(Area::Slurm, message, hint).cause(format!("Gres={gres}")));
     }
-    let path = files.beside("gres.conf");
+    let path = files.sibling("gres.conf");
     let text = host.read(&path).unwrap_or_default();
-    let conf = match GresConf::parse(&text, &node, |name| host.read(files.beside(name))) {
+    let conf = match GresConf::parse(&text, &node, |name| host.read(files.sibling(name))) {
         Ok(conf) => conf.ordered_by(&gres),
         Err(error) => {
             let message = format!("{path} cannot be used: {error}");

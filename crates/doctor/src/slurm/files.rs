@@ -1,4 +1,4 @@
-//! slurm.conf with what it includes, and the files beside it.
+//! slurm.conf with what it includes, and the files in its directory.
 
 use gpush_core::slurm::{HostList, KeyValue, lines};
 
@@ -37,7 +37,7 @@ impl Files {
         for line in lines(&host.read(path).unwrap_or_default()) {
             if let Some(included) = line.include() {
                 if depth < DEEPEST {
-                    self.read(host, &self.beside(included), depth + 1);
+                    self.read(host, &self.sibling(included), depth + 1);
                 }
                 continue;
             }
@@ -51,8 +51,8 @@ impl Files {
         }
     }
 
-    /// Returns the path of a file that slurm.conf names, or that is beside it.
-    pub(super) fn beside(&self, name: &str) -> String {
+    /// Returns the path of a file that slurm.conf names, or that is in its directory.
+    pub(super) fn sibling(&self, name: &str) -> String {
         if name.starts_with('/') { name.to_owned() } else { format!("{}/{name}", self.directory) }
     }
 

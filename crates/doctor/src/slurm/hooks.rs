@@ -16,7 +16,7 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
     let mut findings = Vec::new();
     for (key, command, otherwise) in HOOKS {
         let scripts: Vec<String> =
-            files.all(key).iter().flat_map(|pattern| matching(host, &files.beside(pattern))).collect();
+            files.all(key).iter().flat_map(|pattern| matching(host, &files.sibling(pattern))).collect();
         findings.extend(scripts.iter().filter_map(|script| not_executable(host, key, script)));
         let runs = |script: &String| {
             let text = host.read(script).unwrap_or_default();

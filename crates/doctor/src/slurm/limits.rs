@@ -41,7 +41,7 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
             cause.into(),
             format!(
                 "set ConstrainDevices=yes in {} and TaskPlugin=task/cgroup in {path}, then restart slurmd",
-                files.beside("cgroup.conf")
+                files.sibling("cgroup.conf")
             ),
         );
     }
@@ -74,7 +74,7 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
 }
 
 fn constrains_devices(host: &Host, files: &Files) -> bool {
-    let text = host.read(files.beside("cgroup.conf")).unwrap_or_default();
+    let text = host.read(files.sibling("cgroup.conf")).unwrap_or_default();
     let pairs: Vec<KeyValue> = lines(&text).iter().filter_map(|line| line.pairs().ok()).flatten().collect();
     pairs
         .iter()

@@ -44,7 +44,7 @@ impl SupervisorTask {
                 self.step(Event::Found { pid }).await;
                 self.next_probe = Some(Instant::now());
             }
-            Ok(LockOwner::Nobody) => {}
+            Ok(LockOwner::Free) => {}
             Ok(LockOwner::Foreign(foreign)) => self.report_foreign(foreign),
             Err(error) => self.problems = vec![format!("the owner of its directory is not known: {error}")],
         }
@@ -108,7 +108,7 @@ impl SupervisorTask {
                 self.report_foreign(foreign);
                 false
             }
-            Ok(LockOwner::Nobody) | Err(_) => false,
+            Ok(LockOwner::Free) | Err(_) => false,
         }
     }
 

@@ -100,9 +100,9 @@ pub(crate) fn is_of(meant: i32, directory: &Path) -> Result<(), SessionError> {
 
 /// Returns the process that holds the lock of the directory.
 fn holder(directory: &Path) -> io::Result<Daemon> {
-    let nobody = || io::Error::new(io::ErrorKind::NotFound, "no process holds its lock");
-    let pid = lock::holder(directory)?.ok_or_else(nobody)?;
-    let uid = proc::owner(pid).ok_or_else(nobody)?;
+    let no_holder = || io::Error::new(io::ErrorKind::NotFound, "no process holds its lock");
+    let pid = lock::holder(directory)?.ok_or_else(no_holder)?;
+    let uid = proc::owner(pid).ok_or_else(no_holder)?;
     Ok(Daemon { pid, uid })
 }
 

@@ -16,7 +16,7 @@ use nix::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
     /// No process.
-    Nobody,
+    Free,
     /// The process with this positive pid.
     Process(i32),
     /// A holder that the kernel does not identify. Either the lock belongs to an open file (pid -1), or the process is
@@ -31,7 +31,7 @@ pub enum Holder {
 pub fn taken_by(directory: &Path) -> io::Result<Holder> {
     let file = match File::open(directory.join("control_lock")) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Holder::Nobody),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Holder::Free),
         Err(error) => return Err(error),
     };
     let mut asked = libc::flock {
@@ -43,7 +43,7 @@ pub fn taken_by(directory: &Path) -> io::Result<Holder> {
     };
     fcntl(&file, FcntlArg::F_GETLK(&mut asked))?;
     if i32::from(asked.l_type) == libc::F_UNLCK {
-        return Ok(Holder::Nobody);
+        return Ok(Holder::Free);
     }
     Ok(if asked.l_pid > 0 { Holder::Process(asked.l_pid) } else { Holder::Unnamed })
 }
@@ -56,7 +56,7 @@ pub fn taken_by(directory: &Path) -> io::Result<Holder> {
 pub fn holder(directory: &Path) -> io::Result<Option<i32>> {
     Ok(match taken_by(directory)? {
         Holder::Process(pid) => Some(pid),
-        Holder::Nobody | Holder::Unnamed => None,
+        Holder::Free | Holder::Unnamed => None,
     })
 }
 
@@ -67,9 +67,9 @@ mod tests {
     #[test]
     fn open_file_lock_has_no_pid() {
         let scratch = tempfile::tempdir().unwrap();
-        assert_eq!(taken_by(scratch.path()).unwrap(), Holder::Nobody);
+        assert_eq!(taken_by(scratch.path()).unwrap(), Holder::Free);
         let file = File::create(scratch.path().join("control_lock")).unwrap();
-        assert_eq!(taken_by(scratch.path()).unwrap(), Holder::Nobody);
+        assert_eq!(taken_by(scratch.path()).unwrap(), Holder::Free);
         let whole = libc::flock {
             l_type: libc::F_WRLCK as libc::c_short,
             l_whence: libc::SEEK_SET as libc::c_short,

@@ -98,13 +98,15 @@ fn mourn(pid: Option<u32>, how: &str, calls: &[&Request]) {
         None => request.name().to_owned(),
     };
     let during: Vec<String> = calls.iter().map(during).collect();
-    let during = if during.is_empty() { "it had no call".to_owned() } else { format!("while {}", during.join(", ")) };
-    let follows = match (calls.is_empty(), calls.iter().any(|request| request.is_mutation())) {
-        (true, _) => "the next call starts another",
-        (false, false) => "starting another one and repeating the call",
-        (false, true) => "starting another one and reading the result of the change from the hardware",
+    let (during, next) = match (calls.is_empty(), calls.iter().any(|request| request.is_mutation())) {
+        (true, _) => (String::new(), "gpushd starts a new one for the next call"),
+        (false, false) => (format!(" during {}", during.join(", ")), "gpushd starts a new one and repeats the call"),
+        (false, true) => (
+            format!(" during {}", during.join(", ")),
+            "gpushd starts a new one and reads from the hardware whether the change was made",
+        ),
     };
-    tracing::warn!(pid, "the driver worker died: {how}, {during}; {follows}");
+    tracing::warn!(pid, "the driver worker died{during}: {how}; {next}");
 }
 
 impl Supervisor {

@@ -69,11 +69,16 @@ pub(crate) fn label(daemon: &MpsDaemon, look: &Look) -> String {
 
 /// Returns the name of a target for commands: the index of its GPU, `1:2g.20gb@2`, or its short name.
 pub(crate) fn typed(daemon: &MpsDaemon, look: &Look) -> String {
-    look.clean(&match (daemon.gpu, &daemon.device) {
+    look.clean(&argument(daemon))
+}
+
+/// Returns the same with all characters.
+pub(crate) fn argument(daemon: &MpsDaemon) -> String {
+    match (daemon.gpu, &daemon.device) {
         (Some(gpu), None) => gpu.to_string(),
         (Some(gpu), Some(device)) => format!("{gpu}:{device}"),
         (None, _) => daemon.target.clone(),
-    })
+    }
 }
 
 /// Formats a memory limit as on the command line, in GiB if possible: `8G`, `1536M`.
@@ -138,8 +143,8 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
     }
     for reason in &daemon.reasons {
         // A daemon that is ready may still have a problem, but the problem is not why it is ready.
-        let plain = reason.starts_with(word) || daemon.state == MpsState::Ready;
-        note(style, &if plain { reason.clone() } else { format!("{word}: {reason}") });
+        let is_ready = daemon.state == MpsState::Ready;
+        note(style, &if is_ready { reason.clone() } else { format!("{word}: {reason}") });
     }
     if let (MpsState::BackingOff, Some(next)) = (daemon.state, daemon.next_start_at) {
         let ahead = look.ahead(next);

@@ -160,7 +160,7 @@ fn processes_as_a_table() {
     }
     let look = fixtures::look(80, UTF8);
     let none = gpush_api::GpuProcesses { processes: Vec::new(), unseen: Vec::new(), ..all.clone() };
-    assert_eq!(processes::list(&none, true, &look).text(), "No stray process.\n");
+    assert_eq!(processes::list(&none, true, &look).text(), "No unleased process.\n");
     assert_eq!(processes::list(&none, false, &look).text(), "No process uses a GPU.\n");
     let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
     let text = fixtures::plain(processes::list(&all, false, &pipe).text());

@@ -132,7 +132,7 @@ fn old_reading_shows_its_age() {
     };
     assert_eq!([0, 1, 2, 3, 60].map(|age| said(age, &mut one)), [false, false, false, true, true]);
     one.stale = false;
-    assert!(!said(60, &mut one), "nobody wanted a newer one");
+    assert!(!said(60, &mut one), "no newer reading was requested");
 }
 
 #[test]

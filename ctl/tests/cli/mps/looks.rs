@@ -15,8 +15,8 @@ fn lists_of_targets_clients_and_processes() {
         &["mps", "logs", "0", "-n", "2"],
         &["mps", "show", "7"],
         &["process", "list"],
-        &["process", "list", "--stray", "--gpu", "0"],
-        &["process", "list", "--stray", "--gpu", "1"],
+        &["process", "list", "--unleased", "--gpu", "0"],
+        &["process", "list", "--unleased", "--gpu", "1"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
@@ -25,7 +25,7 @@ fn lists_of_targets_clients_and_processes() {
 }
 
 #[test]
-fn nothing_shared_and_no_strays() {
+fn nothing_shared_and_no_unleased_processes() {
     let host = Host::new();
     let lost = ApiError::new(Code::GpuLost, "GPU 3 (GPU-3): which processes use it is not known");
     let asked = AtomicUsize::new(0);
@@ -37,8 +37,8 @@ fn nothing_shared_and_no_strays() {
     });
     let mut text = host.run(&["mps", "list"]);
     text += &host.run(&["mps", "clients"]);
-    text += &host.run(&["process", "list", "--stray"]);
-    text += &host.run(&["process", "list", "--stray"]);
+    text += &host.run(&["process", "list", "--unleased"]);
+    text += &host.run(&["process", "list", "--unleased"]);
     assert_snapshot!(text);
 }
 
@@ -136,7 +136,7 @@ fn json_is_the_types_of_the_api() {
     assert_eq!(json::<MpsSet>(&host, &["mps", "set", "0", "--percentage", "50"]).1, Some(0));
     assert_eq!(json::<MpsLogs>(&host, &["mps", "logs", "0"]).0.files.len(), 1);
     assert_eq!(json(&host, &["process", "list"]), (processes(true), Some(0)));
-    assert_eq!(json::<GpuProcesses>(&host, &["process", "list", "--stray"]).1, Some(3));
+    assert_eq!(json::<GpuProcesses>(&host, &["process", "list", "--unleased"]).1, Some(3));
 
     let host = Host::new();
     let ready = daemon(MpsState::Ready, 4, &[]);

@@ -11,8 +11,8 @@ use std::{
 
 use gpush_api::{
     ApiError, Code, Gpu, GpuProcess, GpuProcesses, Health, HealthStatus, Lease, Mode, MpsClient, MpsDaemon, MpsLog,
-    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSettings, MpsState, Process, ProcessKind, StrayPolicy,
-    Version,
+    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSettings, MpsState, Process, ProcessKind, UnleasedPolicy,
+    UnleasedStep, Version,
 };
 use insta::assert_snapshot;
 
@@ -97,7 +97,7 @@ fn idle_device() -> MpsDaemon {
     }
 }
 
-fn processes(strays: bool) -> GpuProcesses {
+fn processes(with_unleased: bool) -> GpuProcesses {
     let one = |pid: u32, user: &str, command: &str| GpuProcess {
         gpu: 0,
         gpu_uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
@@ -117,17 +117,19 @@ fn processes(strays: bool) -> GpuProcesses {
         lease: None,
         unattributed: false,
         allowed: false,
-        stray: None,
-        stray_action: None,
+        unleased: None,
+        unleased_step: None,
+        unleased_action: None,
     };
     let owner = GpuProcess { lease: Some("L12".into()), ..one(5120, "alice", "python train.py") };
-    let mut stray = one(7001, "mallory", "./miner");
-    stray.process.kind = ProcessKind::Compute;
-    stray.stray = Some("its user has no lease on GPU 0".into());
-    stray.stray_action = Some("left alone".into());
-    let mut all = GpuProcesses { policy: StrayPolicy::Warn, processes: vec![owner], unseen: Vec::new() };
-    if strays {
-        all.processes.push(stray);
+    let mut unleased = one(7001, "mallory", "./miner");
+    unleased.process.kind = ProcessKind::Compute;
+    unleased.unleased = Some("its user has no lease on GPU 0".into());
+    unleased.unleased_step = Some(UnleasedStep::Warned);
+    unleased.unleased_action = Some("warning in the log".into());
+    let mut all = GpuProcesses { policy: UnleasedPolicy::Warn, processes: vec![owner], unseen: Vec::new() };
+    if with_unleased {
+        all.processes.push(unleased);
     }
     all
 }

@@ -39,7 +39,7 @@ fn holders(host: &Host, gpu: u32) -> Result<String, HostError> {
     pids.sort_unstable();
     pids.dedup();
     Ok(match pids.as_slice() {
-        [] => "nobody who is left".to_owned(),
+        [] => "no process that is left".to_owned(),
         pids => pids.iter().map(|&pid| crate::process::named(pid)).collect::<Vec<_>>().join(", "),
     })
 }
@@ -278,7 +278,7 @@ fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<Exi
             Ok(why) => {
                 println!("Warning: MIG mode is in pending {pending} state for GPU 0000{pci}: {why}");
                 println!(
-                    "It comes into force with `nvidia-smi --gpu-reset -i {gpu}`, which nobody may have it open for."
+                    "It comes into force with `nvidia-smi --gpu-reset -i {gpu}`, which requires that no process has it open."
                 );
             }
             Err(why) => {

@@ -101,7 +101,7 @@ pub(crate) async fn server_and_clients_survive_a_killed_daemon(setup: Setup) {
     assert_eq!(daemon.control.servers(LONG).await.unwrap(), [] as [i32; 0], "the next does not know it");
     let mut next = daemon.client(&[]);
     assert!(next.next().starts_with("active "));
-    assert_ne!(daemon.ready_server().await, server, "and starts a second one beside it");
+    assert_ne!(daemon.ready_server().await, server, "and starts a second one");
     signal(server, Signal::SIGKILL);
 }
 

@@ -58,7 +58,7 @@ pub enum HostError {
         what: String,
     },
     /// The state cannot be decoded.
-    #[error("the state in {dir} is damaged; end it with `gpush-sim down {dir}` and make it anew")]
+    #[error("the state in {dir} is damaged; end it with `gpush-sim down {dir}` and create it again")]
     Damaged {
         /// Directory.
         dir: String,

@@ -127,7 +127,7 @@ impl Region {
             return Err(mismatch(&format!("it has {on_disk} bytes and should have {length}")));
         }
         if header[word::FINGERPRINT] != fingerprint {
-            return Err(mismatch("it belongs to another description than description.toml beside it"));
+            return Err(mismatch("it belongs to another description than description.toml in its directory"));
         }
         let size = NonZeroUsize::new(length).ok_or_else(|| mismatch("it is empty"))?;
         // SAFETY: a new shared mapping of a file of at least `length` bytes. No process shortens the file, and

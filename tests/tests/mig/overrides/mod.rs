@@ -189,7 +189,7 @@ fn failed_operation_keeps_previous_override() {
         |reason: &str| json!({ "selectors": ["0"], "layout_source": { "entries": ["4g.40gb"] }, "reason": reason });
     // Without a previous override.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
-    let operation = agent.follow(agent.begin_with(&whole("in vain")).unwrap());
+    let operation = agent.follow(agent.begin_with(&whole("fails")).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack);
     assert_eq!(overrides(&agent), Overrides { generation: 0, overrides: Vec::new() });
     assert!(agent.gpu(0).drift.is_empty(), "the rule's layout is wanted, and stands again");
@@ -197,7 +197,7 @@ fn failed_operation_keeps_previous_override() {
     // With a previous override.
     done(&agent, &whole("it stands"));
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
-    let operation = agent.follow(agent.begin_with(&halves("in vain")).unwrap());
+    let operation = agent.follow(agent.begin_with(&halves("fails")).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack);
     host.clear_faults();
     let error = agent

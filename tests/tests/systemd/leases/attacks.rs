@@ -110,11 +110,11 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased() {
     machine.await_that("all are listed", |_| !one(&other).is_null() && !one(&same).is_null());
     let (inside, same, other) = (one(&inside), one(&same), one(&other));
     assert_eq!(
-        (&inside["lease_id"], &inside["unattributed"], &inside["stray"]),
+        (&inside["lease_id"], &inside["unattributed"], &inside["unleased"]),
         (&"L1".into(), &().into(), &().into())
     );
-    assert_eq!((&same["lease_id"], &same["unattributed"], &same["stray"]), (&"L1".into(), &true.into(), &().into()));
-    assert_eq!((&other["lease_id"], &other["stray"]), (&().into(), &"its user holds no lease".into()));
+    assert_eq!((&same["lease_id"], &same["unattributed"], &same["unleased"]), (&"L1".into(), &true.into(), &().into()));
+    assert_eq!((&other["lease_id"], &other["unleased"]), (&().into(), &"its user holds no lease".into()));
     // The lease waits for both of its user's processes, and the unattributed one is never ended.
     machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
     machine.await_that("the scope is empty", |machine| scopes(machine).is_empty());

@@ -255,10 +255,10 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
             4,
         ),
         // Processes
-        ("strays", own("[processes]\nstray = \"kill\"\ngrace_s = -1\n"), 2),
+        ("unleased processes", own("[processes]\nunleased = \"kill\"\ngrace_s = -1\n"), 2),
         ("allowed is no list", own("[processes]\nallow = \"/usr/bin/nvtop\"\n"), 1),
         ("allowed are no tables", own("[processes]\nallow = [\"/usr/bin/nvtop\", 1000]\n"), 2),
-        ("allowed is nobody", own("[processes]\nallow = [{}]\n"), 1),
+        ("entry without values", own("[processes]\nallow = [{}]\n"), 1),
         ("allowed by name", own("[processes]\nallow = [{ exe = \"nvtop\" }, { name = \"nvtop\" }]\n"), 2),
         ("allowed uid", own("[processes]\nallow = [{ uid = \"root\" }, { uid = 4294967295 }]\n"), 2),
         (

@@ -38,7 +38,7 @@ server = "/opt/mps/nvidia-cuda-mps-server"
 pause_s = 90
 
 [processes]
-stray = "end"
+unleased = "end"
 allow = [{ exe = "/usr/bin/nvtop" }, { exe = "/usr/bin/nvtop", uid = 1000 }, { uid = 0 }]
 
 [leases]
@@ -348,7 +348,7 @@ fn each_key_has_an_effect_on_the_config() {
                 "restart_hung_with_clients = true",
             ],
         ),
-        ("[processes]", &["stray = \"end\"", "grace_s = 0", "allow = [{ uid = 1000 }]"]),
+        ("[processes]", &["unleased = \"end\"", "grace_s = 0", "allow = [{ uid = 1000 }]"]),
         ("[leases]", &["placement = \"spread\""]),
         (
             "[slurm]",

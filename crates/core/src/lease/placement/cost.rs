@@ -7,7 +7,7 @@ use super::Policy;
 
 /// A cost. Fields are compared in the order of their declaration, so the first has the highest priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) struct Cost([u32; 9]);
+pub(super) struct PlacementCost([u32; 9]);
 
 /// The parts of a cost.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,13 +32,13 @@ pub(super) struct Parts {
 
 impl Parts {
     /// Orders the parts by the policy.
-    pub(super) fn cost(self, policy: Policy) -> Cost {
+    pub(super) fn cost(self, policy: Policy) -> PlacementCost {
         let [memory, compute, engines] = self.size;
         let (first, second) = match policy {
             Policy::Pack => (self.lost, self.free),
             Policy::Spread => (self.load, self.lost),
         };
-        Cost([
+        PlacementCost([
             self.blocked,
             memory,
             compute,
@@ -52,7 +52,7 @@ impl Parts {
     }
 }
 
-impl Add for Cost {
+impl Add for PlacementCost {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {

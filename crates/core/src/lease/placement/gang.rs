@@ -5,14 +5,14 @@
 
 use super::{
     Assignment, Blocked, Closed, GpuOffer, Host, Member, Policy, Wanted, WantedShare,
-    cost::{Cost, Parts},
+    cost::{Parts, PlacementCost},
     mig, single,
 };
 
 /// A way to place some members on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Way {
-    pub(super) cost: Cost,
+pub(super) struct GpuChoice {
+    pub(super) cost: PlacementCost,
     pub(super) members: Vec<Member>,
     /// Free GPU instances to destroy: GPU index and GPU instance id.
     pub(super) destroys: Vec<(u32, u32)>,
@@ -23,7 +23,7 @@ pub(super) fn best(host: &Host, wanted: &Wanted, policy: Policy, blocked: Blocke
     let count = wanted.count;
     let mut gpus: Vec<&GpuOffer> = host.gpus.iter().filter(|gpu| may_use(gpu, wanted, blocked)).collect();
     gpus.sort_by_key(|gpu| gpu.index);
-    let ways: Vec<Vec<Option<Way>>> = gpus.iter().map(|gpu| ways_on(gpu, wanted, policy, blocked)).collect();
+    let ways: Vec<Vec<Option<GpuChoice>>> = gpus.iter().map(|gpu| ways_on(gpu, wanted, policy, blocked)).collect();
     let chosen = distribute(&ways, count)?;
     let mut assignment = Assignment::default();
     for (ways, number) in ways.into_iter().zip(chosen) {
@@ -40,7 +40,7 @@ pub(super) fn capacity(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> usize
 }
 
 /// Returns the cheapest way to place 0, 1, 2 … members on one GPU.
-fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
+fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<GpuChoice>> {
     let mut ways = match &wanted.share {
         WantedShare::Mig(device) => mig::ways(gpu, device, wanted.targets.as_ref(), wanted.count, policy, blocked),
         WantedShare::Mps { .. } | WantedShare::Timeslice | WantedShare::Whole => {
@@ -69,11 +69,11 @@ fn may_use(gpu: &GpuOffer, wanted: &Wanted, blocked: Blocked) -> bool {
 }
 
 /// Returns the number of members on each GPU with the least cost. Among equal distributions, earlier GPUs get more.
-fn distribute(ways: &[Vec<Option<Way>>], count: usize) -> Option<Vec<usize>> {
+fn distribute(ways: &[Vec<Option<GpuChoice>>], count: usize) -> Option<Vec<usize>> {
     // `least[gpu][number]` is the least cost of placing `number` members on this GPU and the following ones, with the
     // number of members on this GPU.
-    let mut least: Vec<Vec<Option<(Cost, usize)>>> = vec![vec![None; count + 1]; ways.len() + 1];
-    least[ways.len()][0] = Some((Cost::default(), 0));
+    let mut least: Vec<Vec<Option<(PlacementCost, usize)>>> = vec![vec![None; count + 1]; ways.len() + 1];
+    least[ways.len()][0] = Some((PlacementCost::default(), 0));
     for (gpu, ways) in ways.iter().enumerate().rev() {
         let (head, rest) = least.split_at_mut(gpu + 1);
         let (here, after) = (&mut head[gpu], &rest[0]);

@@ -15,8 +15,8 @@ use crate::{
 
 use super::{
     Blocked, GpuOffer, Member, MigOffer, Policy, WantedDevice,
-    cost::{Cost, Parts},
-    gang::Way,
+    cost::{Parts, PlacementCost},
+    gang::GpuChoice,
     host::Instance,
     size::rank,
 };
@@ -37,13 +37,13 @@ pub(super) fn ways(
     most: usize,
     policy: Policy,
     blocked: Blocked,
-) -> Vec<Option<Way>> {
-    let Some(mig) = &gpu.mig else { return vec![Some(Way::default())] };
+) -> Vec<Option<GpuChoice>> {
+    let Some(mig) = &gpu.mig else { return vec![Some(GpuChoice::default())] };
     let options = options(mig, wanted, targets, blocked);
     let most = most.min(options.len());
     let before = Room::of(mig, &[], &[]);
     let mut best = vec![None; most + 1];
-    let mut search = Search { gpu, mig, policy, blocked, options: &options, before, best: &mut best };
+    let mut search = PlacementSearch { gpu, mig, policy, blocked, options: &options, before, best: &mut best };
     search.extend(&mut Vec::new(), 0);
     best
 }
@@ -80,17 +80,17 @@ fn options<'a>(
     options
 }
 
-struct Search<'a> {
+struct PlacementSearch<'a> {
     gpu: &'a GpuOffer,
     mig: &'a MigOffer,
     policy: Policy,
     blocked: Blocked,
     options: &'a [Choice<'a>],
     before: Room,
-    best: &'a mut Vec<Option<Way>>,
+    best: &'a mut Vec<Option<GpuChoice>>,
 }
 
-impl Search<'_> {
+impl PlacementSearch<'_> {
     /// Evaluates a set of options, and all sets that extend it by options from `next` on.
     fn extend(&mut self, chosen: &mut Vec<usize>, next: usize) {
         // If a set does not fit, no larger set fits.
@@ -111,7 +111,7 @@ impl Search<'_> {
     }
 
     /// Returns the cost of a set of options; `None` if they do not fit together.
-    fn weigh(&self, chosen: &[usize]) -> Option<(Cost, Way)> {
+    fn weigh(&self, chosen: &[usize]) -> Option<(PlacementCost, GpuChoice)> {
         let mut created: Vec<(&Profile, Placement)> = Vec::new();
         let mut used: Vec<usize> = Vec::new();
         let mut parts = Parts::default();
@@ -153,7 +153,7 @@ impl Search<'_> {
         }
         let destroys = cleared.destroyed.iter().map(|instance| (self.gpu.index, instance.id)).collect();
         let cost = parts.cost(self.policy);
-        Some((cost, Way { cost, members, destroys }))
+        Some((cost, GpuChoice { cost, members, destroys }))
     }
 
     /// Returns the instances that must be removed so that `created` fits together with the rest; `None` if that is

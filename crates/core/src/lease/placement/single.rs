@@ -2,12 +2,12 @@
 
 use super::{
     Blocked, GpuOffer, Member, MpsOffer, Policy, Wanted, WantedShare,
-    cost::{Cost, Parts},
-    gang::Way,
+    cost::{Parts, PlacementCost},
+    gang::GpuChoice,
 };
 
 /// Returns the ways to place no member and one member.
-pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
+pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<GpuChoice>> {
     let one = match &wanted.share {
         WantedShare::Mps { .. } => {
             let targets = gpu
@@ -22,20 +22,20 @@ pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blo
             let left = slices.replicas.saturating_sub(slices.taken);
             let blocks = u32::from(left == 0);
             let parts = Parts { blocked: blocks, free: left, load: slices.taken, ..Parts::default() };
-            let way = Way { cost: parts.cost(policy), ..member(Member::Timeslice { gpu: gpu.index }) };
+            let way = GpuChoice { cost: parts.cost(policy), ..member(Member::Timeslice { gpu: gpu.index }) };
             (blocks == 0 || blocked == Blocked::Last && slices.replicas > 0).then_some(way)
         }),
         WantedShare::Whole => gpu.whole.and_then(|whole| {
             let parts = Parts { blocked: u32::from(!whole.free), ..Parts::default() };
-            let way = Way { cost: parts.cost(policy), ..member(Member::Whole { gpu: gpu.index }) };
+            let way = GpuChoice { cost: parts.cost(policy), ..member(Member::Whole { gpu: gpu.index }) };
             (whole.free || blocked == Blocked::Last).then_some(way)
         }),
         WantedShare::Mig(_) => None,
     };
-    [Some(Way::default())].into_iter().chain(one.map(Some)).collect()
+    [Some(GpuChoice::default())].into_iter().chain(one.map(Some)).collect()
 }
 
-fn on_mps(gpu: &GpuOffer, mps: &MpsOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Option<Way> {
+fn on_mps(gpu: &GpuOffer, mps: &MpsOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Option<GpuChoice> {
     let WantedShare::Mps { percentage, memory_limit, .. } = &wanted.share else { return None };
     if memory_limit.is_some_and(|limit| limit.mib() > mps.memory_mib) {
         return None;
@@ -56,9 +56,9 @@ fn on_mps(gpu: &GpuOffer, mps: &MpsOffer, wanted: &Wanted, policy: Policy, block
     let created = if policy == Policy::Pack { created } else { 0 };
     let parts = Parts { blocked: blocks, created, free: left, load: mps.taken_tenths, ..Parts::default() };
     let way = member(Member::Mps { gpu: gpu.index, target: mps.target.clone(), percentage });
-    Some(Way { cost: parts.cost(policy), ..way })
+    Some(GpuChoice { cost: parts.cost(policy), ..way })
 }
 
-fn member(member: Member) -> Way {
-    Way { cost: Cost::default(), members: vec![member], destroys: Vec::new() }
+fn member(member: Member) -> GpuChoice {
+    GpuChoice { cost: PlacementCost::default(), members: vec![member], destroys: Vec::new() }
 }

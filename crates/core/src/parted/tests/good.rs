@@ -114,7 +114,7 @@ fn anchors_merges_json_and_crlf_are_accepted() {
     let shared = "version: v1\nmig-configs:\n  a: &a\n    - &one\n      devices: all\n      mig-enabled: true\n      mig-devices: {1g.10gb: 7}\n  b: *a\n  c:\n    - <<: *one\n      devices: [3]\n";
     let file = file(shared);
     assert_eq!(file.labels[0].groups, file.labels[1].groups);
-    assert_eq!(file.labels[2].groups[0].devices, Devices::Listed(vec![3]), "a key of its own goes before a merged one");
+    assert_eq!(file.labels[2].groups[0].devices, Devices::Listed(vec![3]), "an own key goes before a merged one");
     assert_eq!(file.labels[2].groups[0].want, plain.groups[0].want);
 }
 
@@ -304,7 +304,7 @@ fn lost_gpu_makes_indexes_ambiguous() {
     };
     assert_eq!(meant(&group("[0, 2]"), &host).unwrap(), ["0 1g.10gb*7", "2 1g.10gb*7"]);
     let error = meant(&group("[2, 5]"), &host).unwrap_err();
-    assert_eq!(error.message, "parted.yaml:4: it is uncertain which GPU has index 5 while GPU 3 is lost");
+    assert_eq!(error.message, "parted.yaml:4: index 5 is ambiguous while GPU 3 is lost");
     assert!(meant(&group("[7]"), &host).unwrap_err().message.contains("there is no GPU 7"));
     assert_eq!(meant(&group("all"), &host).unwrap().len(), 8, "the plan of the lost one says that it is lost");
 }

@@ -15,12 +15,12 @@ pub(super) fn read(
     read_include: &dyn Fn(&str) -> Option<String>,
 ) -> Result<GresConf, GresConfError> {
     let mut reader =
-        Reader { node, read_include, records: Vec::new(), global: None, of_node: None, unknown: Vec::new() };
+        GresReader { node, read_include, records: Vec::new(), global: None, of_node: None, unknown: Vec::new() };
     reader.file(text, None, 0)?;
     GresConf::of(reader.records, reader.of_node.or(reader.global), reader.unknown)
 }
 
-struct Reader<'a> {
+struct GresReader<'a> {
     node: &'a str,
     read_include: &'a dyn Fn(&str) -> Option<String>,
     records: Vec<GresRecord>,
@@ -46,7 +46,7 @@ struct Fields {
     unknown: Vec<String>,
 }
 
-impl Reader<'_> {
+impl GresReader<'_> {
     fn file(&mut self, text: &str, included: Option<&str>, depth: usize) -> Result<(), GresConfError> {
         for line in lines(text) {
             let place = Place { included: included.map(str::to_owned), line: line.number };

@@ -36,7 +36,7 @@ const ROUNDS: u32 = 4;
 #[derive(Debug)]
 pub(in crate::daemon) enum LockOwner {
     /// No process.
-    Nobody,
+    Free,
     /// The daemon of the directory.
     Daemon(DaemonProcess),
     /// Another process, with its pid if the kernel reports it.
@@ -86,16 +86,16 @@ impl Input {
 pub(in crate::daemon) fn find(place: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
     let pipe = place.pipe(spec.tenure);
     let pid = match lock::taken_by(&pipe)? {
-        Holder::Nobody => return Ok(LockOwner::Nobody),
+        Holder::Free => return Ok(LockOwner::Free),
         Holder::Unnamed => return Ok(LockOwner::Foreign(None)),
         Holder::Process(pid) => pid,
     };
-    let Some(process) = DaemonProcess::of(pid)? else { return Ok(LockOwner::Nobody) };
+    let Some(process) = DaemonProcess::of(pid)? else { return Ok(LockOwner::Free) };
     let ours = has_lock_of(place, pid) && is_daemon(pid) && program(pid).is_some_and(|own| own == spec.control);
     // The checks count only if the process is still alive. Otherwise they may have read another process with the same
     // pid.
     if process.has_ended() || lock::taken_by(&pipe)? != Holder::Process(pid) {
-        return Ok(LockOwner::Nobody);
+        return Ok(LockOwner::Free);
     }
     Ok(if ours { LockOwner::Daemon(process) } else { LockOwner::Foreign(Some(pid)) })
 }

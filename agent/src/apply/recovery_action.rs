@@ -13,7 +13,7 @@
 
 /// What is known about an interrupted operation after its GPUs were read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Facts {
+pub(super) struct RecoveryFacts {
     /// The operation began on this boot.
     pub(super) same_boot: bool,
     /// The operation was being rolled back when gpushd exited, or has been cancelled since.
@@ -32,7 +32,7 @@ pub(super) struct Facts {
 
 /// What recovery does with an interrupted operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Course {
+pub(super) enum RecoveryAction {
     /// All GPUs are as planned. The operation ends as done.
     Done,
     /// The remaining steps are executed.
@@ -45,21 +45,21 @@ pub(super) enum Course {
     Back,
 }
 
-impl Facts {
-    /// Returns the course that recovery takes.
-    pub(super) fn course(self) -> Course {
+impl RecoveryFacts {
+    /// Returns what recovery does.
+    pub(super) fn action(self) -> RecoveryAction {
         // A failed operation is rolled back even if the GPUs without a failure are as planned.
         let failed_before = self.has_failed && self.rolling_back;
         if self.plannable && self.nothing_remains && !failed_before {
-            Course::Done
+            RecoveryAction::Done
         } else if self.plannable && self.same_boot && !self.rolling_back && !self.changed_by_others {
-            Course::Forward
+            RecoveryAction::Forward
         } else if self.as_before {
-            Course::RolledBack
+            RecoveryAction::RolledBack
         } else if !self.same_boot {
-            Course::Rebooted
+            RecoveryAction::Rebooted
         } else {
-            Course::Back
+            RecoveryAction::Back
         }
     }
 }
@@ -69,10 +69,10 @@ mod tests {
     use super::*;
 
     /// Returns every combination of facts.
-    fn all() -> impl Iterator<Item = Facts> {
+    fn all() -> impl Iterator<Item = RecoveryFacts> {
         (0_u32..1 << 7).map(|bits| {
             let bit = |n: u32| bits >> n & 1 == 1;
-            Facts {
+            RecoveryFacts {
                 same_boot: bit(0),
                 rolling_back: bit(1),
                 has_failed: bit(2),
@@ -86,20 +86,20 @@ mod tests {
 
     #[test]
     fn nothing_is_executed_on_another_boot() {
-        let courses = all().filter(|facts| !facts.same_boot).map(Facts::course);
-        assert!(courses.into_iter().all(|course| !matches!(course, Course::Forward | Course::Back)));
+        let actions = all().filter(|facts| !facts.same_boot).map(RecoveryFacts::action);
+        assert!(actions.into_iter().all(|action| !matches!(action, RecoveryAction::Forward | RecoveryAction::Back)));
     }
 
     #[test]
     fn recovery_goes_forward_only_with_a_plan_and_no_foreign_change() {
-        for facts in all().filter(|facts| facts.course() == Course::Forward) {
+        for facts in all().filter(|facts| facts.action() == RecoveryAction::Forward) {
             assert!(facts.plannable && !facts.rolling_back && !facts.changed_by_others, "{facts:?}");
         }
     }
 
     #[test]
     fn rollback_skips_gpus_that_are_unchanged() {
-        for facts in all().filter(|facts| facts.course() == Course::Back) {
+        for facts in all().filter(|facts| facts.action() == RecoveryAction::Back) {
             assert!(!facts.as_before && facts.same_boot, "{facts:?}");
         }
     }
@@ -108,7 +108,7 @@ mod tests {
     fn recovery_is_done_when_nothing_remains_and_no_rollback_runs() {
         for facts in all() {
             let done = facts.plannable && facts.nothing_remains && !(facts.has_failed && facts.rolling_back);
-            assert_eq!(facts.course() == Course::Done, done, "{facts:?}");
+            assert_eq!(facts.action() == RecoveryAction::Done, done, "{facts:?}");
         }
     }
 }

@@ -16,7 +16,7 @@ use super::target::{Target, Wanted};
 
 /// The part of a previous layout that can be restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Beside {
+pub struct PartialRestore {
     /// The instances that stay, and those that are restored.
     pub target: Target,
     /// New instances that stay, with their processes.
@@ -39,14 +39,14 @@ pub struct Missing {
 /// Returns the part of `previous` that can be restored. Instances of `now` that are in use, or for which `untouchable`
 /// returns true, stay. If a GPU instance existed before, only its compute instances in use must stay.
 #[must_use]
-pub fn beside(
+pub fn partial_restore(
     geometry: &Geometry,
     now: &[GpuInstance],
     previous: &[GpuInstance],
     untouchable: impl Fn(&GpuInstance) -> bool,
-) -> Beside {
+) -> PartialRestore {
     let mut found =
-        Beside { target: Target::default(), stays: Vec::new(), missing: Vec::new(), others: BTreeSet::new() };
+        PartialRestore { target: Target::default(), stays: Vec::new(), missing: Vec::new(), others: BTreeSet::new() };
     let mut standing: Vec<&GpuInstance> = Vec::new();
     for instance in now.iter().filter(|instance| in_use(instance) || untouchable(instance)) {
         let whole = untouchable(instance) || !instance.processes.is_empty();
@@ -72,7 +72,7 @@ pub fn beside(
     found
 }
 
-impl Beside {
+impl PartialRestore {
     /// Keeps an instance. It stays unchanged, or gets back as many of its previous compute instances as possible.
     fn keep(&mut self, geometry: &Geometry, instance: &GpuInstance, before: Option<&GpuInstance>, whole: bool) {
         let as_it_stands = wanted(geometry, instance);

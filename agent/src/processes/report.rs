@@ -1,29 +1,29 @@
-//! Reports actions on strays: to the log, to subscribers of events, and to the audit trail.
+//! Reports actions on unleased processes: to the log, as events, and to the audit trail.
 
-use gpush_api::{GpuProcess, Happening, StrayChange, StrayStep};
+use gpush_api::{GpuProcess, Happening, UnleasedChange, UnleasedStep};
 use gpush_store::NewAudit;
 
-use super::Strays;
+use super::Unleased;
 
-/// Warns of a stray in the log.
+/// Logs a warning about an unleased process; `done` says what gpushd did.
 pub(super) fn warn(one: &GpuProcess, done: &str) {
     let process = &one.process;
     tracing::warn!(
         gpu = one.gpu_uuid,
         uid = process.uid,
-        "stray process {} ({}): {}{done}",
+        "process {} ({}) has no lease: {}{done}",
         process.pid.unwrap_or_default(),
         process.command.as_deref().unwrap_or("?"),
-        one.stray.as_deref().unwrap_or("?")
+        one.unleased.as_deref().unwrap_or("?")
     );
 }
 
-/// Records an action in the audit trail before it is executed.
+/// Records an action in the audit trail, before gpushd executes it.
 ///
 /// # Errors
-/// Why it cannot be recorded.
-pub(super) async fn record(strays: &Strays, one: &GpuProcess, step: StrayStep) -> Result<(), String> {
-    if let Some(why) = &strays.read_only {
+/// Why the action cannot be recorded.
+pub(super) async fn record(unleased: &Unleased, one: &GpuProcess, step: UnleasedStep) -> Result<(), String> {
+    if let Some(why) = &unleased.read_only {
         return Err(why.message.clone());
     }
     let process = &one.process;
@@ -39,16 +39,16 @@ pub(super) async fn record(strays: &Strays, one: &GpuProcess, step: StrayStep) -
             "uid": process.uid,
             "user": process.user,
             "command": process.command,
-            "reason": one.stray,
+            "reason": one.unleased,
         }),
     };
-    strays.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await.map_err(|error| error.to_string())
+    unleased.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await.map_err(|error| error.to_string())
 }
 
 /// Publishes an action as an event.
-pub(super) fn publish(strays: &Strays, one: &GpuProcess, step: StrayStep) {
+pub(super) fn publish(unleased: &Unleased, one: &GpuProcess, step: UnleasedStep) {
     let process = &one.process;
-    strays.state.events().publish(Happening::Stray(Box::new(StrayChange {
+    unleased.state.events().publish(Happening::Unleased(Box::new(UnleasedChange {
         gpu: one.gpu,
         gpu_uuid: one.gpu_uuid.clone(),
         device: one.device.clone(),
@@ -56,7 +56,7 @@ pub(super) fn publish(strays: &Strays, one: &GpuProcess, step: StrayStep) {
         uid: process.uid,
         user: process.user.clone(),
         command: process.command.clone(),
-        why: one.stray.clone().unwrap_or_default(),
+        why: one.unleased.clone().unwrap_or_default(),
         step,
     })));
 }

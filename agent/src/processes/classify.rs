@@ -1,0 +1,230 @@
+//! Finds the lease of each process, and the processes without one.
+//!
+//! ```text
+//! the reading of its GPU is old, or the GPU is being changed ─► not checked
+//! the database was lost ──────────────────────────────────────► not checked: the leases are unknown
+//! an MPS server of gpushd ────────────────────────────────────► needs no lease
+//! in the cgroup of a lease of its user on this device, or
+//!   names one in its environment ─────────────────────────────► that lease
+//! its user holds a lease on this device ──────────────────────► unattributed: counts for the user's oldest lease
+//! `lease = "required"` for its GPU ───────────────────────────► unleased
+//! another user's lease has the whole GPU or MIG device ───────► unleased, but never ended
+//! ```
+//!
+//! In the last case, the process usually has an old environment. A MIG device that is created again in the same place has
+//! the same UUID, so the environment of an ended lease selects the device of its next holder. Ids of leases never repeat:
+//! a process with `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A process that names L9 is not
+//! reported: it may run in a container as another user.
+//!
+//! On a target shared through MPS, a process that bypasses the daemon is unleased, whatever its cgroup; so is an
+//! unattributed one. gpushd does not end either of them while its user holds a lease there.
+//!
+//! The user is compared first, then the cgroup. The kernel reports the user, and a user cannot enter a cgroup that root
+//! created. The process itself writes its environment, which therefore counts only among the leases of its user.
+
+use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
+use gpush_host::{
+    cgroup::{self, Place},
+    proc,
+};
+
+use super::{
+    Unleased,
+    environment::{NamedLease, ancestors},
+};
+use crate::{
+    mps::{self, Server, Servers, SharedTarget},
+    state::{LeaseTable, OpenLease},
+};
+
+/// Why gpushd does not end a holder's process. It may belong to an earlier lease, or a wrapper cleared its environment.
+const HOLDER: &str = "its user holds a lease";
+
+/// Why gpushd does not end a process whose lease may have been lost.
+const FORGOTTEN: &str = "it was started before the database was lost, and may have had a lease";
+
+/// Why gpushd does not end a process in a scope that gpushd created.
+const SCOPE: &str = "it is in the scope of a lease that gpushd does not know";
+
+/// Why gpushd does not end a process on the device of another user's lease.
+const OPTIONAL: &str = "the rule of its GPU does not require a lease";
+
+/// A process, and why gpushd does not end it although it is unleased.
+#[derive(Debug, Clone)]
+pub(super) struct ClassifiedProcess {
+    pub(super) process: GpuProcess,
+    pub(super) exempt: Option<&'static str>,
+}
+
+/// The lease of a process, or why it is unleased.
+#[derive(Debug, Default)]
+pub(super) struct Attribution {
+    /// For an MPS server: what it serves.
+    pub(super) serves: Option<String>,
+    /// Its lease.
+    pub(super) lease: Option<String>,
+    /// Whether `lease` is only the oldest lease of its user.
+    pub(super) unattributed: bool,
+    /// Why it is unleased.
+    pub(super) unleased: Option<String>,
+    /// Why gpushd does not end it although it is unleased.
+    pub(super) exempt: Option<&'static str>,
+}
+
+/// Classifies processes by the leases and MPS servers of one moment.
+#[derive(Debug)]
+pub(super) struct Classifier<'a> {
+    unleased: &'a Unleased,
+    table: std::sync::Arc<LeaseTable>,
+    pub(super) servers: Servers,
+    is_database_lost: bool,
+}
+
+impl<'a> Classifier<'a> {
+    /// Takes the present leases and servers.
+    pub(super) fn new(unleased: &'a Unleased) -> Self {
+        Self {
+            unleased,
+            table: unleased.state.leases(),
+            servers: unleased.mps.servers(),
+            is_database_lost: unleased.state.now().lost.as_ref().is_some_and(|lost| lost.holds),
+        }
+    }
+
+    /// Classifies a process on a GPU or MIG device. `device` is `None` if the process is on the whole GPU, or on a GPU
+    /// instance without a compute instance.
+    pub(super) fn classify(&self, gpu: &Gpu, device: Option<&str>, process: &Process) -> Attribution {
+        let (Some(pid), Some(uid)) = (process.pid, process.uid) else { return Attribution::default() };
+        let server = self.servers.of_process(pid, process.kind);
+        let found = Attribution { serves: server.map(Server::words), ..Attribution::default() };
+        if let Some(Server::Of(_)) = server {
+            return found;
+        }
+        let shared = mps::sharing(&self.unleased.mps, device.unwrap_or(&gpu.uuid));
+        let own = self.leases_of(gpu, device, uid);
+        let named = self.lease_of(&own, pid, uid);
+        let bypasses_mps = shared.is_some() && process.kind != ProcessKind::MpsClient;
+        if let (NamedLease::Own(lease), false) = (&named, bypasses_mps) {
+            return Attribution { lease: Some(lease.clone()), ..found };
+        }
+        let is_checked = match &shared {
+            Some(shared) => shared.is_given && is_shared_by_rule(gpu, device),
+            None => device.is_some() || gpu.mode != Mode::Mps,
+        };
+        let is_required = self.terms(gpu).requirement_for(shared.is_some()) == LeaseRequirement::Required;
+        let is_known = !self.is_database_lost && is_known(gpu);
+        let is_checked = is_checked && is_required && is_known;
+        if let Some(oldest) = own.first()
+            && !(is_checked && shared.is_some())
+        {
+            return Attribution { lease: Some(oldest.id().to_string()), unattributed: true, ..found };
+        }
+        if !is_checked {
+            let other = own.is_empty().then(|| self.table.alone_on(device.unwrap_or(&gpu.uuid))).flatten();
+            return match other.filter(|_| is_known).and_then(|id| reason_on_device_of(id, &named)) {
+                Some(why) => Attribution { unleased: Some(why), exempt: Some(OPTIONAL), ..found },
+                None => found,
+            };
+        }
+        let why = match &shared {
+            Some(shared) => reason(shared, process.kind, uid, &named),
+            None => "its user holds no lease".to_owned(),
+        };
+        let is_holder = !own.is_empty() || shared.is_some_and(|shared| shared.is_held_by(uid));
+        let exempt = if is_holder { Some(HOLDER) } else { self.may_have_had_lease(pid, uid) };
+        Attribution { unleased: Some(why), exempt, ..found }
+    }
+
+    /// Returns the leases of a user on a GPU or MIG device, the oldest first.
+    fn leases_of(&self, gpu: &Gpu, device: Option<&str>, uid: u32) -> Vec<&OpenLease> {
+        let own = self.table.holding().filter(|lease| lease.record.holder.uid == uid);
+        let is_here = |lease: &&OpenLease| {
+            lease.record.members.iter().any(|member| match device {
+                Some(device) => member.target == device,
+                None => member.gpu == gpu.uuid,
+            })
+        };
+        own.filter(is_here).collect()
+    }
+
+    /// Returns the lease of a process: by its cgroup, else by its environment.
+    fn lease_of(&self, own: &[&OpenLease], pid: u32, uid: u32) -> NamedLease {
+        let by_cgroup = || {
+            let found = self.table.by_cgroup(uid, &proc::cgroups(pid)?)?;
+            own.iter().any(|lease| lease.id() == found.id()).then(|| NamedLease::Own(found.id().to_string()))
+        };
+        let by_job = || {
+            let job = cgroup::of(pid)?.slurm_job?;
+            let lease = own.iter().find(|lease| lease.fits_job(&job))?;
+            (!self.table.is_ambiguous(&job, uid)).then(|| NamedLease::Own(lease.id().to_string()))
+        };
+        let is_own = |name: &str| own.iter().any(|lease| lease.id().to_string() == name);
+        by_cgroup().or_else(by_job).unwrap_or_else(|| self.unleased.environments.lease_of(pid, is_own))
+    }
+
+    /// Returns what the rule of a GPU says about leases. A GPU without a rule requires none.
+    fn terms(&self, gpu: &Gpu) -> LeaseTerms {
+        let host = self.unleased.state.now();
+        let rule = host.gpu(&gpu.uuid).and_then(|snapshot| host.config.rules.get(snapshot.rule?)?.lease);
+        rule.unwrap_or(LeaseTerms { requirement: Some(LeaseRequirement::Optional), ..LeaseTerms::default() })
+    }
+
+    /// Returns why a process may have had a lease: by its own start or scope, or the start of an ancestor of its user.
+    fn may_have_had_lease(&self, pid: u32, uid: u32) -> Option<&'static str> {
+        let is_users = |pid: &u32| proc::owner(*pid) == Some(uid);
+        let mut starts = std::iter::once(pid).chain(ancestors(pid).take_while(is_users)).filter_map(proc::start);
+        if starts.any(|start| self.unleased.state.may_have_forgotten(start)) {
+            return Some(FORGOTTEN);
+        }
+        matches!(Place::of(pid), Place::Lease { .. }).then_some(SCOPE)
+    }
+}
+
+/// Returns whether the desired mode of a GPU shares it, or this MIG device. If not, clients of a remaining daemon stay,
+/// and nothing bypasses the daemon.
+fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
+    match gpu.mode {
+        Mode::Mps => true,
+        Mode::Mig => device.is_some(),
+        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+    }
+}
+
+/// Returns whether the last reading of a GPU is recent, and no operation changes the GPU.
+fn is_known(gpu: &Gpu) -> bool {
+    let is_readable = match gpu.state {
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => true,
+        GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    };
+    is_readable && !gpu.stale && gpu.processes_known
+}
+
+/// Returns why a process is unleased on a device that lease `id` of another user has for itself; `None` if the process
+/// names that lease.
+fn reason_on_device_of(id: LeaseId, named: &NamedLease) -> Option<String> {
+    match named {
+        NamedLease::Other(name) if name.parse() == Ok(id) => None,
+        NamedLease::Other(name) => {
+            Some(format!("its environment is of lease {name}, but lease {id} has the device now"))
+        }
+        NamedLease::Own(_) | NamedLease::None | NamedLease::Unknown => {
+            Some(format!("lease {id} of another user has the device"))
+        }
+    }
+}
+
+/// Returns why a process on a target shared through MPS is unleased.
+fn reason(shared: &SharedTarget, kind: ProcessKind, uid: u32, named: &NamedLease) -> String {
+    match (kind, named) {
+        (ProcessKind::Compute, _) => "it computes without MPS".to_owned(),
+        (ProcessKind::Graphics, _) => "it draws, and has no lease".to_owned(),
+        (ProcessKind::MpsClient, _) if !shared.is_held_by(uid) => "its user holds no lease".to_owned(),
+        (ProcessKind::MpsClient, NamedLease::Other(name)) => {
+            format!("it names lease {name}, which its user does not hold")
+        }
+        (ProcessKind::MpsClient, NamedLease::None) => "it names no lease of its user".to_owned(),
+        (ProcessKind::MpsClient, NamedLease::Unknown | NamedLease::Own(_)) => {
+            "its lease is unknown: its environment was overwritten or cannot be read".to_owned()
+        }
+    }
+}

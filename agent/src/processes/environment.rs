@@ -1,0 +1,185 @@
+//! The lease that a process names in its environment.
+//!
+//! ```text
+//! its own environment names a lease of its user ──────┐
+//! it named one before ────────────────────────────────┼─► that lease, which gpushd remembers
+//! an ancestor names one, or named one before ─────────┘
+//! otherwise: its environment is readable ──────────────► none, or a lease of another user
+//!            its environment is empty or overwritten ──► unknown
+//! ```
+//!
+//! The kernel shows the memory where a program found its environment at its start. Programs that set their title
+//! (`setproctitle`) overwrite that memory, and a program that is being executed has no environment for a moment. So a
+//! missing name alone proves nothing. The process itself sets the name, so the name counts only among the leases of the
+//! process's user, and grants nothing.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use gpush_api::LeaseId;
+use gpush_host::proc::{self, Environment, Image};
+
+use crate::mps;
+
+/// Maximum number of ancestors to check.
+const ANCESTORS: usize = 64;
+
+/// The lease that a process names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum NamedLease {
+    /// A lease of the process's user.
+    Own(String),
+    /// A lease that is not one of the process's user, or not yet compared with them.
+    Other(String),
+    /// None.
+    None,
+    /// Unknown: the environment cannot be read, or was overwritten.
+    Unknown,
+}
+
+/// What gpushd remembers about environments, by pid.
+#[derive(Debug, Default)]
+pub(crate) struct Environments {
+    /// Start of each process, and the lease that it named.
+    leases: Mutex<HashMap<u32, (u64, String)>>,
+    /// What each program named. An environment may be large, so it is read once.
+    read: Mutex<HashMap<u32, (Image, NamedLease)>>,
+}
+
+impl Environments {
+    fn leases(&self) -> MutexGuard<'_, HashMap<u32, (u64, String)>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self) -> MutexGuard<'_, HashMap<u32, (Image, NamedLease)>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the lease that a process's environment names, of any holder. Reads files that may be large.
+    pub(crate) fn named_lease(&self, pid: u32) -> Option<String> {
+        match self.named(pid) {
+            NamedLease::Own(name) | NamedLease::Other(name) => Some(name),
+            NamedLease::None | NamedLease::Unknown => None,
+        }
+    }
+
+    fn named(&self, pid: u32) -> NamedLease {
+        let Some(image) = proc::image(pid) else { return named(pid) };
+        if let Some((_, known)) = self.read().get(&pid).filter(|(of, _)| *of == image) {
+            return known.clone();
+        }
+        let found = named(pid);
+        // If the process executed another program meanwhile, the result may be that of either program.
+        if proc::image(pid) == Some(image) {
+            self.read().insert(pid, (image, found.clone()));
+        }
+        found
+    }
+
+    /// Returns the lease that a process or one of its ancestors names or named. `is_own` returns whether a lease is
+    /// one of the process's user.
+    pub(super) fn lease_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> NamedLease {
+        let Some(start) = proc::start(pid) else { return NamedLease::Unknown };
+        let own_lease = |pid: u32| match self.named(pid) {
+            NamedLease::Other(name) if is_own(&name) => Some(name),
+            NamedLease::Own(_) | NamedLease::Other(_) | NamedLease::None | NamedLease::Unknown => {
+                self.remembered(pid).filter(|name| is_own(name))
+            }
+        };
+        let Some(name) = std::iter::once(pid).chain(ancestors(pid)).find_map(own_lease) else {
+            return self.named(pid);
+        };
+        self.leases().insert(pid, (start, name.clone()));
+        NamedLease::Own(name)
+    }
+
+    fn remembered(&self, pid: u32) -> Option<String> {
+        let start = proc::start(pid)?;
+        self.leases().get(&pid).filter(|(of, _)| *of == start).map(|(_, name)| name.clone())
+    }
+
+    /// Forgets ended processes.
+    pub(super) fn forget_ended(&self) {
+        self.leases().retain(|pid, (start, _)| proc::start(*pid) == Some(*start));
+        self.read().retain(|pid, (image, _)| proc::image(*pid) == Some(*image));
+    }
+}
+
+/// Returns the ancestors of a process, its parent first.
+pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(proc::parent(pid), |pid| proc::parent(*pid)).take_while(|pid| *pid > 1).take(ANCESTORS)
+}
+
+/// Reads the lease that a process names.
+fn named(pid: u32) -> NamedLease {
+    match proc::environment(pid, mps::LEASE_VARIABLE) {
+        Environment::Set(name) => {
+            String::from_utf8(name).ok().filter(|name| is_name(name)).map_or(NamedLease::Unknown, NamedLease::Other)
+        }
+        Environment::Unset => NamedLease::None,
+        Environment::Unknown => NamedLease::Unknown,
+    }
+}
+
+/// Returns whether a text is a lease id. Other users read the name, so it must not contain other text.
+fn is_name(text: &str) -> bool {
+    text.starts_with('L') && text.parse::<LeaseId>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_is_named_by_its_id() {
+        assert!(is_name("L12") && !is_name("L0"));
+        for name in ["", "L", "12", "l12", "s12", "L1\n", "L123456789012345678901"] {
+            assert!(!is_name(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn environment_is_read_once_for_each_executed_program() {
+        use std::io::{BufRead, BufReader, Write};
+        let environments = Environments::default();
+        let script = format!("echo up; read x; {}=L8 exec sh -c 'echo again; read x'", mps::LEASE_VARIABLE);
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", &script])
+            .env(mps::LEASE_VARIABLE, "L7")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let pid = child.id();
+        assert_eq!(lines.next().unwrap().unwrap(), "up");
+        assert_eq!(environments.named(pid), NamedLease::Other("L7".to_owned()));
+        let first = environments.read()[&pid].0;
+        assert_eq!(environments.named(pid), NamedLease::Other("L7".to_owned()));
+        assert_eq!(environments.read()[&pid].0, first);
+        writeln!(child.stdin.as_ref().unwrap(), "continue").unwrap();
+        assert_eq!(lines.next().unwrap().unwrap(), "again");
+        assert_eq!(environments.named(pid), NamedLease::Other("L8".to_owned()));
+        assert_ne!(environments.read()[&pid].0, first);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        environments.forget_ended();
+        assert!(environments.read().is_empty());
+    }
+
+    #[test]
+    fn named_lease_is_remembered_for_that_process_only() {
+        let environments = Environments::default();
+        let me = std::process::id();
+        let start = proc::start(me).unwrap();
+        environments.leases().insert(me, (start, "L7".to_owned()));
+        assert_eq!(environments.lease_of(me, |name| name == "L7"), NamedLease::Own("L7".to_owned()));
+        assert_ne!(environments.lease_of(me, |name| name == "L8"), NamedLease::Own("L7".to_owned()));
+        environments.leases().insert(me, (start + 1, "L7".to_owned()));
+        assert_ne!(environments.lease_of(me, |name| name == "L7"), NamedLease::Own("L7".to_owned()));
+        environments.forget_ended();
+        assert!(environments.leases().is_empty());
+    }
+}

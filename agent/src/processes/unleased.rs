@@ -1,0 +1,158 @@
+//! What gpushd did about each unleased process.
+//!
+//! ```text
+//! seen ─► warned about: one log line
+//!      ├► exempt, with the reason; checked again in each round
+//!      └► asked to end (SIGTERM, with the time of SIGKILL) ─► killed
+//! ```
+//!
+//! gpushd forgets a process that has a lease now, or whose GPU was not read. If it is unleased again, gpushd starts over.
+
+use std::{
+    collections::HashMap,
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gpush_api::{ApiError, GpuProcess, UnleasedStep};
+use gpush_host::proc;
+use gpush_store::Store;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{environment::Environments, identity::OpenedProcess};
+use crate::{
+    mps::Mps,
+    state::{State, readings::Readings},
+};
+
+/// The actions on unleased processes, and what they need. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Unleased(Arc<Inner>);
+
+impl Deref for Unleased {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// The state behind [`Unleased`].
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(super) state: State,
+    pub(super) readings: Readings,
+    pub(super) mps: Mps,
+    pub(super) store: Store,
+    pub(super) stopping: CancellationToken,
+    /// Why gpushd can record nothing, and so ends no process.
+    pub(super) read_only: Option<ApiError>,
+    pub(super) environments: Arc<Environments>,
+    /// Start of each process, and what gpushd did about it; by pid.
+    actions: Mutex<HashMap<u32, (u64, Action)>>,
+    /// Allowed files that gpushd cannot see.
+    invisible: Mutex<Vec<ApiError>>,
+}
+
+/// What gpushd did about a process.
+#[derive(Debug, Clone)]
+pub(super) enum Action {
+    Warned,
+    /// It is not ended, for this reason.
+    Exempt(String),
+    Asked {
+        process: Arc<OpenedProcess>,
+        kill_at: Instant,
+    },
+    Killed,
+}
+
+impl Unleased {
+    /// Starts without actions.
+    pub(crate) fn new(
+        state: State,
+        readings: Readings,
+        mps: Mps,
+        store: Store,
+        stopping: CancellationToken,
+        read_only: Option<ApiError>,
+        environments: Arc<Environments>,
+    ) -> Self {
+        let (actions, invisible) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(Inner { state, readings, mps, store, stopping, read_only, environments, actions, invisible }))
+    }
+
+    fn actions(&self) -> MutexGuard<'_, HashMap<u32, (u64, Action)>> {
+        self.actions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds to a process what gpushd did about it.
+    pub(super) fn describe(&self, one: &mut GpuProcess) {
+        let Some(action) = one.process.pid.filter(|_| one.unleased.is_some()).and_then(|pid| self.action(pid)) else {
+            return;
+        };
+        let (step, text) = match action {
+            Action::Exempt(why) => (UnleasedStep::Exempt, format!("not ended: {why}")),
+            Action::Warned => (UnleasedStep::Warned, "warning in the log".to_owned()),
+            Action::Asked { kill_at, .. } => {
+                // Rounded up to whole seconds: the process never has less time than the text says.
+                let rest = kill_at.saturating_duration_since(Instant::now()) + Duration::from_millis(999);
+                (UnleasedStep::Asked, format!("asked to end (SIGTERM), killed in {} s", rest.as_secs()))
+            }
+            Action::Killed => (UnleasedStep::Killed, "killed".to_owned()),
+        };
+        (one.unleased_step, one.unleased_action) = (Some(step), Some(text));
+    }
+
+    /// Returns what gpushd did about the process that has this pid now.
+    pub(super) fn action(&self, pid: u32) -> Option<Action> {
+        let start = proc::start(pid)?;
+        self.actions().get(&pid).filter(|(of, _)| *of == start).map(|(_, action)| action.clone())
+    }
+
+    /// Stores an action; returns whether it differs from the previous one.
+    pub(super) fn note(&self, pid: u32, start: u64, action: Action) -> bool {
+        let before = self.actions().insert(pid, (start, action.clone()));
+        match (before.filter(|(of, _)| *of == start).map(|(_, action)| action), action) {
+            (Some(Action::Exempt(before)), Action::Exempt(now)) => before != now,
+            (Some(Action::Warned), Action::Warned) | (Some(Action::Killed), Action::Killed) => false,
+            _ => true,
+        }
+    }
+
+    /// Forgets a process.
+    pub(super) fn forget(&self, pid: u32) {
+        self.actions().remove(&pid);
+    }
+
+    /// Forgets all other processes.
+    pub(super) fn retain(&self, pids: &[u32]) {
+        self.actions().retain(|pid, _| pids.contains(pid));
+        self.environments.forget_ended();
+    }
+
+    /// Returns when the next process must be killed.
+    pub(super) fn next_kill(&self) -> Option<Instant> {
+        let times = |(_, action): &(u64, Action)| match action {
+            Action::Asked { kill_at, .. } => Some(*kill_at),
+            Action::Warned | Action::Exempt(_) | Action::Killed => None,
+        };
+        self.actions().values().filter_map(times).min()
+    }
+
+    /// Returns an error for each allowed file that gpushd cannot see.
+    pub(super) fn invisible(&self) -> Vec<ApiError> {
+        self.invisible.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces those errors, and logs new ones.
+    pub(super) fn note_invisible(&self, invisible: Vec<ApiError>) {
+        let mut known = self.invisible.lock().unwrap_or_else(PoisonError::into_inner);
+        for error in invisible.iter().filter(|error| !known.contains(error)) {
+            tracing::warn!("{error}");
+        }
+        *known = invisible;
+    }
+}

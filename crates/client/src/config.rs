@@ -1,0 +1,56 @@
+//! Calls about the config and overrides.
+
+use gpush_api::{ConfigDiff, ConfigView, OverrideEnded, Overrides, ReloadRequest, Reloaded};
+use hyper::body::Bytes;
+
+use crate::{
+    client::{Client, segment},
+    error::Error,
+    wire::{AWAY, Question},
+};
+
+impl Client {
+    /// `GET /v1/config`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn config(&mut self) -> Result<ConfigView, Error> {
+        self.get("/v1/config").await
+    }
+
+    /// `GET /v1/config/diff`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn config_diff(&mut self) -> Result<ConfigDiff, Error> {
+        self.get("/v1/config/diff").await
+    }
+
+    /// `POST /v1/config/reload`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]. After [`crate::Kind::Lost`] and [`crate::Kind::TimedOut`] the new config may be active.
+    pub async fn reload(&mut self, request: &ReloadRequest) -> Result<Reloaded, Error> {
+        self.change("/v1/config/reload", request).await
+    }
+
+    /// `GET /v1/overrides`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn overrides(&mut self) -> Result<Overrides, Error> {
+        self.get("/v1/overrides").await
+    }
+
+    /// `DELETE /v1/overrides/{index|uuid|pci}`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]. After [`crate::Kind::Lost`] and [`crate::Kind::TimedOut`] the override may have ended.
+    pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
+        let path = format!("/v1/overrides/{}", segment(gpu));
+        // Without a key: a repeated request would return that there is no override.
+        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None, away: AWAY };
+        let answer = self.ask(&question).await?;
+        self.decode(&question, &answer).await
+    }
+}
