@@ -23,7 +23,10 @@
 //! created. The environment is the process's own word. It counts only among the leases of its user, and grants nothing.
 
 use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
-use gpush_host::{cgroup::Place, proc};
+use gpush_host::{
+    cgroup::{self, Place},
+    proc,
+};
 
 use super::{
     Strays,
@@ -149,14 +152,20 @@ impl<'a> Judge<'a> {
         own.filter(is_here).collect()
     }
 
-    /// Returns the lease that a process runs with: by its cgroup, else by its environment.
+    /// Returns the lease that a process runs with: by its cgroup or the cgroup of its Slurm job, else by its
+    /// environment.
     fn lease_of(&self, own: &[&OpenLease], pid: u32, uid: u32) -> Told {
         let by_cgroup = || {
             let found = self.table.by_cgroup(uid, &proc::cgroups(pid)?)?;
             own.iter().any(|lease| lease.id() == found.id()).then(|| Told::Lease(found.id().to_string()))
         };
+        let by_job = || {
+            let job = cgroup::of(pid)?.slurm_job?;
+            let lease = own.iter().find(|lease| lease.fits_job(&job))?;
+            (!self.table.is_ambiguous(&job, uid)).then(|| Told::Lease(lease.id().to_string()))
+        };
         let is_own = |name: &str| own.iter().any(|lease| lease.id().to_string() == name);
-        by_cgroup().unwrap_or_else(|| self.strays.leases.lease_of(pid, is_own))
+        by_cgroup().or_else(by_job).unwrap_or_else(|| self.strays.leases.lease_of(pid, is_own))
     }
 
     /// What the rule of a GPU says about leases. Without a rule, none is needed.

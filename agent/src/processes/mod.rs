@@ -128,7 +128,7 @@ fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Opti
         device,
         process: process.clone(),
         unit: place.as_ref().and_then(|place| place.unit.clone()),
-        slurm_job: place.as_ref().and_then(|place| place.slurm_job),
+        slurm_job: place.as_ref().and_then(|place| Some(place.slurm_job.as_ref()?.id)),
         cgroup: place.map(|place| place.path),
         serves: found.serves,
         lease: found.lease,

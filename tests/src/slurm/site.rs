@@ -80,11 +80,11 @@ impl Site {
         self.cluster.dir().join("jobs")
     }
 
-    /// Returns the names in the directory of the files of jobs, without the list of Slurm's GPUs.
+    /// Returns the names in the directory of the files of jobs, without those that the hooks keep for all jobs.
     #[must_use]
     pub fn job_files(&self) -> Vec<String> {
         let mut names = crate::mps::names(&self.jobs());
-        names.retain(|name| name != "owned");
+        names.retain(|name| !matches!(name.as_str(), "owned" | "places" | "lock"));
         names
     }
 

@@ -44,12 +44,12 @@ fn policy_decides_about_jobs_of_gpush_alone() {
     assert!(text.contains("without a lease") && !text.contains("export"), "{text}");
     node.epilog(&job);
     // The ends that gpushd has not heard are delivered by the next hook.
-    assert!(node.directory().join("ci-6.ended").exists());
+    assert!(node.directory().join("ci-6@n1+ended").exists());
     node.start_again();
     let job = Job::new(7).on(&slurms);
     node.prolog(&job);
     node.granted(7);
-    assert!(!node.directory().join("ci-6.ended").exists() && !node.directory().join("ci-2.ended").exists());
+    assert!(!node.directory().join("ci-6@n1+ended").exists() && !node.directory().join("ci-2@n1+ended").exists());
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn stopped_gpushd_does_not_hold_prolog_and_grants_nothing_afterwards() {
     // It would wait for gpushd forever.
     assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     failure(&output);
-    assert!(!node.directory().join("ci-1").exists(), "everything is undone");
+    assert!(!node.directory().join("ci-1@n1").exists(), "everything is undone");
     node.agent().signal(Signal::SIGCONT);
     // gpushd reads the old request now. The next one is answered after it.
     node.prolog(&Job::new(2).on("1"));
@@ -88,7 +88,7 @@ fn hooks_wait_for_a_gpushd_that_restarts() {
     if output.status.success() {
         assert!(node.lease(1).is_none());
     } else {
-        assert!(node.directory().join("ci-1.ended").exists());
+        assert!(node.directory().join("ci-1@n1+ended").exists());
     }
 }
 
