@@ -18,7 +18,6 @@ const KNOWN: &[(&str, &str)] = &[
     ("sim/gpush-sim", "Action"),
     ("sim/gpush-sim", "Add"),
     ("xtask", "Arguments"),
-    ("agent", "Waiter"),
     ("crates/core", "Effect"),
     ("crates/core", "Event"),
     ("crates/core", "Instant"),

@@ -33,8 +33,8 @@ mod tests {
     #[openapi(
         info(
             title = "gpush",
-            description = "How the GPUs of one host are shared. Served on a Unix socket; gpushd identifies the caller by \
-                           the kernel's word. Within v1 fields are added, never renamed or removed."
+            description = "How the GPUs of one host are shared. Served on a Unix socket; gpushd identifies the \
+                           caller by its socket peer credentials. Within v1 fields are added, never renamed or removed."
         ),
         paths(
             health::version, health::health, gpus::list, gpus::one, gpus::profiles, gpus::cordon, gpus::uncordon,

@@ -33,6 +33,7 @@ use super::{
     explain::{Passes, explain, passes},
     job::JobTerms,
     offers::{self, gpus_of},
+    pending::PendingGrant,
     queue,
     request::{Resolved, resolve},
     restored, show,
@@ -57,7 +58,7 @@ pub(crate) enum Outcome {
     /// The lease is granted.
     Granted(Delivery),
     /// The request waits in the queue.
-    Queued(queue::Waiter),
+    Queued(PendingGrant),
 }
 
 /// A grant on its way to the client. If it is dropped before it is delivered, the lease ends. Exception: the request

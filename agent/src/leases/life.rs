@@ -1,4 +1,4 @@
-//! The end of leases: bindings that end, expiry, lost GPUs, and processes that are left.
+//! The end of leases: bindings that end, and processes that are left.
 //!
 //! ```text
 //! active ──► releasing ──► probe ─┬─ nothing left ─► end recorded ─► capacity free
@@ -30,7 +30,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::Notify;
 
 use super::{
-    Leases, dynamic, job,
+    Leases, dynamic, expiry, job,
     processes::{self, Left},
     queue, restored,
 };
@@ -44,9 +44,6 @@ const UNKNOWN: Duration = Duration::from_secs(1);
 
 /// Pause until an end that could not be recorded is recorded again.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// Maximum time until gpushd notices that the clock was set forward.
-const CLOCK: Duration = Duration::from_secs(30);
 
 /// Maximum number of pidfds that a releasing lease waits for at a time.
 const MOST_AWAITED: usize = 64;
@@ -65,7 +62,8 @@ pub(super) fn grace(leases: &Leases) -> Duration {
 /// Runs leases until gpushd stops: takes over those of an earlier gpushd, ends expired ones, and serves the queue.
 pub(crate) async fn run(leases: Leases) {
     take_over(&leases).await;
-    tokio::join!(expire(leases.clone()), lost(leases.clone()), restored::expire(leases.clone()), queue::run(leases));
+    let (due, gone) = (expiry::expire(leases.clone()), expiry::lost(leases.clone()));
+    tokio::join!(due, gone, restored::expire(leases.clone()), queue::run(leases));
 }
 
 /// Takes over the leases of an earlier gpushd.
@@ -406,106 +404,4 @@ pub(super) async fn record_end(leases: &Leases, id: LeaseId, reason: EndReason) 
         }
     }
     apply(leases, id, event);
-}
-
-/// Ends expired leases until gpushd stops.
-async fn expire(leases: Leases) {
-    loop {
-        let (wall, at) = (Timestamp::now(), Instant::now());
-        let table = leases.handles.state.leases();
-        let active = || table.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
-        let over: Vec<LeaseId> = active().filter(|lease| lease.has_expired(wall, at)).map(OpenLease::id).collect();
-        for id in over {
-            tracing::info!(lease = %id, "lease {id} has expired");
-            begin_end(&leases, id, Event::Expired(None)).await;
-        }
-        let next = leases.handles.state.leases();
-        let next = next.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
-        let next = next.filter_map(|lease| lease.deadline).min();
-        let pause = next.map(|next| next.saturating_duration_since(Instant::now()).min(CLOCK));
-        tokio::select! {
-            () = leases.handles.stopping.cancelled() => return,
-            () = leases.ends_changed.notified() => {}
-            () = tokio::time::sleep(pause.unwrap_or(CLOCK)), if pause.is_some() => {}
-        }
-    }
-}
-
-/// Ends the leases of GPUs and MIG devices that are gone, until gpushd stops.
-async fn lost(leases: Leases) {
-    let mut snapshots = leases.handles.state.watch();
-    let mut is_logged = false;
-    loop {
-        let host = Arc::clone(&snapshots.borrow_and_update());
-        let gone: BTreeSet<LeaseId> = host
-            .leases
-            .open
-            .values()
-            .filter(|lease| lease.state.name() == LeaseState::Active)
-            .filter(|lease| lease.record.members.iter().any(|member| is_gone(&host, &member.gpu, &member.target)))
-            .map(OpenLease::id)
-            .collect();
-        for id in gone {
-            tracing::warn!(lease = %id, "lease {id}: its GPU or MIG device is gone");
-            begin_end(&leases, id, Event::GpuLost).await;
-        }
-        match forget_gone(&leases, &host).await {
-            Ok(()) => is_logged = false,
-            // It is tried again at the next change.
-            Err(error) if !is_logged => {
-                tracing::warn!("cannot record which MIG devices are gone, trying again until it succeeds: {error}");
-                is_logged = true;
-            }
-            Err(_) => {}
-        }
-        tokio::select! {
-            () = leases.handles.stopping.cancelled() => return,
-            changed = snapshots.changed() => if changed.is_err() { return },
-        }
-    }
-}
-
-/// Forgets instances that gpushd created and that are gone: another program may create one in the same place.
-///
-/// # Errors
-/// When it cannot be recorded.
-async fn forget_gone(leases: &Leases, host: &crate::state::HostState) -> Result<(), gpush_store::StoreError> {
-    for (gpu, created) in &host.leases.created {
-        let Some(snapshot) = host.gpu(gpu) else { continue };
-        let is_read = matches!(snapshot.gpu.state, GpuState::Ready | GpuState::Cordoned | GpuState::Degraded);
-        if !is_read || snapshot.gpu.stale || snapshot.is_unread() {
-            continue;
-        }
-        let instances = snapshot.gpu.mig.iter().flat_map(|mig| &mig.instances);
-        let present: BTreeSet<_> = instances.map(|instance| instance.placement).collect();
-        let left: BTreeSet<_> = created.intersection(&present).copied().collect();
-        if left == *created {
-            continue;
-        }
-        let (uuid, recorded) = (gpu.clone(), left.clone());
-        leases.handles.store.write_ending(move |tx| tx.set_created_instances(&uuid, recorded.clone())).await?;
-        leases.handles.state.change_leases(|table| drop(table.created.insert(gpu.clone(), left)));
-    }
-    Ok(())
-}
-
-/// Whether a GPU is lost, or was read without the MIG device that is leased.
-fn is_gone(host: &Arc<crate::state::HostState>, gpu: &str, target: &str) -> bool {
-    let Some(snapshot) = host.gpu(gpu) else { return false };
-    let one = &snapshot.gpu;
-    match one.state {
-        GpuState::Lost => true,
-        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if !one.stale && target != gpu => {
-            let instances = one.mig.iter().flat_map(|mig| &mig.instances);
-            let mut devices = instances.flat_map(|instance| &instance.compute);
-            !snapshot.is_unread() && !devices.any(|device| device.uuid.as_deref() == Some(target))
-        }
-        GpuState::Ready
-        | GpuState::Cordoned
-        | GpuState::Degraded
-        | GpuState::Changing
-        | GpuState::Held
-        | GpuState::Unknown
-        | GpuState::Maintenance => false,
-    }
 }

@@ -23,21 +23,25 @@
 //! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
+//! | `pending` | a client that waits for its lease |
 //! | `restored` | requests that waited when an earlier gpushd ended |
 //! | `change` | release, renewal, revocation |
 //! | `job` | leases of Slurm jobs |
-//! | `life` | the end of a lease: bindings, expiry, processes that are left |
+//! | `life` | the end of a lease: bindings, processes that are left |
+//! | `expiry` | leases that have expired, or whose device is gone |
 //! | `processes` | which processes of a lease are left |
 //! | `show` | leases as the API shows them |
 
 mod bind;
 mod change;
 mod dynamic;
+mod expiry;
 mod explain;
 mod grant;
 mod job;
 mod life;
 mod offers;
+mod pending;
 mod processes;
 mod queue;
 mod request;

@@ -30,6 +30,7 @@ use super::{
     explain::explain,
     grant::{self, NotReserved, Reply, Reserved},
     offers,
+    pending::PendingGrant,
     request::Resolved,
     restored,
 };
@@ -56,63 +57,6 @@ pub(super) struct Waiting {
     pub(super) reply: Reply,
     /// One key gets one lease: a repeated request waits for this one.
     pub(super) lock: Option<OwnedMutexGuard<()>>,
-}
-
-/// A client that waits for its lease. If it is dropped before the answer, the request leaves the queue.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    leases: Leases,
-    ticket: Ticket,
-    result: Option<oneshot::Receiver<Result<LeaseGrant, ApiError>>>,
-}
-
-impl Waiter {
-    pub(super) fn new(
-        leases: &Leases,
-        ticket: Ticket,
-        result: oneshot::Receiver<Result<LeaseGrant, ApiError>>,
-    ) -> Self {
-        Self { leases: leases.clone(), ticket, result: Some(result) }
-    }
-
-    /// The place of its request in the order of arrival.
-    pub(super) fn ticket(&self) -> Ticket {
-        self.ticket
-    }
-
-    /// Waits for the grant.
-    ///
-    /// # Errors
-    /// If the request ends without a grant.
-    pub(crate) async fn granted(mut self) -> Result<LeaseGrant, ApiError> {
-        let Some(result) = &mut self.result else { return Err(stopping()) };
-        let result = result.await;
-        self.result = None;
-        result.unwrap_or_else(|_| Err(stopping()))
-    }
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        let Some(mut result) = self.result.take() else { return };
-        result.close();
-        // The lease was granted, but the client disconnected before it read the answer.
-        let granted = result.try_recv().ok().and_then(Result::ok).map(|granted| granted.lease.id);
-        let (leases, ticket) = (self.leases.clone(), self.ticket);
-        self.leases.handles.tasks.spawn(async move {
-            if let Some(id) = granted {
-                super::life::end_unused(&leases, id).await;
-            }
-            let waiting = leases.waiting().remove(&ticket);
-            if let Some(waiting) = waiting {
-                leave(&leases, waiting, EndReason::Cancelled, None).await;
-            }
-        });
-    }
-}
-
-fn stopping() -> ApiError {
-    ApiError::stopping("gpushd is stopping: a request with an idempotency key keeps its place in the queue")
 }
 
 /// A request that is being recorded as queued. It counts for the quota of its holder.
@@ -158,7 +102,7 @@ pub(super) async fn enter(
     wait: LeaseWait,
     key: Option<Key>,
     lock: Option<OwnedMutexGuard<()>>,
-) -> Result<Waiter, ApiError> {
+) -> Result<PendingGrant, ApiError> {
     let _entering = Entering::new(leases, &resolved)?;
     let until = match wait {
         LeaseWait::Seconds(seconds) => Instant::now().checked_add(Duration::from_secs(seconds)),
@@ -182,7 +126,7 @@ pub(super) async fn enter(
     let waiting = Waiting { id, resolved, viewer, key, until, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.notify_one();
-    Ok(Waiter::new(leases, ticket, result))
+    Ok(PendingGrant::new(leases, ticket, result))
 }
 
 /// Returns the queue in the form that the decisions need: waiting operations and leases, in order of arrival. The
@@ -462,7 +406,7 @@ fn leaves(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<Ap
 }
 
 /// Ends a waiting request.
-async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
+pub(super) async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let Waiting { id, place, reply, .. } = waiting;
     drop(place);
     let queue = leases.handles.state.leases().open.get(&id).and_then(|lease| lease.queue.clone());

@@ -27,7 +27,8 @@ use super::{
     Leases,
     job::JobTerms,
     life, offers,
-    queue::{self, Waiter, Waiting},
+    pending::PendingGrant,
+    queue::{self, Waiting},
     request::{Resolved, resolve},
 };
 use crate::{
@@ -46,7 +47,7 @@ pub(super) struct Restored {
     /// Those that are not resolved.
     places: BTreeMap<LeaseId, Place>,
     /// Those that wait, or were granted meanwhile.
-    away: BTreeMap<LeaseId, Waiter>,
+    away: BTreeMap<LeaseId, PendingGrant>,
 }
 
 /// Restores the places of queued requests that arrived before a time, or of all with `None`. Call it in the order
@@ -128,7 +129,7 @@ fn wait(
     viewer: Viewer,
     place: Place,
     lock: Option<OwnedMutexGuard<()>>,
-) -> Waiter {
+) -> PendingGrant {
     let until = match record.request.wait {
         LeaseWait::Seconds(seconds) => {
             let spent = Duration::try_from(Timestamp::now().duration_since(record.created_at)).unwrap_or_default();
@@ -141,7 +142,7 @@ fn wait(
     let waiting = Waiting { id: record.id, resolved, viewer, key: None, until, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.notify_one();
-    Waiter::new(leases, ticket, result)
+    PendingGrant::new(leases, ticket, result)
 }
 
 /// Reconnects a returning client with its queued request. Returns `None` if no such request is without its client.
@@ -154,7 +155,7 @@ pub(super) async fn rejoin(
     id: LeaseId,
     job: Option<&JobTerms>,
     lock: &mut Option<OwnedMutexGuard<()>>,
-) -> Result<Option<Waiter>, ApiError> {
+) -> Result<Option<PendingGrant>, ApiError> {
     let known = {
         let restored = leases.restored();
         restored.places.contains_key(&id) || restored.away.contains_key(&id)

@@ -30,7 +30,7 @@ use gpush_host::{
 
 use super::{
     Unleased,
-    environment::{NamedLease, ancestors},
+    environment::{EnvironmentLease, ancestors},
 };
 use crate::{
     mps::{self, Server, Servers, SharedTarget},
@@ -104,7 +104,7 @@ impl<'a> Classifier<'a> {
         let own = self.leases_of(gpu, device, uid);
         let named = self.lease_of(&own, pid, uid);
         let bypasses_mps = shared.is_some() && process.kind != ProcessKind::MpsClient;
-        if let (NamedLease::Own(lease), false) = (&named, bypasses_mps) {
+        if let (EnvironmentLease::Own(lease), false) = (&named, bypasses_mps) {
             return Attribution { lease: Some(lease.clone()), ..found };
         }
         let is_checked = match &shared {
@@ -148,10 +148,10 @@ impl<'a> Classifier<'a> {
     }
 
     /// Returns the lease of a process: by its cgroup, else by its environment.
-    fn lease_of(&self, own: &[&OpenLease], pid: u32, uid: u32) -> NamedLease {
+    fn lease_of(&self, own: &[&OpenLease], pid: u32, uid: u32) -> EnvironmentLease {
         let by_cgroup = || {
             let found = self.table.by_cgroup(uid, &proc::cgroups(pid)?)?;
-            own.iter().any(|lease| lease.id() == found.id()).then(|| NamedLease::Own(found.id().to_string()))
+            own.iter().any(|lease| lease.id() == found.id()).then(|| EnvironmentLease::Own(found.id().to_string()))
         };
         let by_job = || {
             let job = cgroup::of(pid)?.slurm_job?;
@@ -201,29 +201,29 @@ fn is_known(gpu: &Gpu) -> bool {
 
 /// Returns why a process is unleased on a device that lease `id` of another user has for itself; `None` if the process
 /// names that lease.
-fn reason_on_device_of(id: LeaseId, named: &NamedLease) -> Option<String> {
+fn reason_on_device_of(id: LeaseId, named: &EnvironmentLease) -> Option<String> {
     match named {
-        NamedLease::Other(name) if name.parse() == Ok(id) => None,
-        NamedLease::Other(name) => {
+        EnvironmentLease::Other(name) if name.parse() == Ok(id) => None,
+        EnvironmentLease::Other(name) => {
             Some(format!("its environment is of lease {name}, but lease {id} has the device now"))
         }
-        NamedLease::Own(_) | NamedLease::None | NamedLease::Unknown => {
+        EnvironmentLease::Own(_) | EnvironmentLease::None | EnvironmentLease::Unknown => {
             Some(format!("lease {id} of another user has the device"))
         }
     }
 }
 
 /// Returns why a process on a target shared through MPS is unleased.
-fn reason(shared: &SharedTarget, kind: ProcessKind, uid: u32, named: &NamedLease) -> String {
+fn reason(shared: &SharedTarget, kind: ProcessKind, uid: u32, named: &EnvironmentLease) -> String {
     match (kind, named) {
         (ProcessKind::Compute, _) => "it computes without MPS".to_owned(),
         (ProcessKind::Graphics, _) => "it draws, and has no lease".to_owned(),
         (ProcessKind::MpsClient, _) if !shared.is_held_by(uid) => "its user holds no lease".to_owned(),
-        (ProcessKind::MpsClient, NamedLease::Other(name)) => {
+        (ProcessKind::MpsClient, EnvironmentLease::Other(name)) => {
             format!("it names lease {name}, which its user does not hold")
         }
-        (ProcessKind::MpsClient, NamedLease::None) => "it names no lease of its user".to_owned(),
-        (ProcessKind::MpsClient, NamedLease::Unknown | NamedLease::Own(_)) => {
+        (ProcessKind::MpsClient, EnvironmentLease::None) => "it names no lease of its user".to_owned(),
+        (ProcessKind::MpsClient, EnvironmentLease::Unknown | EnvironmentLease::Own(_)) => {
             "its lease is unknown: its environment was overwritten or cannot be read".to_owned()
         }
     }

@@ -28,7 +28,7 @@ const ANCESTORS: usize = 64;
 
 /// The lease that a process names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum NamedLease {
+pub(super) enum EnvironmentLease {
     /// A lease of the process's user.
     Own(String),
     /// A lease that is not one of the process's user, or not yet compared with them.
@@ -45,7 +45,7 @@ pub(crate) struct Environments {
     /// Start of each process, and the lease that it named.
     leases: Mutex<HashMap<u32, (u64, String)>>,
     /// What each program named. An environment may be large, so it is read once.
-    read: Mutex<HashMap<u32, (Image, NamedLease)>>,
+    read: Mutex<HashMap<u32, (Image, EnvironmentLease)>>,
 }
 
 impl Environments {
@@ -53,19 +53,19 @@ impl Environments {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self) -> MutexGuard<'_, HashMap<u32, (Image, NamedLease)>> {
+    fn read(&self) -> MutexGuard<'_, HashMap<u32, (Image, EnvironmentLease)>> {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the lease that a process's environment names, of any holder. Reads files that may be large.
     pub(crate) fn named_lease(&self, pid: u32) -> Option<String> {
         match self.named(pid) {
-            NamedLease::Own(name) | NamedLease::Other(name) => Some(name),
-            NamedLease::None | NamedLease::Unknown => None,
+            EnvironmentLease::Own(name) | EnvironmentLease::Other(name) => Some(name),
+            EnvironmentLease::None | EnvironmentLease::Unknown => None,
         }
     }
 
-    fn named(&self, pid: u32) -> NamedLease {
+    fn named(&self, pid: u32) -> EnvironmentLease {
         let Some(image) = proc::image(pid) else { return named(pid) };
         if let Some((_, known)) = self.read().get(&pid).filter(|(of, _)| *of == image) {
             return known.clone();
@@ -80,19 +80,20 @@ impl Environments {
 
     /// Returns the lease that a process or one of its ancestors names or named. `is_own` returns whether a lease is
     /// one of the process's user.
-    pub(super) fn lease_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> NamedLease {
-        let Some(start) = proc::start(pid) else { return NamedLease::Unknown };
+    pub(super) fn lease_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
+        let Some(start) = proc::start(pid) else { return EnvironmentLease::Unknown };
         let own_lease = |pid: u32| match self.named(pid) {
-            NamedLease::Other(name) if is_own(&name) => Some(name),
-            NamedLease::Own(_) | NamedLease::Other(_) | NamedLease::None | NamedLease::Unknown => {
-                self.remembered(pid).filter(|name| is_own(name))
-            }
+            EnvironmentLease::Other(name) if is_own(&name) => Some(name),
+            EnvironmentLease::Own(_)
+            | EnvironmentLease::Other(_)
+            | EnvironmentLease::None
+            | EnvironmentLease::Unknown => self.remembered(pid).filter(|name| is_own(name)),
         };
         let Some(name) = std::iter::once(pid).chain(ancestors(pid)).find_map(own_lease) else {
             return self.named(pid);
         };
         self.leases().insert(pid, (start, name.clone()));
-        NamedLease::Own(name)
+        EnvironmentLease::Own(name)
     }
 
     fn remembered(&self, pid: u32) -> Option<String> {
@@ -113,13 +114,14 @@ pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
 }
 
 /// Reads the lease that a process names.
-fn named(pid: u32) -> NamedLease {
+fn named(pid: u32) -> EnvironmentLease {
     match proc::environment(pid, mps::LEASE_VARIABLE) {
-        Environment::Set(name) => {
-            String::from_utf8(name).ok().filter(|name| is_name(name)).map_or(NamedLease::Unknown, NamedLease::Other)
-        }
-        Environment::Unset => NamedLease::None,
-        Environment::Unknown => NamedLease::Unknown,
+        Environment::Set(name) => String::from_utf8(name)
+            .ok()
+            .filter(|name| is_name(name))
+            .map_or(EnvironmentLease::Unknown, EnvironmentLease::Other),
+        Environment::Unset => EnvironmentLease::None,
+        Environment::Unknown => EnvironmentLease::Unknown,
     }
 }
 
@@ -155,13 +157,13 @@ mod tests {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let pid = child.id();
         assert_eq!(lines.next().unwrap().unwrap(), "up");
-        assert_eq!(environments.named(pid), NamedLease::Other("L7".to_owned()));
+        assert_eq!(environments.named(pid), EnvironmentLease::Other("L7".to_owned()));
         let first = environments.read()[&pid].0;
-        assert_eq!(environments.named(pid), NamedLease::Other("L7".to_owned()));
+        assert_eq!(environments.named(pid), EnvironmentLease::Other("L7".to_owned()));
         assert_eq!(environments.read()[&pid].0, first);
         writeln!(child.stdin.as_ref().unwrap(), "continue").unwrap();
         assert_eq!(lines.next().unwrap().unwrap(), "again");
-        assert_eq!(environments.named(pid), NamedLease::Other("L8".to_owned()));
+        assert_eq!(environments.named(pid), EnvironmentLease::Other("L8".to_owned()));
         assert_ne!(environments.read()[&pid].0, first);
         drop(child.stdin.take());
         child.wait().unwrap();
@@ -175,10 +177,10 @@ mod tests {
         let me = std::process::id();
         let start = proc::start(me).unwrap();
         environments.leases().insert(me, (start, "L7".to_owned()));
-        assert_eq!(environments.lease_of(me, |name| name == "L7"), NamedLease::Own("L7".to_owned()));
-        assert_ne!(environments.lease_of(me, |name| name == "L8"), NamedLease::Own("L7".to_owned()));
+        assert_eq!(environments.lease_of(me, |name| name == "L7"), EnvironmentLease::Own("L7".to_owned()));
+        assert_ne!(environments.lease_of(me, |name| name == "L8"), EnvironmentLease::Own("L7".to_owned()));
         environments.leases().insert(me, (start + 1, "L7".to_owned()));
-        assert_ne!(environments.lease_of(me, |name| name == "L7"), NamedLease::Own("L7".to_owned()));
+        assert_ne!(environments.lease_of(me, |name| name == "L7"), EnvironmentLease::Own("L7".to_owned()));
         environments.forget_ended();
         assert!(environments.leases().is_empty());
     }
