@@ -74,9 +74,11 @@ async fn round(strays: &Strays) {
 
 /// The strays of this host, as gpushd itself sees them.
 async fn find_strays(strays: &Strays, config: &Config) -> Vec<Judged> {
-    // Where no GPU requires a lease there are none, and no GPU need be read.
-    let requires = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
-    let is_needed = strays.mps.is_used() || requires.into_iter().any(|one| one == LeaseRequirement::Required);
+    // Without a GPU that requires a lease and without a leased device there are none, and no GPU need be read.
+    let mut requires = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
+    let is_needed = strays.mps.is_used()
+        || requires.any(|one| one == LeaseRequirement::Required)
+        || strays.state.leases().has_lease_alone();
     if !is_needed || config.processes.stray == StrayPolicy::Report {
         return Vec::new();
     }

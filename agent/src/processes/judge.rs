@@ -8,7 +8,13 @@
 //!   names one in its environment ────────────────────► that lease
 //! its user holds a lease there ──────────────────────► unattributed: it counts for the user's oldest lease
 //! `lease = "required"` on its GPU ───────────────────► without a lease (a stray)
+//! another user's lease has the whole GPU or MIG device ► without a lease; never ended
 //! ```
+//!
+//! The last case is most often an old environment. A MIG device that is made again in the same place gets the same UUID,
+//! so the environment of an ended lease selects the device of its next holder. The id of a lease never repeats: a process
+//! with `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A process that names L9 is not reported: it may
+//! run in a container as another user.
 //!
 //! On a target that is shared through MPS, a process that bypasses the daemon is a stray whatever its cgroup, and so is
 //! one that is unattributed. Neither is ended while its user holds a lease there.
@@ -16,7 +22,7 @@
 //! The user decides first, then the cgroup: the user is the kernel's word, and a user cannot enter a cgroup that root
 //! created. The environment is the process's own word. It counts only among the leases of its user, and grants nothing.
 
-use gpush_api::{Gpu, GpuProcess, GpuState, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
+use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
 use gpush_host::{
     cgroup::{self, Place},
     proc,
@@ -40,6 +46,9 @@ const FORGOTTEN: &str = "it comes from before the database was lost, and may hav
 
 /// Why a process is not ended that runs in a scope that gpushd created.
 const SCOPE: &str = "it is in the scope of a lease that gpushd does not know";
+
+/// Why a process on the device of another user's lease is not ended.
+const OPTIONAL: &str = "the rule of its GPU does not require a lease";
 
 /// A process, and why it is not ended although it is a stray.
 #[derive(Debug, Clone)]
@@ -108,14 +117,19 @@ impl<'a> Judge<'a> {
             None => device.is_some() || gpu.mode != Mode::Mps,
         };
         let is_required = self.terms(gpu).requirement_for(shared.is_some()) == LeaseRequirement::Required;
-        let is_judged = is_judged && is_required && !self.lost && is_seen(gpu);
+        let is_known = !self.lost && is_seen(gpu);
+        let is_judged = is_judged && is_required && is_known;
         if let Some(oldest) = own.first()
             && !(is_judged && shared.is_some())
         {
             return Found { lease: Some(oldest.id().to_string()), unattributed: true, ..found };
         }
         if !is_judged {
-            return found;
+            let other = own.is_empty().then(|| self.table.alone_on(device.unwrap_or(&gpu.uuid))).flatten();
+            return match other.filter(|_| is_known).and_then(|id| on_device_of(id, &told)) {
+                Some(why) => Found { stray: Some(why), spared: Some(OPTIONAL), ..found },
+                None => found,
+            };
         }
         let stray = match &shared {
             Some(shared) => why(shared, process.kind, uid, &told),
@@ -189,6 +203,15 @@ fn is_seen(gpu: &Gpu) -> bool {
         GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
     workable && !gpu.stale && gpu.processes_known
+}
+
+/// Why a process is a stray on a device that the lease `id` of another user has for itself. `None` if it names that lease.
+fn on_device_of(id: LeaseId, told: &Told) -> Option<String> {
+    match told {
+        Told::Another(name) if name.parse() == Ok(id) => None,
+        Told::Another(name) => Some(format!("its environment is of lease {name}, but lease {id} has the device now")),
+        Told::Lease(_) | Told::Nothing | Told::Unsure => Some(format!("lease {id} of another user has the device")),
+    }
 }
 
 /// Why a process on a target that is shared through MPS is a stray.

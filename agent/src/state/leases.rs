@@ -185,6 +185,14 @@ fn whole(record: &LeaseRecord) -> Lease {
     }
 }
 
+/// Whether a member of a lease is a device that no other lease shares.
+fn is_alone(member: &LeaseMember) -> bool {
+    match member.share {
+        MemberShare::Mig { .. } | MemberShare::Whole => true,
+        MemberShare::Mps { .. } | MemberShare::Timeslice { .. } => false,
+    }
+}
+
 /// Converts the end time of a lease to this process's monotonic clock.
 fn deadline(expires_at: Option<Timestamp>) -> Option<Instant> {
     let left = Duration::try_from(expires_at?.duration_since(Timestamp::now())).unwrap_or_default();
@@ -249,6 +257,18 @@ impl LeaseTable {
     /// Returns the leases that occupy a share of this GPU or MIG device.
     pub(crate) fn on_target(&self, target: &str) -> impl Iterator<Item = &OpenLease> {
         self.holding().filter(move |lease| lease.record.members.iter().any(|member| member.target == target))
+    }
+
+    /// Returns the lease that has this whole GPU or MIG device for itself.
+    pub(crate) fn alone_on(&self, target: &str) -> Option<LeaseId> {
+        let mut here = self.on_target(target);
+        here.find(|lease| lease.record.members.iter().any(|one| one.target == target && is_alone(one)))
+            .map(OpenLease::id)
+    }
+
+    /// Whether a lease has a whole GPU or MIG device for itself.
+    pub(crate) fn has_lease_alone(&self) -> bool {
+        self.holding().any(|lease| lease.record.members.iter().any(is_alone))
     }
 
     /// Returns the lease of a user in whose cgroup a process is, from the text of its `/proc/PID/cgroup`.

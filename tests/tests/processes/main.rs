@@ -8,6 +8,7 @@
 //! | `long` | processes with command lines of any length |
 //! | `jobs` | jobs of users who hold a lease |
 //! | `allowed` | processes that the config allows, now or after a change |
+//! | `tenants` | processes of earlier holders on a device that another user's lease has for itself |
 //!
 //! To check that gpushd does not end a process, a test starts a witness: another process, which gpushd ends in the
 //! same round.
@@ -17,6 +18,7 @@ mod ends;
 mod jobs;
 mod long;
 mod servers;
+mod tenants;
 mod unseen;
 
 use std::{
@@ -48,6 +50,13 @@ fn start(what: &str, processes: &str) -> Option<(Host, Agent)> {
 }
 
 fn start_on(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
+    let (host, agent) = start_without_mps(what, host, config)?;
+    reaches(&agent, "0", MpsState::Ready);
+    Some((host, agent))
+}
+
+/// Starts an agent on a host on which processes of any user can register.
+fn start_without_mps(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
     if !geteuid().is_root() {
         println!("SKIPPED {what}: only root has processes of others");
         return None;
@@ -58,7 +67,6 @@ fn start_on(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
         fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("its mode can be changed");
     }
     let agent = Agent::start_public(&host, config);
-    reaches(&agent, "0", MpsState::Ready);
     Some((host, agent))
 }
 

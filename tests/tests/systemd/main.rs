@@ -4,4 +4,5 @@ mod host;
 mod leases;
 mod mps;
 mod packages;
+mod ready;
 mod units;

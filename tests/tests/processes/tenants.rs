@@ -1,0 +1,103 @@
+//! Processes of earlier holders on a device that another user's lease has for itself.
+//!
+//! A MIG device that is made again in the same place gets the same UUID. So an environment that `gpushctl lease env` printed
+//! for an ended lease selects the device of the next holder.
+
+use std::process::Command;
+
+use gpush_api::{GpuProcess, LeaseGrant, LeaseState, OperationState};
+use gpush_tests::{
+    agent::Agent,
+    host::{Host, program},
+    mps::{lease_becomes, release},
+};
+use serde_json::json;
+
+use super::{END, Job, NOBODY, OTHER, listed, start_without_mps};
+
+const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n";
+
+fn lease(agent: &Agent, uid: u32, share: &serde_json::Value) -> LeaseGrant {
+    let answer = agent.post("/v1/leases", &json!({ "share": share, "holder_uid": uid, "duration_s": 3600 }));
+    serde_json::from_value(answer.json()).expect("a lease")
+}
+
+/// Starts a program of a user on a GPU or MIG device, with the environment of a lease or without one.
+fn job(host: &Host, uid: u32, place: &str, granted: Option<&LeaseGrant>) -> Job {
+    let environment = granted.into_iter().flat_map(|granted| granted.environment.iter().cloned());
+    Job::start(Command::new("/bin/sleep").arg("1000").envs(environment), uid).on(host, place)
+}
+
+fn seen(agent: &Agent, job: &Job) -> GpuProcess {
+    agent.until("the process is listed", || listed(agent, job.pid()))
+}
+
+#[test]
+fn old_environment_on_the_device_of_the_next_holder_is_reported() {
+    let Some((host, agent)) =
+        start_without_mps("processes of earlier holders", "[[gpu]]\nmodel = \"h100-80-sxm\"\n", &format!("{END}{MIG}"))
+    else {
+        return;
+    };
+    agent.wait_for_layouts_at_start();
+    let device = json!({ "kind": "mig_profile", "profile": "1g.10gb" });
+    let first = lease(&agent, NOBODY, &device);
+    release(&agent, first.lease.id);
+    lease_becomes(&agent, first.lease.id, LeaseState::Ended);
+    // The device is destroyed and made again.
+    for layout in ["7g.80gb", "1g.10gb"] {
+        assert_eq!(agent.apply(&["0"], &[layout]).state, OperationState::Done);
+    }
+    let second = lease(&agent, OTHER, &device);
+    let uuid = &second.lease.members[0].target;
+    assert_eq!(uuid, &first.lease.members[0].target, "the same UUID again");
+
+    let place = format!("--mig {uuid}");
+    let mut old = job(&host, NOBODY, &place, Some(&first));
+    let mut bare = job(&host, NOBODY, &place, None);
+    // A container that runs as another user names the lease that has the device.
+    let container = job(&host, NOBODY, &place, Some(&second));
+    let own = job(&host, OTHER, &place, Some(&second));
+
+    let (one, other) = (first.lease.id, second.lease.id);
+    let reported = |job: &Job, why: &str| {
+        assert_eq!(seen(&agent, job).stray.as_deref(), Some(why));
+        let action = agent.until("gpushd has looked", || listed(&agent, job.pid())?.stray_action);
+        assert_eq!(action, "left: the rule of its GPU does not require a lease");
+    };
+    reported(&old, &format!("its environment is of lease {one}, but lease {other} has the device now"));
+    reported(&bare, &format!("lease {other} of another user has the device"));
+    assert!(old.lives() && bare.lives());
+    assert_eq!((seen(&agent, &container).stray, seen(&agent, &container).lease), (None, None));
+    assert_eq!((seen(&agent, &own).stray, seen(&agent, &own).lease), (None, Some(other.to_string())));
+    let mut command = host.command(program("gpushctl"));
+    let output = command.args(["process", "list", "--stray"]).env("GPUSH_SOCKET", agent.socket()).output();
+    assert_eq!(output.expect("gpushctl").status.code(), Some(3));
+
+    // When the lease has ended, nobody has the device.
+    drop((own, container));
+    release(&agent, other);
+    lease_becomes(&agent, other, LeaseState::Ended);
+    agent.until("it is no longer reported", || listed(&agent, old.pid())?.stray.is_none().then_some(()));
+}
+
+#[test]
+fn process_on_a_leased_whole_gpu_of_another_user_is_reported() {
+    let Some((host, agent)) = start_without_mps(
+        "processes on a leased GPU",
+        "[[gpu]]\nmodel = \"l4\"\n",
+        "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n",
+    ) else {
+        return;
+    };
+    let free = job(&host, NOBODY, "--gpu 0", None);
+    assert_eq!(seen(&agent, &free).stray, None, "no lease has the GPU");
+    drop(free);
+    let granted = agent.until("the GPU is free", || {
+        let answer = agent.post("/v1/leases", &json!({ "share": { "kind": "whole" }, "holder_uid": OTHER }));
+        (answer.status < 400).then(|| serde_json::from_value::<LeaseGrant>(answer.json()).expect("a lease"))
+    });
+    let job = job(&host, NOBODY, "--gpu 0", None);
+    let why = format!("lease {} of another user has the device", granted.lease.id);
+    assert_eq!(seen(&agent, &job).stray, Some(why));
+}
