@@ -15,12 +15,12 @@ const LONGEST: usize = 64;
 
 /// A cluster and a node, as they are in file names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub struct Place {
+pub struct HookPlace {
     cluster: String,
     node: String,
 }
 
-impl Place {
+impl HookPlace {
     /// Creates the place. Replaces characters that a file name must not have.
     #[must_use]
     pub fn new(cluster: &str, node: &str) -> Self {
@@ -39,7 +39,7 @@ fn plain(text: &str) -> String {
 /// Name of the file of a job, or of the link to it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileName {
-    place: Place,
+    place: HookPlace,
     /// The job id by which tasks know the job: for a link, that of the leader.
     job: u32,
     /// For a link, the id of the component.
@@ -50,7 +50,7 @@ impl FileName {
     /// Returns the name of the file of a job.
     #[must_use]
     pub fn of_job(cluster: &str, job: u32, node: &str) -> Self {
-        Self { place: Place::new(cluster, node), job, component: None }
+        Self { place: HookPlace::new(cluster, node), job, component: None }
     }
 
     /// Returns the name of the link by which the tasks of a heterogeneous job find the file of its component.
@@ -68,7 +68,7 @@ impl FileName {
             Some((leader, component)) => (leader, Some(component.parse().ok()?)),
             None => (job, None),
         };
-        let parsed = Self { place: Place::new(cluster, node), job: job.parse().ok()?, component };
+        let parsed = Self { place: HookPlace::new(cluster, node), job: job.parse().ok()?, component };
         // Other files have a suffix, or characters that no name has.
         (parsed.to_string() == name).then_some(parsed)
     }
@@ -97,7 +97,7 @@ pub struct Task {
 
 /// Which file belongs to a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Choice {
+pub enum FileChoice {
     /// There is none: gpush has nothing to do with the job.
     None,
     /// This one.
@@ -111,18 +111,18 @@ pub enum Choice {
 
 /// Chooses the file of a task among the `files` of its user. `known` are the clusters and nodes whose hooks run here.
 #[must_use]
-pub fn choose(task: &Task, files: &[FileName], known: &[Place]) -> Choice {
+pub fn choose(task: &Task, files: &[FileName], known: &[HookPlace]) -> FileChoice {
     let mut found: Vec<&FileName> = files.iter().filter(|file| file.job == task.job).collect();
     // The job's own file comes first, then the first component of a heterogeneous job.
     found.sort_by_key(|file| file.component);
-    let named = Place::new(task.cluster.as_deref().unwrap_or_default(), task.node.as_deref().unwrap_or_default());
+    let named = HookPlace::new(task.cluster.as_deref().unwrap_or_default(), task.node.as_deref().unwrap_or_default());
     if let Some(file) = found.iter().find(|file| file.place == named) {
-        return Choice::File((*file).clone());
+        return FileChoice::File((*file).clone());
     }
     if known.contains(&named) {
         return match found.is_empty() {
-            true => Choice::None,
-            false => Choice::Elsewhere(found.into_iter().cloned().collect()),
+            true => FileChoice::None,
+            false => FileChoice::Elsewhere(found.into_iter().cloned().collect()),
         };
     }
     let same_node: Vec<&FileName> = found.iter().copied().filter(|file| file.place.node == named.node).collect();
@@ -131,11 +131,11 @@ pub fn choose(task: &Task, files: &[FileName], known: &[Place]) -> Choice {
         found.iter().copied().filter(|file| file.place.cluster == named.cluster).collect();
     let found = if same_cluster.is_empty() { found } else { same_cluster };
     match found.split_first() {
-        None => Choice::None,
+        None => FileChoice::None,
         Some((first, others)) if others.iter().all(|other| other.place == first.place) => {
-            Choice::File((*first).clone())
+            FileChoice::File((*first).clone())
         }
-        Some(_) => Choice::Several,
+        Some(_) => FileChoice::Several,
     }
 }
 
@@ -177,37 +177,37 @@ mod tests {
 
     #[test]
     fn environment_of_the_task_only_chooses_between_several_files() {
-        let known = [Place::new("ci", "n1")];
+        let known = [HookPlace::new("ci", "n1")];
         let one = [file("ci", 5, "n1"), file("ci", 6, "n1")];
         let nothing = Task { job: 5, cluster: None, node: None };
         for task in [task(5, "ci", "n1"), task(5, "nonsense", "n1"), task(5, "nonsense", "x"), nothing] {
-            assert_eq!(choose(&task, &one, &known), Choice::File(one[0].clone()), "{task:?}");
+            assert_eq!(choose(&task, &one, &known), FileChoice::File(one[0].clone()), "{task:?}");
         }
-        assert_eq!(choose(&task(7, "ci", "n1"), &one, &known), Choice::None);
+        assert_eq!(choose(&task(7, "ci", "n1"), &one, &known), FileChoice::None);
     }
 
     #[test]
     fn other_cluster_or_node_of_the_host_gets_no_lease_of_the_job() {
-        let known = [Place::new("a", "n1"), Place::new("b", "n1"), Place::new("a", "n2")];
+        let known = [HookPlace::new("a", "n1"), HookPlace::new("b", "n1"), HookPlace::new("a", "n2")];
         let of_a = [file("a", 5, "n1")];
         for other in [task(5, "b", "n1"), task(5, "a", "n2")] {
-            assert_eq!(choose(&other, &of_a, &known), Choice::Elsewhere(of_a.to_vec()), "{other:?}");
+            assert_eq!(choose(&other, &of_a, &known), FileChoice::Elsewhere(of_a.to_vec()), "{other:?}");
         }
         let both = [file("a", 5, "n1"), file("b", 5, "n1")];
-        assert_eq!(choose(&task(5, "b", "n1"), &both, &known), Choice::File(both[1].clone()));
-        assert_eq!(choose(&task(5, "x", "n1"), &both, &known), Choice::Several);
+        assert_eq!(choose(&task(5, "b", "n1"), &both, &known), FileChoice::File(both[1].clone()));
+        assert_eq!(choose(&task(5, "x", "n1"), &both, &known), FileChoice::Several);
         // The node alone decides.
         let nodes = [file("a", 5, "n1"), file("a", 5, "n2")];
-        assert_eq!(choose(&task(5, "x", "n2"), &nodes, &known), Choice::File(nodes[1].clone()));
+        assert_eq!(choose(&task(5, "x", "n2"), &nodes, &known), FileChoice::File(nodes[1].clone()));
     }
 
     #[test]
     fn file_of_the_leader_precedes_those_of_its_components() {
         let links = [file("ci", 43, "n1").of_component(41), file("ci", 42, "n1").of_component(41)];
-        assert_eq!(choose(&task(41, "ci", "n1"), &links, &[]), Choice::File(links[1].clone()));
-        assert_eq!(choose(&task(41, "x", "n1"), &links, &[]), Choice::File(links[1].clone()));
+        assert_eq!(choose(&task(41, "ci", "n1"), &links, &[]), FileChoice::File(links[1].clone()));
+        assert_eq!(choose(&task(41, "x", "n1"), &links, &[]), FileChoice::File(links[1].clone()));
         let all = [links[0].clone(), file("ci", 41, "n1"), links[1].clone()];
-        assert_eq!(choose(&task(41, "ci", "n1"), &all, &[]), Choice::File(all[1].clone()));
+        assert_eq!(choose(&task(41, "ci", "n1"), &all, &[]), FileChoice::File(all[1].clone()));
     }
 
     proptest! {

@@ -18,7 +18,7 @@ use gpush_core::{
         decide::{self, Started, Verdict},
         devices::{devices, is_owned, node_gres},
         file::JobState,
-        job_files::Place,
+        job_files::HookPlace,
         request::requested,
     },
 };
@@ -26,7 +26,7 @@ use jiff::Timestamp;
 
 use super::{
     call::{Calls, Unanswered, end_of},
-    directory::Written,
+    directory::FileWritten,
     fail, sentence,
     settings::Settings,
     variable,
@@ -47,7 +47,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     // Most jobs of a cluster have no GPU: they pass at once.
     if matches!(request, Ok(None)) && !job.has_devices() {
         // TaskProlog must know that a job of this cluster and node can have no file.
-        directory.keep_place(&Place::new(&job.cluster, &job.node));
+        directory.keep_place(&HookPlace::new(&job.cluster, &job.node));
         return 0;
     }
     let request = match request {
@@ -118,8 +118,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let verdict = decide::prolog(started, concerned, settings.slurm.agent_down);
     match (verdict, state) {
         (Verdict::Lease | Verdict::FailTasks, Some(state)) => match directory.write(&job, &run, state) {
-            Ok(Written::Yes | Written::Again) => 0,
-            Ok(Written::Late) => {
+            Ok(FileWritten::Yes | FileWritten::Again) => 0,
+            Ok(FileWritten::Late) => {
                 undo(global, &settings, &job);
                 0
             }

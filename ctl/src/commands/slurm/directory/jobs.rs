@@ -13,7 +13,7 @@ use std::{
 use gpush_core::slurm::{
     Job,
     file::{JobFile, JobState},
-    job_files::{Choice, FileName, Place, Task, choose},
+    job_files::{FileChoice, FileName, HookPlace, Task, choose},
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ pub(in crate::commands::slurm) struct Run {
 
 /// Whether a Prolog wrote what it did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::commands::slurm) enum Written {
+pub(in crate::commands::slurm) enum FileWritten {
     Yes,
     /// No: Slurm runs another Prolog for the same run of the job, which writes it.
     Again,
@@ -67,7 +67,7 @@ impl Directory {
             pid: std::process::id(),
             begun_ns: i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX),
         };
-        self.keep_place(&Place::new(&job.cluster, &job.node));
+        self.keep_place(&HookPlace::new(&job.cluster, &job.node));
         let locked = self.lock()?;
         let name = job.file_name();
         if let Some(earlier) = self.run_of(&name) {
@@ -86,12 +86,12 @@ impl Directory {
     }
 
     /// Writes what a Prolog did.
-    pub(in crate::commands::slurm) fn write(&self, job: &Job, run: &Run, state: JobState) -> io::Result<Written> {
+    pub(in crate::commands::slurm) fn write(&self, job: &Job, run: &Run, state: JobState) -> io::Result<FileWritten> {
         let locked = self.lock()?;
         match self.run_of(&job.file_name()) {
-            Some(now) if now == *run => self.put(&locked, job, state).map(|()| Written::Yes),
-            Some(now) if now.restart == run.restart => Ok(Written::Again),
-            Some(_) | None => Ok(Written::Late),
+            Some(now) if now == *run => self.put(&locked, job, state).map(|()| FileWritten::Yes),
+            Some(now) if now.restart == run.restart => Ok(FileWritten::Again),
+            Some(_) | None => Ok(FileWritten::Late),
         }
     }
 
@@ -144,9 +144,9 @@ impl Directory {
         let names: Vec<FileName> =
             self.names()?.iter().filter_map(|name| FileName::parse(name)).filter(is_own).collect();
         match choose(task, &names, &self.places()) {
-            Choice::None => Ok(Found::Nothing),
-            Choice::File(name) => Ok(self.read(&name)?.map_or(Found::Nothing, Found::File)),
-            Choice::Elsewhere(names) => {
+            FileChoice::None => Ok(Found::Nothing),
+            FileChoice::File(name) => Ok(self.read(&name)?.map_or(Found::Nothing, Found::File)),
+            FileChoice::Elsewhere(names) => {
                 for name in names {
                     if let Some(file) = self.read(&name)?.filter(|file| matches!(file.state, JobState::Refused { .. }))
                     {
@@ -155,7 +155,7 @@ impl Directory {
                 }
                 Ok(Found::Nothing)
             }
-            Choice::Several => Ok(Found::Several),
+            FileChoice::Several => Ok(Found::Several),
         }
     }
 
@@ -236,8 +236,8 @@ mod tests {
         assert_eq!(state(&directory, 42), Some(refused("second")));
         // Prolog runs twice for one run.
         let again = directory.begin(&run(42, 1, None)).unwrap();
-        assert_eq!(directory.write(&run(42, 1, None), &second, refused("second")).unwrap(), Written::Again);
-        assert_eq!(directory.write(&run(42, 1, None), &again, refused("again")).unwrap(), Written::Yes);
+        assert_eq!(directory.write(&run(42, 1, None), &second, refused("second")).unwrap(), FileWritten::Again);
+        assert_eq!(directory.write(&run(42, 1, None), &again, refused("again")).unwrap(), FileWritten::Yes);
         directory.remove(&run(42, 1, None));
         assert_eq!(left(&directory), [""; 0]);
     }
@@ -250,12 +250,12 @@ mod tests {
         let first = directory.begin(&run(42, 0, None)).unwrap();
         let second = directory.begin(&run(42, 1, None)).unwrap();
         directory.write(&run(42, 1, None), &second, refused("second")).unwrap();
-        assert_eq!(directory.write(&run(42, 0, None), &first, refused("first")).unwrap(), Written::Late);
+        assert_eq!(directory.write(&run(42, 0, None), &first, refused("first")).unwrap(), FileWritten::Late);
         directory.remove_run(&run(42, 0, None), &first);
         assert_eq!(state(&directory, 42), Some(refused("second")));
         // Epilog has removed the file.
         directory.remove(&run(42, 1, None));
-        assert_eq!(directory.write(&run(42, 1, None), &second, refused("late")).unwrap(), Written::Late);
+        assert_eq!(directory.write(&run(42, 1, None), &second, refused("late")).unwrap(), FileWritten::Late);
         assert_eq!(left(&directory), [""; 0]);
     }
 

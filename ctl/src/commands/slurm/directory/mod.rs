@@ -33,10 +33,10 @@ use std::{
 };
 
 use gpush_api::SlurmGpu;
-use gpush_core::slurm::job_files::Place;
+use gpush_core::slurm::job_files::HookPlace;
 use serde::{Serialize, de::DeserializeOwned};
 
-pub(super) use self::jobs::{Found, Written};
+pub(super) use self::jobs::{FileWritten, Found};
 
 /// Largest file that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
@@ -128,7 +128,7 @@ impl Directory {
 
     /// Records that hooks of this cluster and node run on this host. Does nothing while the directory does not exist.
     /// Ignores failures: the next hook records the place.
-    pub(super) fn keep_place(&self, place: &Place) {
+    pub(super) fn keep_place(&self, place: &HookPlace) {
         if !self.path.exists() || self.places().contains(place) {
             return;
         }
@@ -141,7 +141,7 @@ impl Directory {
     }
 
     /// The clusters and nodes whose hooks run on this host.
-    fn places(&self) -> Vec<Place> {
+    fn places(&self) -> Vec<HookPlace> {
         self.read_json(PLACES).unwrap_or_default()
     }
 
@@ -224,8 +224,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(".new"), "half").unwrap();
         let directory = Directory::new(dir.path(), Instant::now());
-        directory.keep_place(&Place::new("ci", "n1"));
-        assert_eq!(directory.places(), [Place::new("ci", "n1")]);
+        directory.keep_place(&HookPlace::new("ci", "n1"));
+        assert_eq!(directory.places(), [HookPlace::new("ci", "n1")]);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "the list and the lock");
     }
 }
