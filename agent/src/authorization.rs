@@ -15,10 +15,10 @@ use gpush_store::{DENIED, NewAudit, Store};
 
 use crate::{caller::Caller, state::State};
 
-/// Maximum number of recorded attempts of one uid in a window.
+/// Maximum number of refused attempts of one uid that are recorded in each window.
 const MOST: u32 = 10;
 
-/// Length of a window.
+/// Length of a window, after which the count of attempts restarts.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// Decides which callers are administrators. A handle, cheap to clone.

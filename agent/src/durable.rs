@@ -164,7 +164,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     })
 }
 
-/// Grants end with their boot, so a loss on an earlier boot is accepted here. Returns a loss on this boot.
+/// Accepts a loss on an earlier boot, because grants end with their boot. Returns a loss on this boot.
 fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -> Option<Lost> {
     let lost = notes.iter().find_map(|note| match note {
         Note::Lost(lost) => Some(lost.clone()),
@@ -263,7 +263,7 @@ fn superseded(
     let mut superseded = BTreeMap::new();
     let left: Vec<_> = unfinished.iter().filter(|left| !left.record.stage.is_final()).collect();
     let first = left.iter().filter_map(|left| left.intent.begun).min();
-    // An operation that last changed before all of them cannot have begun later.
+    // An operation whose record last changed before all of these cannot have begun after one of them.
     for other in view.operations()?.into_iter().filter(|other| first.is_some_and(|first| other.sequence > first)) {
         let intent = view.intent(other.id)?.unwrap_or_default();
         let gpus = claimed(&intent);

@@ -28,7 +28,7 @@ pub(crate) struct Health(Arc<Sources>);
 
 /// The sources of the health report.
 pub(crate) struct Sources {
-    /// Provides maintenance and a lost database.
+    /// Provides whether the host is in maintenance, and whether the database was lost.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
@@ -133,7 +133,7 @@ impl Health {
             let pid = worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
             ApiError::new(Code::DriverTimeout, format!("driver worker {pid} was killed and hangs in the kernel"))
                 .cause(worker.calls.join(", "))
-                .hint("only a reboot ends it; the other GPUs are served by a new worker")
+                .hint("only a reboot ends this worker; a new one serves the other GPUs")
         });
         stuck.collect()
     }

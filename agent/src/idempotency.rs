@@ -18,8 +18,8 @@ pub(crate) const HEADER: &str = "idempotency-key";
 /// Maximum length of a key, in bytes.
 const LONGEST: usize = 128;
 
-/// Most requests with one key that wait for the first one's answer. Each holds memory until that ends, even if its client
-/// is gone.
+/// Maximum number of requests with one key that wait for the answer to the first. Each uses memory until that answer,
+/// even if its client has disconnected.
 const MOST_REPEATS: usize = 8;
 
 /// Time for which an answer is stored.

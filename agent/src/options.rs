@@ -226,7 +226,7 @@ impl Paths {
                 .join("config.toml"),
         };
         let state_dir = match &arguments.state_dir {
-            // Canonical, so that one directory has one marker and one trust rule.
+            // Canonical, so that all names of a directory have the same marker and trust rule.
             Some(path) => canonical(path),
             None if here.root => SYSTEM_STATE.into(),
             None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,

@@ -4,7 +4,7 @@
 //! and therefore also the hold.
 //!
 //! After the recovery, instances and MPS daemons stay as they are; differences from the config show as drift. A process
-//! that was already running may have had a grant, so gpushd never ends it for lack of one.
+//! that was already running may have had a grant, so gpushd never ends it because it has none.
 //!
 //! A loss of records from before this boot holds no GPU, because grants end with their boot. But overrides and cordons
 //! are gone. So health reports the loss until an administrator accepts it, or until the next boot.
@@ -45,10 +45,8 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
     }
     error = match held.as_slice() {
         [] => error.cause("the config manages no GPU, so none is held"),
-        [one] => error.cause(format!("GPU {one} is held: it is not changed, and no user gets it")),
-        several => {
-            error.cause(format!("GPUs {} are held: they are not changed, and no user gets them", several.join(", ")))
-        }
+        [one] => error.cause(format!("GPU {one} is held: gpushd neither changes nor grants it")),
+        several => error.cause(format!("GPUs {} are held: gpushd neither changes nor grants them", several.join(", "))),
     };
     error.hint(
         "check that no user needs their current instances, then release them with `gpushctl recover` \

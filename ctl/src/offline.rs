@@ -79,7 +79,7 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
                     None => String::new(),
                 };
                 return Err(ApiError::new(Code::BadRequest, what)
-                    .hint(format!("--config FILE, such as --config {DEFAULT_CONFIG}{layout}")));
+                    .hint(format!("add --config FILE, such as --config {DEFAULT_CONFIG}{layout}")));
             }
         },
     };
@@ -92,7 +92,7 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
         LayoutSource::Entries(entries) => (Layout::parse_list(entries).is_ok(), true),
     };
     if by_rules && request.gpus.is_empty() && config.rules.is_empty() {
-        let error = ApiError::new(Code::BadRequest, "the command selects no GPU of the offline host");
+        let error = ApiError::new(Code::BadRequest, "the command does not select a GPU of the offline host");
         return Err(match (indexes(gpus), selectable(gpus, &request.gpus)) {
             (Some(indexes), _) if has_layout => error.hint(format!("select GPUs: --gpu {indexes}")),
             (_, Some(selected)) => error.hint(format!("give GPUs and a layout: {selected}")),

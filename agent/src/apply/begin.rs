@@ -261,7 +261,7 @@ fn new(order: &Order, by: Actor, parts: &[Part]) -> New {
     }
 }
 
-/// Returns the changes recorded together with the operation: the audit record, and the response for its key.
+/// Returns what is recorded together with the operation: the audit record, and the response for its idempotency key.
 fn also(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
     let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
     let (once, expected) = (order.once, order.expected);

@@ -35,7 +35,7 @@ pub(super) fn interrupted(message: &str) -> ApiError {
 /// changed its GPUs.
 pub(super) fn outlived(id: &str, by: OperationId) -> ApiError {
     ApiError::new(Code::Internal, format!("the end of operation {id} was not recorded"))
-        .cause(format!("{by} has changed its GPUs since, so it does not continue"))
+        .cause(format!("it does not continue, because {by} has changed its GPUs since"))
         .hint(format!("`gpushctl operation show {by}` shows the later operation"))
 }
 

@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub(super) struct Leased {
     lease: Option<Granted>,
-    /// For each GPU where that has changed: its UUID, and the instances that gpushd created on it.
+    /// The instances that gpushd created, by UUID, for each GPU on which they changed.
     created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -136,7 +136,7 @@ fn made(mig: &Mig, plan: &GpuPlan) -> Vec<Made> {
     devices.collect()
 }
 
-/// Returns, for each GPU where that has changed, the instances that gpushd created.
+/// Returns the instances that gpushd created, for each GPU on which they changed.
 fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec<(String, BTreeSet<Placement>)> {
     let after = |plan: &GpuPlan| {
         let before = leases.created.get(&plan.uuid).cloned().unwrap_or_default();

@@ -356,6 +356,6 @@ fn leave(engine: &Engine, one: &QueuedOperation, mut error: ApiError) {
 
 fn too_long(id: &str, patience: Duration) -> ApiError {
     ApiError::new(Code::TimedOut, format!("operation {id} could not begin within {} s", patience.as_secs()))
-        .hint("end the processes in its way, or repeat the command with a longer --wait")
+        .hint("end the processes that block it, or repeat the command with a longer --wait")
         .retryable()
 }

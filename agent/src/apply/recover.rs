@@ -92,7 +92,7 @@ impl Recovery {
                 continue;
             }
             if same_boot && left.record.kind != operation::START {
-                // The GPUs count even if the operation fails, because it was requested after the boot.
+                // Include the GPUs even if the operation fails, because it was requested after the boot.
                 changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
             }
             let lost = match superseded.get(&left.record.id) {

@@ -216,7 +216,7 @@ impl Services {
         }
         self.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
         let services = self.clone();
-        // Not a tracked task: gpushd does not wait for it when it exits.
+        // The task is not tracked: gpushd does not wait for it before it exits.
         tokio::spawn(async move {
             let mut pause = AGAIN.0;
             loop {

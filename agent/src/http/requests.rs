@@ -45,7 +45,7 @@ impl Requests {
         self.admit_with(caller, attempt, key, why.reason.as_deref()).await
     }
 
-    /// Admits a request with another body, whose key is already computed.
+    /// Admits a request whose body is not a [`WhyRequest`]. The caller has already computed its key.
     ///
     /// # Errors
     /// As [`Requests::admit`].

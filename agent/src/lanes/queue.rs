@@ -23,7 +23,7 @@ use std::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(pub(crate) u64);
 
-/// What an operation's last plan takes away on one GPU.
+/// What an operation's last plan needs for itself on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reserve {
     /// These targets, by UUID.
@@ -35,14 +35,14 @@ pub(crate) enum Reserve {
 /// What an entry needs on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// The lane. The plan takes away what [`Reserve`] says.
+    /// The lane. The plan needs what [`Reserve`] says for itself.
     Lane(Reserve),
     /// Parts of these targets, by UUID.
     Parts(BTreeSet<String>),
 }
 
 impl Need {
-    /// Returns whether the entry takes this target away, or needs a part of it.
+    /// Returns whether the entry reserves this target, or needs a part of it.
     pub(crate) fn concerns(&self, target: &str) -> bool {
         match self {
             Self::Lane(Reserve::Gpu) => true,

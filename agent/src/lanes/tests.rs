@@ -21,7 +21,7 @@ fn gpus(uuids: &[&str]) -> BTreeSet<String> {
     uuids.iter().map(ToString::to_string).collect()
 }
 
-/// Returns the needs of an operation that takes away a target of GPU 0.
+/// Returns the needs of an operation that removes a target of GPU 0.
 fn takes_away(target: &str) -> Needs {
     Needs::from([("GPU-0".to_owned(), Need::Lane(Reserve::Targets(BTreeSet::from([target.to_owned()]))))])
 }

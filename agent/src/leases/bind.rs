@@ -34,7 +34,7 @@ const SLICE: &str = "gpulease";
 pub(crate) struct Scopes(Result<Arc<Manager>, &'static str>);
 
 impl Scopes {
-    /// Finds whether this gpushd can create scopes. Only the system's own does, as for MPS units.
+    /// Determines whether this gpushd can create scopes. Only gpushd of the system can, as for MPS units.
     pub(crate) fn new(is_systems_own: bool) -> Self {
         Self(if !systemd::is_the_service_manager() {
             Err("systemd is not the service manager here")
@@ -256,9 +256,9 @@ pub(super) fn unknown(leases: &Leases) -> Vec<String> {
     scopes.filter(|scope| scope.ends_with(".scope") && !known.contains(scope.as_str())).collect()
 }
 
-/// What is wrong with the scopes of leases.
+/// Returns the problems of lease scopes.
 pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
-    // A scope whose lease has just ended may be there for a moment.
+    // The scope of a lease that has just ended may still exist briefly.
     let with_processes = |scope: &String| cgroup::processes(scope).is_some_and(|pids| !pids.is_empty());
     let unknown: Vec<String> = unknown(leases).into_iter().filter(with_processes).collect();
     let Some(first) = unknown.first() else { return Vec::new() };

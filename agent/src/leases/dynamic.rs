@@ -81,7 +81,7 @@ fn asked_by(leases: &Leases, id: LeaseId) -> Result<Actor, ApiError> {
     table.open.get(&id).map(|lease| lease.record.asked_by.clone()).ok_or_else(|| show::unknown(id))
 }
 
-/// A lease that is granting, with its operation. The operation is not executed yet.
+/// A lease in the state granting, with its operation, which is not executed yet.
 pub(super) struct Begun {
     pub(super) record: LeaseRecord,
     creation: Creation,

@@ -70,7 +70,7 @@ pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(OpenLease, u32)> {
     table.open.values().filter_map(|lease| Some((lease.clone(), restart(lease)?))).collect()
 }
 
-/// Returns whether a later run of the same job has a lease. The processes in the job's cgroup are then that run's.
+/// Returns whether a later run of the same job has a lease. Then the processes in the job's cgroup belong to that run.
 pub(super) fn is_superseded(table: &LeaseTable, lease: &OpenLease) -> bool {
     let run = |lease: &OpenLease| match &lease.record.binding {
         LeaseBinding::Job { cluster, job, node, restart, .. } => Some((cluster.clone(), *job, node.clone(), *restart)),

@@ -7,17 +7,15 @@
 //! ```
 //!
 //! Each open lease has one task. It waits for the end of what the lease is bound to: a process, or the last one in a
-//! cgroup. While the lease is releasing, it also waits for
-//! the processes of the lease, by their pidfds. After each end it asks the driver and the MPS daemon again; for
-//! processes without a pidfd it asks at intervals.
+//! cgroup. While the lease is releasing, it also waits for the processes of the lease, by their pidfds. When one ends,
+//! the task asks the driver and the MPS daemon again. If a process has no pidfd, the task asks at intervals.
 
 use std::{
-    collections::BTreeSet,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
-use gpush_api::{AtLeaseEnd, EndReason, GpuState, LeaseBinding, LeaseId, LeaseMember, LeaseState};
+use gpush_api::{AtLeaseEnd, EndReason, LeaseBinding, LeaseId, LeaseMember, LeaseState};
 use gpush_core::lease::machine::{self, Effect, EndProcesses, Event};
 use gpush_host::{
     cgroup,
@@ -258,13 +256,13 @@ fn recorded_end(effect: &Effect) -> Option<EndReason> {
     }
 }
 
-/// Waits until one of these processes has ended; for ever when there is none.
+/// Waits until one of these processes ends. If there is none, never returns.
 async fn one_ends(pids: Vec<u32>) {
     let mut watched = tokio::task::JoinSet::new();
     for pid in pids.into_iter().take(MOST_AWAITED) {
         match AsyncPidFd::open(pid) {
             Ok(Some(process)) => drop(watched.spawn(async move { process.ended().await })),
-            // It has ended. The driver may list it for a moment.
+            // It has ended, but the driver may still list it briefly.
             Ok(None) => {}
             Err(error) => tracing::debug!(pid, "cannot watch a process: {error}"),
         }

@@ -1,4 +1,4 @@
-//! Which processes of a lease are left: by its binding, by the driver, by the MPS daemons.
+//! Finds the remaining processes of a lease: by its binding, in the driver's lists, and with the MPS daemons.
 //!
 //! A process of the holder on a target belongs to the lease in whose cgroup it is, else to the one that its environment
 //! names. A process of neither kind is unattributed: it counts for the holder's oldest lease on the target. The capacity
@@ -6,7 +6,7 @@
 //! every process of the holder counts.
 //!
 //! A new scope belongs to its lease, so all its processes do. In another cgroup, such as a login session, only those
-//! processes count that use the GPU or name the lease: a shell keeps no lease.
+//! processes count that use the GPU or name the lease: a shell does not keep a lease open.
 //!
 //! For the lease of a Slurm job, the job's cgroup decides. Its path has the job id, sometimes the node and the user, never
 //! the cluster. A process of the holder on its targets cannot be attributed if it is in no cgroup of a job, or in one that
@@ -169,8 +169,8 @@ async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     own.await.unwrap_or_default()
 }
 
-/// Pids on the target of a member, by the driver; `None` when they are not known. MPS servers of gpushd are left out:
-/// they run as the user, and end with their clients.
+/// Returns the pids that the driver lists on the target of a member; `None` if they are unknown. Leaves out gpushd's
+/// MPS servers: they run as the user, and end with their clients.
 async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
     let host = leases.handles.state.now();
     if host.gpu(&member.gpu).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {

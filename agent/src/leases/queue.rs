@@ -13,7 +13,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseGrant, LeaseId, LeaseQueuePosition, LeaseState, LeaseWait};
+use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseId, LeaseQueuePosition, LeaseState, LeaseWait};
 use gpush_core::lease::{
     placement::{Assignment, Host, Member, NoAssignment},
     queue::{self as order, Outcome, Takes},
@@ -243,7 +243,7 @@ fn decide(
                 Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
                     Some(Ok(reserved)) => {
                         granted.extend(leases.waiting().remove(&ticket).map(|waiting| (waiting, reserved)));
-                        // This grant changes the host. The loop decides about the other requests with the new host.
+                        // The grant changes the host. The next pass decides about the others, with a new snapshot.
                         again = true;
                     }
                     Some(Err(error)) => {

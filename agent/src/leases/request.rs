@@ -178,7 +178,7 @@ fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<
     left.retain(|index| !dynamic.contains(index));
     if left.is_empty() && were_there {
         return Err(ApiError::new(Code::Unsupported, "Slurm jobs cannot use GPUs with a dynamic layout")
-            .cause("gpushd creates no MIG devices for a job, because Slurm knows them from gres.conf")
+            .cause("Slurm knows MIG devices only from gres.conf, so gpushd does not create any for a job")
             .hint("tell the administrator: GPUs of Slurm need a static layout"));
     }
     Ok(left)

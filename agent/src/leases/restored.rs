@@ -69,7 +69,7 @@ pub(super) fn is_pending(leases: &Leases) -> bool {
     !leases.restored().places.is_empty()
 }
 
-/// Resolves the requests that only have a place, as far as possible. Call it before anything is placed.
+/// Resolves, as far as possible, the requests that have only their place in the queue. Call it before any placement.
 pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
     // A request and the task of the queue may both do it.
     let _resolving = leases.resolving.lock().await;
@@ -121,7 +121,7 @@ async fn resolved(
     resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await
 }
 
-/// Puts a resolved request among those that wait.
+/// Adds a resolved request to the waiting ones.
 fn wait(
     leases: &Leases,
     record: &LeaseRecord,
@@ -226,7 +226,7 @@ async fn cancel(leases: &Leases, id: LeaseId) {
     cancel_place(leases, id, EndReason::Cancelled).await;
 }
 
-/// Ends a request that only has a place. Returns whether it had one.
+/// Ends a restored request that has only its place in the queue. Returns whether it had one.
 pub(super) async fn cancel_place(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
     let place = leases.restored().places.remove(&id);
     let had_place = place.is_some();

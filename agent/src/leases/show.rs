@@ -121,7 +121,7 @@ pub(super) fn of_job(record: &LeaseRecord, caller: &Caller, what: &str) -> Optio
     Some(ApiError::new(Code::Denied, message).cause("Slurm's hooks begin and end it").hint(hint))
 }
 
-/// Returns an active lease as its grant is answered.
+/// Returns an active lease with its environment, in the form of the answer to a grant.
 ///
 /// # Errors
 /// If the MPS daemon of the lease has no pipe directory.

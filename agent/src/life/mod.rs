@@ -1,4 +1,4 @@
-//! The life of gpushd: start, serve, stop. Creates and runs all other modules.
+//! Starts gpushd, serves requests, and stops. Creates and runs all other modules.
 //!
 //! ```text
 //! socket taken over ─► config ─► log ─► store opened ─► socket ─► serving ─► READY

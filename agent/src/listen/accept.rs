@@ -138,7 +138,7 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-/// Limits of connections, and the accounts to which connections count.
+/// Limits of connections, and the accounts whose connections are counted.
 struct Limits {
     socket_kind: SocketKind,
     caps: Caps,

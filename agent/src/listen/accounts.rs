@@ -24,7 +24,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// Maximum number of lines read from the file. A uid in a later range counts as a separate user.
 const MOST: usize = 100_000;
 
-/// The user or service to which a connection counts.
+/// The user or service whose limit a connection counts towards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Account {
     /// The user with this uid, including subordinate uids.

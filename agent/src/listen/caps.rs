@@ -1,7 +1,7 @@
 //! Limits of open connections, and of new connections per second, per account and in total.
 //!
 //! A caller that opens connections continuously must neither exhaust gpushd's file descriptors nor lock out others.
-//! Connections count to an [`Account`]: a user with all subordinate uids.
+//! Connections are counted for each [`Account`]: a user with all subordinate uids.
 //!
 //! | connections of the first socket | for |
 //! |---|---|

@@ -21,8 +21,8 @@ use gpush_nvml::{DriverError, ErrorKind, Hardware, Reading};
 use super::{GpuName, Trouble};
 use crate::state::readings::Readings;
 
-/// How long a step waits for a call without an answer to settle. The driver layer kills the worker much earlier. A call
-/// that is not settled by then hangs in the kernel.
+/// How long a step waits until a late call has ended and its effect is known. The driver layer kills the worker much
+/// earlier, so a call that still runs then hangs in the kernel.
 const SETTLE: Duration = Duration::from_secs(45);
 
 /// The driver for steps: `hardware` changes GPUs, `readings` reads them into the state.

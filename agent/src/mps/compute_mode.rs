@@ -63,11 +63,11 @@ pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
 /// Returns the error for a GPU where programs can bypass MPS because the compute mode could not be set.
 pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiError> {
     let why = mps.open().get(gpu_uuid).cloned()?;
-    let message = format!("programs can get past MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");
+    let message = format!("programs can bypass MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");
     Some(
         ApiError::new(Code::DriverError, message)
             .cause(why)
-            .hint("gpushd tries again; a rule with `compute_mode = \"keep\"` does not need it")
+            .hint("gpushd tries again; with `compute_mode = \"keep\"` in the rule, it does not set the mode")
             .retryable(),
     )
 }

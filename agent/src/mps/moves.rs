@@ -270,12 +270,12 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     if let Some(error) = compute_mode::gets_past(mps, uuid, &label) {
         compute_mode::not_come(mps, operation, uuid).await;
         return Err(error.hint(
-            "remove the cause, then apply again; a rule with `compute_mode = \"keep\"` does not \
-            need it",
+            "remove the cause, then apply again; with `compute_mode = \"keep\"` in the rule, gpushd does \
+            not set the mode",
         ));
     }
     let Some(entry) = mps.entries().get(uuid).cloned() else {
-        let mut error = ApiError::new(Code::Unsupported, "an MPS daemon cannot run there");
+        let mut error = ApiError::new(Code::Unsupported, "an MPS daemon cannot run on this GPU");
         error.causes = mps.findings();
         return Err(error.hint("remove the cause, then apply again"));
     };

@@ -194,7 +194,7 @@ async fn ask_for_many(mps: &Mps, config: &Config) {
     *mps.many() = Some(asked);
 }
 
-/// Reconciles one daemon, and the compute mode of its GPU before and after.
+/// Reconciles one daemon, and sets or restores the compute mode of its GPU.
 async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();

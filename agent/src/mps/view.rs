@@ -270,7 +270,8 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
         }
     })?;
     let uuid = known.swap_remove(at).uuid;
-    let entry = entries.get(&uuid).cloned().ok_or_else(|| ApiError::new(Code::NotFound, "it has just ended"))?;
+    let entry =
+        entries.get(&uuid).cloned().ok_or_else(|| ApiError::new(Code::NotFound, "the daemon has just ended"))?;
     Ok((uuid, entry))
 }
 

@@ -51,6 +51,6 @@ pub(crate) fn expiry_has_an_object(expires_at: Option<Timestamp>, lasting: &[Opt
         return Ok(());
     }
     Err(ApiError::new(Code::BadRequest, "an expiry has no effect: this request makes no override")
-        .cause("an override is an explicit layout, other than its rule's, on a GPU whose rule has mode `mig`")
+        .cause("only a layout that differs from the rule's, on a GPU whose rule has mode `mig`, makes an override")
         .hint("leave out the expiry; `gpushctl config show` shows which rule claims which GPU"))
 }

@@ -156,7 +156,7 @@ impl<'a> Classifier<'a> {
         let by_job = || {
             let job = cgroup::of(pid)?.slurm_job?;
             let lease = own.iter().find(|lease| lease.fits_job(&job))?;
-            (!self.table.is_ambiguous(&job, uid)).then(|| NamedLease::Own(lease.id().to_string()))
+            (!self.table.is_ambiguous(&job, uid)).then(|| EnvironmentLease::Own(lease.id().to_string()))
         };
         let is_own = |name: &str| own.iter().any(|lease| lease.id().to_string() == name);
         by_cgroup().or_else(by_job).unwrap_or_else(|| self.unleased.environments.lease_of(pid, is_own))

@@ -225,7 +225,7 @@ impl Layouts {
             ProblemSubject::Boot,
             ApiError::new(Code::Internal, "cannot record the boot")
                 .cause(error.to_string())
-                .hint("until then gpushd applies the config's layouts at each start"),
+                .hint("see `journalctl -u gpushd`; until this is recorded, each start applies the layouts"),
         );
     }
 }

@@ -93,7 +93,7 @@ impl OpenLease {
         self.record.expires_at.is_some_and(|expires| expires <= now) || self.deadline.is_some_and(|end| end <= at)
     }
 
-    /// Whether no process is known that it waits for: the processes have ended, or were killed and are about to end.
+    /// Returns whether all known processes that it waits for have ended, or were killed and are about to end.
     pub(crate) fn ends_now(&self) -> bool {
         match (self.state.name(), &self.record.binding) {
             (LeaseState::Releasing, _) => self.left.iter().all(|pid| proc::is_ending(*pid)),
@@ -213,7 +213,7 @@ pub(crate) struct Reservation {
 pub(crate) struct Settled {
     /// The lease whose MIG devices the operation created. It is now active, or has ended.
     pub(crate) lease: Option<LeaseRecord>,
-    /// For each GPU where that has changed: its UUID, and the instances that gpushd created on it.
+    /// The instances that gpushd created, by UUID, for each GPU on which they changed.
     pub(crate) created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -271,7 +271,7 @@ impl LeaseTable {
         self.holding().any(|lease| lease.record.members.iter().any(is_alone))
     }
 
-    /// Returns the lease of a user in whose cgroup a process is, from the text of its `/proc/PID/cgroup`.
+    /// Returns the user's lease whose cgroup contains a process. `cgroups` is the text of its `/proc/PID/cgroup`.
     pub(crate) fn by_cgroup(&self, uid: u32, cgroups: &str) -> Option<&OpenLease> {
         let own = self.holding().filter(|lease| lease.record.holder.uid == uid);
         let mut bound = own.filter_map(|lease| Some((lease, lease.cgroup()?)));

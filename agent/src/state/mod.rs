@@ -103,7 +103,7 @@ pub(crate) struct Initial {
     pub(crate) overrides: Overrides,
     /// A loss of the database that no administrator has accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// When an administrator last accepted a loss on this boot, in clock ticks since boot.
+    /// Clock ticks from boot until an administrator last accepted a loss of the database; `None` if not on this boot.
     pub(crate) known_since: Option<u64>,
     /// Recorded leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,

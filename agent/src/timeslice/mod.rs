@@ -66,7 +66,7 @@ pub(crate) use self::{
     settle::run,
 };
 
-/// Time-sliced GPUs, and the handles that keep their settings. A handle, cheap to clone.
+/// Keeps the settings of time-sliced GPUs. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Timeslice(Arc<Inner>);
 

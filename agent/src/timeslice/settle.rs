@@ -129,7 +129,7 @@ impl Tending {
         let aims = aims(timeslice, &config, &gpus, has_daemon);
         self.modes.start(timeslice, &self.pace, &aims);
         let (kept, let_go): (Vec<SharedGpu>, Vec<SharedGpu>) = aims.into_iter().partition(|aim| aim.policy.is_some());
-        // On the other GPUs, gpushd has no level to remove.
+        // On GPUs whose level gpushd did not set, there is nothing to remove.
         let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
         let aims: Vec<SharedGpu> = kept.into_iter().chain(let_go).collect();
         let sight = LastCheck {
@@ -143,7 +143,7 @@ impl Tending {
         if self.pace.is_due(new, some) {
             let busy = levels::tend(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
             for uuid in busy {
-                // Removed here, so that it counts as new when its lane is free.
+                // Remove the GPU, so that it is checked again when its lane is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
                 let timeslice = timeslice.clone();
                 tokio::spawn(async move {

@@ -131,7 +131,6 @@ fn error(cause: &str) -> ApiError {
         .cause(cause.to_owned())
         .hint(
             "try `nvidia-smi compute-policy -l`; gpushd retries, or retry now with `gpushctl config reload` \
-            (administrator) \
             (administrator)",
         )
         .retryable()

@@ -156,7 +156,7 @@ pub struct OperationChange {
     pub note: Option<String>,
 }
 
-/// A GPU after a change. The reading was caused by another request, because events cause no readings.
+/// A GPU after a change. Listening to events causes no readings: another request caused this one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuChange {

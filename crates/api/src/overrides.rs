@@ -33,7 +33,7 @@ pub struct Override {
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
-    /// Generation of the desired state that began with the override.
+    /// Generation of the desired state since the override was made.
     pub generation: u64,
 }
 

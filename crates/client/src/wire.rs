@@ -212,7 +212,7 @@ impl Wire {
             let began = Instant::now();
             last = self.attempt(question, until, deadline).await;
             if began.elapsed() > question.away {
-                // An agent was there, and waited: this is another restart.
+                // An agent accepted this attempt and waited. So this is another restart.
                 give_up = until.min(Instant::now() + question.away);
             }
         }
@@ -303,7 +303,8 @@ impl Wire {
     async fn speak(&self, stream: UnixStream) -> Result<http1::SendRequest<Full<Bytes>>, Error> {
         // An HTTP/1 handshake sends nothing, so it can fail only because of hyper itself.
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| {
-            Error::new(Kind::Connect, ApiError::new(Code::Internal, "no HTTP on the connection").cause(e.to_string()))
+            let error = ApiError::new(Code::Internal, "cannot start HTTP on the connection");
+            Error::new(Kind::Connect, error.cause(e.to_string()))
         })?;
         // The request in flight reports the end of the connection.
         tokio::spawn(async move { drop(connection.await) });
@@ -345,7 +346,7 @@ impl Wire {
             format!("gpushd may still carry out the request: see {}", question.where_it_shows())
         } else {
             let look = "`systemctl status gpushd`, `journalctl -u gpushd`";
-            format!("wait longer with --timeout SECONDS, or look why: {look}")
+            format!("wait longer with --timeout SECONDS, or find the cause: {look}")
         });
         Error::new(Kind::TimedOut, error.retryable())
     }

@@ -187,7 +187,7 @@ fn held_instances_are_kept_even_at_higher_cost() {
     holds.add_gpu_instance(1);
     assert!(plan_around(&geometry, &instances, &target, &holds).is_ok());
 
-    // One of the two small instances must be destroyed. Without holds, it is the one whose placement leaves less room.
+    // One of the two small instances must be destroyed. Without holds, the planner keeps the one that leaves more room.
     let target = resolve(&geometry, "4g.40gb, 1g.10gb");
     assert_eq!(plan(&geometry, &instances, &target).unwrap().keeps, [3]);
     let mut holds = Holds::default();

@@ -119,7 +119,7 @@ impl View<'_> {
         })
     }
 
-    /// Returns whether an answer of a user names the object with this number.
+    /// Returns whether an unexpired answer for a user has this number as its body.
     ///
     /// # Errors
     /// When the store can't be read.

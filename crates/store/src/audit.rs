@@ -1,9 +1,9 @@
 //! The audit trail. Each mutation has one record, in the same transaction. Records never change; the oldest are deleted
 //! by number and age.
 //!
-//! Every user may request and release leases as often as they like, and so may a user who tries to administer and is
-//! refused. So records of both kinds have a limit for each user. They replace older ones of the same user and kind, and
-//! never a record of an administrator's action.
+//! Any user can cause many records, with leases or with refused administrator requests. So both kinds have a limit for
+//! each user. Beyond it, a record replaces an older one of the same user and kind, never a record of an
+//! administrator's action.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -19,7 +19,7 @@ use crate::{
 /// Pattern for the actions of records about leases. Users without other permissions can cause such records.
 pub(crate) const LEASES: &str = "lease.*";
 
-/// Action of records about refused attempts to administer.
+/// Action of records about refused administrator requests.
 pub const DENIED: &str = "access.denied";
 
 /// Patterns of the actions whose records have a limit for each user.

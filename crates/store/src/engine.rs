@@ -8,7 +8,7 @@
 //!          quiet: sync watermark, checkpoint, prune              │         watermark, do the files
 //!                                                                │         still exist? ─► replies
 //!                                                                ▼
-//!                      full: rolled back; endings once more with the reserve released
+//!                      full: rolled back; ends are retried with the reserve released
 //!                      any other failure: rolled back, `Broken` until reopened
 //! ```
 //!
@@ -243,7 +243,7 @@ impl Engine {
             return refuse(entries, |_| true, error);
         }
         if !self.reserve.restore() {
-            // The remaining disk space is reserved for endings.
+            // The remaining disk space is reserved for the ends of operations and leases.
             self.counters.trouble(Some(full.clone()));
             refuse(entries, |entry| entry.job.class() == Class::Ordinary, &full);
         }
@@ -364,7 +364,7 @@ impl Engine {
     }
 
     /// Returns the number of commits after which the log is checkpointed. On a full disk it must stay small, so that
-    /// the reserve suffices for many endings.
+    /// the reserve suffices to record the ends of many operations.
     fn commits_a_checkpoint(&self) -> u64 {
         if self.counters.is_full() { COMMITS_A_CHECKPOINT_WHEN_FULL } else { COMMITS_A_CHECKPOINT }
     }

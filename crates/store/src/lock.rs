@@ -1,6 +1,6 @@
-//! The lock of the state directory, held for the whole life of gpushd.
+//! The lock of the state directory. gpushd holds it until it exits.
 //!
-//! Without it, two gpushd would both change the same GPUs. The lock is an `flock`, so the kernel releases it when the
+//! Without it, two gpushd could change the same GPUs. The lock is an `flock`, so the kernel releases it when the
 //! process ends. The file contains the holder's pid, which a second gpushd reports.
 //!
 //! Between `fork` and `exec`, a child process has all descriptors of its parent. If gpushd is killed in this interval,

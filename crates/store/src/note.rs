@@ -12,7 +12,7 @@ pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 /// Limits on stored records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
-    /// Reserved disk space for endings, in bytes.
+    /// Disk space in bytes that is reserved for recording the ends of operations and leases.
     pub reserve: u64,
     /// Maximum number of ended operations.
     pub operations: usize,
@@ -26,11 +26,11 @@ pub struct Bounds {
     pub answers: usize,
     /// Maximum number of audit records, except those that every user can cause.
     pub audit_most: usize,
-    /// Maximum number of one user's audit records about shares, and the same number about refused attempts to
-    /// administer.
+    /// Maximum number of one user's audit records about leases. The same limit applies to records about refused
+    /// administrator requests.
     pub audit_shares_per_uid: usize,
-    /// Maximum number of all users' audit records about shares, and the same number about refused attempts to
-    /// administer.
+    /// Maximum number of all users' audit records about leases. The same limit applies to records about refused
+    /// administrator requests.
     pub audit_shares: usize,
     /// Minimum number of audit records that are kept at any age.
     pub audit_least: usize,
@@ -143,7 +143,7 @@ pub enum Note {
         /// The new path.
         kept: Option<PathBuf>,
     },
-    /// There is no space for the reserve. Until there is, only endings are recorded.
+    /// There is no space for the reserve. Until there is, the store records only the ends of operations and leases.
     NoReserve {
         /// The directory.
         directory: PathBuf,

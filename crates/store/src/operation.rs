@@ -52,7 +52,7 @@ pub fn may_become(from: OperationState, to: OperationState) -> bool {
         (_, Waiting) => from == Queued,
         (_, Running) => matches!(from, Queued | Waiting | Interrupted),
         (_, Cancelling | Interrupted) => from != to,
-        // Before an operation runs, it has changed nothing. So it cannot be done.
+        // An operation that has not run has changed nothing, so it cannot become done.
         (_, Done) => matches!(from, Running | Cancelling | Interrupted),
         (_, RolledBack | Failed) => true,
     }

@@ -1,8 +1,8 @@
 //! Whether a sound database contains the latest state of this host.
 //!
 //! ```text
-//! sound database ─► named by this boot's marker? ── another is named ───────► lost on this boot
-//!                     │ no marker, or it is named
+//! sound database ─► does this boot's marker name it? ── another ────────────► lost on this boot
+//!                     │ yes, or there is no marker
 //!                     ├─ of another machine, not open on this boot ─────────► other host
 //!                     ├─ behind the marker, or behind its watermark ────────► lost
 //!                     ├─ watermark missing or damaged, no marker ───────────► lost
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! After a loss on this boot, grants and operations that are still in effect may be lost, so GPUs are held. A loss that
-//! is found on a new boot affects only settings, because shares and operations end with their boot.
+//! is found on a new boot affects only settings, because leases and operations end with their boot.
 
 use uuid::Uuid;
 

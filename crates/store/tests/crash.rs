@@ -34,7 +34,7 @@ fn kill_at_random_moment_keeps_whole_reported_transactions() {
         let mut process = child(&[], "forever", &directory).spawn().unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert!(lines.any(|line| line == "ready"), "round {round}");
-        // The moments are spread, and differ in each round.
+        // Each round kills the process after a different time.
         let reader = std::thread::spawn(move || told(lines));
         std::thread::sleep(Duration::from_micros(500 + round * 1733 % 60_000));
         process.kill().unwrap();
@@ -133,7 +133,7 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             let outcome = if text.contains("refused") {
                 "not opened"
             } else if let Some(first) = errors.first() {
-                // After a disk failure, no change is reported as recorded. On a full disk, endings are.
+                // After a disk failure, no change is reported as recorded. On a full disk, only ends of operations are.
                 let after_first = text.split_once(first).unwrap().1;
                 if error == "ENOSPC" {
                     assert!(first.contains("Full") && ended, "{what}");

@@ -354,7 +354,7 @@ fn full_disk_loses_nothing_and_records_endings() {
     }
     println!("disk full with 0 to {} pages left: {refused} refusals, {LEFT} ends recorded", LEFT - 1);
 
-    // The reserve suffices for many endings, because the log is reused.
+    // The reserve suffices to record the ends of many operations, because the log is reused.
     let directory = disk.0.join("endings");
     let store = small(&directory).unwrap().store;
     disk.fill(0);

@@ -59,7 +59,7 @@ fn commands(text: &str) -> Vec<String> {
     found
 }
 
-/// The string literals of a text, without their quotes.
+/// Returns the string literals of a text, without their quotes.
 fn literals(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut rest = text;
@@ -78,7 +78,7 @@ fn literals(text: &str) -> Vec<&str> {
     found
 }
 
-/// The words of a command, a value in the place of each `{…}`.
+/// Returns the words of a command. Replaces each `{…}` by a value.
 fn words(command: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut depth = 0;
@@ -102,7 +102,7 @@ fn words(command: &str) -> Vec<String> {
 /// Parses the command of a message; `{…}` is a value. An error is its first line.
 fn parsed(command: &str) -> Result<Option<Command>, String> {
     let mut words = words(command);
-    // `{verb}` is a word of the grammar, not a value.
+    // In `mps {verb}`, the placeholder is a subcommand, not a value.
     if let [_, noun, verb, ..] = words.as_mut_slice()
         && verb == "0"
         && noun == "mps"
@@ -235,7 +235,7 @@ const FOR_ADMINISTRATORS: [(&str, &str); 11] = [
     ("crates/core/src/lease/usage.rs", "a command that is marked in the texts that contain it"),
 ];
 
-/// Fault: users were told to run commands that are refused to them.
+/// A hint that names a command for administrators must say so. Otherwise users would try it and be refused.
 #[test]
 fn commands_for_administrators_are_marked() {
     let (mut seen, mut wrong, mut used) = (0, Vec::new(), [false; FOR_ADMINISTRATORS.len()]);

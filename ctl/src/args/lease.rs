@@ -94,7 +94,7 @@ Examples:
     },
     /// End your leases, or cancel waiting ones
     #[command(after_help = "\
-A lease admits no new process then. Its capacity is free when its processes
+A released lease admits no new process. Its capacity is free when its processes
 have ended: `lease show` names what it waits for.")]
     Release {
         /// Leases, such as L17

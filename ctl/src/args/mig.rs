@@ -184,7 +184,7 @@ Examples:
         /// mig-parted file, or - for stdin
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Label to print as rules, which you can append to any config
+        /// Print this label as rules, which you can append to a config
         #[arg(long, short = 'c', value_name = "LABEL")]
         label: Option<String>,
     },
@@ -208,7 +208,7 @@ pub(crate) struct Wanted {
     /// Layout: a name of the config, or entries separated by commas
     #[arg(value_name = "LAYOUT", conflicts_with_all = ["layout", "file"])]
     pub(crate) name: Option<String>,
-    /// The same as the argument
+    /// The same as the LAYOUT argument
     #[arg(long, short, value_name = "LAYOUT", conflicts_with = "file")]
     pub(crate) layout: Option<String>,
     /// Read layouts from a mig-parted file, or - for stdin

@@ -149,7 +149,7 @@ impl Format {
     }
 }
 
-/// `--color`; `auto` is on a terminal, unless `NO_COLOR` is set.
+/// The value of `--color`. `auto` colors output on a terminal, unless `NO_COLOR` is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Color {
     Auto,
@@ -244,7 +244,7 @@ Examples:
     /// Check, show, compare and reload the config; list overrides
     #[command(subcommand)]
     Config(Config),
-    /// Enter and leave maintenance, for drivers and hardware
+    /// Enter and leave maintenance, to replace drivers or hardware
     #[command(subcommand)]
     Maintenance(Maintenance),
     /// Release held GPUs after the agent's database was lost
@@ -253,7 +253,7 @@ While GPUs are held, gpushd changes nothing on them and grants nothing: it does
 not know which leases were granted. First check with `gpushctl status` that the
 present use is right. Afterwards a difference from the config shows as drift.")]
     Recover(Why),
-    /// Wait until the agent has finished the work of a start
+    /// Wait until layouts are applied and MPS daemons serve after a start
     #[command(after_help = "\
 Waits until the layouts of this boot are applied and all MPS daemons serve. Does
 not wait for what the agent does not do by itself: GPUs that are held, cordoned
@@ -288,7 +288,7 @@ Examples:
     /// Explain what sharing mechanisms do; works without the agent
     #[command(after_help = "\
 Topics:
-  isolation  what each mechanism keeps apart: memory, faults, bandwidth,
+  isolation  what each mechanism isolates: memory, faults, bandwidth,
              compute, device access")]
     Explain {
         /// Topic

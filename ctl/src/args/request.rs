@@ -28,7 +28,7 @@ pub(crate) struct RequestFlags {
     /// A whole GPU
     #[arg(long)]
     whole: bool,
-    /// The share as text, as in Slurm: mps=25,mem=8G
+    /// The request as text, as in Slurm: mps=25,mem=8G
     #[arg(long, value_name = "SPEC", conflicts_with_all = ["mig", "mem", "slices", "mps", "priority", "timeslice", "whole"])]
     request: Option<String>,
     /// GPUs that may be used: index, range 0-3, UUID or its beginning, PCI address, or model; repeatable

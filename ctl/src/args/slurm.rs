@@ -43,7 +43,7 @@ Epilog:
     },
     /// Print the environment of a task; for Slurm's TaskProlog
     #[command(after_help = "\
-Prints lines such as `export NAME=value`. Needs no gpushd. Exit status 1 fails
+Prints lines such as `export NAME=value`, without gpushd. Exit status 1 fails
 the task: the request of the job was refused, and the reason is printed.
 
 TaskProlog:
@@ -55,8 +55,8 @@ TaskProlog:
     },
     /// End leases of jobs that Slurm no longer knows
     #[command(after_help = "\
-For the start of slurmd and gpushd, and for cron: Epilog may not have run. Asks
-squeue which jobs are on this node. If squeue fails, no lease ends.
+Run it after slurmd or gpushd starts, and from cron: Epilog may not have run.
+Asks squeue which jobs are on this node. If squeue fails, no lease ends.
 
 Examples:
   gpushctl slurm reconcile
@@ -69,7 +69,7 @@ Examples:
         /// Path of squeue
         #[arg(long, value_name = "FILE", default_value = "/usr/bin/squeue")]
         squeue: PathBuf,
-        /// Only jobs of this cluster; needed if this host has leases of several [env: SLURM_CLUSTER_NAME]
+        /// Only jobs of this cluster; needed if several clusters have leases here [env: SLURM_CLUSTER_NAME]
         #[arg(long, value_name = "NAME")]
         cluster: Option<String>,
     },
@@ -113,7 +113,7 @@ pub(crate) struct HookFiles {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// Limits of the hooks.
+/// Time limit of the hooks.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HookLimits {
     /// Give up after DURATION [default: slurm.deadline_s of the config]

@@ -46,7 +46,7 @@ impl Queueing {
 /// Why a change is made and for how long.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Lasting {
-    /// Make no override: the difference from the config is drift
+    /// Do not make an override; a difference from the config then counts as drift
     #[arg(long, conflicts_with = "expires")]
     pub(crate) once: bool,
     /// Reason, shown to all users

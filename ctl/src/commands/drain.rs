@@ -166,7 +166,7 @@ impl Kept {
         Ok(kept)
     }
 
-    /// Cordons these GPUs and waits until they are idle. After another end the cordons are cleared.
+    /// Cordons these GPUs and waits until they are idle. If the wait ends in another way, clears the cordons.
     pub(super) async fn idle(
         client: &mut Client,
         gpus: &mut [Gpu],
@@ -191,7 +191,7 @@ impl Kept {
         Ok((waited, kept))
     }
 
-    /// Clears the cordons. A GPU that has another one meanwhile keeps both.
+    /// Clears the cordons. If a GPU has got another cordon meanwhile, does not clear either.
     pub(super) async fn give_back(&self, client: &mut Client) {
         for uuid in &self.0 {
             if client.gpu(uuid).await.is_ok_and(|gpu| gpu.cordons.len() == 1) {

@@ -36,7 +36,7 @@ pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: 
 /// How a wait for maintenance ended.
 enum Entered {
     Yes(MaintenanceState),
-    /// With this exit status.
+    /// Not entered. The command ends with this exit status.
     Not(u8),
 }
 

@@ -141,7 +141,7 @@ fn result(one: &Operation) -> u8 {
 
 fn last(all: Vec<OperationSummary>) -> Result<String, Failure> {
     all.into_iter().next_back().map(|op| op.id).ok_or_else(|| {
-        ApiError::new(Code::NotFound, "no operation is on record").hint("`gpushctl status` shows the GPUs").into()
+        ApiError::new(Code::NotFound, "no operation is recorded").hint("`gpushctl status` shows the GPUs").into()
     })
 }
 
@@ -317,7 +317,7 @@ fn same(one: &Operation, other: &Operation) -> bool {
 fn lost_sight(one: &Operation, cause: String) -> ApiError {
     let changed = one.plans.iter().filter(|p| !plan::as_wanted(p)).map(|p| p.gpu).collect::<Vec<_>>();
     let which = crate::render::status::gpu_numbers(&changed);
-    ApiError::new(Code::Unreachable, format!("lost sight of {} on {which}: the agent went away while it ran", one.id))
+    ApiError::new(Code::Unreachable, format!("lost track of {} on {which}: the agent stopped while it ran", one.id))
         .cause(cause)
         .hint(format!(
             "the next gpushd on that state directory finishes the operation or rolls it back: start gpushd, then \

@@ -362,7 +362,7 @@ pub(crate) fn is_alike(one: &Gpu, other: &Gpu) -> bool {
     (&one.name, one.mode, &one.rule, one.state) == (&other.name, other.mode, &other.rule, other.state)
 }
 
-/// Users of a GPU, apart from its processes.
+/// MPS daemons and leases that use a GPU.
 pub(crate) struct Users<'a> {
     /// MPS daemons of the GPU.
     pub(crate) daemons: Vec<&'a MpsDaemon>,

@@ -133,7 +133,7 @@ impl Look {
     }
 }
 
-/// Breaks text at blanks into lines of `room` columns. Returns at least one line, and breaks no word.
+/// Breaks text at blanks into lines of `room` columns. Returns at least one line. Does not break words.
 pub(crate) fn broken(text: &str, room: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in words(text, room) {

@@ -218,7 +218,7 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
         let text = format!("{}{fill}  {}", paint(NEW, line.trim_end()), look.clean(uuid));
         out.push(text.trim_end().to_owned());
     }
-    // An instance whose compute instances changed was kept, but not unchanged.
+    // A kept instance may still have other compute instances than before.
     out.extend(
         match (plan.keeps.len(), altered) {
             (0, _) => None,

@@ -143,7 +143,7 @@ impl Readings {
         if let Some(error) = &self.0.state.now().driver {
             return Err(view::no_driver(error));
         }
-        // The list may have added the GPU.
+        // The GPU may be new in the list that was just read.
         self.refresh(uuid);
         let mut late = BTreeSet::new();
         if let Some(cache) = self.cache(uuid)

@@ -86,11 +86,11 @@ pub enum LeaseWait {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum BindTo {
-    /// The process that the request names; without one, its end time, or nothing.
+    /// The process that the request names. Without one, only the end time, if any, ends the lease.
     #[default]
     Process,
-    /// A new systemd scope for the calling process and all that it starts. In a service of the caller alone, in a
-    /// container and in a Slurm job: the cgroup of that, and nothing is moved.
+    /// A new systemd scope for the calling process and all that it starts. In a container, in a Slurm job, or in a
+    /// service that only the caller uses: the existing cgroup. Then no process is moved.
     Scope,
     /// The cgroup that the calling process is in: of its login session, service, container or Slurm job.
     Cgroup,

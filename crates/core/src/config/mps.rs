@@ -31,7 +31,7 @@ pub struct Mps {
     pub pause_s: u32,
     /// Longest pause in seconds.
     pub longest_pause_s: u32,
-    /// Number of failures within `within_s` that are too many.
+    /// Number of failures within `within_s` after which gpushd gives up.
     pub failures: u32,
     /// See `failures`.
     pub within_s: u32,

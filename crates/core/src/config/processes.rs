@@ -1,4 +1,4 @@
-//! `[processes]`: the treatment of unleased processes, which use a GPU without a share of it.
+//! `[processes]`: the treatment of unleased processes, which use a GPU without a lease.
 
 use std::ops::Range;
 
@@ -28,7 +28,8 @@ impl Default for Processes {
     }
 }
 
-/// Processes that never count as unleased. A process matches if it has all values that are set; at least one is.
+/// Processes that never count as unleased. A process matches if it has all values that are set. At least one
+/// value is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allowed {
     /// Absolute path of the program. It is compared with the file that the process executes, never with the process's

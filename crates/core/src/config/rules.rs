@@ -236,7 +236,7 @@ fn layout(
     match named.filter(|text| is_name(text.value.trim())) {
         Some(text) => reference(reader, text.value.trim(), value, known),
         None => match texts.as_slice() {
-            // For a list of one name, the hint can say what was meant.
+            // A list of one name probably means that layout.
             [only] if is_name(&only.value) && reserved(&only.value).is_none() => {
                 let hint = format!("write layout = \"{}\" without brackets to use a layout of [layouts]", only.value);
                 let what = format!("{} is the name of a layout, but a list takes entries only", Quoted(&only.value));

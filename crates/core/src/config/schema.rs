@@ -57,7 +57,7 @@ pub const MPS: Section = Section {
 };
 /// `[processes]`
 pub const PROCESSES: Section = Section { header: "[processes]", keys: &["unleased", "grace_s", "allow"] };
-/// An entry of `processes.allow`. Users write it inline, so for them it is not a section.
+/// An entry of `processes.allow`. In the file it is an inline table, not a section.
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement"] };

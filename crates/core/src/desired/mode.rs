@@ -93,7 +93,7 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
         let error = error.hint(match by_switch {
             false => "free them, or change the MIG mode of all of them at once",
             true => {
-                "they hang on NVSwitches without a running fabric manager: `systemctl start nvidia-fabricmanager`, or free \
+                "they are on NVSwitches and no fabric manager runs: `systemctl start nvidia-fabricmanager`, or free \
                  them, or change the MIG mode of all of them at once"
             }
         });

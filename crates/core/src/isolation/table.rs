@@ -132,7 +132,7 @@ pub const TABLE: [Aspect; 5] = [
                 "the percentage is a ceiling for each process, not a reservation; a program can raise it to the daemon's",
                 &[2],
             ),
-            cell("no", "programs take turns; each more program makes all slower", &[3]),
+            cell("no", "programs take turns; each additional program slows all", &[3]),
         ],
     },
     Aspect {

@@ -1,6 +1,6 @@
 //! The parser of layouts, with its errors.
 //!
-//! It is not generated, because of its errors: each has a place in the text and suggests a correction.
+//! No parser generator is used, because each error needs a place in the text and a suggested correction.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -15,7 +15,7 @@ use super::{DYNAMIC, Entry, LONGEST, Layout, MOST, MOST_IN_ALL, NONE, Share};
 pub struct LayoutError {
     /// Index of the text in the list, from 0.
     pub item: usize,
-    /// The text, unchanged. All errors in it share it.
+    /// The text, unchanged. All errors in one text share one copy.
     pub text: Arc<str>,
     /// The place in `text`, in bytes.
     pub span: Range<usize>,
@@ -120,11 +120,11 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
 /// The hint for a layout that is larger than any GPU.
 const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; each GPU that you name gets it";
 
-/// The text of one entry, within a text of the list.
+/// One entry: a part of a text of the list.
 struct Piece<'a> {
     item: usize,
     text: &'a str,
-    /// The text of the list, which errors keep.
+    /// The whole text that contains the entry, for errors.
     shared: Arc<str>,
     span: Range<usize>,
 }

@@ -142,7 +142,7 @@ fn layout_names_and_entries_are_unambiguous() {
     }
 }
 
-/// A layout that is too large gets a single error at any size. Errors in one text share that text.
+/// A layout that is too large gets a single short error, however large the layout is.
 #[test]
 fn oversized_layout_gives_one_error() {
     let commas = ",".repeat(64_000);

@@ -52,7 +52,7 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
     if !gpus.iter().any(|gpu| gpu.mig.is_some() && chosen(gpu)) {
         let error = ApiError::new(Code::NotFound, "no GPU with MIG can be exported");
         let error = remarks.into_iter().fold(error, ApiError::cause);
-        return Err(error.cause(inventory(gpus)).hint("`gpushctl status` shows what there is"));
+        return Err(error.cause(inventory(gpus)).hint("`gpushctl status` shows the GPUs of this host"));
     }
     let mut text = String::from("version: v1\nmig-configs:\n");
     let _ = writeln!(text, "  {}:", key(label));

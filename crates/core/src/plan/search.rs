@@ -21,7 +21,7 @@ pub(super) struct Candidate {
     pub(super) slices: Slices,
     /// Order among equals: the start, then the profile id.
     pub(super) rank: u64,
-    /// The saved cost, if the same item already exists there.
+    /// Cost saved by keeping the same item, if it exists at this spot.
     pub(super) saving: Cost,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct ItemGroup {
 pub(super) struct SearchProblem<'a> {
     /// The requested items.
     pub(super) groups: &'a [ItemGroup],
-    /// Cost of keeping nothing.
+    /// Cost of destroying all existing items.
     pub(super) destroy_all: Cost,
     /// Spots of additional instances. The more of them stay free, the better.
     pub(super) further: &'a [Slices],

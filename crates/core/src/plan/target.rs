@@ -49,7 +49,7 @@ impl Target {
     /// Resolves a layout for a GPU with this geometry.
     ///
     /// # Errors
-    /// The smallest reason why the layout does not fit on such a GPU, even an empty one. If a target is returned, only
+    /// The smallest reason why the layout does not fit even on an empty GPU of this kind. If a target is returned, only
     /// instances in use can block it.
     pub fn resolve(geometry: &Geometry, layout: &Layout) -> Result<Self, Refusal> {
         let mut instances = Vec::new();

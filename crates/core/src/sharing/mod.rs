@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! rule of mode mps ──► the GPU, without MIG ─────────────────────────────┐
-//! rule of mode mig ──► its layout, or the override's ──► entries ":mps"  ├──► Target, one a daemon
+//! rule of mode mig ──► its layout, or the override's ──► entries ":mps"  ├──► one Target for each daemon
 //!                                  existing MIG devices ────► devices ───┘
 //! ```
 //!

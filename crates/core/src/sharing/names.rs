@@ -6,7 +6,7 @@ use gpush_api::{ApiError, Code, MpsDaemon};
 
 use crate::{nearest::nearest, quote::Quoted};
 
-/// Number of hexadecimal digits in a short name, if that is unique.
+/// Number of hexadecimal digits in a short name. It has more if the name would not be unique.
 const DIGITS: usize = 8;
 
 /// Maximum length of a short name. It is part of a socket's path, whose length is limited.

@@ -43,8 +43,8 @@ pub struct Supervisor {
     state: State,
     /// Whether the daemon is desired; `None` until the caller reports it.
     wanted: Option<bool>,
-    /// Number of clients; `None` if unknown. Then the daemon was found or does not answer, and the driver does not list
-    /// clients either.
+    /// Number of clients. `None` while it is unknown: the daemon was found or does not answer, and the driver does not
+    /// list its clients.
     clients: Option<usize>,
     /// Whether users hold leases on its target.
     leased: bool,

@@ -19,7 +19,7 @@ pub struct Policy {
     pub failures: usize,
     /// See `failures`.
     pub within: Duration,
-    /// Time limit for an end on request. After that the daemon is killed.
+    /// Time limit for a requested stop. After it the daemon is killed.
     pub stop: Duration,
     /// Whether to restart a hung daemon that has clients. This ends the clients.
     pub restart_hung_with_clients: bool,
@@ -79,7 +79,7 @@ pub enum State {
         /// Time of the next start.
         until: Instant,
     },
-    /// It ended too often.
+    /// It failed too often, so it is not started again.
     GivenUp,
     /// No longer desired, but it has clients, or users hold leases.
     Draining {

@@ -20,8 +20,8 @@ use crate::wire::{gi_of, pair_of, process};
 /// Compute instances requested in one GPU instance: profile position and an optional fixed start.
 type Split = Vec<(usize, Option<u8>)>;
 
-/// The smallest cost of assigning a placement to a requested GPU instance, by placement and request; `None` if it does
-/// not fit.
+/// `tolls[placement][request]`: the smallest cost of assigning the placement to the requested GPU instance; `None` if
+/// it does not fit.
 type Tolls = Vec<Vec<Option<Toll>>>;
 
 fn sum(a: Toll, b: Toll) -> Toll {

@@ -12,7 +12,7 @@ use std::{
 use super::MOUNTS;
 use crate::pidfd::AsyncPidFd;
 
-/// Pause before a cgroup without a process that can be watched is read again: the first, and the longest.
+/// First and longest pause before a cgroup is read again. Used if no process in it can be watched.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 /// Deepest cgroup below the one that is read.

@@ -338,7 +338,7 @@ impl Link {
     }
 }
 
-/// Asks the bus itself for its id: its policy refuses pings, and logs them.
+/// Checks the connection by a request for the bus id. The bus policy refuses and logs pings.
 async fn is_alive(connection: &Connection) -> bool {
     let asked = async { DBusProxy::new(connection).await?.get_id().await };
     matches!(timeout(ANSWER, asked).await, Ok(Ok(_)))
@@ -394,8 +394,8 @@ async fn job_ends(
     Err(closed())
 }
 
-/// Receives the ends of the jobs of a unit (`JobRemoved`). A stream of zbus's proxies would ask the bus for the owner of
-/// systemd's name as well, twice: three round trips in place of one.
+/// Receives the ends of the jobs of a unit (`JobRemoved`). A signal stream of zbus would also ask the bus
+/// twice for the owner of systemd's name: three round trips instead of one.
 async fn ends_of_jobs(manager: &SystemManagerProxy<'_>, unit: &str) -> Result<MessageStream, Error> {
     let proxy = manager.inner();
     let rule = async {

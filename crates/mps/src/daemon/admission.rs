@@ -34,7 +34,7 @@ impl SupervisorTask {
         if self.access.is_some() || self.spec.is_none() {
             return Ok(());
         }
-        let message = format!("cannot give its user access to the pipe directory of {}", self.target);
+        let message = format!("cannot grant access to the pipe directory of {}", self.target);
         Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
     }
 

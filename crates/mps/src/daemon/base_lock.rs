@@ -1,8 +1,8 @@
 //! The lock of the directory of MPS daemons.
 //!
-//! gpushd adopts every daemon in its directory and ends those that its config does not contain. Two gpushd with
-//! different state directories would do this to each other's daemons. So only one gpushd at a time uses the directory,
-//! and it holds the lock for its whole life.
+//! gpushd adopts every daemon in its directory and ends those that its config does not contain. Two gpushd processes
+//! with different state directories would end each other's daemons. So only one gpushd at a time uses the directory,
+//! and it holds the lock until it exits.
 
 use std::{
     io,

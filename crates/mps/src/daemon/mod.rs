@@ -123,7 +123,7 @@ pub enum Request {
     Want(Option<Box<Desired>>),
     /// Starts the daemon, even after too many failures.
     Start,
-    /// Closes admission until the daemon ends or `Open`. Refused if a client is connected, or if that is not known.
+    /// Closes admission until the daemon ends or [`Self::Open`]. Refused if a client is or may be connected.
     Shut,
     /// Reopens admission.
     Open,

@@ -31,7 +31,7 @@ const SERVER: &str = "nvidia-cuda-mps-server";
 /// Prefix of the units of gpushd's daemons.
 const UNIT: &str = "gpushd-mps@";
 
-/// The files that identify servers, read at one moment.
+/// The files that identify servers, as read once.
 #[derive(Debug)]
 pub struct Servers {
     /// The lock of each target, with the target's label.

@@ -38,8 +38,8 @@ impl SupervisorTask {
                 self.rewrite_spec(&spec, pid);
                 self.take_over(process, spec.clone());
                 self.users = self.dir.users_with_access(spec.tenure).unwrap_or_default();
-                // A slow driver may delay the desired state. Without this access, programs that start meanwhile would
-                // run without MPS.
+                // If the driver is slow, the desired state is known late. If access were revoked until then, programs
+                // that start meanwhile would run without MPS.
                 self.keeps_found_access = self.users == (self.sources.recorded_users)();
                 self.step(Event::Found { pid }).await;
                 self.next_probe = Some(Instant::now());
@@ -146,14 +146,14 @@ impl SupervisorTask {
     /// Prepares the directory for a start.
     fn prepare_dir(&self) -> Result<Spec, ApiError> {
         let Some(wanted) = &self.desired else {
-            return Err(ApiError::new(Code::Internal, "its desired settings are not known"));
+            return Err(ApiError::new(Code::Internal, "the desired settings of the daemon are not known"));
         };
         let internal =
             |what: &str, error: &dyn std::fmt::Display| ApiError::new(Code::Internal, what).cause(error.to_string());
         self.dir.check_path_length()?;
         let control = Helpers::may_run(&wanted.control.to_string_lossy())?;
         Helpers::may_run(&wanted.server.to_string_lossy())?;
-        // A user who got a share before the directory existed is not recorded in the spec.
+        // A user who got a lease before the directory existed is not recorded in the spec.
         let multi_user = wanted.policy.users == MpsUsers::Many;
         let first = self.users.first().copied().filter(|_| !multi_user);
         let (tenure, user) = match (&self.spec, self.next_user.filter(|_| !multi_user)) {

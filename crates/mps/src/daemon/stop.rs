@@ -28,8 +28,8 @@ const REPEAT: Duration = Duration::from_secs(5);
 const INTERRUPT: u32 = 1;
 
 impl SupervisorTask {
-    /// Starts a task that sends `terminate_client` for each client and then `quit`. Only the end of the daemon's
-    /// process shows the success.
+    /// Starts a task that sends `terminate_client` for each client and then `quit`. It has succeeded only when
+    /// the daemon's process has ended.
     pub(super) fn begin_stop(&mut self) {
         // The daemon accepts one connection at a time.
         self.abort_probe();

@@ -254,8 +254,8 @@ impl SupervisorTask {
         }
     }
 
-    /// Returns whether the daemon drains, and all its clients are alive, or leases may still bring some. A probe would then
-    /// report little that is new, and writes lines into the daemon's log.
+    /// Returns whether the daemon drains and no probe is needed: its clients are alive, or it waits for leases. A
+    /// probe would report little that is new, and would write lines into the daemon's log.
     fn waits_for_living_clients(&self) -> bool {
         let clients = self.health.clients.iter().map(|(_, client)| *client);
         let mut clients = clients.chain(self.health.pending()).peekable();

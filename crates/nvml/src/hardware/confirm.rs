@@ -23,7 +23,7 @@ impl Hardware {
         self.look_again_at(uuid, error, |reading| reading.mig.as_ref().and_then(&find)).await
     }
 
-    /// Checks like `look_again`. Here `find` gets the whole reading.
+    /// Like `look_again`, but passes the whole reading to `find`.
     pub(super) async fn look_again_at<T>(
         &self,
         uuid: &str,

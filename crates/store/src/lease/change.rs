@@ -58,7 +58,7 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Active, members, expires_at, granted_at, ..lease })
     }
 
-    /// Sets what the life of a lease depends on, in the transaction that records the lease.
+    /// Sets the binding of a lease, whose end ends the lease. Use the transaction that records the lease.
     ///
     /// # Errors
     /// Fails if the lease has ended, or if the store cannot write the record.

@@ -71,7 +71,7 @@ pub(super) fn own(failure: Failure, status: u8, out: &Output) -> Outcome {
 fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, Environment, bool), Failure> {
     let is_request = args.request.is_given();
     if args.lease.is_some() && is_request {
-        let error = ApiError::new(Code::BadRequest, "`--lease` and a request exclude each other");
+        let error = ApiError::new(Code::BadRequest, "`--lease` cannot be combined with options of a request");
         return Err(error.hint("leave out `--lease` to request a new lease").into());
     }
     let mut request = args.request.request().map_err(ApiError::from)?;
@@ -114,7 +114,7 @@ async fn open_lease(client: &mut Client) -> Option<LeaseId> {
 
 fn nested(around: LeaseId) -> ApiError {
     let error = ApiError::new(Code::BadRequest, format!("this command already runs in lease {around}"));
-    let error = error.cause(format!("{LEASE}={around} is set: a request within a lease would hold two shares"));
+    let error = error.cause(format!("{LEASE}={around} is set: a request within a lease would hold two leases"));
     error.hint(format!(
         "leave out the request to run the command in {around}, or leave the lease with `unset {LEASE}` first"
     ))

@@ -48,7 +48,7 @@ pub(super) enum Watch {
     For {
         limit: Option<Duration>,
         quiet: bool,
-        /// Whether the change is undone when it has not reached its end.
+        /// Whether gpushctl undoes a change that has not finished in time.
         undone: bool,
     },
 }
@@ -296,7 +296,7 @@ impl FollowProgress {
         match self {
             Self::Line(bar) => bar.set_message(out.look.fit(&text, out.look.width)),
             Self::Lines { since, said } => {
-                // Short states need no line, but waiting for clients does.
+                // A short state is not printed, but a wait for clients is.
                 let ends = matches!(now.state, MpsState::Draining | MpsState::Stopping);
                 let worth = (ends && !now.clients.is_empty()) || since.elapsed() > super::super::SILENCE;
                 if worth && *said != text {

@@ -175,7 +175,7 @@ proptest! {
                     prop_assert_eq!(gpu, was);
                 }
             }
-            // So a repair of drift finds nothing to do on them, and keeps every override.
+            // So a repair of drift changes nothing on them, and keeps every override.
             let wanted = PlanRequest { gpus: meant, layout: LayoutSource::Wanted };
             let plans = plan_host(&config(), &gpus, &wanted).unwrap().plans;
             prop_assert!(plans.iter().all(|plan| plan.steps.is_empty()), "{:?}", plans);

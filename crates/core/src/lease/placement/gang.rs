@@ -68,10 +68,10 @@ fn may_use(gpu: &GpuOffer, wanted: &Wanted, blocked: Blocked) -> bool {
         }
 }
 
-/// Returns the number of members on each GPU with the least cost. Among equal distributions, earlier GPUs get more.
+/// Returns how many members each GPU gets in the cheapest distribution. Among equal ones, earlier GPUs get more.
 fn distribute(ways: &[Vec<Option<GpuChoice>>], count: usize) -> Option<Vec<usize>> {
-    // `least[gpu][number]` is the least cost of placing `number` members on this GPU and the following ones, with the
-    // number of members on this GPU.
+    // `least[gpu][number]`: the least cost of placing `number` members on this GPU and the later ones, and how many of
+    // them this GPU gets.
     let mut least: Vec<Vec<Option<(PlacementCost, usize)>>> = vec![vec![None; count + 1]; ways.len() + 1];
     least[ways.len()][0] = Some((PlacementCost::default(), 0));
     for (gpu, ways) in ways.iter().enumerate().rev() {

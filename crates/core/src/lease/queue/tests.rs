@@ -175,8 +175,8 @@ fn blockers(world: &World, assignment: &Assignment) -> usize {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-    /// Random requests and releases. Nothing is granted twice, the first entry never has to wait for more, and
-    /// everything is granted when the other leases have ended.
+    /// Random requests and releases. The number of leases that block the first entry never grows, and every request is
+    /// granted when the other leases have ended.
     #[test]
     fn first_entry_is_never_delayed_by_later_ones(seed in any::<u64>()) {
         let mut dice = Dice::new(seed);

@@ -186,7 +186,7 @@ fn group_for_all_gpus_skips_those_without_mig() {
     assert_eq!((listed.layouts.len(), listed.remarks.len()), (2, 0));
     let selected = resolved(&group("all", on), &["0,4"]).unwrap();
     assert_eq!((selected.layouts.len(), selected.remarks.len()), (2, 0));
-    // A GPU without MIG already has MIG off. A later group for it counts.
+    // A GPU without MIG already has MIG off. The last group that names it applies.
     assert_eq!(resolved(&group("all", off), &[]).unwrap().layouts.len(), 6);
     let both = resolved(&(group("all", on) + &group("[4]", off)), &[]).unwrap();
     assert_eq!(

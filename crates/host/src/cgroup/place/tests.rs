@@ -157,7 +157,7 @@ fn lease_is_bound_as_the_caller_is_placed() {
 }
 
 proptest! {
-    /// Whatever a user creates below the own manager, the cgroup is the manager's.
+    /// A cgroup below a user's service manager belongs to that manager, whatever its name is.
     #[test]
     fn names_below_the_users_manager_never_count(names in proptest::collection::vec("[a-z0-9@._-]{1,24}", 0..6)) {
         let below: String = names.iter().map(|name| format!("/{name}")).collect();

@@ -46,8 +46,8 @@ pub(in crate::daemon) struct LogParser {
 }
 
 impl LogParser {
-    /// Parses the lines since the last probe. `charged` is the charge for ended children of the daemon: when this probe
-    /// began, and now.
+    /// Parses the lines since the last probe. `charged` contains the resources charged to the daemon for its ended
+    /// children: when this probe began, and now.
     pub(in crate::daemon) fn read(&mut self, logs: &Path, charged: (Option<u64>, Option<u64>)) {
         let now = Instant::now();
         while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {

@@ -1,5 +1,5 @@
 //! Tests of the machine without processes. They cover cases that the scripted worker of `tests/supervisor.rs` cannot
-//! produce, such as a slow death or a hang in the kernel. Long random walks check that no call is lost.
+//! produce, such as a worker that exits slowly or hangs in the kernel. Long random walks check that no call is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
