@@ -12,12 +12,11 @@
 //! processes without a pidfd it asks at intervals.
 
 use std::{
-    collections::BTreeSet,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
-use gpush_api::{AtLeaseEnd, EndReason, GpuState, LeaseBinding, LeaseId, LeaseMember, LeaseState};
+use gpush_api::{AtLeaseEnd, EndReason, LeaseBinding, LeaseId, LeaseMember, LeaseState};
 use gpush_core::lease::machine::{self, Effect, EndProcesses, Event};
 use gpush_host::{
     cgroup,

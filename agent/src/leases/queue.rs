@@ -13,7 +13,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseGrant, LeaseId, LeaseQueuePosition, LeaseState, LeaseWait};
+use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseId, LeaseQueuePosition, LeaseState, LeaseWait};
 use gpush_core::lease::{
     placement::{Assignment, Host, Member, NoAssignment},
     queue::{self as order, Outcome, Takes},
