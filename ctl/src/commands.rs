@@ -17,6 +17,7 @@ mod mps;
 mod operation;
 mod parted;
 mod process;
+mod ready;
 mod reset;
 mod slurm;
 mod status;
@@ -60,6 +61,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
+        Command::Ready { timeout, quiet } => ready::run(global, timeout, quiet, out),
         Command::Doctor { only } => doctor::run(global, &only, out),
         Command::Slurm(command) => slurm::run(global, &command, out),
         Command::Explain { topic } => explain::run(topic, out),
@@ -96,6 +98,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Config(_)
         | Command::Maintenance(_)
         | Command::Recover(_)
+        | Command::Ready { .. }
         | Command::Doctor { .. }
         | Command::Slurm(_)
         | Command::Explain { .. }

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest, LeaseState};
+use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest, LeaseState, SlurmLeftover};
 use gpush_core::{
     config::Config,
     lease::machine::{EndProcesses, Event},
@@ -16,6 +16,7 @@ use super::{Leases, change, grant, life, show};
 use crate::{
     caller::Caller,
     leases::Outcome,
+    mps,
     state::{LeaseTable, OpenLease},
 };
 
@@ -117,11 +118,6 @@ impl Leases {
         self.handles.state.config()
     }
 
-    /// Whether a lease has not ended.
-    pub(crate) fn is_open(&self, id: LeaseId) -> bool {
-        self.handles.state.leases().open.contains_key(&id)
-    }
-
     /// Waits until all of these leases have ended.
     pub(crate) async fn all_ended(&self, ids: &[LeaseId]) {
         let mut snapshots = self.handles.state.watch();
@@ -129,11 +125,22 @@ impl Leases {
         let _ended = snapshots.wait_for(|host| ids.iter().all(|id| !host.leases.open.contains_key(id))).await.is_ok();
     }
 
-    /// Returns the indexes of the GPUs of a lease, and what it waits for.
-    pub(crate) fn what_is_left(&self, id: LeaseId) -> (Vec<u32>, Vec<String>) {
+    /// Returns what keeps the GPUs of a lease in use; `None` if it has ended.
+    pub(crate) fn what_is_left(&self, id: LeaseId) -> Option<SlurmLeftover> {
         let host = self.handles.state.now();
-        let Some(lease) = host.leases.open.get(&id) else { return (Vec::new(), Vec::new()) };
+        let lease = host.leases.open.get(&id)?;
         let gpus = lease.record.members.iter().filter_map(|member| Some(host.gpu(&member.gpu)?.gpu.index));
-        (gpus.collect::<BTreeSet<u32>>().into_iter().collect(), lease.waits_for.clone())
+        Some(SlurmLeftover {
+            lease: id,
+            gpus: gpus.collect::<BTreeSet<u32>>().into_iter().collect(),
+            waits_for: lease.waits_for.clone(),
+            unattributed: lease.unattributed,
+        })
+    }
+
+    /// Whether an MPS daemon on one of these GPUs does not serve.
+    pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[String]) -> bool {
+        let gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
+        !mps::not_serving(&self.handles.mps, &gpus).is_empty()
     }
 }

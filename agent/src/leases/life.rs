@@ -317,10 +317,11 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left, logged: &mut Logg
         }
     }
     let pids: Vec<u32> = left.pids().collect();
-    if lease.waits_for != words || lease.left != pids {
+    let unattributed = left.is_unattributed();
+    if lease.waits_for != words || lease.left != pids || lease.unattributed != unattributed {
         leases.handles.state.change_leases(|table| {
             if let Some(lease) = table.open.get_mut(&id) {
-                (lease.waits_for, lease.left) = (words, pids);
+                (lease.waits_for, lease.left, lease.unattributed) = (words, pids, unattributed);
             }
         });
     }

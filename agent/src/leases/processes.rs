@@ -8,14 +8,18 @@
 //! A new scope belongs to its lease, so all its processes do. In another cgroup, such as a login session, only those
 //! processes count that use the GPU or name the lease: a shell keeps no lease.
 //!
-//! For the lease of a Slurm job, the job's cgroup decides. A process of the holder on its targets that is in no cgroup of
-//! a job cannot be attributed: the lease waits for it, and gpushd does not end it.
+//! For the lease of a Slurm job, the job's cgroup decides. Its path has the job id, sometimes the node and the user, never
+//! the cluster. A process of the holder on its targets cannot be attributed if it is in no cgroup of a job, or in one that
+//! may belong to jobs of several clusters or nodes: the lease waits for it, and gpushd does not end it.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use gpush_api::{GpuState, LeaseBinding, LeaseId, LeaseMember, MemberShare, Process};
 use gpush_core::lease::machine::Remaining;
-use gpush_host::{cgroup, proc};
+use gpush_host::{
+    cgroup::{self, SlurmJob},
+    proc,
+};
 
 use super::Leases;
 use crate::{
@@ -48,10 +52,20 @@ impl Left {
         self.own.iter().chain(&self.others).copied()
     }
 
+    /// For the lease of a Slurm job: whether nothing of the job itself is left. The lease then waits for processes
+    /// outside the job's cgroup, or for an MPS daemon that does not answer. A user can cause both.
+    pub(super) fn is_unattributed(&self) -> bool {
+        let is_alive = |pid: &u32| proc::is_alive(*pid);
+        self.of_job
+            && self.remaining.driver.is_some()
+            && !self.own.iter().any(is_alive)
+            && (self.remaining.daemon.is_none() || self.others.iter().any(is_alive))
+    }
+
     /// What the lease waits for, one sentence each.
     pub(super) fn words(&self) -> Vec<String> {
         let why = |pid: &u32| match self.of_job && self.others.contains(pid) {
-            true => "runs outside of the job's cgroup, so it cannot be attributed to the job",
+            true => "is not certainly in the job's cgroup, so it cannot be attributed to the job",
             false => "runs",
         };
         let sentence = |pid: u32| match proc::name(pid) {
@@ -129,7 +143,7 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
 }
 
 /// Returns the Slurm job of a process, by its cgroup.
-fn job_of(pid: u32) -> Option<u64> {
+fn job_of(pid: u32) -> Option<SlurmJob> {
     cgroup::of(pid)?.slurm_job
 }
 
@@ -137,19 +151,18 @@ fn job_of(pid: u32) -> Option<u64> {
 /// The process that a lease is bound to may be a login shell, and is not one of them. Of a Slurm job: the processes in its
 /// cgroup.
 async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
-    let (leases, uid, id) = (leases.clone(), lease.record.holder.uid, lease.id().to_string());
-    let job = match &lease.record.binding {
-        LeaseBinding::Job { job, .. } => Some(u64::from(*job)),
-        _ => None,
-    };
+    let (leases, lease) = (leases.clone(), lease.clone());
+    let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
+    let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
     let own = tokio::task::spawn_blocking(move || {
         let pids = proc::pids().filter_map(|pid| u32::try_from(pid).ok());
         // A zombie does not count as alive.
         let of_holder = pids.filter(|pid| proc::owner(*pid) == Some(uid) && proc::is_alive(*pid));
         let mps = &leases.handles.mps;
-        let is_its = |pid: &u32| match job {
-            Some(job) => job_of(*pid) == Some(job),
-            None => mps::named(mps, *pid).as_ref() == Some(&id) && !mps::is_of_another_agent(mps, *pid),
+        let table = leases.handles.state.leases();
+        let is_its = |pid: &u32| match is_job {
+            true => job_of(*pid).is_some_and(|job| lease.fits_job(&job) && !table.is_ambiguous(&job, uid)),
+            false => mps::named(mps, *pid).as_ref() == Some(&id) && !mps::is_of_another_agent(mps, *pid),
         };
         of_holder.filter(is_its).collect()
     });
@@ -204,15 +217,14 @@ fn whose(
     member: &LeaseMember,
     pid: u32,
     named: &dyn Fn(u32) -> Option<String>,
-    job_of: &dyn Fn(u32) -> Option<u64>,
+    job_of: &dyn Fn(u32) -> Option<SlurmJob>,
 ) -> Whose {
     let job = job_of(pid);
-    let of_job = |lease: &OpenLease| match (&lease.record.binding, job) {
-        (LeaseBinding::Job { job: own, .. }, Some(job)) => u64::from(*own) == job,
-        _ => false,
-    };
+    let uid = lease.record.holder.uid;
+    let of_job = |one: &OpenLease| one.record.holder.uid == uid && job.as_ref().is_some_and(|job| one.fits_job(job));
     if of_job(lease) {
-        return Whose::This;
+        let is_ambiguous = job.as_ref().is_some_and(|job| table.is_ambiguous(job, uid));
+        return if is_ambiguous { Whose::PerhapsThis } else { Whose::This };
     }
     if table.on_target(&member.target).any(of_job) {
         return Whose::Another;
@@ -226,7 +238,6 @@ fn whose(
     if is_alone && lease.cgroup().is_none() {
         return Whose::This;
     }
-    let uid = lease.record.holder.uid;
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
     let by_cgroup = proc::cgroups(pid).and_then(|text| table.by_cgroup(uid, &text).map(OpenLease::id));

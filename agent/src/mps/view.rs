@@ -316,6 +316,7 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
         clients_known: seen.clients_known,
         leases: Vec::new(),
         granted_percent: 0,
+        stays_stopped: false,
     }
 }
 
@@ -378,7 +379,8 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
         daemon.wanted = targets::policy(mps, target);
     }
     let granted_percent = tenths.div_ceil(10);
-    let mut daemon = MpsDaemon { findings, clients, leases, granted_percent, uid, user, rule, ..daemon };
+    let stays_stopped = mps.record(uuid).stopped.is_some();
+    let mut daemon = MpsDaemon { findings, clients, leases, granted_percent, uid, user, rule, stays_stopped, ..daemon };
     redact::mps(&mut daemon, caller.viewer);
     daemon
 }

@@ -23,7 +23,10 @@
 //! created. The process itself writes its environment, which therefore counts only among the leases of its user.
 
 use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
-use gpush_host::{cgroup::Place, proc};
+use gpush_host::{
+    cgroup::{self, Place},
+    proc,
+};
 
 use super::{
     Unleased,
@@ -150,8 +153,13 @@ impl<'a> Classifier<'a> {
             let found = self.table.by_cgroup(uid, &proc::cgroups(pid)?)?;
             own.iter().any(|lease| lease.id() == found.id()).then(|| EnvironmentLease::Own(found.id().to_string()))
         };
+        let by_job = || {
+            let job = cgroup::of(pid)?.slurm_job?;
+            let lease = own.iter().find(|lease| lease.fits_job(&job))?;
+            (!self.table.is_ambiguous(&job, uid)).then(|| NamedLease::Own(lease.id().to_string()))
+        };
         let is_own = |name: &str| own.iter().any(|lease| lease.id().to_string() == name);
-        by_cgroup().unwrap_or_else(|| self.unleased.environments.lease_of(pid, is_own))
+        by_cgroup().or_else(by_job).unwrap_or_else(|| self.unleased.environments.lease_of(pid, is_own))
     }
 
     /// Returns what the rule of a GPU says about leases. A GPU without a rule requires none.

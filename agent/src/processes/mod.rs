@@ -126,7 +126,7 @@ fn of_process(
         device: device.map(str::to_owned),
         process: process.clone(),
         unit: cgroup.as_ref().and_then(|cgroup| cgroup.unit.clone()),
-        slurm_job: cgroup.as_ref().and_then(|cgroup| cgroup.slurm_job),
+        slurm_job: cgroup.as_ref().and_then(|cgroup| Some(cgroup.slurm_job.as_ref()?.id)),
         cgroup: cgroup.map(|cgroup| cgroup.path),
         serves: found.serves,
         lease: found.lease,

@@ -19,11 +19,11 @@ struct Allocated {
     dynamic: bool,
 }
 
-/// What Slurm allocated to a job.
+/// The devices that Slurm allocated to a job.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Allocation {
     devices: Vec<Allocated>,
-    /// Devices that no GPU of this host has.
+    /// Devices that this host does not have.
     unknown: Vec<SlurmDevice>,
 }
 
@@ -57,6 +57,12 @@ impl Allocation {
         for device in devices {
             let found = gpus.iter().find_map(|gpu| match device {
                 SlurmDevice::Minor(minor) => (gpu.minor == *minor).then_some((gpu, None)),
+                SlurmDevice::Mig { minor, gpu_instance, compute_instance } => {
+                    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+                    let mut here = instances.filter(|one| gpu.minor == *minor && one.id == *gpu_instance);
+                    let device = here.find_map(|one| one.compute.iter().find(|one| one.id == *compute_instance));
+                    device.and_then(|device| device.uuid.clone()).map(|uuid| (gpu, Some(uuid)))
+                }
                 SlurmDevice::Uuid(uuid) if gpu.uuid.eq_ignore_ascii_case(uuid) => Some((gpu, None)),
                 SlurmDevice::Uuid(uuid) => {
                     let mig = mig_uuids(gpu).into_iter().find(|one| one.eq_ignore_ascii_case(uuid));
@@ -86,17 +92,28 @@ impl Allocation {
         self.devices.is_empty() && self.unknown.is_empty()
     }
 
+    /// UUIDs of the GPUs.
+    pub(super) fn gpus(&self) -> Vec<String> {
+        self.devices.iter().map(|device| device.gpu.uuid.clone()).collect()
+    }
+
     /// Whether a device is not known.
     pub(super) fn has_unknown(&self) -> bool {
         !self.unknown.is_empty()
     }
 
-    /// Returns why the node cannot serve the job now.
+    /// Checks that the node can serve the job now.
+    ///
+    /// # Errors
+    /// Why it cannot.
     pub(super) fn check_node(&self) -> Result<(), ApiError> {
         if let Some(device) = self.unknown.first() {
             let name = match device {
                 SlurmDevice::Uuid(uuid) => Quoted(uuid).to_string(),
                 SlurmDevice::Minor(minor) => format!("/dev/nvidia{minor}"),
+                SlurmDevice::Mig { minor, gpu_instance, compute_instance } => {
+                    format!("compute instance {compute_instance} of GPU instance {gpu_instance} of /dev/nvidia{minor}")
+                }
             };
             let message = format!("Slurm allocated {name}, which is not a device of this host");
             return Err(ApiError::new(Code::Unavailable, message)
@@ -105,6 +122,8 @@ impl Allocation {
         for device in &self.devices {
             let gpu = &device.gpu;
             let (state, passes) = match gpu.state {
+                // No lease is granted on it now, although Slurm has it free: wait for the next reading.
+                GpuState::Ready if gpu.stale || !gpu.processes_known => ("slow: its last reading is old", true),
                 GpuState::Ready => continue,
                 GpuState::Changing => ("being changed", true),
                 GpuState::Cordoned => ("cordoned", false),
@@ -161,7 +180,7 @@ impl Allocation {
             }
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default => 1,
         };
-        // The order is that of the selectors in the record.
+        // The record has the GPUs in this order, so that requests can be compared.
         let request = LeaseRequest {
             share,
             gpus: gpus.into_iter().collect(),

@@ -14,7 +14,10 @@ use gpush_core::{config::Leftovers, lease::machine::EndProcesses, slurm::decide}
 /// Time from SIGTERM to SIGKILL. It is short, because Slurm has already sent both signals (see KillWait).
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Ends a job. Waits until its capacity is free, at most until the deadline. The caller has the lock of the job.
+/// How long Epilog waits for processes that gpushd cannot attribute to the job.
+const OUTSIDE: Duration = Duration::from_secs(3);
+
+/// Ends a job. Waits until its capacity is free, at most until the deadline. The caller holds the lock of the job.
 ///
 /// # Errors
 /// When the end cannot be recorded.
@@ -37,14 +40,18 @@ pub(super) async fn end(
         return Ok(answer);
     }
     release_all(slurm, caller, ending.iter()).await?;
-    let is_open = |id: LeaseId| slurm.leases.is_open(id);
-    let patience = time_until(job.until_ms);
     let ids: Vec<LeaseId> = ending.iter().map(OpenLease::id).collect();
-    let _late = tokio::time::timeout(patience, slurm.leases.all_ended(&ids)).await.is_err();
-    for lease in &ending {
-        match is_open(lease.id()) {
-            false => answer.ended.push(lease.id()),
-            true => answer.left.push(leftover(slurm, lease)),
+    let patience = time_until(job.until_ms);
+    let left = |id: &LeaseId| slurm.leases.what_is_left(*id);
+    let is_late = tokio::time::timeout(patience.min(OUTSIDE), slurm.leases.all_ended(&ids)).await.is_err();
+    if is_late && ids.iter().filter_map(left).any(|left| !left.unattributed) {
+        let patience = time_until(job.until_ms);
+        let _late = tokio::time::timeout(patience, slurm.leases.all_ended(&ids)).await.is_err();
+    }
+    for id in ids {
+        match left(&id) {
+            None => answer.ended.push(id),
+            Some(left) => answer.left.push(log_leftover(key, left)),
         }
     }
     Ok(answer)
@@ -69,10 +76,12 @@ pub(super) async fn release_all(
     Ok(())
 }
 
-fn leftover(slurm: &Inner, lease: &OpenLease) -> SlurmLeftover {
-    let (gpus, mut waits_for) = slurm.leases.what_is_left(lease.id());
-    if waits_for.is_empty() {
-        waits_for.push("the end of its processes is not known yet".to_owned());
+/// Completes and logs the description of a lease that has not ended.
+fn log_leftover(key: &JobKey, mut left: SlurmLeftover) -> SlurmLeftover {
+    if left.waits_for.is_empty() {
+        left.waits_for.push("the end of its processes is not known yet".to_owned());
     }
-    SlurmLeftover { lease: lease.id(), gpus, waits_for }
+    let (lease, job, why) = (left.lease, key.job, left.waits_for.join(", "));
+    tracing::warn!(lease = %lease, "job {job} has ended, and its GPUs stay reserved for lease {lease}: {why}");
+    left
 }

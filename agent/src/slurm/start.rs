@@ -19,7 +19,7 @@ use crate::{
 /// Pause before a request with a temporary obstacle is tried again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Begins a job. The caller has the lock of the job.
+/// Begins a job. The caller holds the lock of the job.
 ///
 /// # Errors
 /// Why the node cannot serve it.
@@ -47,14 +47,22 @@ pub(super) async fn start(
             Err(_) => break last.unwrap_or_else(late),
         }
     };
-    if !decide::is_refusal(error.code) {
+    let Ok(seen) = slurm.readings.host().await else { return Err(error) };
+    let gpus = seen.gpus(Viewer::Log);
+    let allocation = Allocation::of(&seen.host, &gpus, &job.devices);
+    if !decide::is_refusal(error.code) && !lacks_an_mps_daemon(slurm, &allocation) {
         return Err(error);
     }
-    // What a user can cause fails the tasks, never the node.
-    let seen = slurm.readings.host().await?;
-    let owned = owned(&seen.host, &seen.gpus(Viewer::Log));
+    // A failure that a user can cause fails the tasks, not the node.
+    let owned = owned(&seen.host, &gpus);
     let refused = refuse(slurm, caller, job, error).await;
     Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
+}
+
+/// Whether the GPUs of a job are usable, but an MPS daemon on one of them does not serve. A user can cause that with clients
+/// that crash the server, or with a connection that blocks the daemon.
+fn lacks_an_mps_daemon(slurm: &Inner, allocation: &Allocation) -> bool {
+    slurm.read_only.is_none() && allocation.check_node().is_ok() && slurm.leases.lacks_an_mps_daemon(&allocation.gpus())
 }
 
 async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobStart) -> Result<Started, ApiError> {
@@ -105,6 +113,11 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
         // An earlier run's processes may hold the capacity for a moment.
         Err(error) if error.retryable && !of_job(&slurm.leases, key).is_empty() => Err(error),
         Err(error) if decide::is_refusal(error.code) => {
+            if error.code == Code::Blocked {
+                // A reading may have been late meanwhile. That is not a reason to refuse the job.
+                let seen = slurm.readings.host().await?;
+                Allocation::of(&seen.host, &seen.gpus(Viewer::Log), &job.devices).check_node()?;
+            }
             let refused = refuse(slurm, caller, job, error).await;
             Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
         }

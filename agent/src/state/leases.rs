@@ -41,6 +41,8 @@ pub(crate) struct OpenLease {
     pub(crate) waits_for: Vec<String>,
     /// Processes that were left when it was probed last.
     pub(crate) left: Vec<u32>,
+    /// For the lease of a Slurm job: whether it waits only for what the user does outside the job.
+    pub(crate) unattributed: bool,
 }
 
 impl OpenLease {
@@ -48,7 +50,7 @@ impl OpenLease {
     pub(crate) fn new(record: LeaseRecord) -> Self {
         let state = machine::State::restored(record.state, record.reason);
         let deadline = deadline(record.expires_at);
-        Self { record, state, deadline, queue: None, waits_for: Vec::new(), left: Vec::new() }
+        Self { record, state, deadline, queue: None, waits_for: Vec::new(), left: Vec::new(), unattributed: false }
     }
 
     /// Returns the id.
@@ -64,6 +66,15 @@ impl OpenLease {
             }
             LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => None,
         }
+    }
+
+    /// Whether the cgroup of a Slurm job is that of this lease's job, as far as its path says. A path without a node fits
+    /// the jobs of all clusters and nodes of the host.
+    pub(crate) fn fits_job(&self, found: &cgroup::SlurmJob) -> bool {
+        let LeaseBinding::Job { job, node, .. } = &self.record.binding else { return false };
+        u64::from(*job) == found.id
+            && found.node.as_ref().is_none_or(|found| node.is_empty() || found == node)
+            && found.uid.is_none_or(|uid| uid == self.record.holder.uid)
     }
 
     /// Replaces the record, and with it the end time. The state stays. A record that is older than the present one is
@@ -101,6 +112,9 @@ impl OpenLease {
     pub(crate) fn describe(&self) -> String {
         let holder = self.record.holder.user.clone().unwrap_or_else(|| format!("uid {}", self.record.holder.uid));
         let end = match (self.state.name(), self.record.expires_at) {
+            (LeaseState::Releasing, _) if self.unattributed => {
+                " (releasing: its user keeps the GPU in use outside the job)".to_owned()
+            }
             (LeaseState::Releasing, _) => " (releasing)".to_owned(),
             (_, Some(at)) => format!(" until {}", at.strftime("%Y-%m-%d %H:%M:%S UTC")),
             (_, None) => String::new(),
@@ -262,6 +276,19 @@ impl LeaseTable {
         let own = self.holding().filter(|lease| lease.record.holder.uid == uid);
         let mut bound = own.filter_map(|lease| Some((lease, lease.cgroup()?)));
         bound.find(|(_, cgroup)| cgroup::contains(cgroup, cgroups)).map(|(lease, _)| lease)
+    }
+
+    /// Whether jobs of several clusters or nodes have the id in the path of this cgroup, so that the path does not say
+    /// whose it is.
+    pub(crate) fn is_ambiguous(&self, found: &cgroup::SlurmJob, uid: u32) -> bool {
+        let place = |lease: &OpenLease| match &lease.record.binding {
+            LeaseBinding::Job { cluster, node, .. } if lease.fits_job(found) && lease.record.holder.uid == uid => {
+                Some((cluster.clone(), node.clone()))
+            }
+            _ => None,
+        };
+        let places: BTreeSet<(String, String)> = self.holding().filter_map(place).collect();
+        places.len() > 1
     }
 
     /// Whether a lease, or a grant that is being recorded, occupies this GPU or MIG device.

@@ -16,6 +16,15 @@ pub enum SlurmDevice {
     Uuid(String),
     /// Minor number of `/dev/nvidia<minor>`.
     Minor(u32),
+    /// A MIG device, by the ids of its instances.
+    Mig {
+        /// Minor number of its GPU.
+        minor: u32,
+        /// Id of the GPU instance.
+        gpu_instance: u32,
+        /// Id of the compute instance in it.
+        compute_instance: u32,
+    },
 }
 
 /// `POST /v1/slurm/jobs`: a job begins on this node. The same request again gets the same lease.
@@ -126,6 +135,10 @@ pub struct SlurmLeftover {
     pub gpus: Vec<u32>,
     /// What it waits for, one sentence each.
     pub waits_for: Vec<String>,
+    /// Whether nothing of the job itself is left: only processes outside its cgroup, or an MPS daemon that does not
+    /// answer, keep the GPUs in use. A user can cause that.
+    #[serde(default)]
+    pub unattributed: bool,
 }
 
 /// Answer to [`SlurmJobEnd`].

@@ -31,6 +31,17 @@ const MOUNTS: &str = "/sys/fs/cgroup";
 /// Kinds of units that have processes.
 const KINDS: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];
 
+/// A Slurm job as the path of its cgroup names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlurmJob {
+    /// Job id.
+    pub id: u64,
+    /// Name of the node. Only a Slurm that is built for several nodes on one host has it in the path.
+    pub node: Option<String>,
+    /// User of the job. Only paths outside the unified hierarchy have it.
+    pub uid: Option<u32>,
+}
+
 /// The unit and the job of a process, from its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Membership {
@@ -39,7 +50,7 @@ pub struct Membership {
     /// Unit of the system manager, cleaned for display.
     pub unit: Option<String>,
     /// Slurm job.
-    pub slurm_job: Option<u64>,
+    pub slurm_job: Option<SlurmJob>,
 }
 
 impl Membership {
@@ -114,17 +125,20 @@ fn unescaped(name: &str) -> &str {
     name.strip_prefix('_').unwrap_or(name)
 }
 
-/// Returns the part of a path that ends with the cgroup of the Slurm job, and the id of the job.
-fn slurm_job(path: &str) -> Option<(&str, u64)> {
+/// Returns the part of a path that ends with the cgroup of the Slurm job, and the job.
+fn slurm_job(path: &str) -> Option<(&str, SlurmJob)> {
     let mut names = path.strip_prefix('/')?.split('/');
     let (first, second, third) = (names.next()?, names.next()?, names.next()?);
-    let is_unified = first == "system.slice" && (second == "slurmstepd.scope" || second.ends_with("_slurmstepd.scope"));
-    let is_uid = second.strip_prefix("uid_").is_some_and(|uid| uid.parse::<u32>().is_ok());
-    let is_other = (first == "slurm" || first.starts_with("slurm_")) && is_uid;
-    if !is_unified && !is_other {
-        return None;
-    }
-    let job = third.strip_prefix("job_")?.parse().ok()?;
+    let (node, uid) = if first == "system.slice" {
+        let node = second.strip_suffix("slurmstepd.scope")?;
+        (if node.is_empty() { None } else { Some(node.strip_suffix('_')?) }, None)
+    } else {
+        let node = first.strip_prefix("slurm")?;
+        let uid = second.strip_prefix("uid_")?.parse().ok()?;
+        (if node.is_empty() { None } else { Some(node.strip_prefix('_')?) }, Some(uid))
+    };
+    let id = third.strip_prefix("job_")?.parse().ok()?;
+    let job = SlurmJob { id, node: node.map(str::to_owned), uid };
     Some((&path[..first.len() + second.len() + third.len() + 3], job))
 }
 
@@ -134,7 +148,7 @@ mod tests {
 
     fn parsed(cgroups: &str, owner: u32) -> (Option<String>, Option<u64>) {
         let found = Membership::parse_with(cgroups, |_, _| Some(owner)).unwrap();
-        (found.unit, found.slurm_job)
+        (found.unit, found.slurm_job.map(|job| job.id))
     }
 
     fn unit(name: &str) -> Option<String> {
@@ -170,6 +184,19 @@ mod tests {
             ("0::/system.slice/slurmstepd.scope/system\n", None),
         ] {
             assert_eq!(parsed(cgroups, 0).1, expected, "{cgroups}");
+        }
+    }
+
+    #[test]
+    fn node_and_user_of_a_slurm_job_are_in_some_paths() {
+        let job = |path| slurm_job(path).map(|(_, job)| (job.id, job.node, job.uid));
+        let node = |name: &str| Some(name.to_owned());
+        assert_eq!(job("/system.slice/slurmstepd.scope/job_42/step_0"), Some((42, None, None)));
+        assert_eq!(job("/system.slice/n_1_slurmstepd.scope/job_42"), Some((42, node("n_1"), None)));
+        assert_eq!(job("/slurm/uid_1000/job_7"), Some((7, None, Some(1000))));
+        assert_eq!(job("/slurm_n1/uid_1000/job_7"), Some((7, node("n1"), Some(1000))));
+        for other in ["/system.slice/xslurmstepd.scope/job_1", "/slurmx/uid_1/job_1", "/slurm/uid_x/job_1"] {
+            assert_eq!(job(other), None, "{other}");
         }
     }
 

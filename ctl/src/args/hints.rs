@@ -161,6 +161,7 @@ fn is_for_administrators(command: &Command) -> bool {
         | Command::Timeslice(_)
         | Command::Process(_)
         | Command::Events(_)
+        | Command::Ready { .. }
         | Command::Doctor { .. }
         | Command::Explain { .. }
         | Command::Version

@@ -36,7 +36,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use self::values::duration;
+use self::values::{duration, duration_or_zero};
 pub(crate) use self::{
     config::{Config, Overrides},
     follow::{AuditArgs, EventsArgs, Operation},
@@ -253,6 +253,25 @@ While GPUs are held, gpushd changes nothing on them and grants nothing: it does
 not know which leases were granted. First check with `gpushctl status` that the
 present use is right. Afterwards a difference from the config shows as drift.")]
     Recover(Why),
+    /// Wait until the agent has finished the work of a start
+    #[command(after_help = "\
+Waits until the layouts of this boot are applied and all MPS daemons serve. Does
+not wait for what the agent does not do by itself: GPUs that are held, cordoned
+or in maintenance, and MPS daemons that an administrator has stopped. Fails at
+once if a GPU did not get its layout or a daemon failed too often. The unit
+gpush-ready.service runs this command, so that services can start after it.
+
+Examples:
+  gpushctl ready --timeout 5m && gpushctl status")]
+    Ready {
+        /// Stop waiting after DURATION
+        #[arg(long, value_name = "DURATION", value_parser = duration_or_zero, default_value = "90s",
+              allow_negative_numbers = true)]
+        timeout: Duration,
+        /// Do not show what the command waits for
+        #[arg(long, short)]
+        quiet: bool,
+    },
     /// Examine this host for problems that affect gpush
     #[command(after_help = "\
 Examines files, processes and the agent, and changes nothing. Works without the

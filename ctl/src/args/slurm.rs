@@ -29,8 +29,8 @@ Prolog, with an absolute path, because PATH is not set:
     /// End a job on this node; for Slurm's Epilog
     #[command(after_help = "\
 Ends the lease of the job, and what the job left on its GPUs. Without output if
-all is well. Exit status 1 drains the node: a GPU of the job is not free, or
-gpushd does not answer.
+all is well. Exit status 1 drains the node: a process of the job does not end,
+or gpushd does not answer.
 
 Epilog:
   #!/bin/sh

@@ -17,6 +17,7 @@ mod permute;
 mod reads;
 mod report;
 mod scopes;
+mod slurm;
 mod speed;
 
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Some("leases") => leases::run().print(),
         Some("scopes") => scopes::run().print(),
         Some("mps") => mps::run().print(),
+        Some("slurm") => slurm::run().print(),
         Some("hung") => hung::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
         Some("initialise") => bare::initialise(&arguments[1..]),
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("one of: apply, status, start, reads, durable, leases, scopes, footprint, mps, hung");
+            eprintln!("one of: apply, status, start, reads, durable, leases, scopes, footprint, mps, slurm, hung");
             return ExitCode::FAILURE;
         }
     }

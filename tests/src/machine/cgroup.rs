@@ -32,12 +32,15 @@ fn hierarchies() -> Vec<PathBuf> {
 }
 
 impl Cgroup {
-    /// Creates the cgroup with this name.
-    pub(super) fn make(name: &str) -> Result<Self, String> {
-        let hierarchies = hierarchies();
+    /// Creates the cgroup with this name, also for controllers of cgroup v1 that the machine mounts itself, if this
+    /// host has them.
+    pub(super) fn make(name: &str, controllers: &[&str]) -> Result<Self, String> {
+        let mut hierarchies = hierarchies();
         if hierarchies.is_empty() {
             return Err("no cgroup hierarchy is mounted that systemd could use".to_owned());
         }
+        let own = controllers.iter().map(|name| Path::new("/sys/fs/cgroup").join(name));
+        hierarchies.extend(own.filter(|dir| dir.join("cgroup.clone_children").exists()));
         for hierarchy in &hierarchies {
             sweep(hierarchy);
         }

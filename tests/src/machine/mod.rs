@@ -63,8 +63,23 @@ impl Machine {
     /// If it is possible, but the machine does not come up.
     #[must_use]
     pub fn boot(what: &str) -> Option<Self> {
+        Self::boot_root(what, root::root, &[])
+    }
+
+    /// As [`Machine::boot`], with Debian 13 and its Slurm 24.11. If the host has them, the machine can mount the
+    /// controllers `freezer` and `devices` of cgroup v1, which then show its own cgroups.
+    #[must_use]
+    pub fn boot_with_slurm(what: &str) -> Option<Self> {
+        Self::boot_root(what, root::with_slurm, &["freezer", "devices"])
+    }
+
+    fn boot_root(
+        what: &str,
+        root: impl FnOnce() -> Result<&'static Path, String>,
+        controllers: &[&str],
+    ) -> Option<Self> {
         let name = unique();
-        let made = able().and_then(|()| root::root()).and_then(|root| Ok((root, Cgroup::make(&name)?)));
+        let made = able().and_then(|()| root()).and_then(|root| Ok((root, Cgroup::make(&name, controllers)?)));
         match made {
             Ok((root, cgroup)) => Some(Self::start(&name, root, cgroup)),
             Err(why) => {

@@ -1,7 +1,7 @@
 //! The root file system of the machines: a small Debian with systemd, created once.
 //!
 //! It comes from the Debian sources in this machine's package lists, in the release that this machine runs, so that
-//! programs built here run there. It is stored below the target directory. It is created again if the recipe changes.
+//! programs built here run there. The one with Slurm 24.11 is of a fixed later release, from the same sources. It is stored below the target directory. It is created again if the recipe changes.
 //! Machines never write to it.
 
 use std::{
@@ -19,28 +19,40 @@ use crate::host::program;
 /// Packages in addition to the minimal Debian.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,procps";
 
+/// Packages of a machine with Slurm.
+const SLURM: &str = "systemd,systemd-sysv,dbus,procps,slurmd,slurmctld,slurm-client,munge";
+
+/// The release with Slurm 24.11.
+const TRIXIE: &str = "trixie";
+
 /// Returns the directory of the files, and creates it if necessary. If that fails, every caller gets the error.
 pub(super) fn root() -> Result<&'static Path, String> {
     static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    ROOT.get_or_init(|| {
-        let profile = program("gpushd");
-        // target/<profile>/gpushd → target/machine
-        let target = profile.parent().and_then(Path::parent).ok_or("no target directory")?;
-        made(&target.join("machine"))
-    })
-    .as_deref()
-    .map_err(Clone::clone)
+    ROOT.get_or_init(|| made("machine", &release()?, PACKAGES)).as_deref().map_err(Clone::clone)
 }
 
-fn made(dir: &Path) -> Result<PathBuf, String> {
+/// Returns the directory of a Debian 13 with Slurm, as [`root`].
+pub(super) fn with_slurm() -> Result<&'static Path, String> {
+    static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    ROOT.get_or_init(|| made("machine-slurm", TRIXIE, SLURM)).as_deref().map_err(Clone::clone)
+}
+
+fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, String> {
+    let profile = program("gpushd");
+    // target/<profile>/gpushd → target/machine
+    let target = profile.parent().and_then(Path::parent).ok_or("no target directory")?;
+    let dir = target.join(name);
     let release = release()?;
-    let sources = sources(&release, Path::new("/etc/apt"));
+    let mut sources = sources(&release, Path::new("/etc/apt"));
     if sources.is_empty() {
         return Err(format!("apt has no source of Debian's {release} here"));
     }
-    let wanted = format!("{release} {PACKAGES}\n");
+    // The same archive has the other release.
+    sources.iter_mut().for_each(|(_, text)| *text = text.replace(&release, wanted_release));
+    let release = wanted_release;
+    let wanted = format!("{release} {packages}\n");
     let why = |error: std::io::Error| format!("{}: {error}", dir.display());
-    fs::create_dir_all(dir).map_err(why)?;
+    fs::create_dir_all(&dir).map_err(why)?;
     let lock = fs::File::create(dir.join("lock")).map_err(why)?;
     let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| why(error.into()))?;
     let (root, note) = (dir.join("root"), dir.join("recipe"));
@@ -60,10 +72,12 @@ fn made(dir: &Path) -> Result<PathBuf, String> {
     }
     let output = Command::new("mmdebstrap")
         .args(["--quiet", "--mode=root", "--variant=minbase"])
-        .arg(format!("--include={PACKAGES}"))
+        .arg(format!("--include={packages}"))
         // Remove random and machine-specific data: each boot generates its own machine id.
         .arg("--customize-hook=: > \"$1/etc/machine-id\"")
-        .arg(&release)
+        // They have no config before a test writes it.
+        .arg("--customize-hook=rm -f \"$1\"/etc/systemd/system/multi-user.target.wants/slurm*")
+        .arg(release)
         .arg(&root)
         .args(&lists)
         .stdin(Stdio::null())

@@ -21,18 +21,20 @@ use crate::agent::PATIENCE;
 pub struct Cluster {
     controller: Child,
     nodes: Vec<Child>,
+    /// Program that starts each slurmd, with its arguments.
+    through: Vec<String>,
     _munge: Munge,
     dir: tempfile::TempDir,
 }
 
 impl Cluster {
-    pub(super) fn start(dir: tempfile::TempDir, nodes: u16) -> Self {
+    pub(super) fn start(dir: tempfile::TempDir, nodes: u16, through: Vec<String>) -> Self {
         let munge = Munge::start(&dir.path().join("munge"));
-        let controller = daemon(dir.path(), "slurmctld", &["-D", "-c"]);
-        let mut cluster = Self { controller, nodes: Vec::new(), _munge: munge, dir };
+        let controller = daemon(dir.path(), &[], "slurmctld", &["-D", "-c"]);
+        let mut cluster = Self { controller, nodes: Vec::new(), through, _munge: munge, dir };
         for number in 1..=nodes {
-            let name = format!("n{number}");
-            cluster.nodes.push(daemon(cluster.dir(), "slurmd", &["-D", "-N", &name]));
+            let node = cluster.slurmd(&format!("n{number}"));
+            cluster.nodes.push(node);
         }
         cluster.wait_until_idle();
         cluster
@@ -139,8 +141,11 @@ impl Cluster {
 
     /// Starts the slurmd of a node again after it has ended.
     pub fn restart_node(&mut self, node: usize) {
-        let name = format!("n{}", node + 1);
-        self.nodes[node] = daemon(self.dir(), "slurmd", &["-D", "-N", &name]);
+        self.nodes[node] = self.slurmd(&format!("n{}", node + 1));
+    }
+
+    fn slurmd(&self, name: &str) -> Child {
+        daemon(self.dir(), &self.through, "slurmd", &["-D", "-N", name])
     }
 
     /// Polls until `look` returns a value.
@@ -218,10 +223,17 @@ fn command(dir: &Path, program: &str) -> Command {
     command
 }
 
-fn daemon(dir: &Path, program: &str, arguments: &[&str]) -> Child {
+fn daemon(dir: &Path, through: &[String], program: &str, arguments: &[&str]) -> Child {
     let path = dir.join("log").join(format!("{program}.output"));
     let output = fs::OpenOptions::new().create(true).append(true).open(path).expect("a log");
-    let mut command = command(dir, program);
+    let mut command = match through.split_first() {
+        Some((first, rest)) => {
+            let mut command = command(dir, first);
+            command.args(rest).arg(program);
+            command
+        }
+        None => command(dir, program),
+    };
     command.args(arguments).current_dir("/").stdout(Stdio::null()).stderr(output);
     command.spawn().expect("a daemon of Slurm can be started")
 }

@@ -19,6 +19,7 @@ pub struct Setup {
     pub(super) gres_conf: String,
     pub(super) fake_gpus: Option<String>,
     pub(super) nodes: u16,
+    pub(super) through: Vec<String>,
     pub(super) hooks: Vec<(&'static str, PathBuf)>,
     pub(super) lines: Vec<String>,
 }
@@ -55,6 +56,7 @@ impl Setup {
             gres_conf,
             fake_gpus: None,
             nodes: 1,
+            through: Vec::new(),
             hooks: Vec::new(),
             lines: Vec::new(),
         })
@@ -99,6 +101,13 @@ impl Setup {
         self
     }
 
+    /// Starts each slurmd through another program, whose last arguments are slurmd and its arguments.
+    #[must_use]
+    pub fn through(mut self, program: &[String]) -> Self {
+        self.through = program.to_vec();
+        self
+    }
+
     /// Adds a hook, such as `Prolog`, as a shell script with this body.
     ///
     /// # Panics
@@ -132,7 +141,7 @@ impl Setup {
     #[must_use]
     pub fn start(self) -> Cluster {
         super::files::write(&self);
-        let Self { dir, nodes, .. } = self;
-        Cluster::start(dir, nodes)
+        let Self { dir, nodes, through, .. } = self;
+        Cluster::start(dir, nodes, through)
     }
 }

@@ -27,9 +27,24 @@ impl Site {
     /// cannot run a cluster.
     #[must_use]
     pub fn start(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
+        Self::start_with(host, config, Agent::start, change)
+    }
+
+    /// As [`Site::start`], and other users can reach the socket.
+    #[must_use]
+    pub fn start_public(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
+        Self::start_with(host, config, Agent::start_public, change)
+    }
+
+    fn start_with(
+        host: &str,
+        config: &str,
+        start: impl FnOnce(&Host, &str) -> Agent,
+        change: impl FnOnce(Setup, &Host, &Agent) -> Setup,
+    ) -> Option<Self> {
         let setup = Setup::new()?;
         let host = Host::up(host);
-        let agent = Agent::start(&host, config);
+        let agent = start(&host, config);
         agent.wait_for_layouts_at_start();
         let mut setup = change(setup, &host, &agent);
         for (key, verb) in [("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task-prolog")] {
@@ -65,11 +80,11 @@ impl Site {
         self.cluster.dir().join("jobs")
     }
 
-    /// Returns the names in the directory of the files of jobs, without the list of Slurm's GPUs.
+    /// Returns the names in the directory of the files of jobs, without those that the hooks keep for all jobs.
     #[must_use]
     pub fn job_files(&self) -> Vec<String> {
         let mut names = crate::mps::names(&self.jobs());
-        names.retain(|name| name != "owned");
+        names.retain(|name| !matches!(name.as_str(), "owned" | "places" | "lock"));
         names
     }
 

@@ -163,8 +163,13 @@ fn manual_install_puts_files_where_units_expect_them() {
     let output = shell(&format!("set -e\n{install}echo '# mine' > $ROOT/etc/gpush/config.toml\n{install}"), &[]);
     assert!(output.status.success(), "{install}\n{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(std::fs::read_to_string(root.join("etc/gpush/config.toml")).unwrap(), "# mine\n");
-    for path in ["usr/sbin/gpushd", "usr/bin/gpushctl", "usr/share/man/man8/gpushd.8", "usr/share/man/man1/gpushctl.1"]
-    {
+    for path in [
+        "usr/sbin/gpushd",
+        "usr/bin/gpushctl",
+        "usr/share/gpush/slurm/prolog.sh",
+        "usr/share/man/man8/gpushd.8",
+        "usr/share/man/man1/gpushctl.1",
+    ] {
         assert!(root.join(path).exists(), "{path}");
     }
     for entry in std::fs::read_dir(repository().join("systemd")).unwrap() {

@@ -36,6 +36,19 @@ fn whole_gpus_of_slurm_are_leased_without_a_request() {
     site.assert_clean();
 }
 
+/// Slurm passes the environment of the user on to the tasks.
+#[test]
+fn users_environment_does_not_decide_whether_a_task_runs() {
+    let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
+    let arguments = ["--gres=gpu:1", "--export=ALL,SLURM_CLUSTER_NAME=nonsense,SLURMD_NODENAME=nonsense"];
+    let script = "export SLURM_CLUSTER_NAME=nonsense SLURMD_NODENAME=nonsense\nsrun env";
+    let ended = completed(site.cluster.run_job(ALICE, &arguments, script));
+    assert!(ended.variable("GPUSH_LEASE").is_some(), "{}", ended.output);
+    let [gres, export] = arguments;
+    refused(&site.cluster.run_job(ALICE, &[gres, export, "--comment=gpush:mps=250"], "echo ran"), "250");
+    site.assert_clean();
+}
+
 #[test]
 fn comment_requests_a_share_of_an_mps_gpu() {
     let Some(site) = Site::start(HOST, MPS, |setup, _, _| setup) else { return };

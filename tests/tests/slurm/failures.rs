@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpush_api::GpuState;
 use gpush_tests::slurm::{ALICE, BOB, JobId, Setup, Site, script};
 use nix::sys::signal::Signal;
 
@@ -81,6 +82,37 @@ fn without_gpushd_a_job_runs_or_the_node_is_drained_by_policy() {
         completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
         assert_eq!((site.leases(), site.job_files()), (Vec::new(), Vec::new()));
     }
+}
+
+#[test]
+fn node_that_cannot_serve_is_drained_with_the_reason_in_the_log() {
+    let Some(mut site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
+    let drains = |site: &Site, why: &str| {
+        let job = site.cluster.sbatch(ALICE, &["--gres=gpu:4"], "true");
+        assert_eq!(drain_reason(site), "Prolog error");
+        let is_logged =
+            || site.cluster.log("slurmd-n1").lines().any(|line| line.contains("gpush: job") && line.contains(why));
+        site.cluster.until(why, || is_logged().then_some(()));
+        site.cluster.run("scancel", &[&job.to_string()]);
+        site.cluster.until("no files of jobs", || site.job_files().is_empty().then_some(()));
+        assert_eq!(site.leases(), []);
+    };
+    let database = gpush_tests::agent::Setup::on(&site.host).state_dir().join("gpush.db");
+    fs::remove_file(database).expect("the database exists");
+    drains(&site, "gpush.db was deleted or replaced");
+    site.restart_agent(|_| ());
+    site.agent.await_that("held GPUs", || site.agent.gpus().iter().all(|gpu| gpu.state == GpuState::Held));
+    site.cluster.resume("n1");
+    site.cluster.wait_until_idle();
+    drains(&site, "is held");
+    let answer = site.agent.post("/v1/recover", &serde_json::json!({ "reason": "no process uses a GPU" }));
+    assert_eq!(answer.status, 200, "{}", answer.json());
+    site.cluster.resume("n1");
+    site.cluster.wait_until_idle();
+    completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
+    site.host.fault("nvmlDeviceGetMemoryInfo* --gpu 2 --mutate lose --times 1");
+    site.agent.await_that("lost GPU", || site.agent.gpu(2).state == GpuState::Lost);
+    drains(&site, "GPU 2 is lost");
 }
 
 /// A gpushd that is stopped accepts connections and does not answer. Prolog ends within its own deadline.

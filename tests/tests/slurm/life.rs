@@ -4,6 +4,7 @@ use std::{
     fs,
     path::PathBuf,
     process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 use gpush_api::LeaseBinding;
@@ -189,5 +190,32 @@ fn users_of_run_and_jobs_have_different_gpus() {
     drop(run.stdin.take());
     run.wait().expect("the program ends");
     site.agent.await_that("no lease", || site.leases().is_empty());
+    site.assert_clean();
+}
+
+/// Between Prolog and the first task, the job has no process. A restart of gpushd does not end the lease either.
+#[test]
+fn lease_lasts_for_30_s_without_a_process_of_the_job() {
+    let Some(mut site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
+    let go = site.cluster.dir().join("go");
+    let task = format!("while [ ! -e '{}' ]; do sleep 0.2; done; exec srun env", go.display());
+    let mut salloc = site.cluster.command_of(ALICE, "salloc");
+    // The allocation has no process on the node: salloc runs its command on the submit host.
+    let salloc = salloc.args(["--gres=gpu:1", "sh", "-c", &task]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let salloc = salloc.expect("salloc can be started");
+    site.cluster.until("a lease", || (site.leases().len() == 1).then_some(()));
+    let before = site.leases();
+    site.restart_agent(|_| ());
+    let begun = Instant::now();
+    // The time itself is the subject: gpushd looks for processes of leases all the time.
+    while begun.elapsed() < Duration::from_secs(30) {
+        assert_eq!(site.leases(), before, "after {:?}", begun.elapsed());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    fs::write(&go, "").expect("a file");
+    let output = salloc.wait_with_output().expect("salloc ends");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains(&format!("GPUSH_LEASE={}\n", before[0].id)), "{output:?}");
+    site.cluster.wait_until_idle();
     site.assert_clean();
 }

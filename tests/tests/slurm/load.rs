@@ -1,5 +1,10 @@
 //! Many jobs, and many tasks.
 
+use std::{
+    os::unix::process::CommandExt,
+    process::{Command, Stdio},
+};
+
 use gpush_tests::slurm::{ALICE, BOB, Setup, Site};
 
 use super::{HOST, TIMESLICE, WHOLE, completed};
@@ -67,5 +72,68 @@ fn each_of_128_tasks_gets_the_environment_without_gpushd() {
     completed(site.cluster.ended(job));
     // If Epilog did not reach gpushd, the next hook delivers the end of the job.
     completed(site.cluster.run_job(BOB, &["--gres=gpu:1"], "true"));
+    site.assert_clean();
+}
+
+/// Opens connections to a socket as fast as it can, each with half a request, and keeps the latest 200 of them open.
+const FLOOD: &str = r#"
+import socket, sys
+opened, begun = [], False
+while True:
+    try:
+        to = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        to.settimeout(1)
+        to.connect(sys.argv[1])
+        to.sendall(b"GET /v1/leases HTTP/1.1\r\nhost: x\r\n" + (b"\r\n" if len(opened) % 2 else b""))
+        opened.append(to)
+    except OSError:
+        pass
+    if len(opened) > 200:
+        opened.pop(0).close()
+        if not begun:
+            begun = print("begun", flush=True) is None
+"#;
+
+/// The hooks use a socket of their own, so users who flood the other socket fail no Prolog. A hook that is late drains
+/// the node: `agent_down` is `fail`.
+#[test]
+fn flood_of_the_socket_by_users_drains_no_node() {
+    let config = TIMESLICE.replace("replicas = 2", "replicas = 5");
+    let shards = |setup: Setup| {
+        let conf = format!("Name=gpu File={}/nvidia[0-3]\nName=shard Count=20\n", setup.devices().display());
+        setup.gres("gpu,shard", "gpu:4,shard:20", &conf)
+    };
+    let Some(site) = Site::start_public(HOST, &config, |setup, _, _| shards(setup)) else { return };
+    let mut floods = Vec::new();
+    for user in [ALICE, BOB] {
+        let mut flood = Command::new("python3");
+        flood.args(["-c", FLOOD]).arg(site.agent.socket()).uid(user.uid).gid(user.gid).current_dir("/");
+        let Ok(mut flood) = flood.stdin(Stdio::null()).stdout(Stdio::piped()).spawn() else {
+            return println!("SKIPPED flood of the socket: python3 is not installed");
+        };
+        let mut begun = String::new();
+        let mut output = std::io::BufReader::new(flood.stdout.take().expect("a pipe"));
+        std::io::BufRead::read_line(&mut output, &mut begun).expect("a line");
+        assert_eq!(begun, "begun\n");
+        floods.push(flood);
+    }
+    let cluster = &site.cluster;
+    let go = cluster.dir().join("go");
+    let script = format!("echo \"$GPUSH_LEASE\"; while [ ! -e '{}' ]; do sleep 0.2; done", go.display());
+    let arguments = ["--gres=shard:1", "--comment=gpush:timeslice"];
+    let jobs: Vec<_> = (0..20).map(|_| cluster.sbatch(ALICE, &arguments, &script)).collect();
+    // All 20 at the same time.
+    let has_lease = |job: &_| cluster.output_of(*job).starts_with('L');
+    cluster.until("lease of each job", || jobs.iter().all(has_lease).then_some(()));
+    assert_eq!(site.leases().len(), 20);
+    std::fs::write(&go, "").expect("a file");
+    for job in jobs {
+        completed(cluster.ended(job));
+    }
+    for mut flood in floods {
+        assert_eq!(flood.try_wait().expect("a child"), None, "the flood lasts until the end");
+        flood.kill().expect("a child");
+        flood.wait().expect("a child");
+    }
     site.assert_clean();
 }

@@ -8,6 +8,7 @@ mod hooks;
 mod life;
 mod load;
 mod mapping;
+mod nodes;
 mod rig;
 mod spank;
 

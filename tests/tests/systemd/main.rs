@@ -4,4 +4,6 @@ mod host;
 mod leases;
 mod mps;
 mod packages;
+mod ready;
+mod slurm;
 mod units;

@@ -78,6 +78,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("systemd/gpushd.service", UNITS),
     file("systemd/gpushd.socket", UNITS),
     file("systemd/gpushd-admin.socket", UNITS),
+    file("systemd/gpush-ready.service", UNITS),
     file("systemd/gpushd-mps@.service", UNITS),
     file("systemd/gpush.slice", UNITS),
     file("systemd/gpush-mps.slice", UNITS),

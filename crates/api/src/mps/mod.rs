@@ -272,6 +272,10 @@ pub struct MpsDaemon {
     /// Sum of the percentages of these leases, rounded up.
     #[serde(default)]
     pub granted_percent: u32,
+    /// Whether an administrator has stopped the daemon. It then stays stopped, also after a boot, until an administrator
+    /// starts it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stays_stopped: bool,
 }
 
 impl MpsDaemon {

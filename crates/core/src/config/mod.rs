@@ -37,7 +37,7 @@ mod timeslice;
 pub use mps::Mps;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
-pub use slurm::{AgentDown, Leftovers, Slurm};
+pub use slurm::{AgentDown, Leftovers, Slurm, Unattributed};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 

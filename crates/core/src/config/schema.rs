@@ -62,7 +62,8 @@ pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement"] };
 /// `[slurm]`
-pub const SLURM: Section = Section { header: "[slurm]", keys: &["agent_down", "deadline_s", "leftovers", "directory"] };
+pub const SLURM: Section =
+    Section { header: "[slurm]", keys: &["agent_down", "deadline_s", "leftovers", "unattributed", "directory"] };
 /// `[[quota]]`
 pub const QUOTA: Section = Section {
     header: "[[quota]]",

@@ -13,6 +13,8 @@ pub struct Slurm {
     pub deadline_s: u32,
     /// What Epilog does about processes that a job leaves on its GPUs.
     pub leftovers: Leftovers,
+    /// What Epilog does while a process that is not in the cgroup of the job keeps a GPU of the job in use.
+    pub unattributed: Unattributed,
     /// Directory of the files that Prolog writes for TaskProlog, absolute.
     pub directory: String,
 }
@@ -37,6 +39,17 @@ pub enum Leftovers {
     Report,
 }
 
+/// What Epilog does while a process that cannot be attributed to the job keeps a GPU of the job in use. gpushd never ends
+/// such a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Unattributed {
+    /// Epilog passes, and the GPU stays reserved: the next jobs on it are refused. So no user can drain a node.
+    #[default]
+    Reserve,
+    /// Epilog fails: Slurm drains the node.
+    Drain,
+}
+
 /// Default of `directory`.
 const DIRECTORY: &str = "/run/gpush-slurm";
 
@@ -46,6 +59,7 @@ impl Default for Slurm {
             agent_down: AgentDown::default(),
             deadline_s: 20,
             leftovers: Leftovers::default(),
+            unattributed: Unattributed::default(),
             directory: DIRECTORY.to_owned(),
         }
     }
@@ -55,24 +69,30 @@ const AGENT_DOWN: [(&str, AgentDown); 2] = [("fail", AgentDown::Fail), ("pass", 
 
 const LEFTOVERS: [(&str, Leftovers); 2] = [("end", Leftovers::End), ("report", Leftovers::Report)];
 
+const UNATTRIBUTED: [(&str, Unattributed); 2] = [("reserve", Unattributed::Reserve), ("drain", Unattributed::Drain)];
+
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
     let default = Slurm::default();
     Slurm {
         agent_down: reader.choice(table, "agent_down", "way to treat jobs", &AGENT_DOWN).unwrap_or(default.agent_down),
         deadline_s: reader.number(table, "deadline_s", 1..=3600, default.deadline_s),
         leftovers: reader.choice(table, "leftovers", "way to treat processes", &LEFTOVERS).unwrap_or(default.leftovers),
+        unattributed: reader
+            .choice(table, "unattributed", "way to treat processes outside of jobs", &UNATTRIBUTED)
+            .unwrap_or(default.unattributed),
         directory: reader.absolute(table, "directory", DIRECTORY).unwrap_or(default.directory),
     }
 }
 
 /// Returns the keys with their values.
-pub(super) fn written(slurm: &Slurm) -> [(&'static str, String); 4] {
-    let Slurm { agent_down, deadline_s, leftovers, directory } = slurm;
+pub(super) fn written(slurm: &Slurm) -> [(&'static str, String); 5] {
+    let Slurm { agent_down, deadline_s, leftovers, unattributed, directory } = slurm;
     let text = super::effective::text;
     [
         ("agent_down", text(name(&AGENT_DOWN, agent_down))),
         ("deadline_s", deadline_s.to_string()),
         ("leftovers", text(name(&LEFTOVERS, leftovers))),
+        ("unattributed", text(name(&UNATTRIBUTED, unattributed))),
         ("directory", text(directory)),
     ]
 }

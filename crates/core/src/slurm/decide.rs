@@ -13,12 +13,14 @@
 //! |---|---|
 //! | the job has no lease, its lease has ended, or the lease belongs to a later run | 0 |
 //! | gpushd does not answer | as for Prolog; the end is delivered later |
-//! | processes still use a GPU of the job at the deadline | 1 |
+//! | processes of the job still use a GPU at the deadline | 1 |
+//! | only processes outside the job's cgroup use it, `unattributed = "reserve"` | 0; the GPU stays reserved |
+//! | only processes outside the job's cgroup use it, `unattributed = "drain"` | 1 |
 //! | gpushd cannot record the end | 1 |
 
 use gpush_api::Code;
 
-use crate::config::AgentDown;
+use crate::config::{AgentDown, Slurm, Unattributed};
 
 /// The result of a job in Prolog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,8 +42,10 @@ pub enum Started {
 pub enum Ended {
     /// The job has no lease on this node any more.
     Clean,
-    /// The capacity is not free.
+    /// The capacity is not free: something of the job itself is left.
     Left,
+    /// The capacity is not free, because of something that the user does outside the job. It stays reserved.
+    Unattributed,
     /// The end could not be recorded.
     Broken,
     /// gpushd did not answer in time.
@@ -77,12 +81,12 @@ pub fn prolog(started: Started, concerned: bool, agent_down: AgentDown) -> Verdi
 
 /// Whether Epilog fails. `had_lease` says whether Prolog left a file of the job.
 #[must_use]
-pub fn epilog_fails(ended: Ended, had_lease: bool, agent_down: AgentDown) -> bool {
-    match (ended, had_lease, agent_down) {
-        (Ended::Clean, _, _) => false,
-        (Ended::Left | Ended::Broken, _, _) => true,
-        (Ended::NoAnswer, false, _) | (Ended::NoAnswer, true, AgentDown::Pass) => false,
-        (Ended::NoAnswer, true, AgentDown::Fail) => true,
+pub fn epilog_fails(ended: Ended, had_lease: bool, config: &Slurm) -> bool {
+    match ended {
+        Ended::Clean => false,
+        Ended::Left | Ended::Broken => true,
+        Ended::Unattributed => config.unattributed == Unattributed::Drain,
+        Ended::NoAnswer => had_lease && config.agent_down == AgentDown::Fail,
     }
 }
 
@@ -145,12 +149,20 @@ mod tests {
     fn epilog_fails_when_a_gpu_is_not_clean() {
         for had_lease in [false, true] {
             for policy in POLICIES {
-                assert!(!epilog_fails(Ended::Clean, had_lease, policy));
-                assert!(epilog_fails(Ended::Left, had_lease, policy));
+                let config = Slurm { agent_down: policy, ..Slurm::default() };
+                assert!(!epilog_fails(Ended::Clean, had_lease, &config));
+                assert!(epilog_fails(Ended::Left, had_lease, &config));
                 let expected = had_lease && policy == AgentDown::Fail;
-                assert_eq!(epilog_fails(Ended::NoAnswer, had_lease, policy), expected);
+                assert_eq!(epilog_fails(Ended::NoAnswer, had_lease, &config), expected);
             }
         }
+    }
+
+    #[test]
+    fn what_a_user_does_outside_the_job_fails_epilog_by_policy_alone() {
+        assert!(!epilog_fails(Ended::Unattributed, true, &Slurm::default()));
+        let drain = Slurm { unattributed: Unattributed::Drain, ..Slurm::default() };
+        assert!(epilog_fails(Ended::Unattributed, true, &drain));
     }
 
     #[test]

@@ -3,13 +3,14 @@
 //! `SLURM_JOB_GPUS` has indexes of gres.conf. They are neither minor numbers nor the driver's indexes. A device is found
 //!
 //! 1. by its UUID, if `CUDA_VISIBLE_DEVICES` has one, as it has for MIG devices;
-//! 2. else by its device file in gres.conf, `/dev/nvidia<minor>`, or its `UniqueId`.
+//! 2. else by its `UniqueId` in gres.conf, or its device file there, `/dev/nvidia<minor>`. A MIG device has two more files,
+//!    with the numbers of its capabilities.
 
 use std::fmt;
 
 use gpush_api::{SlurmDevice, SlurmGpu};
 
-use super::{GresDevice, HostList, Job, lines};
+use super::{GresDevice, HostList, Job, gres_lines::CAPS, lines};
 use crate::{lease::environment::DeviceUuid, quote::Quoted};
 
 /// Why a device cannot be found.
@@ -27,6 +28,13 @@ pub enum NotMapped {
         /// The device file, quoted.
         file: String,
     },
+    /// The device files of a MIG device in gres.conf do not have the numbers of its capabilities.
+    NotAMigDevice {
+        /// The index.
+        index: u32,
+        /// The device files, quoted.
+        files: String,
+    },
     /// `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` have different lengths, and one of them has UUIDs.
     Differ {
         /// Number of indexes.
@@ -42,6 +50,12 @@ impl fmt::Display for NotMapped {
             Self::NoFile { index } => write!(f, "gres.conf has no File for GPU {index} of the job"),
             Self::NotAGpu { index, file } => {
                 write!(f, "gres.conf has {file} for GPU {index} of the job: it is not /dev/nvidia and a number")
+            }
+            Self::NotAMigDevice { index, files } => {
+                write!(
+                    f,
+                    "gres.conf has {files} for device {index} of the job: these are not the files of a MIG device"
+                )
             }
             Self::Differ { indexes, visible } => {
                 write!(f, "SLURM_JOB_GPUS has {indexes} devices, and CUDA_VISIBLE_DEVICES has {visible}")
@@ -80,10 +94,25 @@ fn by_file(index: u32, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<SlurmD
     if let Some(uuid) = gpu.unique_id.as_ref().filter(|uuid| DeviceUuid::new(uuid).is_ok()) {
         return Ok(SlurmDevice::Uuid(uuid.clone()));
     }
-    match gpu.minor() {
-        Some(minor) => Ok(SlurmDevice::Minor(minor)),
-        None => Err(NotMapped::NotAGpu { index, file: Quoted(&gpu.file).to_string() }),
+    let minor = gpu.minor().ok_or_else(|| NotMapped::NotAGpu { index, file: Quoted(&gpu.file).to_string() })?;
+    if gpu.files.len() == 1 {
+        return Ok(SlurmDevice::Minor(minor));
     }
+    mig_device(minor, &gpu.files[1..])
+        .ok_or_else(|| NotMapped::NotAMigDevice { index, files: Quoted(&gpu.files.join(",")).to_string() })
+}
+
+/// Returns the MIG device with these files: `nvidia-cap<number>` of its GPU instance and of its compute instance.
+fn mig_device(minor: u32, files: &[String]) -> Option<SlurmDevice> {
+    let (first, per_gpu, per_instance) = CAPS;
+    let number = |file: &String| file.rsplit('/').next()?.strip_prefix("nvidia-cap")?.parse::<u32>().ok();
+    let mut numbers: Vec<u32> = files.iter().map(number).collect::<Option<_>>()?;
+    numbers.sort_unstable();
+    let [of_gpu_instance, of_compute_instance] = numbers[..] else { return None };
+    let of_gpu = of_gpu_instance.checked_sub(first + per_gpu.checked_mul(minor)?).filter(|number| *number < per_gpu)?;
+    let compute_instance = (of_compute_instance - of_gpu_instance).checked_sub(1)?;
+    let is_its = of_gpu.is_multiple_of(per_instance) && compute_instance < per_instance - 1;
+    is_its.then_some(SlurmDevice::Mig { minor, gpu_instance: of_gpu / per_instance, compute_instance })
 }
 
 /// Returns the `Gres=` of a node in the text of slurm.conf, which decides the order of typed GPUs.
@@ -104,7 +133,7 @@ pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: 
     let Some(cached) = cached else { return has_rule && !devices.is_empty() };
     devices.iter().any(|device| {
         cached.iter().any(|gpu| match device {
-            SlurmDevice::Minor(minor) => gpu.minor == *minor,
+            SlurmDevice::Minor(minor) | SlurmDevice::Mig { minor, .. } => gpu.minor == *minor,
             SlurmDevice::Uuid(uuid) => gpu.uuid == *uuid || gpu.mig_devices.contains(uuid),
         })
     })
@@ -126,8 +155,9 @@ mod tests {
     }
 
     fn file(index: u32) -> Option<GresDevice> {
-        let text = "Name=gpu File=/dev/nvidia[2-3]\nName=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21\n\
-                    Name=gpu File=/dev/nvidiactl\n";
+        let text = "Name=gpu File=/dev/nvidia[2-3]\nName=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21,\
+                    /dev/nvidia-caps/nvidia-cap23\nName=gpu File=/dev/nvidiactl\n\
+                    Name=gpu MultipleFiles=/dev/nvidia1,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap13\n";
         GresConf::parse(text, "n1", |_| None).unwrap().gpu(index).cloned()
     }
 
@@ -143,7 +173,10 @@ mod tests {
         // CUDA_VISIBLE_DEVICES has indexes of Slurm too: they are never used.
         assert_eq!(devices(&job(&[0], &["0"]), file), Ok(vec![SlurmDevice::Minor(2)]));
         assert_eq!(devices(&job(&[1, 0], &["1", "0"]), file).unwrap(), [SlurmDevice::Minor(3), SlurmDevice::Minor(2)]);
-        assert_eq!(devices(&job(&[2], &[]), file), Ok(vec![SlurmDevice::Minor(0)]));
+        // nvidia-cap21 and nvidia-cap23: GPU instance 2, compute instance 1.
+        let mig = SlurmDevice::Mig { minor: 0, gpu_instance: 2, compute_instance: 1 };
+        assert_eq!(devices(&job(&[2, 0], &["2", "0"]), file), Ok(vec![mig, SlurmDevice::Minor(2)]));
+        assert!(matches!(devices(&job(&[4], &[]), file), Err(NotMapped::NotAMigDevice { index: 4, .. })));
         assert_eq!(devices(&job(&[9], &["9"]), file), Err(NotMapped::NoFile { index: 9 }));
         assert!(matches!(devices(&job(&[3], &[]), file), Err(NotMapped::NotAGpu { index: 3, .. })));
     }

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use super::job_files::FileName;
+
 /// Variable with the option `--gpush` of the SPANK plugin.
 pub const SPANK_OPTION: &str = "SPANK__SLURM_SPANK_OPTION_gpush_gpush";
 
@@ -86,21 +88,11 @@ impl Job {
         !self.gres.is_empty() || self.visible.iter().any(is_device)
     }
 
-    /// Name of the files of the job in the hooks' directory, without a path separator.
+    /// Name of the file of the job in the hooks' directory.
     #[must_use]
-    pub fn file_name(&self) -> String {
-        file_name(&self.cluster, self.id)
+    pub fn file_name(&self) -> FileName {
+        FileName::of_job(&self.cluster, self.id, &self.node)
     }
-}
-
-/// Name of the files of a job in the hooks' directory.
-#[must_use]
-pub fn file_name(cluster: &str, job: u32) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' };
-    // Slurm writes cluster names in lower case, and limits them to 40 characters.
-    let cluster: String = cluster.chars().take(64).map(plain).collect();
-    // Not a hidden file, nor `..`.
-    format!("{}-{job}", cluster.trim_start_matches('.'))
 }
 
 /// `0,2-3` as numbers. Ignores other text: Slurm writes the list, so it has none.
@@ -154,13 +146,6 @@ mod tests {
         assert_eq!(read(&[("SLURM_JOB_ID", "7"), ("SLURM_HET_JOB_ID", "7")]).unwrap().leader, None);
     }
 
-    #[test]
-    fn file_name_has_no_separator_and_is_not_hidden() {
-        assert_eq!(file_name("ci", 42), "ci-42");
-        assert_eq!(file_name("../a b", 1), "_a_b-1");
-        assert_eq!(file_name("..", 1), "-1");
-    }
-
     proptest! {
         #[test]
         fn any_text_of_the_user_is_read(comment in any::<String>(), option in "(?s).{0,300}", gpus in any::<String>()) {
@@ -172,8 +157,6 @@ mod tests {
                 ("SLURM_CLUSTER_NAME", &gpus),
             ]).unwrap();
             prop_assert!(job.gres.len() <= MOST_INDEXES);
-            prop_assert!(!job.file_name().contains(['/', '\0']));
-            prop_assert!(!job.file_name().starts_with('.'));
         }
     }
 }

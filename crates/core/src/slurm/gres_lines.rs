@@ -23,7 +23,7 @@ pub struct GresLines {
 
 /// First capability file of GPU instances, files of each GPU, and of each GPU instance: NVIDIA's driver numbers them
 /// so. `/proc/driver/nvidia-caps/mig-minors` has the same numbers.
-const CAPS: (u32, u32, u32) = (3, 135, 9);
+pub(super) const CAPS: (u32, u32, u32) = (3, 135, 9);
 
 /// Returns the lines for the GPUs of a node.
 #[must_use]

@@ -17,6 +17,7 @@
 //! | `devices` | the devices that Slurm allocated |
 //! | `decide` | the exit status of a hook |
 //! | `file` | the file of a job, and what TaskProlog prints |
+//! | `job_files` | names of the files of jobs, and which of them belongs to a task |
 //! | [`GresConf`] | gres.conf, which maps the index of a GRES device to its device files |
 //! | [`gres_lines()`] | the lines of gres.conf for a node |
 //! | [`HostList`] | `node[01-04,7]`, which Slurm uses for nodes and for device files |
@@ -29,6 +30,7 @@ pub mod file;
 mod gres_conf;
 mod gres_lines;
 mod host_list;
+pub mod job_files;
 mod lines;
 pub mod request;
 

@@ -111,7 +111,7 @@ impl Place {
             if let Some((job_path, job)) = slurm_job(path)
                 && is_roots(hierarchy, job_path)
             {
-                return Self::SlurmJob { cgroup: job_path.to_owned(), job };
+                return Self::SlurmJob { cgroup: job_path.to_owned(), job: job.id };
             }
         }
         let unit = main.and_then(|(hierarchy, path)| unit_path(path).filter(|unit| is_roots(hierarchy, unit)));

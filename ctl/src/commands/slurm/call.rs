@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const MARGIN: Duration = Duration::from_millis(500);
 
 /// Maximum number of ends of other jobs that one hook delivers.
-const MOST_UNTOLD: usize = 16;
+const MOST_ENDS: usize = 16;
 
 /// Why a call has no answer.
 #[derive(Debug)]
@@ -76,12 +76,12 @@ impl Calls {
 
     /// Delivers ends that earlier hooks could not deliver. Stops at the first failure. The next hook delivers the rest.
     pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
-        for end in directory.untold_ends().into_iter().take(MOST_UNTOLD) {
+        for end in directory.undelivered_ends().into_iter().take(MOST_ENDS) {
             // This hook does not report leftovers of other jobs, so it does not wait for them.
             let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
             self.client.set_deadline(self.left().min(Duration::from_secs(2)));
             match self.client.slurm_end(&now).await {
-                Ok(_) => directory.end_told(&end),
+                Ok(_) => directory.end_delivered(&end),
                 Err(_) => return,
             }
         }

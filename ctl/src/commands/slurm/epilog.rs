@@ -9,7 +9,6 @@ use gpush_core::slurm::{
 
 use super::{
     call::{Calls, Unanswered, end_of},
-    directory::Directory,
     fail, sentence,
     settings::Settings,
     variable,
@@ -22,7 +21,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         Err(error) => return fail(0, &error.to_string()),
     };
     let settings = Settings::of_root(files, limits);
-    let directory = Directory::new(&settings.directory);
+    let directory = &settings.directory;
     let had_lease = directory.has(&job);
     // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
     if !had_lease && !job.has_devices() && matches!(requested(&job), Ok(None)) {
@@ -34,27 +33,30 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
             let mut calls = Calls::new(global, settings.until);
             let ended = calls.end(&end).await;
             if ended.is_ok() {
-                calls.deliver_ends(&directory).await;
+                calls.deliver_ends(directory).await;
             }
             ended
         })
     });
     let (ended, why) = match answer {
         Ok(SlurmJobEnded { left, .. }) if left.is_empty() => (Ended::Clean, String::new()),
+        Ok(SlurmJobEnded { left, .. }) if left.iter().all(|left| left.unattributed) => {
+            (Ended::Unattributed, left.iter().map(words).collect::<Vec<_>>().join("; "))
+        }
         Ok(SlurmJobEnded { left, .. }) => (Ended::Left, left.iter().map(words).collect::<Vec<_>>().join("; ")),
         Err(Unanswered::Error(error)) => (Ended::Broken, sentence(&error)),
         Err(Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
     };
     match ended {
-        Ended::Clean | Ended::Left | Ended::Broken => directory.end_told(&end),
+        Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(&end),
         Ended::NoAnswer if had_lease => {
             // The next hook delivers it.
-            let _noted = directory.note_end(&job, &end);
+            let _noted = directory.note_end(&end);
         }
         Ended::NoAnswer => {}
     }
     directory.remove(&job);
-    if epilog_fails(ended, had_lease, settings.slurm.agent_down) { fail(job.id, &why) } else { 0 }
+    if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 
 /// What is left of a lease, in one sentence.

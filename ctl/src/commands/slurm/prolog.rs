@@ -17,7 +17,8 @@ use gpush_core::{
         AutoDetect, GresConf, Job,
         decide::{self, Started, Verdict},
         devices::{devices, is_owned, node_gres},
-        file::{JobFile, JobState},
+        file::JobState,
+        job_files::HookPlace,
         request::requested,
     },
 };
@@ -25,7 +26,7 @@ use jiff::Timestamp;
 
 use super::{
     call::{Calls, Unanswered, end_of},
-    directory::Directory,
+    directory::FileWritten,
     fail, sentence,
     settings::Settings,
     variable,
@@ -41,28 +42,17 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         Err(error) => return fail(0, &error.to_string()),
     };
     let request = requested(&job);
+    let settings = Settings::of_root(files, limits);
+    let directory = &settings.directory;
     // Most jobs of a cluster have no GPU: they pass at once.
     if matches!(request, Ok(None)) && !job.has_devices() {
+        // TaskProlog must know that a job of this cluster and node can have no file.
+        directory.keep_place(&HookPlace::new(&job.cluster, &job.node));
         return 0;
     }
-    let settings = Settings::of_root(files, limits);
-    let directory = Directory::new(&settings.directory);
-    let file = |state| JobFile {
-        cluster: job.cluster.clone(),
-        job: job.id,
-        node: job.node.clone(),
-        restart: job.restart,
-        state,
-    };
     let request = match request {
         Ok(request) => request,
-        Err(error) => {
-            let refused = JobState::Refused { reasons: vec![error.to_string()], hint: Some(error.hint()) };
-            return match directory.create().and_then(|()| directory.write(&job, &file(refused))) {
-                Ok(()) => 0,
-                Err(error) => fail(job.id, &unwritable(&settings, &error)),
-            };
-        }
+        Err(error) => return refuse(&settings, &job, vec![error.to_string()], Some(error.hint())),
     };
     let found = found(&job, gres_conf);
     let allocated: &[SlurmDevice] = found.as_deref().unwrap_or_default();
@@ -77,22 +67,17 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         return match (may_be_owned, concerned) {
             (true, _) => fail(job.id, why),
             // Only the user's request concerns gpushd: it is refused, and the node stays in use.
-            (false, true) => {
-                let refused = JobState::Refused { reasons: vec![why.clone()], hint: None };
-                match directory.create().and_then(|()| directory.write(&job, &file(refused))) {
-                    Ok(()) => 0,
-                    Err(error) => fail(job.id, &unwritable(&settings, &error)),
-                }
-            }
+            (false, true) => refuse(&settings, &job, vec![why.clone()], None),
             (false, false) => 0,
         };
     }
     let Some(uid) = job.uid else {
         return if concerned { fail(job.id, "SLURM_JOB_UID is missing: Slurm must start this command") } else { 0 };
     };
-    if let Err(error) = directory.create().and_then(|()| directory.write(&job, &file(JobState::Begun))) {
-        return if concerned { fail(job.id, &unwritable(&settings, &error)) } else { 0 };
-    }
+    let run = match directory.begin(&job) {
+        Ok(run) => run,
+        Err(error) => return if concerned { fail(job.id, &unwritable(&settings, &error)) } else { 0 },
+    };
     let start = SlurmJobStart {
         cluster: job.cluster.clone(),
         job: job.id,
@@ -107,13 +92,15 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
             let mut calls = Calls::new(global, settings.until);
-            calls.deliver_ends(&directory).await;
+            calls.deliver_ends(directory).await;
             calls.start(start).await
         })
     });
     let (started, state, why) = match answer {
         Ok(answer) => {
             directory.keep_owned(&answer.owned);
+            // gpushd has ended the leases of earlier runs.
+            directory.end_delivered(&end_of(&job));
             match answer.outcome {
                 SlurmOutcome::NotConcerned => (Started::NotConcerned, None, String::new()),
                 SlurmOutcome::Refused { reasons, hint } => {
@@ -130,24 +117,29 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     };
     let verdict = decide::prolog(started, concerned, settings.slurm.agent_down);
     match (verdict, state) {
-        (Verdict::Lease | Verdict::FailTasks, Some(state)) => match directory.write(&job, &file(state)) {
-            Ok(()) => 0,
+        (Verdict::Lease | Verdict::FailTasks, Some(state)) => match directory.write(&job, &run, state) {
+            Ok(FileWritten::Yes | FileWritten::Again) => 0,
+            Ok(FileWritten::Late) => {
+                undo(global, &settings, &job);
+                0
+            }
             Err(error) => {
-                undo(global, &settings, &directory, &job);
+                undo(global, &settings, &job);
+                directory.remove_run(&job, &run);
                 fail(job.id, &unwritable(&settings, &error))
             }
         },
         (Verdict::Pass, _) if started == Started::NoAnswer && concerned => {
             // gpushd may still grant the lease: the recorded end then ends it.
-            let _noted = directory.note_end(&job, &end_of(&job));
-            let _written = directory.write(&job, &file(JobState::Passed));
+            let _noted = directory.note_end(&end_of(&job));
+            let _written = directory.write(&job, &run, JobState::Passed);
             0
         }
         (Verdict::FailNode, _) => {
             if started == Started::NoAnswer {
-                let _noted = directory.note_end(&job, &end_of(&job));
+                let _noted = directory.note_end(&end_of(&job));
             }
-            directory.remove(&job);
+            directory.remove_run(&job, &run);
             let policy = match (started, settings.slurm.agent_down) {
                 (Started::NoAnswer, AgentDown::Fail) => " (slurm.agent_down is \"fail\")",
                 _ => "",
@@ -155,26 +147,35 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
             fail(job.id, &format!("{why}{policy}"))
         }
         (Verdict::Pass | Verdict::Lease | Verdict::FailTasks, _) => {
-            directory.remove(&job);
+            directory.remove_run(&job, &run);
             0
         }
     }
 }
 
-/// Ends the lease of a job whose environment cannot be written.
-fn undo(global: &Global, settings: &Settings, directory: &Directory, job: &Job) {
+/// Records that the tasks of a job must fail, without gpushd.
+fn refuse(settings: &Settings, job: &Job, reasons: Vec<String>, hint: Option<String>) -> u8 {
+    let directory = &settings.directory;
+    let refused = JobState::Refused { reasons, hint };
+    match directory.begin(job).and_then(|run| directory.write(job, &run, refused)) {
+        Ok(_) => 0,
+        Err(error) => fail(job.id, &unwritable(settings, &error)),
+    }
+}
+
+/// Ends the lease of a job whose environment is not written.
+fn undo(global: &Global, settings: &Settings, job: &Job) {
     let end = end_of(job);
     let ended = super::super::runtime()
         .map_err(Unanswered::Error)
         .and_then(|runtime| runtime.block_on(async { Calls::new(global, settings.until).end(&end).await }));
     if ended.is_err() {
-        let _noted = directory.note_end(job, &end);
+        let _noted = settings.directory.note_end(&end);
     }
-    directory.remove(job);
 }
 
 fn unwritable(settings: &Settings, error: &std::io::Error) -> String {
-    format!("cannot write the file of the job in {}: {error}", settings.directory.display())
+    format!("cannot write the file of the job in {}: {error}", settings.path.display())
 }
 
 /// Finds the devices of a job.

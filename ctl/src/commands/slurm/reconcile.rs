@@ -13,7 +13,6 @@ use jiff::Timestamp;
 
 use super::{
     call::{Calls, Unanswered},
-    directory::Directory,
     settings::Settings,
     variable,
 };
@@ -41,11 +40,10 @@ pub(super) fn run(
     out: &Output,
 ) -> Outcome {
     let settings = Settings::of_root(files, limits);
-    let directory = Directory::new(&settings.directory);
     let cluster = cluster.map(str::to_owned).or_else(|| variable("SLURM_CLUSTER_NAME"));
     super::super::ask(global, async |client| {
         let mut calls = Calls::new(global, settings.until);
-        calls.deliver_ends(&directory).await;
+        calls.deliver_ends(&settings.directory).await;
         let all = client.leases(0).await?;
         let of_jobs: Vec<OfJob> = all.into_iter().filter_map(of_job).collect();
         let of_jobs = of_cluster(of_jobs, cluster.as_deref())?;

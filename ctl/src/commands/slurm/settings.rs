@@ -13,6 +13,8 @@ use crate::{
     offline,
 };
 
+use super::directory::Directory;
+
 /// Longest config that is read, in bytes.
 const LONGEST: u64 = gpush_core::config::MOST_BYTES as u64;
 
@@ -21,8 +23,10 @@ const LONGEST: u64 = gpush_core::config::MOST_BYTES as u64;
 pub(super) struct Settings {
     /// `[slurm]` of the config.
     pub(super) slurm: Slurm,
-    /// Directory of the files of jobs.
-    pub(super) directory: PathBuf,
+    /// The files of jobs.
+    pub(super) directory: Directory,
+    /// Path of `directory`.
+    pub(super) path: PathBuf,
     /// Whether a rule has `owner = "slurm"`.
     pub(super) has_owner_slurm: bool,
     /// When the hook gives up.
@@ -46,11 +50,14 @@ impl Settings {
     fn new(config: Config, files: &HookFiles, deadline: Duration) -> Self {
         let is_slurms =
             |rule: &gpush_core::config::Rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm);
+        let until = Instant::now() + deadline;
+        let path = files.dir.clone().unwrap_or_else(|| PathBuf::from(&config.slurm.directory));
         Self {
-            directory: files.dir.clone().unwrap_or_else(|| PathBuf::from(&config.slurm.directory)),
+            directory: Directory::new(&path, until),
+            path,
             has_owner_slurm: config.rules.iter().any(is_slurms),
             slurm: config.slurm,
-            until: Instant::now() + deadline,
+            until,
         }
     }
 }

@@ -1,8 +1,11 @@
 //! `gpushctl slurm task-prolog`: runs as the user of the job, for each task, without gpushd.
 
-use gpush_core::slurm::file::{TaskProlog, fail};
+use gpush_core::slurm::{
+    file::{TaskProlog, fail},
+    job_files::Task,
+};
 
-use super::{FAILS, directory::Directory, settings::Settings, variable};
+use super::{FAILS, directory::Found, settings::Settings, variable};
 use crate::{args::HookFiles, exit::Outcome, output::Output};
 
 pub(super) fn run(files: &HookFiles, out: &Output) -> Outcome {
@@ -16,12 +19,17 @@ fn prolog(files: &HookFiles) -> TaskProlog {
     let nothing = TaskProlog { text: String::new(), fails: false };
     let number = |name: &str| variable(name).and_then(|value| value.trim().parse::<u32>().ok());
     let Some(job) = number("SLURM_JOB_ID") else { return nothing };
-    let directory = Directory::new(&Settings::of_task(files).directory);
-    let cluster = variable("SLURM_CLUSTER_NAME").filter(|name| !name.is_empty());
-    match directory.read(cluster.as_deref(), job) {
-        Ok(Some(file)) => file.task_prolog(variable("CUDA_VISIBLE_DEVICES").as_deref()),
+    let text = |name: &str| variable(name).filter(|value| !value.is_empty());
+    let task = Task { job, cluster: text("SLURM_CLUSTER_NAME"), node: text("SLURMD_NODENAME") };
+    match Settings::of_task(files).directory.find(&task) {
+        Ok(Found::File(file)) => file.task_prolog(variable("CUDA_VISIBLE_DEVICES").as_deref()),
         // gpush has nothing to do with the job.
-        Ok(None) => nothing,
+        Ok(Found::Nothing) => nothing,
+        Ok(Found::Several) => {
+            let why =
+                format!("several clusters or nodes of this host have a job {job}, and the task names none of them");
+            fail(&why, Some("do not change SLURM_CLUSTER_NAME and SLURMD_NODENAME"))
+        }
         Err(error) => fail(&format!("cannot read the file of job {job}: {error}"), None),
     }
 }

@@ -77,6 +77,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         clients_known: true,
         leases: if clients.is_empty() { Vec::new() } else { vec![lease()] },
         granted_percent: if clients.is_empty() { 0 } else { 25 },
+        stays_stopped: false,
     }
 }
 

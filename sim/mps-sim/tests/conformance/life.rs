@@ -104,8 +104,8 @@ pub(crate) async fn daemon_continues_without_its_directory(setup: Setup) {
     assert!(matches!(gone, ControlError::Session(SessionError::Absent { .. })), "{gone:?}");
     assert_eq!(lock::holder(&daemon.setup.pipe).unwrap(), None);
     let mut second = daemon.setup.spawn();
-    let second = Control::of(&daemon.setup.pipe);
-    let found = until("a second answers", async || second.daemon(LONG).await.ok()).await;
+    let second_control = Control::of(&daemon.setup.pipe);
+    let found = until("a second answers", async || second_control.daemon(LONG).await.ok()).await;
     assert_eq!(found.pid.cast_unsigned(), second.id());
     assert!(daemon.child.try_wait().unwrap().is_none(), "the first continues, and is unreachable");
     second.kill().unwrap();

@@ -1,11 +1,14 @@
 //! gpushd does not run, or is stopped.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use gpush_tests::agent::PATIENCE;
 use nix::sys::signal::Signal;
 
-use super::{Job, Node, WHOLE, failure};
+use super::{Job, Node, WHOLE, failure, silent};
 
 /// One GPU for Slurm, one for users.
 const MIXED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
@@ -41,12 +44,12 @@ fn policy_decides_about_jobs_of_gpush_alone() {
     assert!(text.contains("without a lease") && !text.contains("export"), "{text}");
     node.epilog(&job);
     // The ends that gpushd has not heard are delivered by the next hook.
-    assert!(node.directory().join("ci-6.ended").exists());
+    assert!(node.directory().join("ci-6@n1+ended").exists());
     node.start_again();
     let job = Job::new(7).on(&slurms);
     node.prolog(&job);
     node.granted(7);
-    assert!(!node.directory().join("ci-6.ended").exists() && !node.directory().join("ci-2.ended").exists());
+    assert!(!node.directory().join("ci-6@n1+ended").exists() && !node.directory().join("ci-2@n1+ended").exists());
 }
 
 #[test]
@@ -60,7 +63,7 @@ fn stopped_gpushd_does_not_hold_prolog_and_grants_nothing_afterwards() {
     // It would wait for gpushd forever.
     assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     failure(&output);
-    assert!(!node.directory().join("ci-1").exists(), "everything is undone");
+    assert!(!node.directory().join("ci-1@n1").exists(), "everything is undone");
     node.agent().signal(Signal::SIGCONT);
     // gpushd reads the old request now. The next one is answered after it.
     node.prolog(&Job::new(2).on("1"));
@@ -85,6 +88,25 @@ fn hooks_wait_for_a_gpushd_that_restarts() {
     if output.status.success() {
         assert!(node.lease(1).is_none());
     } else {
-        assert!(node.directory().join("ci-1.ended").exists());
+        assert!(node.directory().join("ci-1@n1+ended").exists());
     }
+}
+
+/// Fault: a job was refused because the last reading of its GPU was old.
+#[test]
+fn prolog_waits_for_a_late_reading_of_its_gpu() {
+    let node = Node::two_gpus(&format!("[driver]\nread_ms = 10000\n{WHOLE}"));
+    let (quick, slow) = (gres(&node, 0), gres(&node, 1));
+    node.host.fault("nvmlDeviceGetMemoryInfo* --gpu 1 --hang");
+    node.agent().until("a reading that hangs", || node.agent().gpu(1).stale.then_some(()));
+    let mut prolog = node.command("prolog");
+    prolog.envs(Job::new(1).on(&slow).0).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut prolog = prolog.spawn().expect("gpushctl can be started");
+    // A job on the other GPU does not wait.
+    node.prolog(&Job::new(2).on(&quick));
+    node.granted(2);
+    assert_eq!(prolog.try_wait().expect("a child"), None);
+    node.host.clear_faults();
+    silent(&prolog.wait_with_output().expect("it ends"));
+    node.granted(1);
 }

@@ -1,6 +1,6 @@
 //! Leases of every kind: what Slurm allocated, and what the job requests of it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 use gpush_api::{LeaseKind, MemberShare, MpsState};
 use gpush_tests::mps::reaches;
@@ -33,6 +33,35 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     node.epilog(&job);
     node.prolog(&second);
     assert_eq!(node.granted(2).members[0].target, uuids[0]);
+}
+
+/// Without NVML, Slurm gives a MIG device an index too. It is found by its device files.
+#[test]
+fn node_with_whole_gpus_and_mig_devices_serves_both() {
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\nowner = \"slurm\"\n\
+                  [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+    let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n";
+    let node = Node::start(host, config);
+    let (mig, whole) = (node.agent().gpu(0), node.agent().gpu(1));
+    let mut conf = format!("AutoDetect=off\nName=gpu Type=h100 File=/dev/nvidia{}\n", whole.minor);
+    let mut uuids = Vec::new();
+    for instance in mig.mig.expect("MIG").instances {
+        let cap = 3 + 135 * mig.minor + 9 * instance.id;
+        let caps = format!("/dev/nvidia-caps/nvidia-cap{cap},/dev/nvidia-caps/nvidia-cap{}", cap + 1);
+        let _infallible = writeln!(conf, "Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{},{caps}", mig.minor);
+        uuids.push(instance.compute[0].uuid.clone().expect("a UUID"));
+    }
+    std::fs::write(&node.gres_conf, conf).expect("gres.conf can be written");
+    let members = |id: u32| -> Vec<String> { node.granted(id).members.into_iter().map(|one| one.target).collect() };
+    node.prolog(&Job::new(1).on("0"));
+    assert_eq!(members(1), [whole.uuid]);
+    node.prolog(&Job::new(2).on("2"));
+    assert_eq!(members(2), [uuids[1].as_str()]);
+    let text = node.task(&Job::new(2).on("2")).expect("the task runs");
+    assert!(text.contains(&format!("export CUDA_VISIBLE_DEVICES={}\n", uuids[1])), "{text}");
+    node.prolog(&Job::new(3).on("1"));
+    assert_eq!(members(3), [uuids[0].as_str()]);
+    assert!(node.refusal(&Job::new(4).on("0,1")).contains("whole GPUs and MIG devices"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::process::CommandExt,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -11,10 +11,16 @@ use std::{
 use gpush_api::{LeaseState, MpsState};
 use gpush_tests::{
     host::Host,
-    mps::{Client, lease_becomes, reaches},
+    mps::{Client, lease_becomes, lease_now, reaches},
 };
 
-use super::{Job, NOBODY, Node, WHOLE, failure};
+use super::{Job, NOBODY, Node, WHOLE, failure, first};
+
+const MPS: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
+
+const WHOLE_0: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+
+const NODE: &str = "SLURMD_NODENAME";
 
 /// A process of a job on a GPU; killed when dropped.
 struct Left(Child);
@@ -47,13 +53,22 @@ impl Drop for Left {
 /// The cgroup of a job, as Slurm makes it with proctrack/cgroup on the first hierarchies.
 struct Cgroup(PathBuf);
 
+/// A name of a node that no real Slurm on this host has, with a suffix for each test.
+fn node_name(suffix: &str) -> String {
+    format!("gpush-test-{}{suffix}", std::process::id())
+}
+
 impl Cgroup {
-    fn of(job: u32) -> Option<Self> {
-        // A unique name, because a real Slurm may run on this host.
-        let parent = format!("slurm_gpush-test-{}/uid_{NOBODY}/job_{job}", std::process::id());
+    /// The cgroup of a job on a node. Prints that the test is skipped if it cannot be created.
+    fn of(node: &str, job: u32) -> Option<Self> {
+        let parent = format!("slurm_{node}/uid_{NOBODY}/job_{job}");
         let hierarchies = ["freezer", "pids", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
         let dir = hierarchies.into_iter().filter(|dir| dir.is_dir()).map(|dir| dir.join(&parent));
-        dir.into_iter().find(|dir| fs::create_dir_all(dir).is_ok()).map(Self)
+        let created = dir.into_iter().find(|dir| fs::create_dir_all(dir).is_ok()).map(Self);
+        if created.is_none() {
+            println!("SKIPPED leftovers in the cgroup of a job: no cgroup of the first version can be created");
+        }
+        created
     }
 
     fn add(&self, pid: u32) {
@@ -86,31 +101,24 @@ fn epilog_while(node: &Node, job: &Job, mut has_ended: impl FnMut() -> bool) {
     });
 }
 
-/// Index of the driver of the first GPU of gres.conf.
-fn first(node: &Node) -> u32 {
-    node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index
-}
-
 #[test]
 fn process_in_the_cgroup_of_the_job_is_ended() {
     if !is_root("leftovers of a job") {
         return;
     }
-    let Some(cgroup) = Cgroup::of(21) else {
-        println!("SKIPPED leftovers of a job in its cgroup: no cgroup of the first version can be created");
-        return;
-    };
+    let Some(cgroup) = Cgroup::of(&node_name("-c"), 21) else { return };
     let node = Node::two_gpus(WHOLE);
-    let job = Job::new(21).on("0");
+    let job = Job::new(21).on("0").with(NODE, node_name("-c"));
     node.prolog(&job);
     let mut left = Left::on(&node.host, first(&node), Some(&cgroup));
     epilog_while(&node, &job, || !left.lives());
     assert!(node.lease(21).is_none());
 }
 
-/// Without proctrack/cgroup, gpushd cannot know whose process it is.
+/// Without proctrack/cgroup, gpushd cannot know whose process it is. Fault: any process of a user, such as one of an SSH
+/// session, drained the node.
 #[test]
-fn process_outside_of_the_cgroup_fails_epilog_and_is_not_ended() {
+fn process_outside_of_the_cgroup_reserves_the_gpu_and_drains_no_node() {
     if !is_root("leftovers without a cgroup") {
         return;
     }
@@ -119,36 +127,98 @@ fn process_outside_of_the_cgroup_fails_epilog_and_is_not_ended() {
     node.prolog(&job);
     let id = node.granted(22).id;
     let mut left = Left::on(&node.host, first(&node), None);
-    let mut command = node.command("epilog");
-    let output = command.args(["--deadline", "3s"]).envs(job.0.clone()).output().expect("gpushctl can be started");
-    let text = failure(&output);
-    let pid = left.0.id().to_string();
-    assert!(text.contains(&format!("GPU {}", first(&node))) && text.contains(&pid), "{text}");
-    assert!(text.contains("cannot be attributed"), "{text}");
+    node.epilog(&job);
     assert!(left.lives());
+    let lease = lease_now(node.agent(), id);
+    assert_eq!(lease.state, LeaseState::Releasing);
+    let pid = left.0.id().to_string();
+    assert!(lease.waits_for.iter().any(|why| why.contains(&pid) && why.contains("attributed")), "{lease:?}");
+    // Jobs on this GPU are refused with the reason, and others run.
+    let next = Job::new(23).on("0");
+    let refused = node.refusal(&next);
+    assert!(refused.contains(&id.to_string()) && refused.contains("outside the job"), "{refused}");
+    node.epilog(&next);
+    node.prolog(&Job::new(25).on("1"));
+    node.epilog(&job);
+    // An administrator can choose that such a process drains the node.
+    let drain = format!("[slurm]\nunattributed = \"drain\"\n{WHOLE}");
+    fs::write(node.host.scratch("gpushd.toml"), drain).expect("the config can be written");
+    let text = failure(&node.run("epilog", &job));
+    assert!(text.contains(&format!("GPU {}", first(&node))) && text.contains(&pid), "{text}");
     drop(left);
     lease_becomes(node.agent(), id, LeaseState::Ended);
     node.epilog(&job);
+    node.prolog(&next);
+    node.granted(23);
 }
 
-/// A daemonized program that copied the environment of the job and uses no GPU does not hold the node.
+/// Two nodes of one host have cgroups of different paths. Fault: the Epilog of one job ended the processes of the other.
+#[test]
+fn job_of_another_node_with_the_same_id_keeps_its_processes() {
+    if !is_root("leftovers of two nodes") {
+        return;
+    }
+    let (here, there) = (node_name("-a"), node_name("-b"));
+    let Some(cgroup) = Cgroup::of(&here, 31) else { return };
+    let node = Node::two_gpus(WHOLE);
+    let (job, other) = (Job::new(31).on("0").with(NODE, &here), Job::new(31).on("1").with(NODE, &there));
+    node.prolog(&job);
+    node.prolog(&other);
+    let mut left = Left::on(&node.host, first(&node), Some(&cgroup));
+    node.epilog(&other);
+    assert!(left.lives());
+    epilog_while(&node, &job, || !left.lives());
+    assert!(node.lease(31).is_none());
+}
+
+/// Jobs of two clusters with one id have the same cgroup. While both have a lease, gpushd does not know whose process it
+/// is.
+#[test]
+fn process_that_may_belong_to_two_clusters_is_not_ended() {
+    if !is_root("leftovers of two clusters") {
+        return;
+    }
+    let name = node_name("-e");
+    let Some(cgroup) = Cgroup::of(&name, 32) else { return };
+    let node = Node::two_gpus(WHOLE);
+    let job = Job::new(32).on("0").with(NODE, &name);
+    let other = Job::new(32).on("1").with(NODE, &name).with("SLURM_CLUSTER_NAME", "other");
+    node.prolog(&job);
+    let id = node.granted(32).id;
+    node.prolog(&other);
+    let mut left = Left::on(&node.host, first(&node), Some(&cgroup));
+    node.epilog(&job);
+    assert!(left.lives());
+    assert_eq!(lease_now(node.agent(), id).state, LeaseState::Releasing);
+    // When the other job has ended, the cgroup is certainly that of the first.
+    node.epilog(&other);
+    node.agent().until("the process is ended", || (!left.lives()).then_some(()));
+    lease_becomes(node.agent(), id, LeaseState::Ended);
+}
+
+/// A program outside the job that copied the environment of the job and uses no GPU does not hold the lease.
 #[test]
 fn process_that_only_names_the_lease_does_not_hold_epilog() {
     if !is_root("programs of jobs") {
         return;
     }
-    let node = Node::two_gpus(WHOLE);
-    let job = Job::new(23).on("0");
-    node.prolog(&job);
-    let lease = node.granted(23).id.to_string();
-    let mut command = Command::new("/bin/sleep");
-    let mut sleeper =
-        command.arg("1000").env("GPUSH_LEASE", lease).uid(NOBODY).current_dir("/").spawn().expect("sleep");
-    node.epilog(&job);
-    assert!(node.lease(23).is_none());
-    assert!(matches!(sleeper.try_wait(), Ok(None)));
-    sleeper.kill().expect("it runs");
-    sleeper.wait().expect("it ends");
+    for (config, comment) in [(WHOLE_0, "gpush:whole"), (MPS, "gpush:mps=25")] {
+        let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", config);
+        if config == MPS {
+            reaches(node.agent(), "0", MpsState::Ready);
+        }
+        let job = Job::new(23).on("0").with("SLURM_JOB_COMMENT", comment);
+        let text = node.granted_task(&job);
+        let exported = text.lines().filter_map(|line| line.strip_prefix("export ")?.split_once('='));
+        let mut command = Command::new("/bin/sleep");
+        command.arg("1000").envs(exported).uid(NOBODY).current_dir("/");
+        let mut sleeper = command.spawn().expect("sleep");
+        node.epilog(&job);
+        assert!(node.lease(23).is_none(), "{comment}");
+        assert!(matches!(sleeper.try_wait(), Ok(None)));
+        sleeper.kill().expect("it runs");
+        sleeper.wait().expect("it ends");
+    }
 }
 
 #[test]
@@ -156,19 +226,12 @@ fn mps_client_in_the_cgroup_of_the_job_is_ended() {
     if !is_root("MPS clients of a job") {
         return;
     }
-    let Some(cgroup) = Cgroup::of(24) else {
-        println!("SKIPPED MPS clients of a job in its cgroup: no cgroup of the first version can be created");
-        return;
-    };
-    let config = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
-    let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", config);
-    for (dir, mode) in [(node.host.dir().parent().expect("a directory"), 0o755), (&node.host.dir().join("proc"), 0o777)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("its mode can be changed");
-    }
+    let Some(cgroup) = Cgroup::of(&node_name("-d"), 24) else { return };
+    let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", MPS);
+    fs::set_permissions(node.host.dir().join("proc"), fs::Permissions::from_mode(0o777))
+        .expect("its mode can be changed");
     reaches(node.agent(), "0", MpsState::Ready);
-    let job = Job::new(24).on("0").with("SLURM_JOB_COMMENT", "gpush:mps=25");
+    let job = Job::new(24).on("0").with(NODE, node_name("-d")).with("SLURM_JOB_COMMENT", "gpush:mps=25");
     node.prolog(&job);
     let text = node.task(&job).expect("the task runs");
     let environment: Vec<(String, String)> = text

@@ -20,7 +20,7 @@ fn job_gets_the_gpu_of_its_device_file_until_epilog() {
     // gres.conf has the minors in reverse order.
     let last = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU");
     assert_eq!(lease.members[0].gpu, last.uuid, "index 0 of gres.conf is not index 0 of the driver");
-    let file = fs::metadata(node.directory().join("ci-42")).expect("the file of the job");
+    let file = fs::metadata(node.directory().join("ci-42@n1")).expect("the file of the job");
     assert_eq!((file.mode() & 0o777, file.uid()), (0o400, user()));
     let text = node.task(&job).expect("the task runs");
     assert!(text.contains(&format!("export CUDA_VISIBLE_DEVICES={}\n", last.uuid)), "{text}");
@@ -32,7 +32,7 @@ fn job_gets_the_gpu_of_its_device_file_until_epilog() {
     let bare = Job::new(42);
     node.epilog(&bare);
     assert_eq!(lease_now(node.agent(), lease.id).state, LeaseState::Ended);
-    assert!(!node.directory().join("ci-42").exists());
+    assert!(!node.directory().join("ci-42@n1").exists());
     node.epilog(&bare);
     node.epilog(&job);
     node.epilog(&Job::new(4711).on("0"));
@@ -140,7 +140,7 @@ fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     assert_eq!(answer.status, 200);
     let text = failure(&node.run("prolog", &Job::new(5).on("0")));
     assert!(text.contains(&format!("GPU {cordoned} is cordoned")), "{text}");
-    assert!(!node.directory().join("ci-5").exists(), "everything is undone");
+    assert!(!node.directory().join("ci-5@n1").exists(), "everything is undone");
     node.prolog(&Job::new(6).on("1"));
     let text = failure(&node.run("prolog", &Job::new(8).on("5")));
     assert!(text.contains("gres.conf has no File for GPU 5"), "{text}");

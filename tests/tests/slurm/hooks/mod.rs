@@ -9,6 +9,8 @@
 //! | `agent_down` | gpushd does not run, or is stopped |
 //! | `kinds` | MIG devices, MPS, time-slicing, gres.conf |
 //! | `leftovers` | processes that a job leaves |
+//! | `states` | GPUs and databases that do not work |
+//! | `tasks` | which file a task finds |
 //! | `users` | what users cannot do |
 
 mod agent_down;
@@ -16,10 +18,13 @@ mod kinds;
 mod leftovers;
 mod life;
 mod refusals;
+mod states;
+mod tasks;
 mod users;
 
 use std::{
     fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::PathBuf,
     process::{Command, Output, Stdio},
 };
@@ -56,6 +61,9 @@ impl Node {
         let host = Host::up(description);
         let agent = Agent::start(&host, config);
         agent.wait_for_layouts_at_start();
+        // TaskProlog runs as the user of the job.
+        let around = host.dir().parent().expect("a directory");
+        fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
         let gres_conf = host.scratch("gres.conf");
         let mut minors: Vec<u32> = agent.gpus().iter().map(|gpu| gpu.minor).collect();
         minors.sort_unstable_by(|one, other| other.cmp(one));
@@ -89,7 +97,11 @@ impl Node {
         let mut command = Command::new(program("gpushctl"));
         command.env_clear().stdin(Stdio::null()).args(["slurm", verb]);
         command.arg("--config").arg(self.host.scratch("gpushd.toml")).arg("--dir").arg(self.directory());
-        if verb != "task-prolog" {
+        if verb == "task-prolog" {
+            if nix::unistd::geteuid().is_root() {
+                command.uid(user()).gid(user()).current_dir("/");
+            }
+        } else {
             command.arg("--socket").arg(self.host.scratch("gpushd.admin.sock"));
         }
         if verb == "prolog" {
@@ -124,6 +136,14 @@ impl Node {
         }
     }
 
+    /// Runs Prolog, which grants a lease. Returns what TaskProlog prints.
+    fn granted_task(&self, job: &Job) -> String {
+        self.prolog(job);
+        let text = self.task(job).expect("the task runs");
+        assert!(text.contains("export GPUSH_LEASE="), "{text}");
+        text
+    }
+
     /// The reason that a refused job's tasks print.
     fn refusal(&self, job: &Job) -> String {
         self.prolog(job);
@@ -143,6 +163,11 @@ impl Node {
         assert_eq!(lease.state, LeaseState::Active);
         lease
     }
+}
+
+/// Index of the driver of the first GPU of gres.conf.
+fn first(node: &Node) -> u32 {
+    node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index
 }
 
 /// The environment of a job's hooks.

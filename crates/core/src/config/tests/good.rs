@@ -47,6 +47,7 @@ placement = "spread"
 [slurm]
 agent_down = "pass"
 leftovers = "report"
+unattributed = "drain"
 
 [[quota]]
 users = ["alice", "bob"]
@@ -351,7 +352,13 @@ fn each_key_has_an_effect_on_the_config() {
         ("[leases]", &["placement = \"spread\""]),
         (
             "[slurm]",
-            &["agent_down = \"pass\"", "deadline_s = 5", "leftovers = \"report\"", "directory = \"/run/other\""],
+            &[
+                "agent_down = \"pass\"",
+                "deadline_s = 5",
+                "leftovers = \"report\"",
+                "unattributed = \"drain\"",
+                "directory = \"/run/other\"",
+            ],
         ),
         ("[layouts]", &["any = [\"3g.40gb\"]"]),
     ];

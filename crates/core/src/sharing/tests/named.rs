@@ -32,6 +32,7 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         clients: Vec::new(),
         leases: Vec::new(),
         granted_percent: 0,
+        stays_stopped: false,
     }
 }
 

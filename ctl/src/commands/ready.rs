@@ -1,0 +1,237 @@
+//! `gpushctl ready`: waits until gpushd has finished the work of a start.
+//!
+//! ```text
+//! health, GPUs, MPS daemons ─► nothing is left ───────────────► 0
+//!        ▲                  ├─ something has failed for good ──► error, at once
+//!        │                  └─ something is pending
+//!        └──── [`PAUSE`] ◄──────────┴─ after --timeout ────────► error that names it
+//! ```
+//!
+//! Waiting changes nothing, so it is not an operation of gpushd.
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code, Gpu, GpuState, Health, Mode, MpsDaemon, MpsState};
+use gpush_client::{Client, Error, Kind};
+use gpush_core::duration;
+use tokio::time::Instant;
+
+use super::{events::may_pass, runtime, socket};
+use crate::{
+    args::Global,
+    exit::{Failure, INTERRUPTED, Outcome},
+    output::Output,
+};
+
+/// Pause between two checks.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Work of a start that is not finished.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Left {
+    /// gpushd still works on it.
+    Pending(String),
+    /// gpushd makes no further attempt. The second text is the next command.
+    Failed(String, String),
+}
+
+/// Waits. Exits with 0 when nothing is left.
+pub(super) fn run(global: &Global, timeout: Duration, quiet: bool, out: &Output) -> Outcome {
+    let mut client = Client::new(socket(global)).deadline(global.request_timeout.min(timeout.max(PAUSE)));
+    runtime()?.block_on(async {
+        tokio::select! {
+            waited = wait(&mut client, timeout, quiet, out) => waited,
+            _ = tokio::signal::ctrl_c() => Ok(INTERRUPTED),
+        }
+    })
+}
+
+async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output) -> Outcome {
+    let end = Instant::now() + timeout;
+    let mut last: Vec<Left> = Vec::new();
+    loop {
+        let left = match look(client).await {
+            Ok(left) => left,
+            Err(error) if may_pass(&error) => vec![Left::Pending(error.error.message.clone())],
+            Err(error) => return Err(error.into()),
+        };
+        if left.is_empty() {
+            return Ok(0);
+        }
+        if let Some(error) = failed(&left) {
+            return Err(Failure::from(error));
+        }
+        if Instant::now() + PAUSE > end {
+            return Err(Failure::from(too_late(&left, timeout)));
+        }
+        if left != last && !quiet && !out.json {
+            let new = left.iter().filter(|one| !last.contains(one));
+            out.remark(&new.map(|one| format!("waiting: {}\n", out.look.clean(one.text()))).collect::<String>());
+            last.clone_from(&left);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+impl Left {
+    fn text(&self) -> &str {
+        match self {
+            Self::Pending(text) | Self::Failed(text, _) => text,
+        }
+    }
+}
+
+async fn look(client: &mut Client) -> Result<Vec<Left>, Error> {
+    let health = client.health().await?;
+    let gpus = client.gpus(false).await;
+    let daemons = client.mps().await;
+    match (gpus, daemons) {
+        (Ok(gpus), Ok(daemons)) => Ok(left(&health, &gpus, &daemons)),
+        // There is no driver, and no rule needs one.
+        (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer && is_complete(&health) => Ok(Vec::new()),
+        (Err(error), _) | (_, Err(error)) => Err(error),
+    }
+}
+
+/// Returns whether gpushd makes no further attempt to apply layouts in this boot.
+fn is_complete(health: &Health) -> bool {
+    health.layouts_at_start.as_ref().is_none_or(|layouts| layouts.complete)
+}
+
+/// Returns what is not finished.
+fn left(health: &Health, gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<Left> {
+    if health.maintenance.is_some() {
+        return Vec::new();
+    }
+    let is_complete = is_complete(health);
+    let layouts = (!is_complete).then(|| Left::Pending("the layouts of this boot are not applied yet".to_owned()));
+    let gpus = gpus.iter().filter_map(|gpu| of_gpu(gpu, is_complete));
+    layouts.into_iter().chain(gpus).chain(daemons.iter().filter_map(of_daemon)).collect()
+}
+
+fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Left> {
+    let index = gpu.index;
+    match gpu.state {
+        // An administrator decides about these.
+        GpuState::Held | GpuState::Cordoned | GpuState::Maintenance | GpuState::Lost => return None,
+        GpuState::Unknown | GpuState::Changing => {
+            return (gpu.mode != Mode::Unmanaged)
+                .then(|| Left::Pending(format!("GPU {index} is being changed or read")));
+        }
+        GpuState::Degraded => {
+            return Some(Left::Failed(format!("GPU {index} is degraded"), format!("gpushctl gpu show {index}")));
+        }
+        GpuState::Ready => {}
+    }
+    let drift = gpu.drift.first()?;
+    let text = format!("GPU {index}: {drift}");
+    Some(match gpu.mode {
+        // gpushd applies a layout once in a boot.
+        Mode::Mig if is_complete => Left::Failed(text, format!("gpushctl apply {index}")),
+        Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive | Mode::Unmanaged => Left::Pending(text),
+    })
+}
+
+fn of_daemon(daemon: &MpsDaemon) -> Option<Left> {
+    let label = daemon.label();
+    match daemon.state {
+        MpsState::Ready => None,
+        _ if daemon.stays_stopped || daemon.ends.is_some() => None,
+        MpsState::GivenUp => Some(Left::Failed(
+            format!("the MPS daemon of {label} failed too often"),
+            format!("gpushctl mps show {}", daemon.target),
+        )),
+        MpsState::Stopped
+        | MpsState::Starting
+        | MpsState::Fault
+        | MpsState::Hung
+        | MpsState::BackingOff
+        | MpsState::Draining
+        | MpsState::Stopping => Some(Left::Pending(format!("the MPS daemon of {label} is {}", daemon.state.name()))),
+    }
+}
+
+/// Returns the error if something has failed for good.
+fn failed(left: &[Left]) -> Option<ApiError> {
+    let mut failed = left.iter().filter_map(|one| match one {
+        Left::Failed(text, next) => Some((text, next)),
+        Left::Pending(_) => None,
+    });
+    let (first, next) = failed.next()?;
+    let mut error = ApiError::new(Code::Internal, "the host is not as the config says").cause(first.clone());
+    error.causes.extend(failed.map(|(text, _)| text.clone()));
+    Some(error.hint(format!("run `{next}`")))
+}
+
+fn too_late(left: &[Left], timeout: Duration) -> ApiError {
+    let message = format!("gpushd has not finished the work of its start within {}", duration::format(timeout));
+    let mut error = ApiError::new(Code::TimedOut, message);
+    error.causes.extend(left.iter().map(|one| one.text().to_owned()));
+    error.hint("`gpushctl status` shows the host; wait longer with --timeout")
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{HealthStatus, LayoutsAtStart};
+
+    use super::*;
+    use crate::render::fixtures;
+
+    fn health(complete: bool) -> Health {
+        Health {
+            status: HealthStatus::Ok,
+            errors: Vec::new(),
+            simulated: true,
+            maintenance: None,
+            gpu_count: 1,
+            layouts_at_start: Some(LayoutsAtStart { complete, settled: Vec::new() }),
+            pid: 1,
+        }
+    }
+
+    fn texts(left: &[Left]) -> Vec<&str> {
+        left.iter().map(Left::text).collect()
+    }
+
+    #[test]
+    fn nothing_is_left_on_a_host_that_is_as_the_config_says() {
+        assert_eq!(left(&health(true), &[fixtures::gpu(0, "A100", 40_960, None)], &[fixtures::mps::daemon(0)]), []);
+    }
+
+    #[test]
+    fn layouts_are_pending_until_the_boot_is_complete_and_drift_has_failed_after_it() {
+        let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
+        (gpu.mode, gpu.drift) = (Mode::Mig, vec!["it has no instances".to_owned()]);
+        let before = left(&health(false), std::slice::from_ref(&gpu), &[]);
+        assert_eq!(texts(&before), ["the layouts of this boot are not applied yet", "GPU 0: it has no instances"]);
+        assert_eq!(failed(&before), None);
+        let error = failed(&left(&health(true), &[gpu], &[])).expect("it has failed");
+        assert_eq!(error.causes, ["GPU 0: it has no instances"]);
+        assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0`"));
+    }
+
+    #[test]
+    fn what_an_administrator_decides_is_not_waited_for() {
+        for state in [GpuState::Held, GpuState::Cordoned, GpuState::Maintenance, GpuState::Lost] {
+            let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
+            (gpu.state, gpu.mode, gpu.drift) = (state, Mode::Mig, vec!["it differs".to_owned()]);
+            assert_eq!(left(&health(true), &[gpu], &[]), [], "{state:?}");
+        }
+        let mut stopped = fixtures::mps::daemon(0);
+        (stopped.state, stopped.stays_stopped) = (MpsState::Stopped, true);
+        assert_eq!(left(&health(true), &[], &[stopped]), []);
+    }
+
+    #[test]
+    fn daemon_that_does_not_serve_is_pending_until_gpushd_gives_up() {
+        let mut daemon = fixtures::mps::daemon(0);
+        for state in [MpsState::Stopped, MpsState::Starting, MpsState::BackingOff, MpsState::Hung] {
+            daemon.state = state;
+            let found = left(&health(true), &[], std::slice::from_ref(&daemon));
+            assert_eq!((found.len(), failed(&found)), (1, None), "{state:?}");
+        }
+        daemon.state = MpsState::GivenUp;
+        let error = failed(&left(&health(true), &[], &[daemon.clone()])).expect("it has failed");
+        assert_eq!(error.hint, Some(format!("run `gpushctl mps show {}`", daemon.target)));
+    }
+}

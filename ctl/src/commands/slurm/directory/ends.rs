@@ -1,0 +1,87 @@
+//! Ends of jobs that a hook could not deliver to gpushd. The next hook delivers them.
+
+use std::io;
+
+use gpush_api::SlurmJobEnd;
+use gpush_core::slurm::job_files::FileName;
+
+use super::Directory;
+
+/// Suffix of the record of an end. No name of a node has a `+`.
+const ENDED: &str = "+ended";
+
+fn name_of(end: &SlurmJobEnd) -> String {
+    format!("{}{ENDED}", FileName::of_job(&end.cluster, end.job, &end.node))
+}
+
+impl Directory {
+    /// Records an end that could not be delivered to gpushd. Keeps the end of a later run.
+    pub(in crate::commands::slurm) fn note_end(&self, end: &SlurmJobEnd) -> io::Result<()> {
+        let _locked = self.lock()?;
+        let name = name_of(end);
+        match self.read_json::<SlurmJobEnd>(&name) {
+            Ok(noted) if noted.restart > end.restart => Ok(()),
+            Ok(_) | Err(_) => self.write_json(&name, end),
+        }
+    }
+
+    /// Removes the record of an end that was delivered. Keeps the end of a later run, which was noted meanwhile.
+    pub(in crate::commands::slurm) fn end_delivered(&self, end: &SlurmJobEnd) {
+        let name = name_of(end);
+        let Ok(_locked) = self.lock() else { return };
+        match self.read_json::<SlurmJobEnd>(&name) {
+            Ok(noted) if noted.restart > end.restart => {}
+            Ok(_) => self.remove_file(&name),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // It cannot be read, so it can never be delivered.
+            Err(_) => self.remove_file(&name),
+        }
+    }
+
+    /// Returns the ends that were not delivered to gpushd.
+    pub(in crate::commands::slurm) fn undelivered_ends(&self) -> Vec<SlurmJobEnd> {
+        let names = self.names().unwrap_or_default();
+        names.iter().filter(|name| name.ends_with(ENDED)).filter_map(|name| self.read_json(name).ok()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn end(cluster: &str, node: &str, restart: u32) -> SlurmJobEnd {
+        SlurmJobEnd { cluster: cluster.to_owned(), job: 42, node: node.to_owned(), restart, until_ms: 0 }
+    }
+
+    #[test]
+    fn delivered_end_of_an_earlier_run_keeps_that_of_a_later_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::new(dir.path(), Instant::now() + Duration::from_secs(600));
+        directory.note_end(&end("ci", "n1", 0)).unwrap();
+        // One hook delivers it, while another notes the end of the next run.
+        let read = directory.undelivered_ends();
+        directory.note_end(&end("ci", "n1", 1)).unwrap();
+        directory.end_delivered(&read[0]);
+        assert_eq!(directory.undelivered_ends(), [end("ci", "n1", 1)]);
+        // A late hook of the first run.
+        directory.note_end(&end("ci", "n1", 0)).unwrap();
+        assert_eq!(directory.undelivered_ends(), [end("ci", "n1", 1)]);
+        directory.end_delivered(&end("ci", "n1", 1));
+        assert_eq!(directory.undelivered_ends(), []);
+    }
+
+    #[test]
+    fn clusters_and_nodes_have_their_own_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::new(dir.path(), Instant::now() + Duration::from_secs(600));
+        for (cluster, node) in [("a", "n1"), ("b", "n1"), ("a", "n2")] {
+            directory.note_end(&end(cluster, node, 0)).unwrap();
+        }
+        directory.end_delivered(&end("a", "n1", 0));
+        let mut left = directory.undelivered_ends();
+        left.sort_by_key(|end| end.cluster.clone());
+        assert_eq!(left, [end("a", "n2", 0), end("b", "n1", 0)]);
+    }
+}

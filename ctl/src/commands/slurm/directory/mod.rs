@@ -1,0 +1,231 @@
+//! The files of jobs, in a directory of root.
+//!
+//! | file | contents | owner |
+//! |---|---|---|
+//! | `CLUSTER-JOB@NODE` | what Prolog did: the environment, or the refusal | the user of the job, 0400 |
+//! | `CLUSTER-LEADER+JOB@NODE` | link to the file of a component of a heterogeneous job | root |
+//! | `CLUSTER-JOB@NODE+run` | which run of the job the file belongs to | root, 0600 |
+//! | `CLUSTER-JOB@NODE+ended` | an end of a job that was not delivered to gpushd yet | root, 0600 |
+//! | `owned` | the GPUs with `owner = "slurm"`, from the last answer of gpushd | root |
+//! | `places` | the clusters and nodes whose hooks run on this host | root |
+//! | `lock` | locked while a hook changes a file | root, 0600 |
+//!
+//! Prolog makes the file of a job before it asks gpushd. So Epilog knows from the file whether a lease can exist.
+//!
+//! The user can change the file of the job. So hooks of root decide from the other files only. Hooks of several jobs and
+//! runs change the directory at the same time: each change reads and writes under the lock. TaskProlog only reads, and
+//! needs no lock, because every file is replaced as a whole.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `jobs` | files of jobs |
+//! | `ends` | ends that were not delivered |
+
+mod ends;
+mod jobs;
+
+use std::{
+    fs, io,
+    io::Write,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use gpush_api::SlurmGpu;
+use gpush_core::slurm::job_files::HookPlace;
+use serde::{Serialize, de::DeserializeOwned};
+
+pub(super) use self::jobs::{FileWritten, Found};
+
+/// Largest file that is read, in bytes.
+const LARGEST: u64 = 1 << 20;
+
+/// The GPUs with `owner = "slurm"`.
+const OWNED: &str = "owned";
+
+/// The clusters and nodes whose hooks run on this host.
+const PLACES: &str = "places";
+
+/// The file that is locked. Only root can open it: a user who could, could hold the lock.
+const LOCK: &str = "lock";
+
+/// Pause between two attempts to get the lock. It is held for microseconds.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// The directory of the files of jobs.
+#[derive(Debug, Clone)]
+pub(super) struct Directory {
+    path: PathBuf,
+    /// When the hook gives up.
+    until: Instant,
+}
+
+/// The lock of the directory. Released when dropped.
+#[derive(Debug)]
+struct Locked {
+    _file: fs::File,
+}
+
+impl Directory {
+    /// The directory at `path`. No method waits for the lock beyond `until`.
+    pub(super) fn new(path: &Path, until: Instant) -> Self {
+        Self { path: path.to_owned(), until }
+    }
+
+    /// Creates the directory. Only root may write there.
+    pub(super) fn create(&self) -> io::Result<()> {
+        match fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        let meta = fs::metadata(&self.path)?;
+        let own = nix::unistd::geteuid().as_raw();
+        if !meta.is_dir() || meta.uid() != own && meta.uid() != 0 || meta.mode() & 0o022 != 0 {
+            let why = format!("{} is not a directory of root that only root can write to", self.path.display());
+            return Err(io::Error::other(why));
+        }
+        if meta.uid() == own && meta.mode() & 0o777 != 0o755 {
+            // The umask of slurmd may be narrow, and users read their files there.
+            fs::set_permissions(&self.path, fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(())
+    }
+
+    /// Locks the directory against changes by other hooks.
+    ///
+    /// # Errors
+    /// When the hook gives up before the lock is free, or when the directory does not exist.
+    fn lock(&self) -> io::Result<Locked> {
+        let path = self.path.join(LOCK);
+        let file = fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Locked { _file: file }),
+                Err(fs::TryLockError::WouldBlock) if Instant::now() < self.until => std::thread::sleep(PAUSE),
+                Err(fs::TryLockError::WouldBlock) => {
+                    let why = format!("another hook holds the lock {}", path.display());
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                }
+                Err(fs::TryLockError::Error(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Keeps the list of GPUs with `owner = "slurm"`. Ignores failures: the next hook writes the list again.
+    pub(super) fn keep_owned(&self, owned: &[SlurmGpu]) {
+        if self.owned().as_deref() == Some(owned) {
+            return;
+        }
+        let _failed = self.lock().and_then(|_locked| self.replace(OWNED, &serde_json::to_vec(owned)?, 0o644, None));
+    }
+
+    /// The GPUs with `owner = "slurm"`, from the last answer of gpushd; `None` if there was no answer on this boot.
+    pub(super) fn owned(&self) -> Option<Vec<SlurmGpu>> {
+        self.read_json(OWNED).ok()
+    }
+
+    /// Records that hooks of this cluster and node run on this host. Does nothing while the directory does not exist.
+    /// Ignores failures: the next hook records the place.
+    pub(super) fn keep_place(&self, place: &HookPlace) {
+        if !self.path.exists() || self.places().contains(place) {
+            return;
+        }
+        let add = |_locked: Locked| {
+            let mut places = self.places();
+            places.push(place.clone());
+            self.replace(PLACES, &serde_json::to_vec(&places)?, 0o644, None)
+        };
+        let _failed = self.lock().and_then(add);
+    }
+
+    /// The clusters and nodes whose hooks run on this host.
+    fn places(&self) -> Vec<HookPlace> {
+        self.read_json(PLACES).unwrap_or_default()
+    }
+
+    /// Names of all files.
+    fn names(&self) -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(&self.path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+    }
+
+    /// Replaces a file as a whole. The caller has the lock.
+    fn replace(&self, name: &str, text: &[u8], mode: u32, owner: Option<u32>) -> io::Result<()> {
+        // A hook that was killed here left its file.
+        let new = self.path.join(".new");
+        self.remove_file(".new");
+        let written = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&new).and_then(|mut file| {
+            file.write_all(text)?;
+            file.set_permissions(fs::Permissions::from_mode(mode))?;
+            let own = nix::unistd::geteuid().as_raw();
+            match owner.filter(|owner| *owner != own) {
+                Some(uid) => chown(&new, Some(uid), None),
+                None => Ok(()),
+            }
+        });
+        let replaced = written.and_then(|()| fs::rename(&new, self.path.join(name)));
+        if replaced.is_err() {
+            self.remove_file(".new");
+        }
+        replaced
+    }
+
+    fn remove_file(&self, name: &str) {
+        let _absent = fs::remove_file(self.path.join(name));
+    }
+
+    fn read_json<T: DeserializeOwned>(&self, name: &str) -> io::Result<T> {
+        let file = fs::File::open(self.path.join(name))?;
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(file, LARGEST), &mut bytes)?;
+        serde_json::from_slice(&bytes).map_err(io::Error::other)
+    }
+
+    fn write_json<T: Serialize>(&self, name: &str, value: &T) -> io::Result<()> {
+        self.replace(name, &serde_json::to_vec(value)?, 0o600, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_that_others_can_write_to_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Directory::new(dir.path(), Instant::now()).create().is_err());
+    }
+
+    /// A suspended hook must not keep another one beyond its deadline.
+    #[test]
+    fn lock_is_awaited_until_the_deadline_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let patient = Directory::new(dir.path(), Instant::now() + Duration::from_secs(600));
+        let locked = patient.lock().unwrap();
+        let late = Directory::new(dir.path(), Instant::now());
+        assert_eq!(late.lock().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| patient.lock().map(drop));
+            drop(locked);
+            waiting.join().unwrap().unwrap();
+        });
+        assert!(late.lock().is_ok(), "the lock is free");
+    }
+
+    #[test]
+    fn half_written_file_of_a_killed_hook_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(".new"), "half").unwrap();
+        let directory = Directory::new(dir.path(), Instant::now());
+        directory.keep_place(&HookPlace::new("ci", "n1"));
+        assert_eq!(directory.places(), [HookPlace::new("ci", "n1")]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "the list and the lock");
+    }
+}

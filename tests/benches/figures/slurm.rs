@@ -1,0 +1,398 @@
+//! Cost of Slurm's hooks for a job, beyond hooks that do nothing; and of a shell Prolog that starts MPS itself.
+//!
+//! The hooks are called as slurmd calls them: a script, with the environment of the job and without `PATH`. If Slurm is
+//! installed, they are also measured in jobs of a real one.
+
+use std::{
+    cell::Cell,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Barrier,
+    thread,
+    time::Instant,
+};
+
+use gpush_api::MpsState;
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::Host,
+    mps::{act, daemon, reaches, real_programs},
+    slurm::{ALICE, Site, script},
+};
+use serde_json::json;
+
+use crate::{
+    leases::Plain,
+    report::{Report, median},
+};
+
+/// Number of jobs of each kind, one after the other.
+const JOBS: usize = 100;
+/// Number of jobs at once.
+const AT_ONCE: usize = 8;
+/// Number of rounds of jobs at once.
+const ROUNDS: usize = 25;
+/// Number of jobs of each kind while the MPS daemon starts.
+const COLD: usize = 20;
+/// Number of jobs of each kind in a real Slurm, and of rounds of [`AT_ONCE`].
+const REAL: usize = 20;
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 8\n";
+const WHOLE: &str = "[[gpu]]\nmatch = [\"0-7\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+const MPS: &str = "[[gpu]]\nmatch = [\"0-7\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
+const SHARE: &str = "gpush:mps=25";
+
+/// The hooks of a node.
+#[derive(Clone)]
+struct Hooks {
+    prolog: PathBuf,
+    epilog: PathBuf,
+    slurm_conf: PathBuf,
+    comment: Option<&'static str>,
+}
+
+impl Hooks {
+    /// Hooks that do nothing.
+    fn none() -> Self {
+        let nothing = PathBuf::from("/bin/true");
+        Self { prolog: nothing.clone(), epilog: nothing, slurm_conf: PathBuf::new(), comment: None }
+    }
+
+    /// The hooks of gpush.
+    fn of(host: &Host, comment: Option<&'static str>) -> Self {
+        let dir = host.scratch("node");
+        fs::create_dir_all(&dir).expect("a directory");
+        fs::write(dir.join("gres.conf"), "Name=gpu File=/dev/nvidia[0-7]\n").expect("a file");
+        let hook = |verb: &str| put(&dir.join(verb), &script(host, &dir, verb));
+        Self { prolog: hook("prolog"), epilog: hook("epilog"), slurm_conf: dir.join("slurm.conf"), comment }
+    }
+
+    /// The usual hooks of a site: Prolog starts a control daemon for the GPU of the job, and Epilog ends it.
+    fn by_hand(host: &Host, programs: &Path) -> Self {
+        let dir = host.scratch("by-hand");
+        fs::create_dir_all(&dir).expect("a directory");
+        let control = programs.join("nvidia-cuda-mps-control").display().to_string();
+        let variables = format!(
+            "export PATH=/usr/bin:/bin\nmps={}/$SLURM_JOB_ID\n\
+             export CUDA_MPS_PIPE_DIRECTORY=$mps/pipe CUDA_MPS_LOG_DIRECTORY=$mps/log\n",
+            dir.display()
+        );
+        let start = format!("{variables}mkdir -p $mps/pipe $mps/log\n{control} -d\n");
+        let stop = format!("{variables}echo quit | {control}\nrm -rf $mps\n");
+        let hook = |name: &str, body: &str| put(&dir.join(name), body);
+        let (prolog, epilog) = (hook("prolog", &start), hook("epilog", &stop));
+        Self { prolog, epilog, slurm_conf: PathBuf::new(), comment: None }
+    }
+
+    /// Runs a hook for a job on a GPU, as slurmd does.
+    fn run(&self, hook: &Path, host: &Host, job: u32, gpu: usize) {
+        let uid = if nix::unistd::geteuid().is_root() { ALICE.uid } else { nix::unistd::geteuid().as_raw() };
+        let mut command = Command::new(hook);
+        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // The simulated programs find their host by these variables. No hook of gpush reads them.
+        command.envs(host.env());
+        command.env_remove("PATH").env("SLURM_CONF", &self.slurm_conf).env("SLURM_CLUSTER_NAME", "bench");
+        command.env("SLURMD_NODENAME", "n1").env("SLURM_JOB_ID", job.to_string()).env("SLURM_JOB_UID", uid.to_string());
+        for name in ["SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"] {
+            command.env(name, gpu.to_string());
+        }
+        if let Some(comment) = self.comment {
+            command.env("SLURM_JOB_COMMENT", comment);
+        }
+        let status = command.status().expect("a hook can be started");
+        assert!(status.success(), "{} of job {job}: {status}", hook.display());
+    }
+
+    /// Returns the seconds of Prolog and Epilog of a job. `check` is called between them.
+    fn job(&self, host: &Host, job: u32, gpu: usize, check: impl FnOnce()) -> f64 {
+        let begun = Instant::now();
+        self.run(&self.prolog, host, job, gpu);
+        let prolog = begun.elapsed();
+        check();
+        let begun = Instant::now();
+        self.run(&self.epilog, host, job, gpu);
+        (prolog + begun.elapsed()).as_secs_f64()
+    }
+}
+
+fn put(path: &Path, body: &str) -> PathBuf {
+    fs::write(path, format!("#!/bin/sh\n{body}")).expect("a script can be written");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("an executable script");
+    path.to_owned()
+}
+
+/// A node with gpushd, and hooks to compare.
+struct Node {
+    agent: Agent,
+    host: Host,
+    next: Cell<u32>,
+}
+
+impl Node {
+    fn start(config: &str) -> Self {
+        let host = Host::up(HOST);
+        let agent = Setup::on(&host).env("GPUSH_LOG", "info").config(config).start();
+        agent.wait_for_layouts_at_start();
+        Self { agent, host, next: Cell::new(1) }
+    }
+
+    /// Returns the first id of `count` new jobs.
+    fn ids(&self, count: usize) -> u32 {
+        let first = self.next.get();
+        self.next.set(first + u32::try_from(count).expect("a small number"));
+        first
+    }
+
+    /// Returns the seconds of the hooks of a job on GPU 0.
+    fn job(&self, hooks: &Hooks) -> f64 {
+        hooks.job(&self.host, self.ids(1), 0, || ())
+    }
+
+    /// Returns the number of leases that have not ended.
+    fn leases(&self) -> usize {
+        let leases = self.agent.get("/v1/leases").json();
+        leases.as_array().expect("a list").iter().filter(|lease| lease["state"] != "ended").count()
+    }
+
+    /// Checks that the hooks do what they should, and returns the number of durable commits of a job.
+    fn commits_of_a_job(&self, hooks: &Hooks) -> usize {
+        let wal = Setup::on(&self.host).state_dir().join("gpush.db-wal");
+        let before = commits(&wal);
+        hooks.job(&self.host, self.ids(1), 0, || assert_eq!(self.leases(), 1, "Prolog grants a lease"));
+        assert_eq!(self.leases(), 0, "Epilog ends the lease");
+        commits(&wal) - before
+    }
+
+    /// Returns the seconds of the hooks of [`AT_ONCE`] jobs at a time, each on its GPU. Every kind of hooks runs in
+    /// each round.
+    fn at_once(&self, kinds: &[&Hooks]) -> Vec<Vec<f64>> {
+        let mut all = vec![Vec::new(); kinds.len()];
+        for _ in 0..ROUNDS {
+            for (kind, times) in kinds.iter().zip(&mut all) {
+                let (first, barrier, host) = (self.ids(AT_ONCE), Barrier::new(AT_ONCE), &self.host);
+                thread::scope(|scope| {
+                    let one = |(gpu, job)| {
+                        let barrier = &barrier;
+                        scope.spawn(move || {
+                            barrier.wait();
+                            kind.job(host, job, gpu, || ())
+                        })
+                    };
+                    let jobs: Vec<_> = (0..AT_ONCE).zip(first..).map(one).collect();
+                    times.extend(jobs.into_iter().map(|job| job.join().expect("a job")));
+                });
+            }
+        }
+        all
+    }
+}
+
+/// Returns the number of commits in a write-ahead log of SQLite: frames that record the size of the database.
+fn commits(wal: &Path) -> usize {
+    let bytes = fs::read(wal).expect("a write-ahead log");
+    let word =
+        |at: usize| bytes.get(at..at + 4).map_or(0, |word| u32::from_be_bytes(word.try_into().expect("4 bytes")));
+    let frame = 24 + word(8) as usize;
+    let frames = (32..bytes.len()).step_by(frame).take_while(|at| bytes.get(at + 8..at + 16) == bytes.get(16..24));
+    frames.filter(|at| word(at + 4) > 0).count()
+}
+
+/// Medians in seconds.
+struct Figures {
+    commits: usize,
+    commit: f64,
+    alone: [f64; 2],
+    at_once: [f64; 2],
+}
+
+/// Measures jobs with whole GPUs.
+fn whole() -> Figures {
+    let node = Node::start(WHOLE);
+    let (none, ours) = (Hooks::none(), Hooks::of(&node.host, None));
+    let plain = Plain::open(&node.host);
+    // The first Prolog writes the list of Slurm's GPUs.
+    node.job(&ours);
+    let commits = node.commits_of_a_job(&ours);
+    let (mut bare, mut with, mut commit) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..JOBS {
+        commit.push(plain.commit());
+        bare.push(node.job(&none));
+        with.push(node.job(&ours));
+    }
+    let mut at_once = node.at_once(&[&none, &ours]).into_iter().map(median);
+    let mut next = || at_once.next().expect("both kinds");
+    Figures { commits, commit: median(commit), alone: [median(bare), median(with)], at_once: [next(), next()] }
+}
+
+/// Medians of jobs with a share of an MPS daemon: beyond hooks that do nothing, in seconds.
+struct MpsFigures {
+    /// Alone, and at once.
+    running: [f64; 2],
+    /// The daemon starts when Prolog does.
+    cold: f64,
+    /// The usual hooks: alone, and at once.
+    by_hand: [f64; 2],
+    /// Whether the daemons are NVIDIA's.
+    is_real: bool,
+}
+
+/// Measures jobs with MPS.
+fn mps() -> MpsFigures {
+    let host = Host::up(HOST);
+    let real = real_programs(&host, "hooks with NVIDIA's own control daemon");
+    let programs = real.clone().unwrap_or_else(|| host.dir().join("bin"));
+    let setup = Setup::on(&host).env("GPUSH_LOG", "info").config(MPS);
+    let agent = setup.env("GPUSH_MPS_PROGRAMS", programs.display().to_string()).start();
+    for gpu in 0..AT_ONCE {
+        reaches(&agent, &gpu.to_string(), MpsState::Ready);
+    }
+    let node = Node { agent, host, next: Cell::new(1) };
+    let (none, ours) = (Hooks::none(), Hooks::of(&node.host, Some(SHARE)));
+    let by_hand = Hooks::by_hand(&node.host, &programs);
+    node.job(&ours);
+    let _commits = node.commits_of_a_job(&ours);
+    let (mut bare, mut with, mut hand, mut cold) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..JOBS {
+        bare.push(node.job(&none));
+        with.push(node.job(&ours));
+        hand.push(node.job(&by_hand));
+    }
+    for _ in 0..COLD {
+        assert_eq!(act(&node.agent, "0", "stop", &json!({})).status, 200);
+        reaches(&node.agent, "0", MpsState::Stopped);
+        let begun = Instant::now();
+        assert_eq!(act(&node.agent, "0", "start", &json!({})).status, 200);
+        let start = begun.elapsed().as_secs_f64();
+        let is_starting = daemon(&node.agent, "0").state != MpsState::Ready;
+        let took = node.job(&ours);
+        if is_starting {
+            cold.push(start + took);
+        }
+    }
+    let bare = median(bare);
+    let at_once: Vec<f64> = node.at_once(&[&none, &ours, &by_hand]).into_iter().map(median).collect();
+    MpsFigures {
+        running: [median(with) - bare, at_once[1] - at_once[0]],
+        cold: median(cold) - bare,
+        by_hand: [median(hand) - bare, at_once[2] - at_once[0]],
+        is_real: real.is_some(),
+    }
+}
+
+/// Returns the seconds of the hooks in jobs of a real Slurm beyond hooks that do nothing, alone and at once. Both kinds
+/// have the same script around them, which records the times.
+fn in_slurm() -> Option<[f64; 2]> {
+    let site = Site::start(HOST, WHOLE, |setup, host, _| {
+        let conf = format!("AutoDetect=off\nName=gpu File={}/nvidia[0-7]\n", setup.devices().display());
+        let dir = setup.dir().to_owned();
+        let mut setup = setup.gres("gpu", "gpu:8", &conf);
+        for (key, verb) in [("Prolog", "prolog"), ("Epilog", "epilog")] {
+            let hook = put(&dir.join(format!("gpush-{verb}")), &script(host, &dir, verb));
+            let timed = dir.join(format!("timed-{verb}"));
+            let body = format!(
+                "#!/bin/bash\nbegun=$EPOCHREALTIME\ncase $SLURM_JOB_COMMENT in\nnone) /bin/true ;;\n*) '{}' ;;\nesac\n\
+                 status=$?\necho \"$SLURM_JOB_ID $SLURM_JOB_COMMENT $begun $EPOCHREALTIME\" >> '{}'\nexit $status\n",
+                hook.display(),
+                dir.join("took").display()
+            );
+            fs::write(&timed, body).expect("a script can be written");
+            fs::set_permissions(&timed, fs::Permissions::from_mode(0o755)).expect("an executable script");
+            setup = setup.hook(key, &format!("exec '{}'\n", timed.display()));
+        }
+        setup
+    })?;
+    let took = |jobs: usize| {
+        let mut jobs_of = [Vec::new(), Vec::new()];
+        for _ in 0..REAL {
+            for (comment, all) in ["none", "ours"].into_iter().zip(&mut jobs_of) {
+                let comment = format!("--comment={comment}");
+                let ids: Vec<_> = (0..jobs)
+                    .map(|_| site.cluster.sbatch(ALICE, &["--gres=gpu:1", "--hold", &comment], "true"))
+                    .collect();
+                let names: Vec<String> = ids.iter().map(ToString::to_string).collect();
+                site.cluster.run("scontrol", &["release", &names.join(",")]);
+                for id in &ids {
+                    let ended = site.cluster.ended(*id);
+                    assert_eq!(ended.state, "COMPLETED", "{}", ended.output);
+                }
+                let text = fs::read_to_string(site.cluster.dir().join("took")).expect("times");
+                for name in names {
+                    let lines = text.lines().filter_map(|line| line.strip_prefix(&name)?.strip_prefix(' '));
+                    let hooks: Vec<f64> = lines.map(seconds).collect();
+                    assert_eq!(hooks.len(), 2, "job {name} has Prolog and Epilog: {text}");
+                    all.push(hooks.iter().sum());
+                }
+            }
+        }
+        let [none, ours] = jobs_of.map(median);
+        ours - none
+    };
+    let figures = [took(1), took(AT_ONCE)];
+    site.assert_clean();
+    Some(figures)
+}
+
+/// Returns the difference of the last two words, which are seconds.
+fn seconds(line: &str) -> f64 {
+    let mut words = line.split(' ').rev().map(|word| word.parse::<f64>().expect("seconds"));
+    let mut next = || words.next().expect("two times");
+    let (end, begin) = (next(), next());
+    end - begin
+}
+
+/// Measures the cost of the hooks.
+pub(crate) fn run() -> Report {
+    let mut report = Report::new(
+        "Slurm's hooks",
+        &format!(
+            "Prolog plus Epilog of a job, called as slurmd calls them, in ms; `beyond` is the difference to `/bin/true` \
+             as both hooks, which alternate with them. Medians of {JOBS} jobs alone, and of {ROUNDS} rounds of {AT_ONCE} \
+             at once. The durable commits of a job are measured as synced commits to a plain SQLite database on the same \
+             file system. `MPS, while the daemon starts` is from the request to start the daemon. The usual hooks start \
+             nvidia-cuda-mps-control in a shell Prolog, and end it in Epilog; they set no limit and check no other \
+             user. The hooks in jobs of a real Slurm ({REAL} jobs, and {REAL} rounds) have a script around them that \
+             records the times."
+        ),
+        &["", "alone", "beyond", &format!("{AT_ONCE} at once"), "beyond"],
+    );
+    let Figures { commits, commit, alone, at_once } = whole();
+    let mps = mps();
+    let ms = |seconds: f64| format!("{:.1}", seconds * 1e3);
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
+    let durable = commit * commits as f64;
+    let empty = String::new;
+    let whose = if mps.is_real { "NVIDIA's" } else { "the simulated" };
+    report.rows = vec![
+        vec![format!("{commits} plain commits"), format!("{:.2}", durable * 1e3), empty(), empty(), empty()],
+        vec!["`/bin/true`".to_owned(), ms(alone[0]), "0".to_owned(), ms(at_once[0]), "0".to_owned()],
+        vec![
+            "gpush, a whole GPU".to_owned(),
+            ms(alone[1]),
+            ms(alone[1] - alone[0]),
+            ms(at_once[1]),
+            ms(at_once[1] - at_once[0]),
+        ],
+    ];
+    let mut beyond = |what: String, alone: f64, at_once: Option<f64>| {
+        report.rows.push(vec![what, empty(), ms(alone), empty(), at_once.map(ms).unwrap_or_default()]);
+    };
+    beyond(format!("gpush, a share of {whose} MPS daemon"), mps.running[0], Some(mps.running[1]));
+    beyond("gpush, MPS, while the daemon starts".to_owned(), mps.cold, None);
+    beyond(format!("the usual hooks, {whose} MPS daemon"), mps.by_hand[0], Some(mps.by_hand[1]));
+    if let Some([alone, at_once]) = in_slurm() {
+        beyond("gpush, a whole GPU, in jobs of Slurm".to_owned(), alone, Some(at_once));
+    }
+    let most = durable + 0.015;
+    let wanted = format!("at most {} ms: its commits + 15 ms", ms(most));
+    for (what, took) in [
+        ("Prolog and Epilog of a job".to_owned(), alone[1] - alone[0]),
+        (format!("Prolog and Epilog of {AT_ONCE} jobs at once"), at_once[1] - at_once[0]),
+        ("Prolog and Epilog with MPS".to_owned(), mps.running[0]),
+        (format!("Prolog and Epilog with MPS, {AT_ONCE} at once"), mps.running[1]),
+    ] {
+        report.target(&what, &wanted, &format!("{} ms", ms(took)), took <= most);
+    }
+    report
+}

@@ -1,0 +1,82 @@
+//! A node that cannot serve jobs, and one that can although something does not work.
+
+use std::fs;
+
+use gpush_api::{GpuState, MpsState, OperationState};
+use gpush_tests::{
+    agent::Setup,
+    mps::{act, reaches},
+};
+use serde_json::json;
+
+use super::{Job, Node, WHOLE, failure, first};
+
+/// The Prolog of a job fails with this reason, and leaves nothing. Its Epilog passes.
+fn fails(node: &Node, job: &Job, id: u32, why: &str) {
+    let text = failure(&node.run("prolog", job));
+    assert!(text.contains(why), "{text}");
+    assert!(!node.directory().join(format!("ci-{id}@n1")).exists(), "everything is undone");
+    node.epilog(job);
+}
+
+#[test]
+fn lost_gpu_fails_the_jobs_on_it_alone() {
+    let node = Node::two_gpus(WHOLE);
+    let gpu = first(&node);
+    node.host.fault(&format!("nvmlDeviceGetMemoryInfo* --gpu {gpu} --mutate lose --times 1"));
+    node.agent().await_that("lost GPU", || node.agent().gpu(gpu).state == GpuState::Lost);
+    fails(&node, &Job::new(1).on("0"), 1, &format!("GPU {gpu} is lost"));
+    node.prolog(&Job::new(2).on("1"));
+    node.granted(2);
+}
+
+#[test]
+fn degraded_gpu_fails_prolog() {
+    let config =
+        "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb@0\", \"2g.20gb@4\"]\nowner = \"slurm\"\n";
+    let node = Node::start("[[gpu]]\nmodel = \"h100-80-sxm\"\n", config);
+    let instances = node.agent().gpu(0).mig.expect("MIG").instances;
+    let kept = instances.iter().find(|one| one.profile == "3g.40gb").expect("an instance");
+    let uuid = kept.compute[0].uuid.clone().expect("a UUID");
+    let job = |id| Job::new(id).with("SLURM_JOB_GPUS", "0").with("CUDA_VISIBLE_DEVICES", &uuid);
+    node.prolog(&job(1));
+    node.granted(1);
+    node.epilog(&job(1));
+    // Every creation fails, also in the rollback. The device of the job stays.
+    node.host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc UNKNOWN");
+    let operation = node.agent().apply(&["0"], &["3g.40gb@0", "1g.10gb@4"]);
+    assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+    assert_eq!(node.agent().gpu(0).state, GpuState::Degraded);
+    fails(&node, &job(2), 2, "GPU 0 is degraded");
+}
+
+#[test]
+fn lost_database_holds_the_node_until_recover() {
+    let mut node = Node::two_gpus(WHOLE);
+    let database = Setup::on(&node.host).state_dir().join("gpush.db");
+    fs::remove_file(&database).expect("the database exists");
+    fails(&node, &Job::new(1).on("0"), 1, "gpush.db was deleted or replaced");
+    node.kill();
+    node.start_again();
+    let gpu = first(&node);
+    node.agent().await_that("held GPU", || node.agent().gpu(gpu).state == GpuState::Held);
+    fails(&node, &Job::new(2).on("0"), 2, &format!("GPU {gpu} is held"));
+    let answer = node.agent().post("/v1/recover", &json!({ "reason": "no process uses a GPU" }));
+    assert_eq!(answer.status, 200, "{}", answer.json());
+    node.prolog(&Job::new(3).on("0"));
+    node.granted(3);
+}
+
+/// A user can stop the daemon of a target: by clients that crash its server, for example. So that drains no node.
+#[test]
+fn mps_daemon_that_does_not_serve_refuses_the_job() {
+    let config = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
+    let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", config);
+    reaches(node.agent(), "0", MpsState::Ready);
+    let answer = act(node.agent(), "0", "stop", &json!({}));
+    assert_eq!(answer.status, 200, "{}", answer.json());
+    let job = Job::new(1).on("0").with("SLURM_JOB_COMMENT", "gpush:mps=25");
+    let refused = node.refusal(&job);
+    assert!(refused.contains("MPS daemon"), "{refused}");
+    node.epilog(&job);
+}

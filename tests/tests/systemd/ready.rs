@@ -1,0 +1,58 @@
+//! gpush-ready.service: services that use the GPUs start after the layouts of the boot and the MPS daemons.
+
+use gpush_tests::machine::Machine;
+
+/// The second GPU is shared through MPS. Latencies are as on hardware, so the start of gpushd takes time.
+const HOST: &str = "latencies = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"l4\"\n";
+
+/// The control daemon is a simulated one too.
+const CONFIG: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
+                      server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n\n\
+                      [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n\n\
+                      [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n";
+
+/// A unit with the name of Slurm's. It stores what it finds when it starts.
+const SLURMD: &str = "[Service]\nType=oneshot\nExecStart=sh -c 'gpushctl mig assert -g 0 && gpushctl mps list > /run/found'\n\
+                      RemainAfterExit=yes\n";
+
+fn machine(what: &str) -> Option<Machine> {
+    let machine = Machine::boot(what)?;
+    machine.install();
+    Some(machine)
+}
+
+#[test]
+fn slurmd_starts_after_layouts_and_mps_daemons() {
+    let Some(machine) = machine("services that start after gpush") else { return };
+    machine.simulated_host(HOST);
+    machine.write("/etc/gpush/config.toml", CONFIG);
+    machine.write("/etc/systemd/system/slurmd.service", SLURMD);
+    // In one transaction, as at a boot. systemd orders the units.
+    machine.sh("systemctl daemon-reload && systemctl start gpushd.service gpush-ready.service slurmd.service");
+    assert_eq!(machine.sh("systemctl is-active gpush-ready.service slurmd.service"), "active\nactive");
+    let found = machine.sh("cat /run/found");
+    assert!(found.contains("ready"), "{found}");
+}
+
+#[test]
+fn layout_that_is_not_applied_fails_the_unit_and_delays_no_service() {
+    let Some(machine) = machine("a boot without its layout") else { return };
+    machine.simulated_host(HOST);
+    // The card has no room for it.
+    machine.write("/etc/gpush/config.toml", CONFIG.replace("\"2g.20gb\"", "\"7g.80gb\""));
+    machine
+        .write("/etc/systemd/system/slurmd.service", "[Service]\nType=oneshot\nExecStart=true\nRemainAfterExit=yes\n");
+    let started =
+        machine.run("systemctl daemon-reload && systemctl start gpushd.service gpush-ready.service slurmd.service");
+    assert!(!started.status.success());
+    assert_eq!(machine.run("systemctl is-active slurmd.service").stdout, b"active\n", "the order is the only effect");
+    let said = machine.journal_until("-u gpush-ready.service", "gpushctl apply 0");
+    assert!(said.contains("run `gpushctl apply 0`"), "{said}");
+}
+
+#[test]
+fn host_without_config_and_driver_is_ready() {
+    let Some(machine) = machine("readiness without a driver") else { return };
+    machine.sh("rm -f /etc/gpush/config.toml && systemctl start gpushd.service gpush-ready.service");
+    assert_eq!(machine.sh("systemctl is-active gpush-ready.service"), "active");
+}
