@@ -24,6 +24,10 @@ fn main() -> ExitCode {
         Ok(false) => {}
         Err(error) => error.exit(),
     }
+    if let Some(hook) = args::Cli::of_hook(&words) {
+        let out = output::Output::new(&hook.global);
+        return exit::finish(commands::run(hook, &out), &out);
+    }
     if let Some(error) = args::habits::error(&words) {
         return refused(&error, &words);
     }

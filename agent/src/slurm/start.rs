@@ -16,8 +16,8 @@ use crate::{
     leases::{JobKey, JobTerms, environment_of_job, of_job, request_for_job},
 };
 
-/// Pause before a request with a temporary obstacle is tried again.
-const PAUSE: Duration = Duration::from_millis(100);
+/// First and longest pause before a request with a temporary obstacle is tried again. The pause doubles each time.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
 /// Begins a job. The caller holds the lock of the job.
 ///
@@ -30,6 +30,7 @@ pub(super) async fn start(
     job: &SlurmJobStart,
 ) -> Result<Started, ApiError> {
     let mut last: Option<ApiError> = None;
+    let mut pause = PAUSE.0;
     let error = loop {
         let time = match left(job.until_ms) {
             Ok(time) => time,
@@ -39,9 +40,10 @@ pub(super) async fn start(
         match tokio::time::timeout(time, attempt(slurm, caller, key, job)).await {
             Ok(Ok(started)) => return Ok(started),
             // Temporary, for example while an MPS daemon starts: try again until the deadline of the hook.
-            Ok(Err(error)) if error.retryable && time_until(job.until_ms) > PAUSE => {
+            Ok(Err(error)) if error.retryable && time_until(job.until_ms) > pause => {
                 last = Some(error);
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE.1);
             }
             Ok(Err(error)) => break error,
             Err(_) => break last.unwrap_or_else(late),
