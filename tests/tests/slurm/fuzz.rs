@@ -1,6 +1,9 @@
 //! Requests that no user should send: none drains a node.
 
-use std::process::{Command, Output, Stdio};
+use std::{
+    os::unix::process::CommandExt,
+    process::{Command, Output, Stdio},
+};
 
 use gpush_tests::{
     dice::Dice,
@@ -68,6 +71,9 @@ fn text(dice: &mut Dice) -> String {
 
 fn hook(site: &Site, verb: &str, job: usize, comment: Option<&str>, option: Option<&str>) -> Output {
     let mut command = Command::new(site.cluster.dir().join(verb));
+    if verb == "taskprolog" {
+        command.uid(ALICE.uid).gid(ALICE.gid).current_dir("/");
+    }
     command.env_clear().stdin(Stdio::null()).env("SLURM_JOB_ID", (1_000_000 + job).to_string());
     command.env("SLURM_JOB_UID", ALICE.uid.to_string()).env("SLURM_CLUSTER_NAME", "ci").env("SLURMD_NODENAME", "n1");
     command.env("SLURM_JOB_GPUS", (job % 4).to_string()).env("CUDA_VISIBLE_DEVICES", (job % 4).to_string());
