@@ -278,9 +278,10 @@ present use is right. Afterwards a difference from the config shows as drift.")]
     #[command(after_help = "\
 Waits until the layouts of this boot are applied and all MPS daemons serve. It
 does not wait for what the agent does not do by itself: GPUs that are held,
-cordoned or in maintenance, and MPS daemons that an administrator has stopped. Fails at
-once if a GPU did not get its layout or a daemon failed too often. The unit
-gpush-ready.service runs this command, so that services can start after it.
+cordoned or in maintenance, and MPS daemons that an administrator has stopped.
+It fails at once if a GPU did not get its layout or a daemon failed too often.
+The unit gpush-ready.service runs this command, so that services can start
+after it.
 
 Examples:
   gpushctl ready --timeout 5m && gpushctl status")]
