@@ -151,7 +151,7 @@ fn document(reports: &[Value]) -> String {
         "# Benchmarks\n\n\
          `cargo xtask bench` writes this page; `cargo xtask bench --check` fails when a target is missed. Counts and \
          ratios are of one run, and hold on other machines. Times are of this machine: {}. Figures from a real GPU \
-         belong into a last section, \"On a real GPU\", which `cargo xtask bench` keeps: copy it from the output of \
+         go into a last section, \"On a real GPU\", which `cargo xtask bench` keeps: copy it from the output of \
          `tests/gpu/run`.\n\n## Targets\n\n| target | goal | measured | |\n|---|---|---|---|\n",
         machine()
     );
