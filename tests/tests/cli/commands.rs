@@ -196,8 +196,8 @@ fn offline_plan_equals_plan_of_agent() {
             let said = said.to_string().replace(&format!(" --offline {}", saved.display()), "");
             // gpushd has a command for this that does not work offline.
             let said = said.replace(
-                "select GPUs that it has: `gpushctl mig profiles`",
-                "`gpushctl gpu list` shows index, UUID, PCI address and product name of each",
+                "choose among its GPUs: `gpushctl mig profiles`",
+                "list index, UUID, PCI address and product name of each GPU with `gpushctl gpu list`",
             );
             let offline = (status, serde_json::from_str::<serde_json::Value>(&said).expect("JSON"));
             assert_eq!(online, offline, "{verb} {request:?}");

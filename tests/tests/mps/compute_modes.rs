@@ -108,7 +108,7 @@ async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     let failed = agent.follow(agent.begin_with(&wanted).expect("the operation begins"));
     assert_eq!(failed.state, OperationState::RolledBack, "{failed:#?}");
     let error = failed.error.expect("an error");
-    assert!(format!("{error:?}").contains("programs can get past MPS on GPU 0"), "{error:?}");
+    assert!(format!("{error:?}").contains("programs can bypass MPS on GPU 0"), "{error:?}");
     host.clear_faults();
     let done = agent.follow(agent.begin_with(&wanted).expect("the operation begins"));
     assert_eq!((done.state, mode(&host)), (OperationState::Done, 3));
@@ -127,9 +127,9 @@ async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     }
     agent.reload(SHARED);
     let told =
-        || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can get past MPS on GPU 0"));
+        || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can bypass MPS on GPU 0"));
     agent.await_that("the failure is reported", told);
-    assert!(agent.get("/v1/health").json()["errors"].to_string().contains("programs can get past MPS"));
+    assert!(agent.get("/v1/health").json()["errors"].to_string().contains("programs can bypass MPS"));
     host.clear_faults();
     agent.reload(SHARED);
     agent.await_that("the mode is repaired", || mode(&host) == 3 && !told());
