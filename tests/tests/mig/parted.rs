@@ -241,7 +241,7 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     let (status, said) = run(&agent, "apply", "all-1g.10gb", &[]);
     assert!(status != 0 && said.contains("GPU 0") && said.contains("fallen off the bus"), "{said}");
     let (status, said) = run(&agent, "plan", "last", &[]);
-    assert!(status != 0 && said.contains("uncertain which GPU has index 2 while GPU 0 is lost"), "{said}");
+    assert!(status != 0 && said.contains("index 2 is ambiguous while GPU 0 is lost"), "{said}");
     assert_eq!(host.trace(), []);
     assert_eq!([truth(&host, 1), truth(&host, 2)], before);
     // The export contains the remaining GPUs, and names the missing one.

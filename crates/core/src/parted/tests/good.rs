@@ -114,7 +114,7 @@ fn anchors_merges_json_and_crlf_are_accepted() {
     let shared = "version: v1\nmig-configs:\n  a: &a\n    - &one\n      devices: all\n      mig-enabled: true\n      mig-devices: {1g.10gb: 7}\n  b: *a\n  c:\n    - <<: *one\n      devices: [3]\n";
     let file = file(shared);
     assert_eq!(file.labels[0].groups, file.labels[1].groups);
-    assert_eq!(file.labels[2].groups[0].devices, Devices::Listed(vec![3]), "an own key goes before a merged one");
+    assert_eq!(file.labels[2].groups[0].devices, Devices::Listed(vec![3]), "the label's key overrides a merged one");
     assert_eq!(file.labels[2].groups[0].want, plain.groups[0].want);
 }
 
