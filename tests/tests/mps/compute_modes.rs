@@ -126,8 +126,7 @@ async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
         host.clear_faults();
     }
     agent.reload(SHARED);
-    let told =
-        || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can bypass MPS on GPU 0"));
+    let told = || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can bypass MPS on GPU 0"));
     agent.await_that("the failure is reported", told);
     assert!(agent.get("/v1/health").json()["errors"].to_string().contains("programs can bypass MPS"));
     host.clear_faults();
