@@ -17,6 +17,7 @@ pub enum SlurmDevice {
     /// Minor number of `/dev/nvidia<minor>`.
     Minor(u32),
     /// A MIG device, by the ids of its instances.
+    #[serde(rename = "mig_device")]
     Mig {
         /// Minor number of its GPU.
         minor: u32,
