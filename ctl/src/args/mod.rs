@@ -32,7 +32,7 @@ mod slurm;
 mod values;
 mod waiting;
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -78,27 +78,6 @@ pub(crate) struct Cli {
     pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-/// The command line of `gpushctl slurm`, without the definitions of all other commands. Slurm starts several hooks for
-/// each job, and to define all commands takes longer than the work of a hook.
-#[derive(Debug, Parser)]
-#[command(name = "slurm")]
-struct SlurmCli {
-    #[command(flatten)]
-    global: Global,
-    #[command(subcommand)]
-    command: Slurm,
-}
-
-impl Cli {
-    /// Parses the command line of one of Slurm's hooks. `None` for another command, and for errors and help: the parser of
-    /// all commands prints these.
-    pub(crate) fn of_hook(words: &[OsString]) -> Option<Self> {
-        let hook = words.get(1..).filter(|words| words[..words.len().min(1)] == ["slurm"])?;
-        let SlurmCli { global, command } = SlurmCli::try_parse_from(hook).ok()?;
-        Some(Self { global, command: Command::Slurm(command) })
-    }
 }
 
 /// Options of every command.
@@ -397,26 +376,6 @@ pub(crate) struct StatusArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hook_is_parsed_as_by_the_parser_of_all_commands() {
-        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
-        for line in [
-            "gpushctl slurm prolog",
-            "gpushctl slurm epilog --socket /run/x",
-            "gpushctl slurm gres-conf -o json",
-            "gpushctl slurm check-spec mps=25",
-        ] {
-            let hook = Cli::of_hook(&words(line)).expect(line);
-            let all = Cli::try_parse_from(words(line)).expect(line);
-            assert_eq!(format!("{hook:?}"), format!("{all:?}"), "{line}");
-        }
-        for line in
-            ["gpushctl", "gpushctl status", "gpushctl slurm", "gpushctl slurm prolog --nonsense", "gpushctl slurm -h"]
-        {
-            assert!(Cli::of_hook(&words(line)).is_none(), "{line}");
-        }
-    }
 
     #[test]
     fn examples_fit_a_narrow_terminal_and_a_man_page() {
