@@ -145,7 +145,10 @@ fn daemons_have_their_settings(world: &mut World) {
 
 /// Returns the output of the front-end; `None` if gpushd held the control connection at that moment.
 fn front(world: &World, pipe: &str) -> Option<f64> {
-    let mut command = world.host.command(world.host.dir().join("bin/nvidia-cuda-mps-control"));
+    // NVIDIA's own program, if it is installed, talks to the daemon of the simulated host.
+    let nvidia = std::path::PathBuf::from("/usr/bin/nvidia-cuda-mps-control");
+    let simulated = || world.host.dir().join("bin/nvidia-cuda-mps-control");
+    let mut command = world.host.command(if nvidia.is_file() { nvidia } else { simulated() });
     command.env("CUDA_MPS_PIPE_DIRECTORY", pipe).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().expect("a front-end");
     let typed =
