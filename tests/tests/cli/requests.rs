@@ -277,7 +277,7 @@ fn audit_needs_administrator_and_events_hide_pids() {
 fn stopping_agent_answers_followers_and_refuses_requests() {
     let host = Host::up("dgx-a100");
     let mut agent = Setup::on(&host).start();
-    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
     let following = gpushctl(&agent, &["mig", "apply", "--gpu", "0", "--layout", "7g.80gb"]).spawn().unwrap();
     agent.until("it runs", || {
         let all: Vec<OperationSummary> = serde_json::from_value(agent.get("/v1/operations").json()).unwrap();
@@ -288,14 +288,16 @@ fn stopping_agent_answers_followers_and_refuses_requests() {
     let health: gpush_api::Health = serde_json::from_value(agent.get("/v1/health").json()).unwrap();
     assert!(health.errors.iter().any(|cause| cause.message.contains("is stopping")), "{health:?}");
     let asking = gpushctl(&agent, &["mig", "apply", "--gpu", "1", "--layout", "7g.80gb"]).spawn().unwrap();
-    assert!(agent.wait().success(), "{}", agent.log());
-    let (status, text) = ended(following);
-    assert_eq!(status, Some(0), "{text}");
-    assert!(text.contains("op-1 done"), "{text}");
     let asked = asking.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&asked.stderr);
     assert_eq!(asked.status.code(), Some(i32::from(Code::Unavailable.exit_status())), "{text}");
     assert!(text.contains("gpushd is stopping") && !text.contains("may have carried out"), "{text}");
+    // Then the operation ends.
+    host.clear_faults();
+    assert!(agent.wait().success(), "{}", agent.log());
+    let (status, text) = ended(following);
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("op-1 done"), "{text}");
     assert_eq!(truth(&host, 1), [] as [String; 0]);
 }
 
