@@ -18,7 +18,7 @@ use clap::Parser as _;
 use gpush_api::{ApiError, Code};
 
 fn main() -> ExitCode {
-    let words: Vec<OsString> = std::env::args_os().collect();
+    let words = args::of_script(std::env::args_os().collect());
     match complete::complete(&words) {
         Ok(true) => return ExitCode::SUCCESS,
         Ok(false) => {}

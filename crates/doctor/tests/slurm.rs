@@ -16,8 +16,8 @@ GresTypes=gpu
 PrologFlags=Alloc,Contain
 PrologEpilogTimeout=60
 Prolog=/etc/slurm/prolog.d/*
-Epilog=/usr/share/gpush/slurm/epilog.sh
-TaskProlog=/usr/share/gpush/slurm/task-prolog.sh
+Epilog=/usr/share/gpush/slurm/epilog
+TaskProlog=/usr/share/gpush/slurm/task-prolog
 Include nodes.conf
 ";
 
@@ -40,8 +40,8 @@ impl Planted {
         }
         for (path, verb) in [
             ("etc/slurm/prolog.d/50-gpush", "prolog"),
-            ("usr/share/gpush/slurm/epilog.sh", "epilog"),
-            ("usr/share/gpush/slurm/task-prolog.sh", "task-prolog"),
+            ("usr/share/gpush/slurm/epilog", "epilog"),
+            ("usr/share/gpush/slurm/task-prolog", "task-prolog"),
         ] {
             host.write(path, &format!("#!/bin/sh\nexec /usr/bin/gpushctl slurm {verb}\n"));
             host.mode(path, 0o755);
@@ -116,8 +116,8 @@ fn host_without_slurm_is_ok_unless_a_rule_says_slurm() {
 fn missing_hooks_are_found() {
     for (line, key) in [
         ("Prolog=/etc/slurm/prolog.d/*\n", "Prolog does"),
-        ("Epilog=/usr/share/gpush/slurm/epilog.sh\n", "Epilog does"),
-        ("TaskProlog=/usr/share/gpush/slurm/task-prolog.sh\n", "TaskProlog does"),
+        ("Epilog=/usr/share/gpush/slurm/epilog\n", "Epilog does"),
+        ("TaskProlog=/usr/share/gpush/slurm/task-prolog\n", "TaskProlog does"),
     ] {
         let host = Planted::healthy();
         host.change(line, "");
@@ -128,7 +128,7 @@ fn missing_hooks_are_found() {
     }
     let host = Planted::healthy();
     host.write("etc/slurm/prolog.d/50-gpush", "#!/bin/sh\nexit 0\n");
-    host.finds(Severity::Problem, "Prolog does not run gpush", "prolog.sh");
+    host.finds(Severity::Problem, "Prolog does not run gpush", "prolog");
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn words(command: &str) -> Vec<String> {
     plain.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
 }
 
-/// Parses the command of a message; `{…}` is a value. An error is its first line.
+/// Parses a command in a message. `{…}` stands for a value. The error is the first line of the parser's message.
 fn parsed(command: &str) -> Result<Option<Command>, String> {
     let mut words = words(command);
     // In `mps {verb}`, the placeholder is a subcommand, not a value.
@@ -147,7 +147,7 @@ fn every_command_in_a_message_parses() {
     assert!(wrong.is_empty(), "{} of {seen}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Whether only administrators may run a command.
+/// Returns whether only administrators may run a command.
 fn is_for_administrators(command: &Command) -> bool {
     match command {
         Command::Audit(_) | Command::Recover(_) => true,

@@ -47,7 +47,7 @@ pub(crate) use self::{
     mps::{Ceilings, Followed, Mps},
     process::Process,
     request::RequestFlags,
-    slurm::{HookFiles, HookLimits, Slurm},
+    slurm::{HookFiles, HookLimits, Slurm, of_script},
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
 };

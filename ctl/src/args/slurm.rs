@@ -14,9 +14,8 @@ Requests the lease of the job. Without output if all is well. Exit status 1
 drains the node: gpushd does not answer, or a GPU of the job is not usable.
 A request that is refused is not an error here: TaskProlog fails the tasks.
 
-Prolog, with an absolute path, because PATH is not set:
-  #!/bin/sh
-  exec /usr/bin/gpushctl slurm prolog")]
+The script for Prolog, one line; the path is absolute, as PATH is not set:
+  #!/usr/bin/gpushctl slurm prolog")]
     Prolog {
         #[command(flatten)]
         files: HookFiles,
@@ -32,9 +31,8 @@ Ends the lease of the job, and what the job left on its GPUs. Without output if
 all is well. Exit status 1 drains the node: a process of the job does not end,
 or gpushd does not answer.
 
-Epilog:
-  #!/bin/sh
-  exec /usr/bin/gpushctl slurm epilog")]
+The script for Epilog, one line:
+  #!/usr/bin/gpushctl slurm epilog")]
     Epilog {
         #[command(flatten)]
         files: HookFiles,
@@ -46,9 +44,8 @@ Epilog:
 Prints lines such as `export NAME=value`, without gpushd. Exit status 1 fails
 the task: the request of the job was refused, and the reason is printed.
 
-TaskProlog:
-  #!/bin/sh
-  exec /usr/bin/gpushctl slurm task-prolog")]
+The script for TaskProlog, one line:
+  #!/usr/bin/gpushctl slurm task-prolog")]
     TaskProlog {
         #[command(flatten)]
         files: HookFiles,
@@ -132,6 +129,18 @@ struct SlurmCli {
     command: Slurm,
 }
 
+/// Returns the command line that a script stands for: its first line is `#!/usr/bin/gpushctl slurm prolog`. The kernel
+/// gives everything after the program as one word, and then the path of the script. So no shell starts for a hook, which
+/// would cost about as much as the hook itself. Returns other command lines unchanged.
+pub(crate) fn of_script(mut words: Vec<OsString>) -> Vec<OsString> {
+    let line = words.get(1).and_then(|word| word.to_str()).filter(|word| word.starts_with("slurm "));
+    if let Some(line) = line.filter(|_| words.len() > 2) {
+        let line: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        words.splice(1..3, line);
+    }
+    words
+}
+
 impl Cli {
     /// Parses the command line of one of Slurm's hooks. `None` for another command, and for errors and help: the parser of
     /// all commands prints these.
@@ -145,6 +154,22 @@ impl Cli {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn script_stands_for_the_command_in_its_first_line() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let script = "/usr/share/gpush/slurm/prolog";
+        let line = |line: &str| of_script(words(&["/usr/bin/gpushctl", line, script]));
+        assert_eq!(line("slurm prolog"), words(&["/usr/bin/gpushctl", "slurm", "prolog"]));
+        assert_eq!(
+            line("slurm prolog --deadline  5s"),
+            words(&["/usr/bin/gpushctl", "slurm", "prolog", "--deadline", "5s"])
+        );
+        for other in [&["gpushctl", "slurm", "prolog"][..], &["gpushctl", "slurm prolog"], &["gpushctl", "status", "0"]]
+        {
+            assert_eq!(of_script(words(other)), words(other));
+        }
+    }
 
     #[test]
     fn hook_is_parsed_as_by_the_parser_of_all_commands() {

@@ -37,7 +37,7 @@ pub(crate) struct Queueing {
 }
 
 impl Queueing {
-    /// How long to wait; `None` for not at all.
+    /// Returns how long to wait; `None` means not at all.
     pub(crate) fn limit(self) -> Option<Duration> {
         self.seconds.map(Duration::from_secs)
     }

@@ -6,7 +6,7 @@
 use std::{
     cell::Cell,
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Barrier,
@@ -17,7 +17,7 @@ use std::{
 use gpush_api::MpsState;
 use gpush_tests::{
     agent::{Agent, Setup},
-    host::Host,
+    host::{Host, program},
     mps::{act, daemon, reaches, real_programs},
     slurm::{ALICE, Site, script},
 };
@@ -65,7 +65,7 @@ impl Hooks {
         let dir = host.scratch("node");
         fs::create_dir_all(&dir).expect("a directory");
         fs::write(dir.join("gres.conf"), "Name=gpu File=/dev/nvidia[0-7]\n").expect("a file");
-        let hook = |verb: &str| put(&dir.join(verb), &script(host, &dir, verb));
+        let hook = |verb: &str| packaged(host, &dir, verb);
         Self { prolog: hook("prolog"), epilog: hook("epilog"), slurm_conf: dir.join("slurm.conf"), comment }
     }
 
@@ -79,8 +79,8 @@ impl Hooks {
              export CUDA_MPS_PIPE_DIRECTORY=$mps/pipe CUDA_MPS_LOG_DIRECTORY=$mps/log\n",
             dir.display()
         );
-        let start = format!("{variables}mkdir -p $mps/pipe $mps/log\n{control} -d\n");
-        let stop = format!("{variables}echo quit | {control}\nrm -rf $mps\n");
+        let start = format!("#!/bin/sh\n{variables}mkdir -p $mps/pipe $mps/log\n{control} -d\n");
+        let stop = format!("#!/bin/sh\n{variables}echo quit | {control}\nrm -rf $mps\n");
         let hook = |name: &str, body: &str| put(&dir.join(name), body);
         let (prolog, epilog) = (hook("prolog", &start), hook("epilog", &stop));
         Self { prolog, epilog, slurm_conf: PathBuf::new(), comment: None }
@@ -117,10 +117,24 @@ impl Hooks {
     }
 }
 
-fn put(path: &Path, body: &str) -> PathBuf {
-    fs::write(path, format!("#!/bin/sh\n{body}")).expect("a script can be written");
+/// Writes a script.
+fn put(path: &Path, text: &str) -> PathBuf {
+    fs::write(path, text).expect("a script can be written");
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("an executable script");
     path.to_owned()
+}
+
+/// Writes a hook of gpush as the package has it: gpushctl is the interpreter of the script.
+fn packaged(host: &Host, dir: &Path, verb: &str) -> PathBuf {
+    let (gpushctl, link) = (program("gpushctl"), dir.join("gpushctl"));
+    if !link.exists() {
+        symlink(&gpushctl, &link).expect("a link");
+    }
+    let line = script(host, dir, verb).replace("exec ", "#!").replace('\'', "");
+    let line = line.replace(&gpushctl.display().to_string(), &link.display().to_string());
+    // The kernel reads no more of the first line.
+    assert!(line.len() < 255, "{line}");
+    put(&dir.join(format!("gpush-{verb}")), &line)
 }
 
 /// A node with gpushd, and hooks to compare.
@@ -289,7 +303,7 @@ fn in_slurm() -> Option<[f64; 2]> {
         let dir = setup.dir().to_owned();
         let mut setup = setup.gres("gpu", "gpu:8", &conf);
         for (key, verb) in [("Prolog", "prolog"), ("Epilog", "epilog")] {
-            let hook = put(&dir.join(format!("gpush-{verb}")), &script(host, &dir, verb));
+            let hook = packaged(host, &dir, verb);
             let timed = dir.join(format!("timed-{verb}"));
             let body = format!(
                 "#!/bin/bash\nbegun=$EPOCHREALTIME\ncase $SLURM_JOB_COMMENT in\nnone) /bin/true ;;\n*) '{}' ;;\nesac\n\
@@ -297,8 +311,7 @@ fn in_slurm() -> Option<[f64; 2]> {
                 hook.display(),
                 dir.join("took").display()
             );
-            fs::write(&timed, body).expect("a script can be written");
-            fs::set_permissions(&timed, fs::Permissions::from_mode(0o755)).expect("an executable script");
+            put(&timed, &body);
             setup = setup.hook(key, &format!("exec '{}'\n", timed.display()));
         }
         setup

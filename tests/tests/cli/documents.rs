@@ -166,7 +166,7 @@ fn manual_install_puts_files_where_units_expect_them() {
     for path in [
         "usr/sbin/gpushd",
         "usr/bin/gpushctl",
-        "usr/share/gpush/slurm/prolog.sh",
+        "usr/share/gpush/slurm/prolog",
         "usr/share/man/man8/gpushd.8",
         "usr/share/man/man1/gpushctl.1",
     ] {

@@ -144,13 +144,13 @@ fn path_between<'a>(source: &'a CrateSource, from: &'a str, to: &str) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arrows::source::Place;
+    use crate::arrows::source::Position;
 
     const TABLE: &str = "| layer | module | uses |\n|---|---|---|\n| top | `main` | `http` |\n| | `http` | `state` |\n\
                          | low | `state` | |\n";
 
     fn crate_with(arrows: &[(&str, &str)]) -> CrateSource {
-        let place = Place { file: "x.rs".into(), line: 7 };
+        let place = Position { file: "x.rs".into(), line: 7 };
         CrateSource {
             modules: ["main", "http", "state"].map(str::to_owned).into(),
             uses: arrows.iter().map(|(from, to)| (((*from).to_owned(), (*to).to_owned()), place.clone())).collect(),

@@ -20,7 +20,7 @@ pub(crate) const ROOT: &str = "main";
 
 /// Where a use occurs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     /// Path of the file below the crate's `src`.
     pub(crate) file: PathBuf,
     /// Line, from 1.
@@ -33,7 +33,7 @@ pub(crate) struct CrateSource {
     /// Names of the top-level modules, with [`ROOT`].
     pub(crate) modules: BTreeSet<String>,
     /// First position of each use, by the module that uses and the module that is used.
-    pub(crate) uses: BTreeMap<(String, String), Place>,
+    pub(crate) uses: BTreeMap<(String, String), Position>,
 }
 
 /// Reads the crate whose `main.rs` is in `src`.
@@ -53,7 +53,7 @@ pub(crate) fn read(src: &Path) -> Result<CrateSource> {
         };
         if from != to {
             uses.entry((from, to))
-                .and_modify(|first: &mut Place| *first = place.clone().min(first.clone()))
+                .and_modify(|first: &mut Position| *first = place.clone().min(first.clone()))
                 .or_insert(place);
         }
     }
@@ -64,7 +64,7 @@ pub(crate) fn read(src: &Path) -> Result<CrateSource> {
 struct Found {
     from: String,
     name: String,
-    place: Place,
+    place: Position,
     /// Whether the path has no `crate` or `super`. Then the name may also be that of another crate.
     bare: bool,
 }
@@ -164,7 +164,7 @@ impl Reader<'_> {
 
     fn record(&mut self, name: &Ident, file: &Path, module: &[String], bare: bool) {
         let from = module.first().map_or(ROOT, String::as_str).to_owned();
-        let place = Place { file: file.to_owned(), line: name.span().start().line };
+        let place = Position { file: file.to_owned(), line: name.span().start().line };
         self.found.push(Found { from, name: name.to_string(), place, bare });
     }
 }
@@ -255,7 +255,7 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         let source = read(folder.path()).unwrap();
-        let shown = |((from, to), place): (&(String, String), &Place)| {
+        let shown = |((from, to), place): (&(String, String), &Position)| {
             format!("{from} {to} {}:{}", place.file.display(), place.line)
         };
         source.uses.iter().map(shown).collect()

@@ -88,9 +88,9 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("packaging/system-preset/80-gpush.preset", "/usr/lib/systemd/system-preset/"),
     file("packaging/needrestart/gpush.conf", "/etc/needrestart/conf.d/"),
     // For Slurm's prolog.d and epilog.d, and the source of the plugin for `--gpush`.
-    script("packaging/slurm/prolog.sh", "/usr/share/gpush/slurm/"),
-    script("packaging/slurm/epilog.sh", "/usr/share/gpush/slurm/"),
-    script("packaging/slurm/task-prolog.sh", "/usr/share/gpush/slurm/"),
+    script("packaging/slurm/prolog", "/usr/share/gpush/slurm/"),
+    script("packaging/slurm/epilog", "/usr/share/gpush/slurm/"),
+    script("packaging/slurm/task-prolog", "/usr/share/gpush/slurm/"),
     file("packaging/slurm/spank_gpush.c", "/usr/share/gpush/slurm/"),
     file("config.example.toml", "/etc/gpush/config.toml"),
     file("config.example.toml", "/usr/share/doc/gpush/examples/config.toml"),

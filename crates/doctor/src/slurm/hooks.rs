@@ -27,7 +27,7 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
         }
         let message = format!("{key} does not run gpush: {otherwise}");
         let hint = format!(
-            "set {key}=/usr/share/gpush/slurm/{command}.sh in {}, or call that script from yours; then run \
+            "set {key}=/usr/share/gpush/slurm/{command} in {}, or call that script from yours; then run \
              `scontrol reconfigure`",
             files.path
         );

@@ -17,11 +17,22 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     up_to_limit(File::open(path)?)
 }
 
+/// First size of the buffer, in bytes. Most files of a process are smaller, so one read(2) gets the whole file. The
+/// kernel writes the text of a file anew for each read(2).
+const FIRST: usize = 4096;
+
 /// Reads at most [`LIMIT`] bytes.
 pub(super) fn up_to_limit(file: impl Read) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(FIRST);
     file.take(LIMIT).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Reads the beginning of a file as text, with one read(2): at most `N` bytes. Bytes that are not UTF-8 are replaced.
+pub(super) fn beginning<const N: usize>(mut file: impl Read) -> io::Result<String> {
+    let mut bytes = [0; N];
+    let length = file.read(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
 }
 
 /// Reads at most [`LIMIT`] bytes as text, and replaces bytes that are not UTF-8.

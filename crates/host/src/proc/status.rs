@@ -27,12 +27,7 @@ impl Status {
 
     /// Parses the beginning of a `status` file; `None` if it contains no user ids.
     pub fn parse(text: &str) -> Option<Self> {
-        // The last line may be incomplete.
-        let whole = text.rsplit_once('\n')?.0;
-        let field = |name: &str| -> Option<Vec<u32>> {
-            let line = whole.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-            line.split_whitespace().map(|word| word.parse().ok()).collect()
-        };
+        let whole = whole_lines(text)?;
         let mask = |name: &str| -> u64 {
             let line = whole.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok()).unwrap_or_default()
@@ -40,9 +35,9 @@ impl Status {
         Some(Self {
             // Of the first thread, and of the process.
             pending: mask("SigPnd") | mask("ShdPnd"),
-            uids: field("Uid")?.try_into().ok()?,
-            groups: field("Groups").unwrap_or_default(),
-            pids: field("NSpid").unwrap_or_default(),
+            uids: numbers(whole, "Uid")?.try_into().ok()?,
+            groups: numbers(whole, "Groups").unwrap_or_default(),
+            pids: numbers(whole, "NSpid").unwrap_or_default(),
         })
     }
 
@@ -52,16 +47,32 @@ impl Status {
     }
 }
 
-/// Returns the real, effective, saved and file system user id of a process.
+/// Returns the text without its last line, which may be incomplete.
+fn whole_lines(text: &str) -> Option<&str> {
+    Some(text.rsplit_once('\n')?.0)
+}
+
+/// Returns the numbers in the line of a field.
+fn numbers(lines: &str, field: &str) -> Option<Vec<u32>> {
+    let line = lines.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    line.split_whitespace().map(|word| word.parse().ok()).collect()
+}
+
+/// Number of bytes that contain the user ids: eight shorter lines and the name, at most 64 bytes, come before them.
+const UIDS_WITHIN: usize = 512;
+
+/// Returns the real, effective, saved and file system user id of a process. It reads only what is needed, because some
+/// callers ask about every process of the host.
 pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
-    Status::of(pid).map(|status| status.uids)
+    let beginning = read::beginning::<UIDS_WITHIN>(open(pid)?.open_relative("status").ok()?).ok()?;
+    numbers(whole_lines(&beginning)?, "Uid")?.try_into().ok()
 }
 
 /// Returns the effective user id of a process.
 ///
 /// The owner of its directory in `/proc` is not sufficient: if a process is not dumpable, root owns that directory.
 pub fn owner(pid: impl AnyPid) -> Option<u32> {
-    Status::of(pid).map(|status| status.uid())
+    uids(pid).map(|[_, effective, ..]| effective)
 }
 
 /// Translates a pid that a peer sent to the pid in gpushd's namespace.
