@@ -32,8 +32,10 @@ const GRANTS: usize = 300;
 const CLIENTS: usize = 32;
 /// Number of rounds. Each client gets one lease per round.
 const ROUNDS: usize = 20;
-/// Number of dynamic grants, commands, and releases.
+/// Number of commands, and of first MPS leases.
 const FEW: usize = 20;
+/// Number of rounds of dynamic grants. Each round fills a GPU with seven MIG devices, and takes seconds.
+const DYNAMIC_ROUNDS: usize = 3;
 /// Number of ended leases in the long history.
 const HISTORY: usize = 10_000;
 
@@ -119,17 +121,25 @@ fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f
     granted
 }
 
-/// Returns the seconds of a grant that creates a MIG device, and of the same two driver calls alone. Latencies are as
-/// on hardware.
+/// Delays of the two driver calls of a dynamic grant, in the middle of what hardware takes. They are the same for each
+/// call, so that what gpushd adds can be told from what the driver takes.
+const DELAYS: [&str; 2] =
+    ["nvmlDeviceCreateGpuInstance* --delay-ms 250", "nvmlGpuInstanceCreateComputeInstance* --delay-ms 75"];
+
+/// Returns the seconds of a grant that creates a MIG device, and of the same two driver calls alone, both with
+/// [`DELAYS`].
 fn dynamic() -> (f64, f64) {
-    let toml = "latencies = true\n\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
+    let toml = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
     let (host, direct) = (Host::up(toml), Host::up(toml));
+    for host in [&host, &direct] {
+        DELAYS.iter().for_each(|delay| host.fault(delay));
+    }
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
     let agent = Agent::start(&host, config);
     agent.wait_for_layouts_at_start();
     let mut client = Client::connect(agent.socket()).expect("a connection");
     let mut ours = Vec::new();
-    for _ in 0..FEW {
+    for _ in 0..DYNAMIC_ROUNDS {
         let body = r#"{"share": {"kind": "mig_profile", "profile": "1g.10gb"}}"#;
         let mut ids = Vec::new();
         for _ in 0..7 {
@@ -262,7 +272,7 @@ pub(crate) fn run() -> Report {
             "A grant of a free share, durable before the answer, alternates with a synced commit of as many rows to a \
              plain SQLite database on the same file system and with a request that changes nothing; medians of \
              {GRANTS}. {CLIENTS} clients request at the same time, {ROUNDS} times. A dynamic grant creates a MIG \
-             device on a simulated H100 with latencies as on hardware; its two driver calls were also measured alone. \
+             device on a simulated H100, where its two driver calls take 250 and 75 ms; they were also measured alone. \
              `gpushctl run` starts a second program, which connects, makes one request with one durable commit, and \
              becomes the command: what it takes beyond `true` and that commit is the start of gpushctl and the request. \
              A user's first MPS lease restarts the daemon, here a simulated one. The last two rows are of two agents, \
