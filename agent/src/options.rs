@@ -10,31 +10,32 @@ use clap::{Parser, Subcommand};
 /// Notes in the help text. Lines have at most 78 columns.
 const NOTES: &str = "\
 Socket:
-  A socket that systemd hands over (gpushd.socket) is taken, and --socket is
-  not looked at. Otherwise it is made at PATH; directories on the way that are
-  not there are made with mode 0755 and stay. The socket of an agent that is
-  gone is replaced; one that is answered, and what is no socket, is left
-  alone, and gpushd ends. Group and mode: socket_group and socket_mode under
-  [api] in the config. It is removed at the end.
+  If systemd passes a socket (gpushd.socket), gpushd uses it and ignores
+  --socket. Otherwise gpushd creates a socket at PATH. It creates missing
+  parent directories with mode 0755, and does not remove them. It replaces a
+  socket on which no process listens. If a process listens, or the file is not
+  a socket, gpushd leaves the file unchanged and exits. socket_group and
+  socket_mode under [api] in the config set group and mode. gpushd removes the
+  socket that it created when it exits.
 
 Signals:
-  SIGHUP   reads the config again; with an error in it the old one stays
-  SIGTERM  ends, once the operation in progress has ended; another one that
-           comes a tenth of a second later or more ends it at once";
+  SIGHUP   reload the config; if the file has an error, keep the old config
+  SIGTERM  exit when the operation in progress has ended; a second SIGTERM at
+           least a tenth of a second later makes gpushd exit at once";
 
 /// Files of gpushd, for the man page gpushd(8).
 const FILES: [(&str, &str); 11] = [
-    ("/etc/gpush/config.toml", "Config. Without it no GPU is managed"),
-    ("/run/gpush/gpushd.sock", "Socket for everybody"),
+    ("/etc/gpush/config.toml", "Config. Without it, gpushd manages no GPU"),
+    ("/run/gpush/gpushd.sock", "Socket for all users"),
     ("/run/gpush/admin.sock", "Socket for root and hooks"),
-    ("/run/gpush-mps", "A directory for each MPS daemon: what it was started with, its lock, its pipe directory"),
+    ("/run/gpush-mps", "A directory for each MPS daemon: its start settings, its lock, its pipe directory"),
     ("/var/log/gpush-mps", "A directory for each MPS daemon: its log and that of its servers"),
     ("/var/lib/gpush/gpush.db", "Database: operations, overrides, states of GPUs, audit trail"),
-    ("/var/lib/gpush/gpush.db-wal", "Its log, which belongs to it: copy both, with gpushd stopped"),
-    ("/var/lib/gpush/watermark", "Progress of the database, by which lost commits are detected"),
-    ("/run/gpush/store-*", "Progress of the database on this boot, by which an emptied state directory is detected"),
-    ("/var/lib/gpush/reserve", "4 MiB kept back, so that what was begun can be recorded as ended on a full disk"),
-    ("/var/lib/gpush/lock", "Held for life; the pid of the gpushd that has the directory"),
+    ("/var/lib/gpush/gpush.db-wal", "Log of the database. Copy both files together, while gpushd is stopped"),
+    ("/var/lib/gpush/watermark", "Progress of the database, to detect lost commits"),
+    ("/run/gpush/store-*", "Progress of the database on this boot, to detect an emptied state directory"),
+    ("/var/lib/gpush/reserve", "4 MiB of reserved space, to record the end of operations on a full disk"),
+    ("/var/lib/gpush/lock", "Locked while gpushd runs; contains its pid"),
 ];
 
 /// Directory of MPS daemons of the system service.

@@ -88,7 +88,7 @@ impl LossAcceptance {
             Err(error) if self.mps.is_used() => return Err(error),
             Err(_) => Vec::new(),
         };
-        let standing = mps::RecordedSettings::of_what_stands(&self.mps, &gpus);
+        let standing = mps::RecordedSettings::of_running_daemons(&self.mps, &gpus);
         let modes = self.shared_gpus.as_found(&standing.exclusive(&self.mps, &gpus)).await;
         let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
         let uid = request.by.uid;

@@ -18,10 +18,10 @@ use tokio::{
 };
 
 /// A request to an accept loop to show that it responds.
-pub(crate) type Knock = oneshot::Sender<()>;
+pub(crate) type Ping = oneshot::Sender<()>;
 
 /// Notifies systemd periodically. Never returns.
-pub(crate) async fn feed(period: Duration, sender: mpsc::Sender<Knock>, store: Store) {
+pub(crate) async fn feed(period: Duration, sender: mpsc::Sender<Ping>, store: Store) {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -34,9 +34,9 @@ pub(crate) async fn feed(period: Duration, sender: mpsc::Sender<Knock>, store: S
     }
 }
 
-async fn alive(sender: &mpsc::Sender<Knock>, store: &Store) -> bool {
-    let (knock, answer) = oneshot::channel();
-    sender.send(knock).await.is_ok() && answer.await.is_ok() && store.ping().await.is_ok()
+async fn alive(sender: &mpsc::Sender<Ping>, store: &Store) -> bool {
+    let (ping, answer) = oneshot::channel();
+    sender.send(ping).await.is_ok() && answer.await.is_ok() && store.ping().await.is_ok()
 }
 
 #[cfg(test)]
@@ -49,16 +49,16 @@ mod tests {
     async fn agent_is_alive_while_loop_and_store_answer() {
         let scratch = tempfile::tempdir().unwrap();
         let store = Store::open(scratch.path(), Options::default()).unwrap().store;
-        let (sender, mut knocks) = mpsc::channel::<Knock>(1);
+        let (sender, mut pings) = mpsc::channel::<Ping>(1);
         let answers = tokio::spawn(async move {
-            let _ = knocks.recv().await.map(|knock| knock.send(()));
-            knocks
+            let _ = pings.recv().await.map(|ping| ping.send(()));
+            pings
         });
         assert!(alive(&sender, &store).await);
-        let knocks = answers.await.unwrap();
+        let pings = answers.await.unwrap();
         // A loop that hangs does not answer.
         assert!(timeout(Duration::from_millis(20), alive(&sender, &store)).await.is_err());
-        drop(knocks);
+        drop(pings);
         assert!(!alive(&sender, &store).await);
     }
 }

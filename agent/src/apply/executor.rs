@@ -74,7 +74,7 @@ impl Executor {
                 let _failures = executor.close(number, OperationState::Failed).await;
                 executor.operations.abandon(number, error).await;
                 leased::abandon(&executor.mig.state, &executor.services.store, number).await;
-                executor.mps.let_go(&number.to_string());
+                executor.mps.forget_operation(&number.to_string());
             }
         });
     }
@@ -105,8 +105,9 @@ impl Executor {
 
     /// Restores the GPUs of an operation because of `why`, and ends it.
     pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
-        if let Err(error) = ongoing.turn_back(&why).await {
-            // The rollback continues anyway. But after a crash, the next gpushd would continue forward.
+        if let Err(error) = ongoing.begin_rollback(&why).await {
+            // The rollback continues anyway. But if gpushd crashes now, the next gpushd continues the operation
+            // forward.
             tracing::warn!(operation = ongoing.id(), "cannot record that it is being rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
@@ -128,12 +129,13 @@ impl Executor {
 
     /// Undoes the recorded brackets of an operation that ends in `state`. Returns the failures.
     pub(super) async fn close(&self, operation: OperationId, state: OperationState) -> Vec<String> {
-        let failures = self.services.take_back(operation, state).await;
-        self.services.look_after(operation, state).await;
+        let failures = self.services.undo_brackets(operation, state).await;
+        self.services.retry_failed_starts(operation, state).await;
         failures
     }
 
-    /// Undoes the brackets, and records the end of an operation together with its consequences.
+    /// Undoes the brackets (stopped services, hooks), and records the end of an operation together with its
+    /// consequences.
     async fn end(
         &self,
         ongoing: Arc<Ongoing>,
@@ -193,7 +195,7 @@ impl Executor {
             host.change_leases(|table| table.settle(&effects.leases));
         };
         ongoing.end(state, error, Box::new(also), Box::new(then)).await;
-        self.mps.let_go(&id);
+        self.mps.forget_operation(&id);
         self.mig.outside.helpers.forget(&id);
     }
 }

@@ -17,7 +17,8 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub(super) struct Leased {
     lease: Option<Granted>,
-    /// The instances that gpushd created, by UUID, for each GPU on which they changed.
+    /// For each GPU on which the instances of gpushd changed: its UUID, and the placements of the instances that gpushd
+    /// created.
     created: Vec<(String, BTreeSet<Placement>)>,
 }
 

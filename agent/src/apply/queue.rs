@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     caller::Viewer,
-    lanes::{Ahead, Claim, Lanes, Need, Needs, Place, Reserve, Waiter},
+    lanes::{Ahead, Claim, Lanes, Need, Needs, QueuePlace, Reserve, Waiter},
     modes::mig::reset::not_resetting,
     operation::{self, Ongoing},
 };
@@ -69,7 +69,7 @@ impl Default for OperationQueue {
 struct QueuedOperation {
     ongoing: Arc<Ongoing>,
     order: Order,
-    place: Arc<Place>,
+    place: Arc<QueuePlace>,
     until: Instant,
     /// Earliest time of the next attempt. Releasing its claim wakes all waiting operations, including this one.
     again: Instant,
@@ -131,7 +131,7 @@ impl OperationQueue {
         self.enter(lanes, ongoing, order, since, needs);
     }
 
-    fn insert(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, place: Arc<Place>, again: Instant) {
+    fn insert(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, place: Arc<QueuePlace>, again: Instant) {
         let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
         let until = Instant::now() + order.wait.unwrap_or_default().saturating_sub(spent);
         let waiting =

@@ -6,9 +6,9 @@
 //!  services started ◄──────────────── hook after ◄──────── undone in reverse order
 //! ```
 //!
-//! Each such bracket is noted in the journal before it is opened. The operation undoes it at its end, or the next
-//! gpushd does. Undoing twice does no harm: starting a running service has no effect. If undoing fails, the note stays,
-//! and health reports the service.
+//! Each such action is a bracket. It is noted in the journal before it begins. The operation undoes it at its end; if
+//! gpushd has died, the next gpushd undoes it. Undoing twice does no harm: starting a running service has no effect. If
+//! undoing fails, the note stays, and health reports the service.
 //!
 //! Several operations may need the same service stopped. Each of them notes it, and the last one that ends starts it. A
 //! lock prevents that one operation stops services while another starts them.
@@ -111,7 +111,7 @@ impl Services {
     }
 
     /// Undoes the brackets of an operation that ends in `state`, in reverse order. Returns a sentence for each failure.
-    pub(super) async fn take_back(&self, operation: OperationId, state: OperationState) -> Vec<String> {
+    pub(super) async fn undo_brackets(&self, operation: OperationId, state: OperationState) -> Vec<String> {
         let mut failures = Vec::new();
         let pending = match self.pending(operation).await {
             Ok(pending) => pending,
@@ -209,7 +209,7 @@ impl Services {
 
     /// Starts services that an ended operation could not start, with repeated attempts until they run or gpushd exits.
     /// Health reports them meanwhile. The next gpushd tries again too.
-    pub(super) async fn look_after(&self, operation: OperationId, state: OperationState) {
+    pub(super) async fn retry_failed_starts(&self, operation: OperationId, state: OperationState) {
         let left = self.stopped(operation).await;
         if left.is_empty() {
             return;
@@ -227,7 +227,7 @@ impl Services {
                 if services.state.maintenance().is_some() {
                     continue;
                 }
-                services.take_back(operation, state).await;
+                services.undo_brackets(operation, state).await;
                 let left = services.stopped(operation).await;
                 let mut known = services.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
                 if left.is_empty() {

@@ -71,8 +71,8 @@ pub(super) async fn diff(
 /// `clear_overrides` is set.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/config/reload", operation_id = "reloadConfig", tag = "config", request_body = ReloadRequest,
-    params(("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")),
-    responses((status = 200, description = "It is in force", body = gpush_api::Reloaded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    params(("If-Match" = Option<u64>, Header, description = "Expected generation; any other generation gets 412")),
+    responses((status = 200, description = "The new config is effective", body = gpush_api::Reloaded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn reload(
     State(state): State<state::State>,
     State(reloads): State<Reloads>,

@@ -128,7 +128,7 @@ pub(super) async fn profiles(
 /// Running processes continue. A repeated request replaces the reason.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/gpus/{gpu}/cordon", operation_id = "cordonGpu", tag = "gpus", request_body = WhyRequest,
-    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn cordon(
     State(change): State<CordonChange>,
@@ -152,7 +152,7 @@ pub(super) async fn cordon(
 /// gpushd sets its own cordon again only when the driver reports a new fault.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/gpus/{gpu}/uncordon", operation_id = "uncordonGpu", tag = "gpus", request_body = WhyRequest,
-    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn uncordon(
     State(change): State<CordonChange>,

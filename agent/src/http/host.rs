@@ -13,7 +13,7 @@ use crate::{
 /// The request is refused while an operation changes a GPU. Maintenance survives restarts of gpushd and of the host.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = WhyRequest,
-    params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn enter(
     State(maintenance): State<MaintenanceControl>,
@@ -39,7 +39,7 @@ pub(super) async fn enter(
 /// If the host is not in maintenance, the request has no effect.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/maintenance/leave", operation_id = "leaveMaintenance", tag = "host", request_body = WhyRequest,
-    params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn leave(
     State(maintenance): State<MaintenanceControl>,
@@ -60,7 +60,7 @@ pub(super) async fn leave(
 /// GPUs in the state `held` are released, and stay as they are.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/recover", operation_id = "recover", tag = "host", request_body = WhyRequest,
-    params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "What was lost", body = Recovered), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn recover(
     State(recovery): State<LossAcceptance>,

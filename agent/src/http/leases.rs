@@ -42,7 +42,7 @@ pub(super) struct LeaseReleaseRequest {}
 /// leaves the queue.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases", operation_id = "requestLease", tag = "leases", request_body = LeaseRequest,
-    params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request gets one lease")),
+    params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key gets the same lease")),
     responses((status = 200, description = "The lease, active, and the environment of its processes", body = LeaseGrant), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn request(
     State(leases): State<Leases>,
@@ -116,7 +116,7 @@ pub(super) async fn environment(
 /// Its capacity is free when all its processes have ended.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/release", operation_id = "releaseLease", tag = "leases", request_body = LeaseReleaseRequest,
-    params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The lease, releasing or ended", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn release(
     State(leases): State<Leases>,
@@ -134,7 +134,7 @@ pub(super) async fn release(
 /// Sets a new end for an active lease. For its holder and administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/renew", operation_id = "renewLease", tag = "leases", request_body = LeaseRenewRequest,
-    params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The lease", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn renew(
     State(leases): State<Leases>,
@@ -155,7 +155,7 @@ pub(super) async fn renew(
 /// With `end`, or if the rule has `at_end = "end"`, gpushd ends its processes after the notice.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/revoke", operation_id = "revokeLease", tag = "leases", request_body = LeaseRevokeRequest,
-    params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The lease, releasing or ended", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn revoke(
     State(leases): State<Leases>,

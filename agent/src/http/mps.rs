@@ -52,8 +52,8 @@ pub(super) async fn one(
 /// Starts a daemon that was stopped, is draining, or failed too often. For administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/start", operation_id = "startMps", tag = "mps", request_body = MpsEndRequest,
-    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
-    responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
+    responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn start(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
@@ -70,8 +70,8 @@ pub(super) async fn start(
 /// While clients or leases use the daemon, the request is refused unless `force` is set.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/stop", operation_id = "stopMps", tag = "mps", request_body = MpsEndRequest,
-    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
-    responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
+    responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn stop(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
@@ -88,8 +88,8 @@ pub(super) async fn stop(
 /// While clients or leases use the daemon, the request is refused unless `force` is set.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/restart", operation_id = "restartMps", tag = "mps", request_body = MpsEndRequest,
-    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
-    responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
+    responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn restart(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
@@ -106,8 +106,8 @@ pub(super) async fn restart(
 /// gpushd admits no new clients. It stops the daemon when the clients have ended, or at the deadline.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/drain", operation_id = "drainMps", tag = "mps", request_body = MpsEndRequest,
-    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
-    responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
+    responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn drain(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
@@ -142,8 +142,8 @@ async fn act(
 /// Sets limits for clients, which override those of the rule. For administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/settings", operation_id = "setMps", tag = "mps", request_body = MpsSetRequest,
-    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
-    responses((status = 200, description = "What came of it", body = MpsSet), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
+    responses((status = 200, description = "Result", body = MpsSet), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn set(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
@@ -179,7 +179,7 @@ pub(super) struct Lines {
 /// Other users may not read the logs, because they contain messages about all clients.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}/logs", operation_id = "getMpsLogs", tag = "mps",
-    params(("target" = String, Path, description = "As for one target"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also what only gpushd's own questions to the daemon have left there")),
+    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also what only gpushd's own questions to the daemon have left there")),
     responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn logs(
     State(mps): State<Mps>,

@@ -50,7 +50,7 @@ pub(super) async fn list(
     delete, path = "/v1/overrides/{gpu}", operation_id = "endOverride", tag = "config",
     params(
         ("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"),
-        ("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")
+        ("If-Match" = Option<u64>, Header, description = "Expected generation; any other generation gets 412")
     ),
     responses((status = 200, description = "It has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 #[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]

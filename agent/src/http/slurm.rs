@@ -35,7 +35,7 @@ where
 /// that the node cannot serve the job. The same request again gets the same lease. Only through the admin socket.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/slurm/jobs", operation_id = "startSlurmJob", tag = "slurm", request_body = SlurmJobStart,
-    responses((status = 200, description = "What the job gets", body = SlurmJobStarted), (status = "default", description = "Why the node cannot serve the job", body = gpush_api::ApiError))))]
+    responses((status = 200, description = "Lease and environment of the job", body = SlurmJobStarted), (status = "default", description = "Why the node cannot serve the job", body = gpush_api::ApiError))))]
 pub(super) async fn start(
     State(slurm): State<Slurm>,
     State(requests): State<Requests>,

@@ -55,7 +55,7 @@ use self::queue::Queue;
 pub(crate) use self::{
     claim::Claim,
     grant::Grant,
-    place::Place,
+    place::QueuePlace,
     queue::{Ahead, Need, Needs, Reserve, Ticket, Waiter},
 };
 

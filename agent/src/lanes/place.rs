@@ -7,16 +7,16 @@ use super::{
 
 /// A place in the queue. Dropping it leaves the queue.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct QueuePlace {
     pub(super) lanes: Lanes,
     pub(super) ticket: Ticket,
 }
 
 impl Lanes {
     /// Takes the last place in the queue.
-    pub(crate) fn queue(&self, waiter: Waiter, needs: Needs) -> Place {
+    pub(crate) fn queue(&self, waiter: Waiter, needs: Needs) -> QueuePlace {
         let ticket = self.known().queue.push(QueueEntry { waiter, needs });
-        Place { lanes: self.clone(), ticket }
+        QueuePlace { lanes: self.clone(), ticket }
     }
 
     /// Returns all entries of the queue, in order.
@@ -30,7 +30,7 @@ impl Lanes {
     }
 }
 
-impl Place {
+impl QueuePlace {
     /// Returns the position in the order of arrival.
     pub(crate) fn ticket(&self) -> Ticket {
         self.ticket
@@ -47,7 +47,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         let had_followers = self.lanes.known().queue.remove(self.ticket);
         if had_followers {

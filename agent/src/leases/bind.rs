@@ -16,7 +16,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest};
 use gpush_host::{
-    cgroup::{self, Choice, Place, Wish},
+    cgroup::{self, CgroupKind, Choice, Wish},
     pidfd::PidFd,
     proc,
     systemd::{self, Manager, TransientScope},
@@ -26,10 +26,10 @@ use gpush_store::{LeaseRecord, StoreError, Tx};
 use super::{Leases, life};
 use crate::caller::Caller;
 
-/// The slice above the scopes of all users.
+/// The slice that contains the scopes of all users.
 const SLICE: &str = "gpulease";
 
-/// Creates scopes, where this gpushd can.
+/// Creates scopes, if this gpushd can.
 #[derive(Debug, Clone)]
 pub(crate) struct Scopes(Result<Arc<Manager>, &'static str>);
 
@@ -80,10 +80,10 @@ struct CallingProcess {
 }
 
 impl CallingProcess {
-    /// Holds the caller by its pidfd.
+    /// Opens the caller by pidfd.
     ///
     /// # Errors
-    /// When it has ended, or another process has its pid by now.
+    /// When the caller has ended, or another process has its pid now.
     fn of(caller: &Caller) -> Result<Self, ApiError> {
         let pid = caller.peer.pid.ok_or_else(gone)?;
         let process = PidFd::open(pid).ok().flatten().ok_or_else(gone)?;
@@ -96,7 +96,7 @@ impl CallingProcess {
         Ok(held)
     }
 
-    /// Checks that it is alive and still the user that connected.
+    /// Checks that the process is alive, and still has the user that connected.
     fn check(&self) -> Result<(), ApiError> {
         let uids = proc::uids(self.pid);
         // Checked last: if the process is still alive, the values read before are those of this process.
@@ -152,7 +152,7 @@ pub(super) async fn resolve(
         let pids = cgroup::processes(cgroup).unwrap_or_default();
         !pids.is_empty() && pids.into_iter().all(|pid| proc::uids(pid).is_none_or(|uids| uids == [holder; 4]))
     };
-    match Place::of(process.pid).choose(wish, holder, caller.peer.is_on_this_host, is_all_of) {
+    match CgroupKind::of(process.pid).choose(wish, holder, caller.peer.is_on_this_host, is_all_of) {
         Choice::Cgroup(cgroup) => {
             process.check()?;
             Ok(Bound { binding: LeaseBinding::Cgroup { cgroup: Some(cgroup) }, mover: None, reason: None })
@@ -189,7 +189,7 @@ pub(super) fn record(tx: &mut Tx<'_>, epoch: &str, record: LeaseRecord) -> Resul
     tx.bind_lease(record.id, LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) })
 }
 
-/// A lease whose scope is being created: that the scope is empty does not mean that it has ended.
+/// A lease whose scope is being created. An empty scope does not yet mean that the lease has ended.
 #[derive(Debug)]
 pub(super) struct Moving {
     leases: Leases,
@@ -197,7 +197,7 @@ pub(super) struct Moving {
 }
 
 impl Moving {
-    /// Call it before the lease is active.
+    /// Marks the lease as moving, if its process gets a scope. Call this before the lease is active.
     pub(super) fn begin(leases: &Leases, record: &LeaseRecord, bound: &Bound) -> Option<Self> {
         bound.mover.as_ref()?;
         leases.moving().insert(record.id);
@@ -286,7 +286,7 @@ mod tests {
         Caller { peer, viewer: Viewer::User(uid) }
     }
 
-    /// A pid that another process has by now, a process that has ended, and one whose start was never read.
+    /// Cases: another process has the pid now, the process has ended, its start time was never read.
     #[test]
     fn process_that_is_not_the_callers_is_not_held() {
         let own = std::process::id();

@@ -94,7 +94,7 @@ fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet
 
 /// Whether the obstacles of a request pass soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Passes {
+pub(super) enum Prospect {
     No,
     /// An operation, or a lease without processes, is about to end. Most end within seconds.
     Soon,
@@ -103,13 +103,13 @@ pub(super) enum Passes {
 }
 
 /// Returns whether the obstacles of a request pass soon.
-pub(super) fn passes(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> Passes {
-    let NoAssignment::Busy { obstacles, .. } = why else { return Passes::No };
+pub(super) fn prospect(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> Prospect {
+    let NoAssignment::Busy { obstacles, .. } = why else { return Prospect::No };
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let table = leases.handles.state.leases();
     if obstacles.iter().any(is_claimed) || table.holding().any(OpenLease::ends_now) {
-        return Passes::Soon;
+        return Prospect::Soon;
     }
     let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
-    if is_mps && mps::is_starting(&leases.handles.mps) { Passes::Starting } else { Passes::No }
+    if is_mps && mps::is_starting(&leases.handles.mps) { Prospect::Starting } else { Prospect::No }
 }

@@ -30,7 +30,7 @@ use super::{
     Leases,
     bind::{self, Bound, Moving},
     dynamic::{self, Missing},
-    explain::{Passes, explain, passes},
+    explain::{Prospect, explain, prospect},
     job::JobTerms,
     offers::{self, gpus_of},
     pending::PendingGrant,
@@ -61,13 +61,13 @@ pub(crate) enum Outcome {
     Queued(PendingGrant),
 }
 
-/// A grant on its way to the client. If it is dropped before it is delivered, the lease ends. Exception: the request
-/// has a key, so the client can repeat it.
+/// A grant that the client has not received yet. If it is dropped before its delivery, the lease ends, unless the
+/// request has a key: then the client can repeat the request.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     leases: Leases,
     granted: Box<LeaseGrant>,
-    /// Whether the lease continues after a drop.
+    /// Whether the lease continues after the drop.
     stays: bool,
 }
 
@@ -81,7 +81,7 @@ impl Delivery {
         &self.granted
     }
 
-    /// Returns the grant, which is answered now.
+    /// Marks the grant as delivered, and returns it.
     pub(crate) fn delivered(mut self) -> LeaseGrant {
         self.stays = true;
         (*self.granted).clone()
@@ -121,7 +121,7 @@ pub(super) async fn request_with(
     key: Option<Key>,
     job: Option<&JobTerms>,
 ) -> Result<Outcome, ApiError> {
-    // One key gets one lease.
+    // The lock makes sure that one key gets only one lease.
     let mut lock = match &key {
         Some(key) => Some(leases.handles.idempotency.lock(key).await?),
         None => None,
@@ -176,8 +176,8 @@ pub(super) async fn request_with(
         match wait {
             LeaseWait::No => {
                 let why = explain(leases, &not_placed, &resolved, &gpus, None);
-                let passes = passes(leases, &not_placed, &resolved);
-                if passes == Passes::No {
+                let prospect = prospect(leases, &not_placed, &resolved);
+                if prospect == Prospect::No {
                     return Err(why);
                 }
                 let next = until.min(Instant::now() + POLL_INTERVAL);
@@ -187,7 +187,7 @@ pub(super) async fn request_with(
                 }
                 // The client may repeat the request.
                 let starting = || ApiError { code: Code::Unavailable, ..why.clone() }.retryable();
-                return Err(if passes == Passes::Starting { starting() } else { why });
+                return Err(if prospect == Prospect::Starting { starting() } else { why });
             }
             LeaseWait::Seconds(_) | LeaseWait::Unlimited => {
                 if !matches!(not_placed, NoAssignment::Busy { .. }) {

@@ -1,4 +1,4 @@
-//! Leases of Slurm jobs: made and ended by Slurm's hooks alone.
+//! Leases of Slurm jobs, which only Slurm's hooks request.
 //!
 //! The key is cluster, job and node. The restart count only decides whether the end of one run ends the lease of
 //! another. Users can neither release, renew nor enter such a lease. It ends with Epilog, a reboot, a revocation, or when
@@ -105,7 +105,7 @@ pub(crate) async fn end_job(
     let is_releasing =
         leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Releasing);
     if is_releasing && end.is_some() {
-        // The reason stays `released`. Sending this event again changes nothing.
+        // The end reason stays `released`. Sending this event twice has no further effect.
         life::apply(leases, id, Event::Expired(end));
         life::watch(leases, id);
     }
@@ -113,7 +113,7 @@ pub(crate) async fn end_job(
 }
 
 impl Leases {
-    /// Returns the config in force.
+    /// Returns the effective config.
     pub(crate) fn config(&self) -> Arc<Config> {
         self.handles.state.config()
     }
@@ -138,7 +138,7 @@ impl Leases {
         })
     }
 
-    /// Whether an MPS daemon on one of these GPUs does not serve.
+    /// Returns whether an MPS daemon on one of these GPUs does not serve.
     pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[String]) -> bool {
         let gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
         !mps::not_serving(&self.handles.mps, &gpus).is_empty()

@@ -40,7 +40,7 @@ const PROBE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_se
 /// Longest pause between two probes while a source does not answer.
 const UNKNOWN: Duration = Duration::from_secs(1);
 
-/// Pause until an end that could not be recorded is recorded again.
+/// Pause between two attempts to record an end.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Maximum number of pidfds that a releasing lease waits for at a time.
@@ -69,7 +69,7 @@ async fn take_over(leases: &Leases) {
     let open: Vec<OpenLease> = leases.handles.state.leases().open.values().cloned().collect();
     for lease in open {
         match lease.state.name() {
-            // It has its place already: see `restored`.
+            // The module `restored` has already given the lease its place in the queue.
             LeaseState::Queued => {}
             LeaseState::Active | LeaseState::Releasing => {
                 if let Some(at) = lease.record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {
@@ -78,7 +78,7 @@ async fn take_over(leases: &Leases) {
                 }
                 watch(leases, lease.id());
             }
-            // The recovery of its operation decides.
+            // The recovery of the lease's operation decides about it.
             LeaseState::Granting => watch(leases, lease.id()),
             LeaseState::Ended => {}
         }
@@ -162,7 +162,7 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
     }
 }
 
-/// Waits until what a lease is bound to has ended; for ever when it is bound to nothing.
+/// Waits until what a lease is bound to has ended. Never returns if the lease is bound to nothing.
 async fn binding_ends(leases: &Leases, lease: &OpenLease) {
     match &lease.record.binding {
         // The task is woken when the scope has been created.
@@ -187,7 +187,7 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
             // Opened before the start is compared: the descriptor is of the process that has this start.
             Ok(Some(process)) if proc::start(pid) == start => return process.ended().await,
             Ok(_) => return,
-            // Too many open files: its end is noticed later.
+            // There may be too many open files. Then gpushd notices the end of the process later.
             Err(error) => {
                 tracing::warn!(lease = %id, pid, "cannot watch the process that lease {id} is bound to: {error}");
                 tokio::time::sleep(UNKNOWN).await;
@@ -199,7 +199,7 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     }
 }
 
-/// Whether a rule of one of its GPUs says that the processes of a lease end with it.
+/// Returns whether a rule of one of the lease's GPUs says that the processes of a lease end with it.
 pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool {
     let host = leases.handles.state.now();
     let terms = |member: &LeaseMember| host.config.rules.get(host.gpu(&member.gpu)?.rule?)?.lease;
@@ -212,7 +212,8 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
         if lease.state.reason() == Some(EndReason::Expired) && rule_ends_processes(leases, &lease.record) {
-            // The holder knew the end of the lease, so no notice is needed. Sending this event again changes nothing.
+            // The holder knew the end time of the lease, so no notice is needed. Sending this event twice has no
+            // further effect.
             apply(leases, id, Event::Expired(Some(EndProcesses { notice: Duration::ZERO, grace: grace(leases) })));
         }
         let left = processes::left(leases, &lease).await;
@@ -272,7 +273,7 @@ async fn one_ends(pids: Vec<u32>) {
     }
 }
 
-/// Failures to record a change of a lease that are in the log already: each is logged once, not at each attempt.
+/// Whether failures to record a change of a lease are in the log already. Each is logged once, not at each attempt.
 #[derive(Debug, Default)]
 struct Logged {
     releasing: bool,
@@ -311,7 +312,7 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left, logged: &mut Logg
                     lease.set_record(record);
                 }
             }),
-            // After a restart the lease is active, and its end begins again.
+            // If this cannot be recorded and gpushd restarts, the lease is active again, and its end begins again.
             Err(error) => logged.releasing_failed(id, &error),
         }
     }
@@ -346,7 +347,7 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &L
     for pid in &left.own {
         let Ok(Some(process)) = PidFd::open(*pid) else { continue };
         if signal == Signal::SIGKILL {
-            // A client that is killed while it computes may take its server along.
+            // If a client is killed while it computes, its MPS server may end too.
             mps::terminate(&leases.handles.mps, *pid).await;
         }
         // While the descriptor is open, the pid is that of this process.

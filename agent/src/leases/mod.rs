@@ -120,15 +120,15 @@ pub(crate) struct Inner {
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
     /// Number of requests that are being recorded as queued, by the uid of their holder.
     entering: Mutex<BTreeMap<u32, usize>>,
-    /// Requests of an earlier gpushd whose clients have not come back.
+    /// Requests of an earlier gpushd whose clients have not reconnected.
     restored: Mutex<restored::Restored>,
-    /// Locked while such requests are resolved.
+    /// Locked while these requests are resolved.
     resolving: tokio::sync::Mutex<()>,
     /// Leases with a task that watches for their end.
     watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
     /// Leases whose scope is being created.
     moving: Mutex<BTreeSet<LeaseId>>,
-    /// Wakes the queue: capacity became free, or a request came.
+    /// Wakes the queue after capacity became free or a request arrived.
     queue_changed: Notify,
     /// Wakes the task that ends expired leases, after a lease with an end time was granted or renewed.
     ends_changed: Notify,
@@ -188,7 +188,7 @@ impl Leases {
         self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes what may go on now that capacity is free.
+    /// Wakes the queues that wait for free capacity.
     fn capacity_freed(&self) {
         self.queue_changed.notify_one();
         // An operation may wait for a lease that has ended.

@@ -29,7 +29,7 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
         users: &users,
         created: &table.created,
     });
-    // A rule may ask for several users on a target whose driver serves one user at a time.
+    // A rule may request several users on a target whose daemon serves one user at a time.
     for (target, user) in mps::single_users(&leases.handles.mps, table) {
         for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| mps.target == target) {
             mps.user = mps.user.or(Some(user));

@@ -1,12 +1,12 @@
 //! Finds the remaining processes of a lease: by its binding, in the driver's lists, and with the MPS daemons.
 //!
-//! A process of the holder on a target belongs to the lease in whose cgroup it is, else to the one that its environment
-//! names. A process of neither kind is unattributed: it counts for the holder's oldest lease on the target. The capacity
-//! of that lease stays in use, because the process may belong to it. gpushd never ends it. On a MIG device or a whole GPU
-//! every process of the holder counts.
+//! A process of the holder on a target belongs to the lease whose cgroup contains it, or else to the lease that its
+//! environment names. If there is neither, the process is unattributed, and counts for the holder's oldest lease on the
+//! target. The capacity of that lease stays in use, because the process may belong to it. gpushd never ends such a
+//! process. On a MIG device or a whole GPU, every process of the holder counts.
 //!
-//! A new scope belongs to its lease, so all its processes do. In another cgroup, such as a login session, only those
-//! processes count that use the GPU or name the lease: a shell does not keep a lease open.
+//! A new scope belongs to its lease, so all its processes do too. In another cgroup, such as a login session, a process
+//! counts only if it uses the GPU or names the lease: a shell does not keep a lease open.
 //!
 //! For the lease of a Slurm job, the job's cgroup decides. Its path has the job id, sometimes the node and the user, never
 //! the cluster. A process of the holder on its targets cannot be attributed if it is in no cgroup of a job, or in one that
@@ -30,30 +30,30 @@ use crate::{
 /// How long the driver may take to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// Most processes that a sentence names.
+/// Maximum number of processes that the text names.
 const MOST_NAMED: usize = 8;
 
-/// What is left of a lease.
+/// The processes of a lease that are left.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Left {
-    /// Counts by source.
+    /// Number of processes from each source.
     pub(super) remaining: Remaining,
-    /// Processes that are the lease's: gpushd may end them.
+    /// Processes that belong to the lease. gpushd may end them.
     pub(super) own: BTreeSet<u32>,
-    /// Processes of the holder that may be the lease's: they are never ended.
+    /// Processes of the holder that may belong to the lease. gpushd never ends them.
     pub(super) others: BTreeSet<u32>,
     /// Whether the lease is that of a Slurm job.
     of_job: bool,
 }
 
 impl Left {
-    /// All processes that it waits for.
+    /// Returns the pids of all processes that the lease waits for.
     pub(super) fn pids(&self) -> impl Iterator<Item = u32> {
         self.own.iter().chain(&self.others).copied()
     }
 
-    /// For the lease of a Slurm job: whether nothing of the job itself is left. The lease then waits for processes
-    /// outside the job's cgroup, or for an MPS daemon that does not answer. A user can cause both.
+    /// Returns whether this is the lease of a Slurm job of which nothing is left itself. The lease then waits for
+    /// processes outside the job's cgroup, or for an MPS daemon that does not answer. A user can cause both.
     pub(super) fn is_unattributed(&self) -> bool {
         let is_alive = |pid: &u32| proc::is_alive(*pid);
         self.of_job
@@ -62,7 +62,7 @@ impl Left {
             && (self.remaining.daemon.is_none() || self.others.iter().any(is_alive))
     }
 
-    /// What the lease waits for, one sentence each.
+    /// Returns what the lease waits for, one sentence each.
     pub(super) fn words(&self) -> Vec<String> {
         let why = |pid: &u32| match self.of_job && self.others.contains(pid) {
             true => "is not certainly in the job's cgroup, so it cannot be attributed to the job",
@@ -88,7 +88,7 @@ impl Left {
     }
 }
 
-/// Finds what is left of a lease now.
+/// Finds the processes of a lease that are left now.
 pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     let mut left =
         Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };
@@ -104,7 +104,7 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
             MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => Some(Vec::new()),
         };
         let listed = listed(leases, member).await;
-        // Environments may be large, and their pages swapped out.
+        // On a blocking thread: environments may be large, and their pages may be swapped out.
         let (reader, lease) = (leases.clone(), lease.clone());
         let (member, mut before) = (member.clone(), left);
         let counted = tokio::task::spawn_blocking(move || {
@@ -112,15 +112,15 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
             let count = |pids: Option<Vec<u32>>, left: &mut Left| {
                 let pids = pids?;
                 let of_holder = pids.into_iter().filter(|pid| proc::owner(*pid) == Some(lease.record.holder.uid));
-                let whose = of_holder.map(|pid| {
-                    (pid, whose(&table, &lease, &member, pid, &|pid| mps::named(&reader.handles.mps, pid), &job_of))
+                let attributed = of_holder.map(|pid| {
+                    (pid, attribute(&table, &lease, &member, pid, &|pid| mps::named(&reader.handles.mps, pid), &job_of))
                 });
                 let mut count = 0;
-                for (pid, whose) in whose {
-                    match whose {
-                        Whose::This => drop(left.own.insert(pid)),
-                        Whose::PerhapsThis => drop(left.others.insert(pid)),
-                        Whose::Another => continue,
+                for (pid, attribution) in attributed {
+                    match attribution {
+                        Attribution::This => drop(left.own.insert(pid)),
+                        Attribution::PerhapsThis => drop(left.others.insert(pid)),
+                        Attribution::Another => continue,
                     }
                     count += 1;
                 }
@@ -135,7 +135,7 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
         });
         left = match counted.await {
             Ok(counted) => counted,
-            // gpushd ends.
+            // gpushd is stopping.
             Err(_) => return Left::default(),
         };
     }
@@ -147,9 +147,9 @@ fn job_of(pid: u32) -> Option<SlurmJob> {
     cgroup::of(pid)?.slurm_job
 }
 
-/// Processes of the holder whose environment names the lease: those that `gpushctl run` became, and what they started.
-/// The process that a lease is bound to may be a login shell, and is not one of them. Of a Slurm job: the processes in its
-/// cgroup.
+/// Returns the processes of the holder whose environment names the lease: the command of `gpushctl run`, and the
+/// processes that it started. A login shell to which the lease is only bound is not one of them. For a Slurm job,
+/// returns the processes in its cgroup.
 async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     let (leases, lease) = (leases.clone(), lease.clone());
     let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
@@ -205,50 +205,50 @@ async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
 
 /// Which lease a process of the holder belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Whose {
+enum Attribution {
     This,
     PerhapsThis,
     Another,
 }
 
-fn whose(
+fn attribute(
     table: &LeaseTable,
     lease: &OpenLease,
     member: &LeaseMember,
     pid: u32,
     named: &dyn Fn(u32) -> Option<String>,
     job_of: &dyn Fn(u32) -> Option<SlurmJob>,
-) -> Whose {
+) -> Attribution {
     let job = job_of(pid);
     let uid = lease.record.holder.uid;
     let of_job = |one: &OpenLease| one.record.holder.uid == uid && job.as_ref().is_some_and(|job| one.fits_job(job));
     if of_job(lease) {
         let is_ambiguous = job.as_ref().is_some_and(|job| table.is_ambiguous(job, uid));
-        return if is_ambiguous { Whose::PerhapsThis } else { Whose::This };
+        return if is_ambiguous { Attribution::PerhapsThis } else { Attribution::This };
     }
     if table.on_target(&member.target).any(of_job) {
-        return Whose::Another;
+        return Attribution::Another;
     }
     let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    // Such a target has no other lease.
+    // A MIG device or a whole GPU has only one lease.
     let is_alone = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
     if is_alone && is_job {
-        return Whose::PerhapsThis;
+        return Attribution::PerhapsThis;
     }
     if is_alone && lease.cgroup().is_none() {
-        return Whose::This;
+        return Attribution::This;
     }
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
     let by_cgroup = proc::cgroups(pid).and_then(|text| table.by_cgroup(uid, &text).map(OpenLease::id));
     let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
     match by_cgroup.filter(|id| here.contains(id)).or_else(named) {
-        // An environment is the user's own word. It does not make a process one of a job.
-        Some(id) if id == lease.id() && is_job => Whose::PerhapsThis,
-        Some(id) if id == lease.id() => Whose::This,
-        Some(_) => Whose::Another,
-        // The oldest one comes first.
-        None if here.first() == Some(&lease.id()) => Whose::PerhapsThis,
-        None => Whose::Another,
+        // The user can set the environment, so it does not prove that a process belongs to a job.
+        Some(id) if id == lease.id() && is_job => Attribution::PerhapsThis,
+        Some(id) if id == lease.id() => Attribution::This,
+        Some(_) => Attribution::Another,
+        // The list is in order of arrival, so the first lease is the oldest.
+        None if here.first() == Some(&lease.id()) => Attribution::PerhapsThis,
+        None => Attribution::Another,
     }
 }

@@ -37,7 +37,7 @@ use super::{
 use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
-    lanes::{self, Need, Needs, Place, Reserve, Ticket},
+    lanes::{self, Need, Needs, QueuePlace, Reserve, Ticket},
 };
 
 /// Maximum pause between two passes while a request waits.
@@ -51,11 +51,11 @@ pub(super) struct Waiting {
     pub(super) viewer: Viewer,
     /// The key to record with the grant.
     pub(super) key: Option<Key>,
-    /// When it has waited long enough.
+    /// When its wait time is over.
     pub(super) until: Option<Instant>,
-    pub(super) place: Place,
+    pub(super) place: QueuePlace,
     pub(super) reply: Reply,
-    /// One key gets one lease: a repeated request waits for this one.
+    /// The lock of the request's key. A repeated request waits for it, so that one key gets only one lease.
     pub(super) lock: Option<OwnedMutexGuard<()>>,
 }
 

@@ -41,11 +41,11 @@ pub(super) struct Resolved {
     pub(super) bound: Bound,
 }
 
-/// Checks a request and finds what it means. `offered` is the host before anything is occupied. `job` is what Slurm's
-/// hooks add to it.
+/// Checks a request and determines what it means on this host. `offered` is what the host offers when nothing is
+/// occupied. `job` is what Slurm's hooks add to the request.
 ///
 /// # Errors
-/// What is wrong with the request, or that the caller may not make it.
+/// If the request is not valid, or the caller may not make it.
 pub(super) async fn resolve(
     leases: &Leases,
     caller: &Caller,
@@ -68,7 +68,7 @@ pub(super) async fn resolve(
             let kinds: Vec<LeaseKind> =
                 offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
             let share = request::default_share(&kinds)?;
-            // A count that fits every kind may not fit this one.
+            // The kind is known only now. A count that is valid for some kind may not be valid for this one.
             request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
             WantedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
         }
@@ -149,7 +149,7 @@ fn for_caller(
         terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
     };
     let slurms: BTreeSet<u32> = host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect();
-    // The hooks name what Slurm allocated. A job without GPUs of Slurm gets none of them.
+    // Slurm's hooks name the GPUs that Slurm allocated. A job to which Slurm allocated no GPU gets none of these GPUs.
     if slurms.is_empty() || caller.viewer == Viewer::Hook && selected.is_some() {
         return Ok((selected, BTreeSet::new()));
     }
@@ -275,10 +275,10 @@ async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>
     quota::effective(&quotas, quota::User { uid, name, groups: &groups }, gpus)
 }
 
-/// Checks that a lease may last for this many seconds more.
+/// Checks that a lease may last this many seconds from now.
 ///
 /// # Errors
-/// The quota of its holder.
+/// If the quota of the holder does not allow the duration.
 pub(super) async fn may_last(
     leases: &Leases,
     caller: &Caller,
@@ -288,7 +288,7 @@ pub(super) async fn may_last(
     let holder = &lease.record.holder;
     let gpus = leases.handles.state.now().gpus.len();
     let quota = quota(leases, caller, holder.uid, holder.user.as_deref(), gpus).await;
-    // Only the duration counts, from the grant to the new end: the lease is there already.
+    // The lease already exists, so only its whole duration is checked: from the grant to the new end.
     let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
     let all = duration_s.saturating_add(u64::try_from(since).unwrap_or(0));
     quota::check_request(&quota, &[], lease.record.kind, Some(all)).map_err(|denial| ApiError::from(&denial))

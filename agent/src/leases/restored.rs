@@ -1,16 +1,16 @@
-//! Queued requests of an earlier gpushd. They keep their places, and their clients come back with the keys of the requests.
+//! Queued requests of an earlier gpushd. They keep their places. Their clients reconnect with the keys of the requests.
 //!
 //! ```text
 //! recorded as queued ─► a place in the order of arrival, before any request is served
 //!                         │ resolved once the GPUs are known: it waits like any other request
 //!                         ▼
-//!                       away ─┬─ client back ─► it waits for the result, also if that has come already
-//!                             └─ not back within `RETURN`, or without a key ─► cancelled
+//!                       away ─┬─ client reconnects ─► the client gets the result, or waits for it
+//!                             └─ not within `RETURN`, or the request has no key ─► cancelled
 //! ```
 //!
-//! While its client is away, a request is resolved with the rights of an ordinary user. A request that needs more, such
-//! as one of root without limits, or one whose process gets a scope, keeps its place without a reservation until the
-//! client is back.
+//! Until the client reconnects, its request is resolved with the rights of an ordinary user. Some requests need more: a
+//! request of root without limits, or a request whose process gets a scope. Such a request keeps its place without a
+//! reservation until the client reconnects.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -34,19 +34,19 @@ use super::{
 use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
-    lanes::{self, Needs, Place},
+    lanes::{self, Needs, QueuePlace},
     state::{LeaseTable, Observed},
 };
 
-/// Time for clients to come back after the start of gpushd.
+/// Time within which clients must reconnect after the start of gpushd.
 const RETURN: Duration = Duration::from_secs(30);
 
-/// Requests whose clients have not come back.
+/// Requests whose clients have not reconnected.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
-    /// Those that are not resolved.
-    places: BTreeMap<LeaseId, Place>,
-    /// Those that wait, or were granted meanwhile.
+    /// Places of the requests that are not resolved.
+    places: BTreeMap<LeaseId, QueuePlace>,
+    /// Resolved requests, which wait or were granted meanwhile.
     away: BTreeMap<LeaseId, PendingGrant>,
 }
 
@@ -64,14 +64,14 @@ pub(crate) fn take_places(leases: &Leases, before: Option<Timestamp>) {
     }
 }
 
-/// Whether a request has a place and is not resolved.
+/// Returns whether there is a request that has a place in the queue but is not resolved.
 pub(super) fn is_pending(leases: &Leases) -> bool {
     !leases.restored().places.is_empty()
 }
 
 /// Resolves, as far as possible, the requests that have only their place in the queue. Call it before any placement.
 pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
-    // A request and the task of the queue may both do it.
+    // A request and the task that serves the queue may call this concurrently.
     let _resolving = leases.resolving.lock().await;
     let ids: Vec<LeaseId> = leases.restored().places.keys().copied().collect();
     for id in ids {
@@ -91,8 +91,8 @@ pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
     }
 }
 
-/// Whether a request means the same without the process that sent it. A scope is for that process, and Slurm's hooks
-/// add the terms of a job.
+/// Returns whether a request can be resolved without the process that sent it. A scope is for that process, and the
+/// terms of a job come with the request of Slurm's hooks.
 fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
     match record.binding {
         LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => true,
@@ -100,7 +100,7 @@ fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
     }
 }
 
-/// The caller of a recorded request, with the rights of an ordinary user.
+/// Returns the caller of a recorded request, with the rights of an ordinary user.
 async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
     let uid = record.asked_by.uid;
     let groups = leases.handles.users.groups_of(uid).await.unwrap_or_default();
@@ -121,13 +121,13 @@ async fn resolved(
     resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await
 }
 
-/// Adds a resolved request to the waiting ones.
+/// Adds a resolved request to the waiting requests.
 fn wait(
     leases: &Leases,
     record: &LeaseRecord,
     resolved: Resolved,
     viewer: Viewer,
-    place: Place,
+    place: QueuePlace,
     lock: Option<OwnedMutexGuard<()>>,
 ) -> PendingGrant {
     let until = match record.request.wait {
@@ -145,7 +145,7 @@ fn wait(
     PendingGrant::new(leases, ticket, result)
 }
 
-/// Reconnects a returning client with its queued request. Returns `None` if no such request is without its client.
+/// Reconnects a client with its queued request. Returns `None` if no such request waits for its client.
 ///
 /// # Errors
 /// When the request cannot be met any more, or the GPUs are not known yet.
@@ -173,7 +173,7 @@ pub(super) async fn rejoin(
         leases.queue_changed.notify_one();
         return Ok(Some(waiter));
     }
-    // It may be resolved now: the client is back, with its rights.
+    // The request may be resolvable now, because the client and its rights are known.
     if let Err(error) = &resolved
         && error.retryable
     {
@@ -190,7 +190,7 @@ pub(super) async fn rejoin(
     }
 }
 
-/// Cancels the requests whose clients cannot come back, and after [`RETURN`] those whose clients have not.
+/// Cancels the requests whose clients cannot reconnect, and after [`RETURN`] those whose clients have not reconnected.
 pub(super) async fn expire(leases: Leases) {
     let ids: Vec<LeaseId> = leases.restored().places.keys().copied().collect();
     for id in ids {
@@ -214,14 +214,14 @@ pub(super) async fn expire(leases: Leases) {
         restored.places.keys().chain(restored.away.keys()).copied().collect()
     };
     for id in ids {
-        tracing::info!("lease {id}: its client has not come back");
+        tracing::info!("lease {id}: its client has not reconnected");
         cancel(&leases, id).await;
     }
 }
 
 async fn cancel(leases: &Leases, id: LeaseId) {
     let waiter = leases.restored().away.remove(&id);
-    // Without its client, a waiter ends its request, or its grant.
+    // Dropping the `PendingGrant` ends its request, or its grant.
     drop(waiter);
     cancel_place(leases, id, EndReason::Cancelled).await;
 }
@@ -237,7 +237,7 @@ pub(super) async fn cancel_place(leases: &Leases, id: LeaseId, reason: EndReason
     had_place
 }
 
-/// Whether the process that a lease is bound to has ended.
+/// Returns whether the process that a lease is bound to has ended.
 fn has_ended(record: &LeaseRecord) -> bool {
     match record.binding {
         LeaseBinding::Process { pid: Some(pid), start } => proc::start(pid) != start,
@@ -250,25 +250,25 @@ fn has_ended(record: &LeaseRecord) -> bool {
     }
 }
 
-/// Returns whether the client has a key to come back with. Returns `true` if the keys cannot be read.
+/// Returns whether the client has a key with which it can reconnect. Returns `true` if the keys cannot be read.
 async fn has_key(leases: &Leases, record: &LeaseRecord) -> bool {
     let (uid, number) = (record.asked_by.uid, record.id.0);
     leases.handles.store.read(move |view| view.has_answer_with(uid, number)).await.unwrap_or(true)
 }
 
-/// The answer to a request with a key while its lease is queued and has no client: it is about to end.
+/// Returns the error for a repeated request whose lease is queued without a client: the lease is about to end.
 pub(super) fn ends_now(id: LeaseId) -> ApiError {
     ApiError::new(Code::Unavailable, format!("lease {id} of this request is about to end"))
         .hint("send the request again")
         .retryable()
 }
 
-/// Whether a request is executed again under its key: its lease left the queue without a grant.
+/// Returns whether a repeated request is executed again: its lease left the queue without a grant.
 pub(super) fn may_be_repeated(record: &LeaseRecord) -> bool {
     record.state == LeaseState::Ended && record.granted_at.is_none() && record.operation.is_none()
 }
 
-/// Records the lease of a queued request under its key, so that the client can come back to it.
+/// Records the lease of a queued request under its key, so that the client can reconnect to it.
 pub(super) fn keep(
     key: Option<&Key>,
     tx: &mut gpush_store::Tx<'_>,

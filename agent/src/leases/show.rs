@@ -106,8 +106,8 @@ pub(super) fn denied(lease: &OpenLease, what: &str) -> ApiError {
         .cause("only the holder and administrators may")
 }
 
-/// Refuses a user the lease of a Slurm job: Slurm's hooks make it and end it. Returns `None` for administrators, and for
-/// other leases.
+/// Returns the error for a user who may not change or use the lease of a Slurm job. Returns `None` for administrators,
+/// and for other leases.
 pub(super) fn of_job(record: &LeaseRecord, caller: &Caller, what: &str) -> Option<ApiError> {
     let LeaseBinding::Job { job, .. } = &record.binding else { return None };
     if caller.viewer.is_admin() {

@@ -275,16 +275,16 @@ async fn serve(
     let admin_groups = move || access.config().access.admin_groups.clone();
     let following = tokio::spawn(accounts::follow(accounts.clone(), admin_groups, stopping.clone()));
     let open = |listener, socket_kind| {
-        let (knock, knocks) = mpsc::channel(1);
+        let (ping, pings) = mpsc::channel(1);
         let router = http::router(handles.clone());
-        let serving = accept::serve(listener, socket_kind, accounts.clone(), router, closing.clone(), knocks);
+        let serving = accept::serve(listener, socket_kind, accounts.clone(), router, closing.clone(), pings);
         // A separate thread accepts connections, so that other tasks cannot delay it until the backlog is full.
         let runtime = tokio::runtime::Handle::current();
-        (tokio::task::spawn_blocking(move || runtime.block_on(serving)), knock)
+        (tokio::task::spawn_blocking(move || runtime.block_on(serving)), ping)
     };
-    let (public, knock) = open(listener, SocketKind::Public);
+    let (public, ping) = open(listener, SocketKind::Public);
     let store = handles.store.clone();
-    let fed = notify::watchdog_period().map(|period| tokio::spawn(watchdog::feed(period, knock, store.clone())));
+    let fed = notify::watchdog_period().map(|period| tokio::spawn(watchdog::feed(period, ping, store.clone())));
     let (admin, admin_file) = sockets.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, SocketKind::Admin).0);
     let mut server = tokio::spawn(served(public, admin));

@@ -46,7 +46,7 @@ use super::{
 };
 use crate::{
     http::{admin_socket::ThroughAdminSocket, endless::Endless, failure::Failure, head::MOST_BYTES},
-    watchdog::Knock,
+    watchdog::Ping,
 };
 
 /// Maximum time for connections to end when gpushd stops.
@@ -86,7 +86,7 @@ pub(crate) async fn serve(
     accounts: Accounts,
     router: Router,
     closing: CancellationToken,
-    mut knocks: mpsc::Receiver<Knock>,
+    mut pings: mpsc::Receiver<Ping>,
 ) -> io::Result<()> {
     // While the backlog is full, the kernel refuses connections of all users. This number equals the kernel's default
     // for net.core.somaxconn, which can lower the limit.
@@ -105,8 +105,8 @@ pub(crate) async fn serve(
     loop {
         let accepted = tokio::select! {
             () = closing.cancelled() => break,
-            Some(knock) = knocks.recv() => {
-                let _ = knock.send(());
+            Some(ping) = pings.recv() => {
+                let _ = ping.send(());
                 continue;
             }
             accepted = listener.accept() => accepted.and_then(|(stream, _)| stream.into_std()),

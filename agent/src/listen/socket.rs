@@ -189,8 +189,8 @@ impl Listening {
         match (public.len(), admin.len()) {
             (0, 0) => Ok(None),
             (1, 0 | 1) => Ok(public.pop().map(|public| HandedOver { public, admin: admin.pop() })),
-            (0, _) => wrong("only one that is named `admin`"),
-            _ => wrong("more than one socket of a kind"),
+            (0, _) => wrong("systemd passed only the socket named `admin`"),
+            _ => wrong("systemd passed more than one socket of the same kind"),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Steps of mode `mps`: MPS daemons that an operation stops and starts.
 //!
-//! A daemon that a step stopped stays stopped until the operation ends ([`Mps::let_go`]). After that, the config
+//! A daemon that a step stopped stays stopped until the operation ends ([`Mps::forget_operation`]). After that, the config
 //! decides whether the daemon runs.
 
 use gpush_api::{ApiError, MpsStep};
@@ -14,6 +14,6 @@ use crate::mps::{self, Mps};
 pub(crate) async fn execute(mps: &Mps, operation: &str, uuid: &str, step: &MpsStep) -> Result<(), ApiError> {
     match step {
         MpsStep::StopDaemon { uuid: target, label } => mps::aside(mps, operation, uuid, target, label).await,
-        MpsStep::StartDaemon => mps::bring_up(mps, operation, uuid).await,
+        MpsStep::StartDaemon => mps::start_and_wait(mps, operation, uuid).await,
     }
 }

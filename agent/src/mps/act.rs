@@ -11,7 +11,7 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, MpsDaemon, MpsEndRequest, MpsSet, MpsSetRequest, MpsSettings};
 use gpush_core::{sharing, supervisor::State};
 use gpush_host::proc;
-use gpush_mps::daemon::{Report as Seen, Request as Do};
+use gpush_mps::daemon::{DaemonRequest, Report};
 use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 
@@ -30,7 +30,7 @@ pub(crate) enum Act {
     Stop,
     /// Stops the daemon and starts it again.
     Restart,
-    /// End it once its clients and the leases on its target have ended.
+    /// Stops the daemon once its clients and the leases on its target have ended.
     Drain,
 }
 
@@ -93,8 +93,8 @@ pub(crate) async fn act(
     }
     let end = match act {
         Act::Start | Act::Drain => None,
-        Act::Restart if !settles => Some(Do::Restart { unless_used }),
-        Act::Stop | Act::Restart => Some(Do::Stop { unless_used }),
+        Act::Restart if !settles => Some(DaemonRequest::Restart { unless_used }),
+        Act::Stop | Act::Restart => Some(DaemonRequest::Stop { unless_used }),
     };
     let stopped = match act {
         Act::Start | Act::Restart => None,
@@ -110,12 +110,12 @@ pub(crate) async fn act(
         // With `force`, clients are killed only after the action is recorded.
         Some(end) if how.force => {
             record.await?;
-            entry.daemon.have(end).await?;
+            entry.daemon.send(end).await?;
         }
         // A refused action is not recorded. If a successful one cannot be recorded, the reconciler or the next gpushd
         // starts the daemon again.
         Some(end) => {
-            if let Err(error) = entry.daemon.have(end).await {
+            if let Err(error) = entry.daemon.send(end).await {
                 return Err(match error.code {
                     Code::Blocked => in_use(mps, caller, act, &uuid, &entry).await,
                     _ => error,
@@ -126,7 +126,7 @@ pub(crate) async fn act(
     }
     tracing::info!(mps = entry.short, uid, "{}", act.name());
     if act == Act::Drain {
-        entry.daemon.have(Do::Drain(within)).await?;
+        entry.daemon.send(DaemonRequest::Drain(within)).await?;
     }
     drop(turn);
     if act == Act::Start || (act == Act::Restart && settles) {
@@ -137,7 +137,7 @@ pub(crate) async fn act(
 
 /// Returns whether an action takes a daemon away from the leases on its target. A restart does so only if the daemon
 /// runs.
-fn ends_use(act: Act, seen: &Seen) -> bool {
+fn ends_use(act: Act, seen: &Report) -> bool {
     match act {
         Act::Start | Act::Drain => false,
         Act::Stop => !matches!(seen.state, State::Stopped),
@@ -155,7 +155,7 @@ async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<()
         return Ok(());
     }
     may_start(mps, caller, label, uuid, &entry)?;
-    entry.daemon.have(Do::Start).await
+    entry.daemon.send(DaemonRequest::Start).await
 }
 
 fn later(span: Duration) -> Option<Timestamp> {
@@ -282,7 +282,7 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
 }
 
 /// Describes which clients a change affects, according to NVIDIA's documentation.
-fn reaches(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Seen) -> Vec<String> {
+fn reaches(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Report) -> Vec<String> {
     if before == now {
         return vec!["no change: it already had these settings".to_owned()];
     }

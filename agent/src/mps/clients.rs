@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{MpsClient, ProcessKind};
-use gpush_mps::daemon::{DriverClients as Witness, Report as Seen, Request as Do};
+use gpush_mps::daemon::{DaemonRequest, DriverClients, Report};
 
 use super::Mps;
 use crate::{caller::Caller, state::OpenLease};
@@ -20,7 +20,7 @@ const DRIVER: Duration = Duration::from_secs(2);
 
 /// Returns a function that gets the MPS clients of a target from the driver. It is used when the daemon does not report
 /// them.
-pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> Witness {
+pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverClients {
     let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
     Arc::new(move || {
         let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.clone(), uuid.clone());
@@ -69,7 +69,7 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
     let entries: Vec<_> = mps.entries().values().cloned().collect();
     for entry in entries.iter().filter(|entry| entry.daemon.seen().clients.iter().any(|(_, client)| *client == pid)) {
-        match tokio::time::timeout(TERMINATE, entry.daemon.have(Do::Terminate(pid))).await {
+        match tokio::time::timeout(TERMINATE, entry.daemon.send(DaemonRequest::Terminate(pid))).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(mps = entry.short, "{error}"),
             Err(_) => tracing::warn!(mps = entry.short, "cannot ask its daemon in time to end process {pid}"),
@@ -78,7 +78,7 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
 }
 
 /// Returns the clients of a daemon with their processes and users.
-pub(super) async fn of(mps: &Mps, seen: &Seen, leases: &[OpenLease]) -> Vec<MpsClient> {
+pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
     // On a blocking thread: environments may be large, and their pages may be swapped out.
@@ -106,7 +106,7 @@ pub(super) async fn of(mps: &Mps, seen: &Seen, leases: &[OpenLease]) -> Vec<MpsC
 }
 
 /// Returns conditions that the daemon does not prevent, one sentence each.
-pub(super) fn findings(seen: &Seen, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
+pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
     let mut findings = seen.findings.clone();
     let without = clients.iter().filter(|client| client.lease.is_none()).count();
     if without > 0 {
@@ -133,7 +133,7 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], leases: &[OpenLease])
 
 /// Returns a sentence for each client that waits for the clients of another user. A sentence names only clients that
 /// the caller may see.
-pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Seen) -> Vec<String> {
+pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Report) -> Vec<String> {
     let stuck = seen.blocked();
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;

@@ -11,7 +11,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, ComputeMode, Mode, MpsComputeMode};
 use gpush_core::sharing::Target;
-use gpush_mps::daemon::TargetDir as Place;
+use gpush_mps::daemon::TargetDir;
 
 use super::Mps;
 
@@ -22,14 +22,14 @@ impl Mps {
 
     /// Returns whether the compute mode of a whole GPU is needed for a daemon.
     pub(crate) fn needs_compute_mode(&self, uuid: &str) -> bool {
-        self.is_in_force(uuid) || self.moving().coming.contains(uuid) || self.has_something_of(uuid)
+        self.is_in_force(uuid) || self.moving().starting.contains(uuid) || self.has_daemon_or_leftovers(uuid)
     }
 
-    /// Returns whether a daemon or a leftover process of one exists.
-    fn has_something_of(&self, uuid: &str) -> bool {
+    /// Returns whether a daemon of the GPU, or a process that such a daemon left, exists.
+    fn has_daemon_or_leftovers(&self, uuid: &str) -> bool {
         let Some(entry) = self.entries().get(uuid).cloned() else { return false };
         let seen = entry.daemon.seen();
-        !seen.state.is_down() || seen.pid.is_some() || Place::of(&self.base, &entry.short).is_taken()
+        !seen.state.is_down() || seen.pid.is_some() || TargetDir::of(&self.base, &entry.short).is_taken()
     }
 }
 
@@ -61,7 +61,7 @@ pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
 }
 
 /// Returns the error for a GPU where programs can bypass MPS because the compute mode could not be set.
-pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiError> {
+pub(super) fn bypass_error(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiError> {
     let why = mps.open().get(gpu_uuid).cloned()?;
     let message = format!("programs can bypass MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");
     Some(
@@ -73,9 +73,9 @@ pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiErr
 }
 
 /// Restores the compute mode that a GPU had before it was shared. If that fails, gpushd retries later.
-pub(super) async fn put_back(mps: &Mps, uuid: &str) {
+pub(super) async fn restore_compute_mode(mps: &Mps, uuid: &str) {
     mps.open().remove(uuid);
-    match mps.handles.shared_gpus.put_back(uuid, Mode::Mps).await {
+    match mps.handles.shared_gpus.restore_compute_mode(uuid, Mode::Mps).await {
         Ok(None) => {}
         Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),
         Err(why) => tracing::error!(gpu = uuid, "{why}; tried again"),
@@ -83,13 +83,13 @@ pub(super) async fn put_back(mps: &Mps, uuid: &str) {
     mps.handles.shared_gpus.look();
 }
 
-/// Restores the compute mode after an operation could not start the daemon.
-pub(super) async fn not_come(mps: &Mps, operation: &str, uuid: &str) {
+/// Restores the compute mode after an operation that could not start the daemon.
+pub(super) async fn restore_after_failed_start(mps: &Mps, operation: &str, uuid: &str) {
     if let Some(moves) = mps.moves().get_mut(operation) {
-        moves.coming.remove(uuid);
+        moves.starting.remove(uuid);
     }
     // A daemon that runs but has not answered in time still needs the mode. Otherwise programs could bypass it.
     if !mps.needs_compute_mode(uuid) {
-        put_back(mps, uuid).await;
+        restore_compute_mode(mps, uuid).await;
     }
 }

@@ -17,7 +17,7 @@ use gpush_api::{
 };
 use gpush_core::sharing;
 use gpush_host::proc::{self, Environment};
-use gpush_mps::daemon::Request as Do;
+use gpush_mps::daemon::DaemonRequest;
 
 use super::{Entry, Mps, targets::Outlook, view};
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     state::{LeaseTable, OpenLease},
 };
 
-/// Names the pipe directory in a client's environment.
+/// Environment variable of a client that contains its pipe directory.
 const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 /// Finds the UUID of the target that a text names.
@@ -104,17 +104,17 @@ pub(crate) fn client_settings(
         Err(ApiError::new(Code::BadRequest, format!("cannot grant a lease on {label}: {what}")).hint("request less"))
     };
     if percentage > ceiling.percentage {
-        return bad(format!("{percentage} % is more than the ceiling of its clients, {} %", ceiling.percentage));
+        return bad(format!("{percentage} % exceeds the limit for each client, {} %", ceiling.percentage));
     }
     let memory_limit_mib = memory_limit.or(ceiling.memory_limit_mib);
     if let (Some(asked), Some(most)) = (memory_limit_mib, ceiling.memory_limit_mib)
         && asked > most
     {
-        return bad(format!("a memory limit of {asked} is more than the ceiling of its clients, {most}"));
+        return bad(format!("memory limit {asked} exceeds the limit for each client, {most}"));
     }
     let priority = priority.unwrap_or(ceiling.priority);
     if priority < ceiling.priority {
-        return bad(format!("priority {priority} is above that of its daemon, {}", ceiling.priority));
+        return bad(format!("priority {priority} is above the priority of the daemon, {}", ceiling.priority));
     }
     let settings = MpsSettings { percentage, memory_limit_mib, priority };
     if let Some(memory) = entry.target.as_ref().and_then(|target| target.memory_mib) {
@@ -123,7 +123,8 @@ pub(crate) fn client_settings(
     Ok(settings)
 }
 
-/// Admits the holders of members that are reserved in the state. Replaces the daemon of a user who has left.
+/// Admits the holders of members that are reserved in the state. Replaces a daemon that still belongs to a previous
+/// user.
 ///
 /// # Errors
 /// If a daemon does not serve, or clients of another user are connected.
@@ -134,7 +135,7 @@ pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), Ap
         // Operations and stops of the daemon use this lock too, so from now on they see the reservation.
         let _turn = entry.turn.lock().await;
         serves(mps, target)?;
-        entry.daemon.have(Do::Users(mps.admitted(target))).await?;
+        entry.daemon.send(DaemonRequest::Users(mps.admitted(target))).await?;
         // The daemon may have exited since the first check.
         serves(mps, target)?;
     }
@@ -146,7 +147,7 @@ pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
     for target in targets(members) {
         let Some(entry) = mps.entries().get(target).cloned() else { continue };
         let turn = entry.turn.lock().await;
-        if let Err(error) = entry.daemon.have(Do::Users(mps.admitted(target))).await {
+        if let Err(error) = entry.daemon.send(DaemonRequest::Users(mps.admitted(target))).await {
             tracing::error!(mps = entry.short, "cannot set the users of the daemon: {error}");
         }
         drop(turn);
@@ -182,8 +183,8 @@ pub(crate) fn named(mps: &Mps, pid: u32) -> Option<String> {
     (mps.handles.named_lease)(pid)
 }
 
-/// Whether a process is a client of another gpushd: its environment names a pipe directory elsewhere. The lease that it
-/// names is then another gpushd's, too: numbers of leases are unique for one gpushd only.
+/// Returns whether a process is a client of another gpushd: its environment names a pipe directory elsewhere. Then the
+/// lease that it names also belongs to the other gpushd, because lease numbers are unique only within one gpushd.
 pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
     match proc::environment(pid, PIPE_DIRECTORY) {
         Environment::Set(path) => !Path::new(OsStr::from_bytes(&path)).starts_with(&mps.base),
@@ -191,7 +192,7 @@ pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
     }
 }
 
-/// The percentage that a lease has on a target, in tenths.
+/// Returns the percentage of a lease on a target, in tenths.
 pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
     let here = lease.record.members.iter().filter(|member| member.target == target);
     here.map(|member| match &member.share {

@@ -47,9 +47,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use gpush_core::sharing::Target;
+use gpush_core::sharing::{Finding, Target};
 use gpush_host::identity::Users;
-use gpush_mps::daemon::{Daemon, Launcher as Hands};
+use gpush_mps::daemon::{Daemon, Launcher};
 pub(crate) use gpush_mps::daemon::{
     base_lock::take as lock_base,
     server_processes::{Server, Servers},
@@ -66,7 +66,7 @@ pub(crate) use self::{
         pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,
-    moves::{aside, bring_up, devices_serve, idle, plan, taken_away},
+    moves::{aside, devices_serve, idle, plan, start_and_wait, taken_away},
     reconcile::run,
     records::RecordedSettings,
     targets::find,
@@ -129,7 +129,7 @@ pub(crate) struct Inner {
     handles: Handles,
     /// Directory that contains one directory per target.
     base: PathBuf,
-    hands: Hands,
+    launcher: Launcher,
     /// Directory of NVIDIA's programs, used if the config keeps the default paths.
     programs: Option<PathBuf>,
     /// Targets by UUID.
@@ -137,7 +137,7 @@ pub(crate) struct Inner {
     /// Records of targets, by UUID.
     records: Mutex<BTreeMap<String, MpsTarget>>,
     /// Why desired targets cannot exist, one sentence each, by UUID of the GPU.
-    findings: Mutex<BTreeMap<String, Vec<String>>>,
+    findings: Mutex<BTreeMap<String, Vec<Finding>>>,
     /// Why GPUs do not have the compute mode that prevents programs from bypassing MPS, by UUID.
     open: Mutex<BTreeMap<String, String>>,
     /// What running operations have done with daemons, by id of the operation.
@@ -170,7 +170,7 @@ impl Mps {
         let records = records.into_iter().map(|record| (record.target.clone(), record)).collect();
         Self(Arc::new(Inner {
             handles,
-            hands: Hands::of(&base),
+            launcher: Launcher::of(&base),
             base,
             programs,
             entries: Mutex::default(),
@@ -215,16 +215,23 @@ impl Mps {
     /// Returns why desired targets cannot exist, one sentence each.
     pub(crate) fn findings(&self) -> Vec<String> {
         let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut of_gpus: Vec<(&String, &Vec<String>)> = findings.iter().collect();
+        let mut of_gpus: Vec<(&String, &Vec<Finding>)> = findings.iter().collect();
         of_gpus.sort_by_key(|(uuid, _)| self.handles.state.index_of(uuid));
-        of_gpus.into_iter().flat_map(|(_, findings)| findings).cloned().collect()
+        of_gpus.into_iter().flat_map(|(_, findings)| findings).map(Finding::to_string).collect()
+    }
+
+    /// Returns why one target cannot exist as desired, one sentence each.
+    fn findings_of(&self, gpu: &str, target: &str) -> Vec<String> {
+        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let its = findings.get(gpu).into_iter().flatten().filter(|finding| finding.target.as_deref() == Some(target));
+        its.map(Finding::to_string).collect()
     }
 
     fn many(&self) -> MutexGuard<'_, Option<many::ProgramSupport>> {
         self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, gpu: &str, findings: Vec<String>) {
+    fn find(&self, gpu: &str, findings: Vec<Finding>) {
         let mut found = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
         let before = found.remove(gpu).unwrap_or_default();
         for finding in findings.iter().filter(|finding| !before.contains(finding)) {

@@ -20,7 +20,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mig, Mode, MpsStep, Refusal, Step};
 use gpush_core::{sharing, supervisor::State};
-use gpush_mps::daemon::{Report as Seen, Request as Do, TargetDir as Place};
+use gpush_mps::daemon::{DaemonRequest, Report, TargetDir};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{Entry, Mps, compute_mode, reconcile, view};
@@ -38,7 +38,7 @@ pub(super) struct Moves {
     /// Targets whose daemons the operation keeps stopped.
     pub(super) aside: BTreeSet<String>,
     /// Targets whose daemons the operation starts although they are not in force yet.
-    pub(super) coming: BTreeSet<String>,
+    pub(super) starting: BTreeSet<String>,
 }
 
 impl Mps {
@@ -47,13 +47,13 @@ impl Mps {
         let mut all = Moves::default();
         for moves in self.moves().values() {
             all.aside.extend(moves.aside.iter().cloned());
-            all.coming.extend(moves.coming.iter().cloned());
+            all.starting.extend(moves.starting.iter().cloned());
         }
         all
     }
 
     /// Removes what an operation has done with daemons. From then on, the records decide again.
-    pub(crate) fn let_go(&self, operation: &str) {
+    pub(crate) fn forget_operation(&self, operation: &str) {
         if self.moves().remove(operation).is_some() {
             self.settle();
         }
@@ -213,28 +213,28 @@ pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, lab
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
     // From now on, new leases and new clients are refused.
     let turn = entry.turn.lock().await;
-    let shut = entry.daemon.have(Do::Shut).await;
+    let shut = entry.daemon.send(DaemonRequest::CloseAdmission).await;
     let used = users(mps, uuid, &entry);
     if !used.is_empty() {
-        let _it_is = entry.daemon.have(Do::Open).await;
+        let _it_is = entry.daemon.send(DaemonRequest::OpenAdmission).await;
         let mut error = ApiError::new(Code::Blocked, format!("{label} is in use now")).retryable();
         error.causes = used;
         return Err(error);
     }
     shut?;
     mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.to_owned());
-    entry.daemon.have(Do::Stop { unless_used: false }).await?;
+    entry.daemon.send(DaemonRequest::Stop { unless_used: false }).await?;
     drop(turn);
     let config = mps.handles.state.config();
     gone(mps, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
-    compute_mode::put_back(mps, uuid).await;
+    compute_mode::restore_compute_mode(mps, uuid).await;
     mps.handles.readings.outdate(gpu);
     Ok(())
 }
 
 /// Waits until all processes of a daemon have exited.
 async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiError> {
-    let place = Place::of(&mps.base, &entry.short);
+    let place = TargetDir::of(&mps.base, &entry.short);
     let mut seen = entry.daemon.follow();
     let gone = async {
         loop {
@@ -258,8 +258,8 @@ async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiErr
 ///
 /// # Errors
 /// If the daemon does not serve in time.
-pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
-    mps.moves().entry(operation.to_owned()).or_default().coming.insert(uuid.to_owned());
+pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
+    mps.moves().entry(operation.to_owned()).or_default().starting.insert(uuid.to_owned());
     // The last reading may be older than the earlier steps of the operation.
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
         tracing::warn!(gpu = uuid, "cannot read it before its MPS daemon is started: {error}");
@@ -267,8 +267,8 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     reconcile::reconcile_owned(mps, uuid).await;
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
     let label = mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| view::label(entry, uuid));
-    if let Some(error) = compute_mode::gets_past(mps, uuid, &label) {
-        compute_mode::not_come(mps, operation, uuid).await;
+    if let Some(error) = compute_mode::bypass_error(mps, uuid, &label) {
+        compute_mode::restore_after_failed_start(mps, operation, uuid).await;
         return Err(error.hint(
             "remove the cause, then apply again; with `compute_mode = \"keep\"` in the rule, gpushd does \
             not set the mode",
@@ -301,7 +301,7 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
         State::Stopped if is_stopped() => return Ok(()),
         _ => {}
     }
-    compute_mode::not_come(mps, operation, uuid).await;
+    compute_mode::restore_after_failed_start(mps, operation, uuid).await;
     let label = view::label(&entry, uuid);
     let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not start"));
     error.causes = seen.trouble;
@@ -321,7 +321,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     if on.is_empty() {
         return Vec::new();
     }
-    mps.moves().entry(operation.to_owned()).or_default().coming.extend(on.iter().cloned());
+    mps.moves().entry(operation.to_owned()).or_default().starting.extend(on.iter().cloned());
     // The operation has the lanes of all these GPUs.
     let reconciled = on.iter().map(|uuid| {
         let (mps, uuid) = (mps.clone(), uuid.clone());
@@ -339,7 +339,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
         let (mps, uuid, mut seen) = (mps.clone(), uuid.clone(), entry.daemon.follow());
         async move {
             // Do not wait for a daemon that an administrator stops meanwhile.
-            let is_decided = |seen: &Seen| !is_late(&seen.state) || mps.record(&uuid).stopped.is_some();
+            let is_decided = |seen: &Report| !is_late(&seen.state) || mps.record(&uuid).stopped.is_some();
             let _gone = seen.wait_for(is_decided).await.is_err();
         }
     });

@@ -24,13 +24,13 @@ use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
 };
-use gpush_mps::daemon::{Desired as Wanted, Report as Seen, Request as Do, TargetDir as Place};
+use gpush_mps::daemon::{DaemonRequest, Desired, Report, TargetDir};
 use jiff::{SignedDuration, Timestamp};
 use tokio::task::JoinSet;
 
 use super::{
     Entry, Mps, compute_mode, many, records,
-    targets::{can_be_judged, enter, may_come, program, wanted},
+    targets::{enter, gets_daemon, is_reading_conclusive, program, wanted},
 };
 use crate::{
     caller::Viewer,
@@ -143,7 +143,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     // The GPU is changing because an operation starts its daemon now, as the last step.
     if let Some(gpu) = &mut seen
         && gpu.state == GpuState::Changing
-        && moving.coming.contains(gpu_uuid)
+        && moving.starting.contains(gpu_uuid)
     {
         gpu.state = GpuState::Ready;
     }
@@ -153,7 +153,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     mps.find(gpu_uuid, decided.findings);
     let targets: BTreeMap<String, Target> =
         decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
-    for target in targets.values().filter(|target| may_come(mps, &moving, target)) {
+    for target in targets.values().filter(|target| gets_daemon(mps, &moving, target)) {
         enter(mps, target);
         // Settings that override the rule end when the rule changes.
         records::unset(mps, target).await;
@@ -162,16 +162,16 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         ask_for_many(mps, &config).await;
     }
     let driver = mps.handles.hardware.status().driver.map(|driver| driver.version);
-    let unseen = decided.unseen.contains(gpu_uuid) || !can_be_judged(seen.as_ref());
+    let unseen = decided.unseen.contains(gpu_uuid) || !is_reading_conclusive(seen.as_ref());
     let entries = mps.entries().clone();
     let mut reconciled = JoinSet::new();
     for (uuid, entry) in entries.into_iter().filter(|(_, entry)| entry.gpu_uuid == gpu_uuid) {
         // If an operation was rolled back, the daemon that it started is not desired.
-        let target = targets.get(&uuid).filter(|target| may_come(mps, &moving, target));
+        let target = targets.get(&uuid).filter(|target| gets_daemon(mps, &moving, target));
         let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
-        // Only an operation stops a daemon that an operation started. The daemon of a MIG device stays while its GPU
-        // differs from its layout.
+        // Only an operation stops a daemon that an operation started. The daemon of a MIG device continues while the
+        // GPU differs from its layout.
         let stands = mps.is_in_force(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
             || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
         // After a reload, leases may finish first.
@@ -195,7 +195,7 @@ async fn ask_for_many(mps: &Mps, config: &Config) {
 }
 
 /// Reconciles one daemon, and sets or restores the compute mode of its GPU.
-async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
+async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Desired>>) {
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
@@ -207,7 +207,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
     let aside = mps.moving().aside.contains(uuid);
     let stopped = mps.record(uuid).stopped;
     let want = if stopped.is_some() || aside { None } else { wanted };
-    if let Err(error) = entry.daemon.have(Do::Want(want)).await {
+    if let Err(error) = entry.daemon.send(DaemonRequest::SetDesired(want)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
     // Sets the recorded deadline of a drain again after a restart of gpushd.
@@ -215,18 +215,18 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
         && is_drained_for_ever(&entry.daemon.seen())
     {
         let left = Duration::try_from(end_at.duration_since(Timestamp::now())).unwrap_or_default();
-        if let Err(error) = entry.daemon.have(Do::Drain(Some(left))).await {
+        if let Err(error) = entry.daemon.send(DaemonRequest::Drain(Some(left))).await {
             tracing::error!(mps = entry.short, "{error}");
         }
     }
-    if let Err(error) = entry.daemon.have(Do::Users(mps.admitted(uuid))).await {
+    if let Err(error) = entry.daemon.send(DaemonRequest::Users(mps.admitted(uuid))).await {
         tracing::error!(mps = entry.short, "{error}");
     }
     drop(turn);
     if is_wanted || aside || entry.daemon.seen().state != State::Stopped {
         return;
     }
-    let place = Place::of(&mps.base, &entry.short);
+    let place = TargetDir::of(&mps.base, &entry.short);
     if place.is_taken() {
         // Its processes are exiting, or still serve clients.
         if entry.daemon.seen().since > Timestamp::now() - SignedDuration::from_secs(5) {
@@ -235,7 +235,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
         return;
     }
     // The daemon has exited and is no longer desired.
-    compute_mode::put_back(mps, uuid).await;
+    compute_mode::restore_compute_mode(mps, uuid).await;
     place.remove();
     mps.entries().remove(uuid);
     records::forget(mps, uuid).await;
@@ -243,6 +243,6 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
 }
 
 /// Returns whether a daemon drains without a deadline.
-fn is_drained_for_ever(seen: &Seen) -> bool {
+fn is_drained_for_ever(seen: &Report) -> bool {
     seen.until.is_none() && (seen.behind || matches!(seen.state, State::Draining { .. }))
 }

@@ -77,52 +77,52 @@ pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
 /// Removes the record of a target that no rule requests any more and whose daemon has exited.
 pub(super) async fn forget(mps: &Mps, uuid: &str) {
     let known = mps.record(uuid);
-    if known == ended(known.clone()) {
+    if known == without_daemon(known.clone()) {
         return;
     }
-    if let Err(error) = change(mps, uuid, ended, |_| Ok(())).await {
+    if let Err(error) = change(mps, uuid, without_daemon, |_| Ok(())).await {
         tracing::error!(gpu = uuid, "cannot record that it is no longer shared: {error}");
     }
 }
 
 /// Returns the record after the daemon was removed.
-fn ended(record: MpsTarget) -> MpsTarget {
+fn without_daemon(record: MpsTarget) -> MpsTarget {
     MpsTarget { in_force: None, stopped: None, set: None, ..record }
 }
 
 /// Returns the record after an operation has started the daemon. The store adds the boot id.
-fn came(record: MpsTarget) -> MpsTarget {
+fn with_started_daemon(record: MpsTarget) -> MpsTarget {
     MpsTarget { in_force: Some(String::new()), ..record }
 }
 
 /// A function that computes the next record.
-type Becomes = fn(MpsTarget) -> MpsTarget;
+type RecordChange = fn(MpsTarget) -> MpsTarget;
 
 /// The changes that an operation makes to the records of whole GPUs, by UUID.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RecordedSettings(Vec<(String, Becomes)>);
+pub(crate) struct RecordedSettings(Vec<(String, RecordChange)>);
 
 impl RecordedSettings {
     /// Returns the changes that an operation with these plans makes if it succeeds.
     pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
-        let made = |plan: &GpuPlan| -> Option<Becomes> {
+        let made = |plan: &GpuPlan| -> Option<RecordChange> {
             if plan.starts_mps() {
-                return Some(came);
+                return Some(with_started_daemon);
             }
             let stops = plan.stopped_daemons().any(|uuid| uuid == plan.uuid);
-            (stops && mps.is_in_force(&plan.uuid)).then_some(ended)
+            (stops && mps.is_in_force(&plan.uuid)).then_some(without_daemon)
         };
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
 
-    /// Returns records for running daemons that a rule requests but that have no record. This is for GPUs that are
-    /// accepted as they are after the database was lost.
-    pub(crate) fn of_what_stands(mps: &Mps, gpus: &[Gpu]) -> Self {
+    /// Returns records for running daemons that a rule requests but that have no record. Used after a loss of the
+    /// database, when the GPUs are accepted in their present state.
+    pub(crate) fn of_running_daemons(mps: &Mps, gpus: &[Gpu]) -> Self {
         let entries = mps.entries();
         let stands = |gpu: &&Gpu| {
             gpu.mode == Mode::Mps && entries.get(&gpu.uuid).is_some_and(|entry| entry.daemon.seen().pid.is_some())
         };
-        Self(gpus.iter().filter(stands).map(|gpu| (gpu.uuid.clone(), came as Becomes)).collect())
+        Self(gpus.iter().filter(stands).map(|gpu| (gpu.uuid.clone(), with_started_daemon as RecordChange)).collect())
     }
 
     /// Writes the changes in the transaction that ends the operation.

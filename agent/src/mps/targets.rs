@@ -8,9 +8,7 @@ use gpush_core::{
     sharing::{self, Sharing, Target},
     supervisor::State,
 };
-use gpush_mps::daemon::{
-    Daemon, Desired as Wanted, RecordedUsers as OnRecord, Report as Seen, Sources, TargetDir as Place, sweep_removed,
-};
+use gpush_mps::daemon::{Daemon, Desired, RecordedUsers, Report, Sources, TargetDir, sweep_removed};
 
 use super::{Entry, Mps, clients, many, moves::Moves, view};
 use crate::{caller::Viewer, eligibility};
@@ -21,7 +19,7 @@ pub(crate) fn find(mps: &Mps) {
     let mut known = BTreeSet::new();
     sweep_removed(&mps.base);
     // If the GPU of a daemon is not known, the daemon is adopted later together with its target.
-    let placed = Place::all(&mps.base).into_iter().filter(|(_, spec)| !spec.gpu_uuid.is_empty());
+    let placed = TargetDir::all(&mps.base).into_iter().filter(|(_, spec)| !spec.gpu_uuid.is_empty());
     for (place, spec) in placed {
         known.insert(spec.target.clone());
         let daemon = live(mps, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
@@ -29,14 +27,14 @@ pub(crate) fn find(mps: &Mps) {
         let entry = Entry { short: spec.target, gpu_uuid: spec.gpu_uuid, target: None, daemon, turn };
         mps.entries().insert(spec.uuid, entry);
     }
-    let (hands, stopping) = (mps.hands.clone(), mps.handles.stopping.clone());
-    tokio::spawn(async move { stopping.run_until_cancelled(hands.end_orphans(known)).await });
+    let (launcher, stopping) = (mps.launcher.clone(), mps.handles.stopping.clone());
+    tokio::spawn(async move { stopping.run_until_cancelled(launcher.end_orphans(known)).await });
 }
 
-fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Daemon {
+fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) -> Daemon {
     let (shared, of, woken) = (mps.clone(), uuid.to_owned(), gpu_uuid.to_owned());
     let target = short.to_owned();
-    let changed = move |seen: &Seen| {
+    let changed = move |seen: &Report| {
         let Some(entry) = shared.entries().get(&of).cloned() else { return };
         let name = view::name(&entry);
         let (gpu_uuid, gpu) = (entry.gpu_uuid, entry.target.map(|target| target.gpu));
@@ -73,24 +71,25 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
     };
     let witness = clients::witness(mps, gpu_uuid, uuid);
     let (shared, of) = (mps.clone(), uuid.to_owned());
-    let on_record: OnRecord = Arc::new(move || shared.admitted(&of));
+    let on_record: RecordedUsers = Arc::new(move || shared.admitted(&of));
     let shared = mps.clone();
-    let hands_off = Arc::new(move || {
+    let start_blocked = Arc::new(move || {
         let entered = shared.handles.state.maintenance().is_some();
         entered.then(|| "the host is in maintenance: MPS daemons start after it".to_owned())
     });
-    let sources = Sources { driver_clients: witness, recorded_users: on_record, start_blocked: hands_off };
-    Daemon::of(short, uuid, place, mps.hands.clone(), sources, changed)
+    let sources = Sources { driver_clients: witness, recorded_users: on_record, start_blocked: start_blocked };
+    Daemon::of(short, uuid, place, mps.launcher.clone(), sources, changed)
 }
 
-/// Returns whether a target gets a daemon: a MIG device because of its layout, a whole GPU because of an operation.
-pub(super) fn may_come(mps: &Mps, moving: &Moves, target: &Target) -> bool {
-    !target.full_gpu || mps.is_in_force(&target.uuid) || moving.coming.contains(&target.uuid)
+/// Returns whether a target gets a daemon. A MIG device gets one because of its layout. A whole GPU gets one only if an
+/// operation has started it on this boot, or is starting it.
+pub(super) fn gets_daemon(mps: &Mps, moving: &Moves, target: &Target) -> bool {
+    !target.full_gpu || mps.is_in_force(&target.uuid) || moving.starting.contains(&target.uuid)
 }
 
-/// Returns whether the reading of a GPU is good enough to remove daemons. An unlisted GPU may return with everything on
-/// it.
-pub(super) fn can_be_judged(gpu: Option<&Gpu>) -> bool {
+/// Returns whether the reading of a GPU is good enough to remove daemons. A GPU that the driver does not list may
+/// return, with all its daemons still in use.
+pub(super) fn is_reading_conclusive(gpu: Option<&Gpu>) -> bool {
     gpu.is_some_and(|gpu| match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
         GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
@@ -124,13 +123,13 @@ impl Outlook {
     pub(super) fn ends(&self, uuid: &str, entry: &Entry) -> Option<String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;
         let is_wanted = self.decided.targets.iter().any(|target| target.uuid == uuid);
-        if is_wanted || self.decided.unseen.contains(&gpu.uuid) || !can_be_judged(Some(gpu)) {
+        if is_wanted || self.decided.unseen.contains(&gpu.uuid) || !is_reading_conclusive(Some(gpu)) {
             return None;
         }
-        let prefix = format!("{}: ", view::label(entry, uuid));
-        let told: Vec<&str> = self.decided.findings.iter().filter_map(|one| one.strip_prefix(&prefix)).collect();
-        Some(match (told.is_empty(), uuid == gpu.uuid) {
-            (false, _) => told.join(", "),
+        let its = self.decided.findings.iter().filter(|finding| finding.target.as_deref() == Some(uuid));
+        let reasons: Vec<&str> = its.map(|finding| finding.reason.as_str()).collect();
+        Some(match (reasons.is_empty(), uuid == gpu.uuid) {
+            (false, _) => reasons.join(", "),
             (true, true) => format!("the config wants GPU {} in mode {}", gpu.index, gpu.mode.name()),
             (true, false) => "the layout of its GPU no longer shares it".to_owned(),
         })
@@ -146,7 +145,7 @@ pub(super) fn enter(mps: &Mps, target: &Target) {
     }
     let taken: BTreeSet<String> = entries.values().map(|entry| entry.short.clone()).collect();
     let short = sharing::short_name(&target.uuid, &taken);
-    let place = Place::of(&mps.base, &short);
+    let place = TargetDir::of(&mps.base, &short);
     let daemon = live(mps, &short, &target.gpu_uuid, &target.uuid, place);
     let (gpu_uuid, turn) = (target.gpu_uuid.clone(), Arc::default());
     let entry = Entry { short, gpu_uuid, target: Some(target.clone()), daemon, turn };
@@ -161,10 +160,10 @@ pub(super) fn policy(mps: &Mps, target: &Target) -> MpsPolicy {
 }
 
 /// Returns the desired state of a target's daemon.
-pub(super) fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target, driver: Option<String>) -> Wanted {
+pub(super) fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target, driver: Option<String>) -> Desired {
     let settings = &config.mps;
     let usual = gpush_core::config::Mps::default();
-    Wanted {
+    Desired {
         policy: policy(mps, target),
         gpu_uuid: target.gpu_uuid.clone(),
         supervision: settings.policy(),

@@ -8,7 +8,7 @@ use gpush_core::{
     supervisor::State,
 };
 use gpush_host::proc;
-use gpush_mps::daemon::{Report as Seen, log};
+use gpush_mps::daemon::{Report, log};
 use jiff::Unit;
 
 use super::{
@@ -31,7 +31,7 @@ pub(super) const OTHER_MODE: &str = "give its rule another mode, such as \"exclu
 pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
 
 /// Returns the state of a daemon for the API.
-pub(super) fn state(seen: &Seen) -> MpsState {
+pub(super) fn state(seen: &Report) -> MpsState {
     match &seen.state {
         // The daemon has exited before its clients, which may finish.
         State::Stopped if seen.behind => MpsState::Draining,
@@ -49,12 +49,12 @@ pub(super) fn state(seen: &Seen) -> MpsState {
 }
 
 /// Returns whether new clients are admitted.
-pub(super) fn admits(seen: &Seen) -> bool {
+pub(super) fn admits(seen: &Report) -> bool {
     seen.wanted && matches!(seen.state, State::Ready { .. })
 }
 
 /// Returns why a daemon is in its state.
-pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
+pub(super) fn reasons(seen: &Report, short: &str) -> Vec<String> {
     let mut reasons = seen.trouble.clone();
     let inside = seen.clients.len() + seen.waiting.len();
     let clients = if inside == 1 { "its client".to_owned() } else { format!("its {inside} clients") };
@@ -87,7 +87,7 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
 }
 
 /// Returns a sentence about the deadline of clients that may finish.
-fn finishing(clients: &str, inside: usize, seen: &Seen) -> String {
+fn finishing(clients: &str, inside: usize, seen: &Report) -> String {
     if seen.serves_leases {
         return for_leases(inside, seen);
     }
@@ -101,8 +101,8 @@ fn finishing(clients: &str, inside: usize, seen: &Seen) -> String {
     }
 }
 
-/// Returns that a daemon stays until the leases on its target have ended.
-fn for_leases(inside: usize, seen: &Seen) -> String {
+/// Says that a daemon ends after the leases on its target.
+fn for_leases(inside: usize, seen: &Report) -> String {
     let clients = match inside {
         0 => String::new(),
         1 => " and its client".to_owned(),
@@ -115,7 +115,7 @@ fn for_leases(inside: usize, seen: &Seen) -> String {
     format!("it ends after the leases on its target{clients}{end}; it grants no new lease")
 }
 
-/// A target in messages.
+/// Returns the name of a target for messages.
 pub(super) fn label(entry: &Entry, uuid: &str) -> String {
     entry.target.as_ref().map_or_else(|| uuid.to_owned(), Target::label)
 }
@@ -139,7 +139,7 @@ pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
 }
 
 /// Returns the error that explains why no lease is granted.
-pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) -> ApiError {
+pub(super) fn closed(label: &str, entry: &Entry, seen: &Report, is_stopped: bool) -> ApiError {
     let state = match state(seen) {
         MpsState::Fault => "has failed".to_owned(),
         other => format!("is {}", other.name().replace('_', " ")),
@@ -183,7 +183,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
         ill.then(|| closed(&label(entry, uuid), entry, &seen, false))
     });
     let open = entries.iter().filter_map(|(uuid, entry)| {
-        compute_mode::gets_past(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
+        compute_mode::bypass_error(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
     // gpushd cannot solve this: the config must change.
     let too_old = Outlook::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
@@ -321,7 +321,13 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
     }
 }
 
-async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&str, &Entry), seen: Seen) -> MpsDaemon {
+async fn shown(
+    mps: &Mps,
+    caller: &Caller,
+    outlook: &Outlook,
+    (uuid, entry): (&str, &Entry),
+    seen: Report,
+) -> MpsDaemon {
     let held = mps.leases_on(uuid);
     let clients = clients::of(mps, &seen, &held).await;
     let mut findings = clients::findings(&seen, &clients, &held);
@@ -337,8 +343,8 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
     let mut daemon = bare(outlook, uuid, entry);
     daemon.reasons.extend(control_connection::holders(mps, caller, &seen).await);
     findings.extend(clients::waiting(mps, caller, &seen).await);
-    findings.extend(mps.findings().into_iter().filter(|finding| finding.contains(&label(entry, uuid))));
-    let open = compute_mode::gets_past(mps, &entry.gpu_uuid, &label(entry, uuid));
+    findings.extend(mps.findings_of(&entry.gpu_uuid, uuid));
+    let open = compute_mode::bypass_error(mps, &entry.gpu_uuid, &label(entry, uuid));
     findings.extend(open.filter(|_| uuid == entry.gpu_uuid).map(|error| error.sentences().join(": ")));
     let gpu = outlook.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
     daemon.ends = outlook.ends(uuid, entry);

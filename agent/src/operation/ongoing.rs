@@ -202,10 +202,10 @@ impl Ongoing {
     ///
     /// # Errors
     /// If it cannot be recorded.
-    pub(crate) async fn turn_back(&self, why: &ApiError) -> Result<(), ApiError> {
+    pub(crate) async fn begin_rollback(&self, why: &ApiError) -> Result<(), ApiError> {
         let why = naming::once(why.clone(), &self.snapshot().plans);
         let (id, recorded) = (self.id, why.clone());
-        self.operations.store().write_ending(move |tx| tx.turn_back(id, recorded.clone()).map(|_| ())).await?;
+        self.operations.store().write_ending(move |tx| tx.begin_rollback(id, recorded.clone()).map(|_| ())).await?;
         self.update(|operation| {
             operation.state = OperationState::Cancelling;
             operation.error = Some(why.clone());

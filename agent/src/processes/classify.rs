@@ -24,7 +24,7 @@
 
 use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
 use gpush_host::{
-    cgroup::{self, Place},
+    cgroup::{self, CgroupKind},
     proc,
 };
 
@@ -176,7 +176,7 @@ impl<'a> Classifier<'a> {
         if starts.any(|start| self.unleased.state.may_have_forgotten(start)) {
             return Some(FORGOTTEN);
         }
-        matches!(Place::of(pid), Place::Lease { .. }).then_some(SCOPE)
+        matches!(CgroupKind::of(pid), CgroupKind::Lease { .. }).then_some(SCOPE)
     }
 }
 

@@ -196,15 +196,15 @@ impl SharedGpus {
     ///
     /// # Errors
     /// Why it could not be restored. The record then stays.
-    pub(crate) async fn put_back(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
+    pub(crate) async fn restore_compute_mode(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
         self.restore(uuid, by).await
     }
 
-    /// Does the same as [`Self::put_back`], unless the mode is needed again.
+    /// Does the same as [`Self::restore_compute_mode`], unless the mode is needed again.
     ///
     /// # Errors
-    /// As [`Self::put_back`].
+    /// As [`Self::restore_compute_mode`].
     async fn put_back_unless_needed(
         &self,
         uuid: &str,
@@ -215,7 +215,7 @@ impl SharedGpus {
         if is_needed() { Ok(None) } else { self.restore(uuid, by).await }
     }
 
-    /// Does the same as [`Self::put_back`], for a caller that holds the lock of the GPU.
+    /// Does the same as [`Self::restore_compute_mode`], for a caller that holds the lock of the GPU.
     async fn restore(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
         let record = self.record(uuid);
         let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };

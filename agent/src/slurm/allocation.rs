@@ -82,12 +82,12 @@ impl Allocation {
         allocation
     }
 
-    /// Whether a GPU of the job has `owner = "slurm"`.
+    /// Returns whether a GPU of the job has `owner = "slurm"`.
     pub(super) fn is_owned(&self) -> bool {
         self.devices.iter().any(|device| device.owned)
     }
 
-    /// Whether Slurm allocated nothing.
+    /// Returns whether Slurm allocated nothing.
     pub(super) fn is_empty(&self) -> bool {
         self.devices.is_empty() && self.unknown.is_empty()
     }
@@ -97,7 +97,7 @@ impl Allocation {
         self.devices.iter().map(|device| device.gpu.uuid.clone()).collect()
     }
 
-    /// Whether a device is not known.
+    /// Returns whether a device is not known.
     pub(super) fn has_unknown(&self) -> bool {
         !self.unknown.is_empty()
     }

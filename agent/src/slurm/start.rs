@@ -61,8 +61,8 @@ pub(super) async fn start(
     Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
 }
 
-/// Whether the GPUs of a job are usable, but an MPS daemon on one of them does not serve. A user can cause that with clients
-/// that crash the server, or with a connection that blocks the daemon.
+/// Returns whether the GPUs of a job are usable, but an MPS daemon on one of them does not serve. A user can cause that
+/// with clients that crash the server, or with a connection that blocks the daemon.
 fn lacks_an_mps_daemon(slurm: &Inner, allocation: &Allocation) -> bool {
     slurm.read_only.is_none() && allocation.check_node().is_ok() && slurm.leases.lacks_an_mps_daemon(&allocation.gpus())
 }

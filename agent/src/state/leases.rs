@@ -68,8 +68,8 @@ impl OpenLease {
         }
     }
 
-    /// Whether the cgroup of a Slurm job is that of this lease's job, as far as its path says. A path without a node fits
-    /// the jobs of all clusters and nodes of the host.
+    /// Returns whether the cgroup of a Slurm job is that of this lease's job, as far as its path says. A path without a
+    /// node fits the jobs of all clusters and nodes of the host.
     pub(crate) fn fits_job(&self, found: &cgroup::SlurmJob) -> bool {
         let LeaseBinding::Job { job, node, .. } = &self.record.binding else { return false };
         u64::from(*job) == found.id
@@ -185,7 +185,7 @@ fn whole(record: &LeaseRecord) -> Lease {
     }
 }
 
-/// Whether a member of a lease is a device that no other lease shares.
+/// Returns whether a member of a lease is a device that no other lease shares.
 fn is_alone(member: &LeaseMember) -> bool {
     match member.share {
         MemberShare::Mig { .. } | MemberShare::Whole => true,
@@ -213,7 +213,8 @@ pub(crate) struct Reservation {
 pub(crate) struct Settled {
     /// The lease whose MIG devices the operation created. It is now active, or has ended.
     pub(crate) lease: Option<LeaseRecord>,
-    /// The instances that gpushd created, by UUID, for each GPU on which they changed.
+    /// For each GPU on which the instances of gpushd changed: its UUID, and the placements of the instances that gpushd
+    /// created.
     pub(crate) created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -266,7 +267,7 @@ impl LeaseTable {
             .map(OpenLease::id)
     }
 
-    /// Whether a lease has a whole GPU or MIG device for itself.
+    /// Returns whether a lease has a whole GPU or MIG device for itself.
     pub(crate) fn has_lease_alone(&self) -> bool {
         self.holding().any(|lease| lease.record.members.iter().any(is_alone))
     }
@@ -278,8 +279,8 @@ impl LeaseTable {
         bound.find(|(_, cgroup)| cgroup::contains(cgroup, cgroups)).map(|(lease, _)| lease)
     }
 
-    /// Whether jobs of several clusters or nodes have the id in the path of this cgroup, so that the path does not say
-    /// whose it is.
+    /// Returns whether jobs of several clusters or nodes have the job id in the path of this cgroup. Then the path does
+    /// not identify the job.
     pub(crate) fn is_ambiguous(&self, found: &cgroup::SlurmJob, uid: u32) -> bool {
         let place = |lease: &OpenLease| match &lease.record.binding {
             LeaseBinding::Job { cluster, node, .. } if lease.fits_job(found) && lease.record.holder.uid == uid => {
@@ -291,7 +292,7 @@ impl LeaseTable {
         places.len() > 1
     }
 
-    /// Whether a lease, or a grant that is being recorded, occupies this GPU or MIG device.
+    /// Returns whether a lease, or a grant that is being recorded, occupies this GPU or MIG device.
     pub(crate) fn is_occupied(&self, target: &str) -> bool {
         self.members().any(|(_, member)| member.target == target)
     }

@@ -139,7 +139,7 @@ async fn keep(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) 
 }
 
 async fn let_go(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
-    if let Some(before) = timeslice.shared_gpus.put_back(&gpu.uuid, Mode::Timeslice).await? {
+    if let Some(before) = timeslice.shared_gpus.restore_compute_mode(&gpu.uuid, Mode::Timeslice).await? {
         tracing::info!(gpu = gpu.uuid, "no longer time-sliced: restored its compute mode {before}");
     }
     Ok(())

@@ -346,7 +346,7 @@ impl Wire {
             format!("gpushd may still carry out the request: see {}", question.where_it_shows())
         } else {
             let look = "`systemctl status gpushd`, `journalctl -u gpushd`";
-            format!("wait longer with --timeout SECONDS, or find the cause: {look}")
+            format!("wait longer with --request-timeout, or find the cause: {look}")
         });
         Error::new(Kind::TimedOut, error.retryable())
     }

@@ -12,16 +12,16 @@
 //!
 //! In addition root must own the directory in which the unit or the job was created.
 
+mod kind;
 mod members;
-mod place;
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use gpush_api::text;
 
 pub use self::{
+    kind::{CgroupKind, Choice, Wish},
     members::{children, contains, emptied, processes},
-    place::{Choice, Place, Wish},
 };
 use crate::proc;
 

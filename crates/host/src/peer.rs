@@ -33,8 +33,8 @@ pub struct Peer {
     pub uid: u32,
     /// Process id; `None` when the process is in a pid namespace that gpushd cannot see into.
     pub pid: Option<u32>,
-    /// Start of the process in clock ticks since the boot. With it, the process can be told from another one that has its
-    /// pid later.
+    /// Start of the process in clock ticks since the boot. It distinguishes the process from a later one with the same
+    /// pid.
     pub start: Option<u64>,
     /// Effective group and supplementary groups.
     pub groups: Vec<u32>,

@@ -88,9 +88,9 @@ fn follow_parent() {
 
 /// Sends replies, one frame at a time.
 #[derive(Clone)]
-struct Outbox(Arc<Mutex<UnixStream>>);
+struct ReplySender(Arc<Mutex<UnixStream>>);
 
-impl Outbox {
+impl ReplySender {
     fn send(&self, frame: &ToParent) {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // If the parent has ended, the other direction is closed too, and the main thread exits.
@@ -99,23 +99,23 @@ impl Outbox {
 }
 
 fn serve(mut socket: UnixStream) -> std::io::Result<()> {
-    let outbox = Outbox(Arc::new(Mutex::new(socket.try_clone()?)));
+    let replies = ReplySender(Arc::new(Mutex::new(socket.try_clone()?)));
     let Some(ToWorker::Init { library, events }) = proto::read(&mut socket)? else {
         return Err(std::io::Error::other("the first frame is not init"));
     };
     let (driver, info) = match open(library.as_deref()) {
         Ok(open) => open,
         Err(error) => {
-            outbox.send(&ToParent::Ready(Err(error)));
+            replies.send(&ToParent::Ready(Err(error)));
             return Ok(());
         }
     };
     // Registers before the worker reports ready, so that no later event is missed.
     let set = if events { listen(driver) } else { None };
-    outbox.send(&ToParent::Ready(Ok(info)));
+    replies.send(&ToParent::Ready(Ok(info)));
     if let Some(set) = set {
-        let outbox = outbox.clone();
-        thread::Builder::new().name("events".to_owned()).spawn(move || report_events(&set, &outbox))?;
+        let replies = replies.clone();
+        thread::Builder::new().name("events".to_owned()).spawn(move || report_events(&set, &replies))?;
     }
     let mut threads: HashMap<Option<String>, mpsc::Sender<(u64, Request)>> = HashMap::new();
     while let Some(frame) = proto::read(&mut socket)? {
@@ -127,9 +127,9 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
             Some(sender) => sender,
             None => {
                 let (sender, calls) = mpsc::channel();
-                let outbox = outbox.clone();
+                let replies = replies.clone();
                 let name = key.as_deref().unwrap_or("host").chars().take(15).collect();
-                thread::Builder::new().name(name).spawn(move || answer_calls(driver, &calls, &outbox))?;
+                thread::Builder::new().name(name).spawn(move || answer_calls(driver, &calls, &replies))?;
                 threads.entry(key).or_insert(sender)
             }
         };
@@ -147,11 +147,11 @@ fn open(library: Option<&Path>) -> Result<(&'static Driver, gpush_api::Driver), 
     Ok((Box::leak(Box::new(driver)), info))
 }
 
-fn answer_calls(driver: &Driver, calls: &mpsc::Receiver<(u64, Request)>, outbox: &Outbox) {
+fn answer_calls(driver: &Driver, calls: &mpsc::Receiver<(u64, Request)>, replies: &ReplySender) {
     let mut cache = ProfileCache::default();
     while let Ok((id, request)) = calls.recv() {
         let result = carry_out(driver, &request, &mut cache);
-        outbox.send(&ToParent::Reply { id, result });
+        replies.send(&ToParent::Reply { id, result });
     }
 }
 
@@ -200,10 +200,10 @@ fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
     }
 }
 
-fn report_events(set: &EventSet<'_>, outbox: &Outbox) {
+fn report_events(set: &EventSet<'_>, replies: &ReplySender) {
     loop {
         match set.wait(EVENT_WAIT) {
-            Ok(Some(event)) => outbox.send(&ToParent::Event(event)),
+            Ok(Some(event)) => replies.send(&ToParent::Event(event)),
             Ok(None) => {}
             Err(error) => {
                 eprintln!("driver-worker: no more events from the driver: {error}");

@@ -183,7 +183,7 @@ impl Engine {
                     Ok(job) => job,
                     Err(RecvTimeoutError::Timeout) => {
                         if self.commits_since_checkpoint > 0 {
-                            self.tidy();
+                            self.do_housekeeping();
                         }
                         continue;
                     }
@@ -204,13 +204,13 @@ impl Engine {
             self.serve(batch);
             if self.commits_since_prune >= MOST_COMMITS_A_PRUNE {
                 // Without this limit, a user who keeps the store busy could prevent the deletion of old records.
-                self.tidy();
+                self.do_housekeeping();
             } else if self.commits_since_checkpoint >= self.commits_a_checkpoint() {
                 self.checkpoint();
             }
         }
         if self.commits_since_checkpoint > 0 {
-            self.tidy();
+            self.do_housekeeping();
         }
     }
 
@@ -371,7 +371,10 @@ impl Engine {
 
     /// Checks whether a disk that was full has space again.
     fn look_for_space(&mut self) {
-        if matches!(self.condition, EngineCondition::Fine) && self.reserve.restore() && self.reserve.has_room_beside() {
+        if matches!(self.condition, EngineCondition::Fine)
+            && self.reserve.restore()
+            && self.reserve.has_room_for_writes()
+        {
             self.counters.trouble(None);
         }
     }
@@ -387,7 +390,7 @@ impl Engine {
     }
 
     /// Does the housekeeping for a quiet moment.
-    fn tidy(&mut self) {
+    fn do_housekeeping(&mut self) {
         let due =
             self.commits_since_prune >= COMMITS_A_PRUNE || self.pruned.is_none_or(|last| last.elapsed() >= PRUNE_EVERY);
         if due && matches!(self.condition, EngineCondition::Fine) && self.reserve.restore() {

@@ -126,8 +126,8 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
     pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
 }
 
-/// Why a transaction failed. Then nothing of it is recorded. After [`StoreError::Uncertain`] and [`StoreError::Gone`],
-/// only a restart shows whether it was recorded.
+/// Why a transaction failed. Nothing of it is recorded, with two exceptions: after [`StoreError::Uncertain`] and
+/// [`StoreError::Gone`], only a restart shows whether it was recorded.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StoreError {
     /// No space. Endings of operations can still be recorded.

@@ -100,7 +100,7 @@ fn held_by_default() -> bool {
     true
 }
 
-/// The time from which on all grants are recorded, after a loss was accepted on this boot.
+/// The time since which all grants are recorded. It is set when a loss on this boot is accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownSince {
     /// The kernel's id of the boot.

@@ -187,7 +187,7 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// The operation has ended, or the record cannot be written.
-    pub fn turn_back(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
+    pub fn begin_rollback(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         self.update(record, OperationState::Cancelling, |record| record.error = Some(why))
     }

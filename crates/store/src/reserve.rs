@@ -1,13 +1,13 @@
 //! Reserved disk space, so that operations can be ended on a full disk.
 //!
 //! ```text
-//! standing ──an ending meets a full disk──► released ──space again──► standing
+//! reserved ──an ending meets a full disk──► released ──space again──► reserved
 //!     └ ordinary writes are accepted            └ ordinary writes are refused
 //! ```
 //!
-//! The reserve is a file whose blocks are allocated. It is emptied when an ending needs them. Then another program
-//! could take them before the ending is written. On a copy-on-write file system (btrfs, ZFS), allocated blocks do not
-//! guarantee space. Both cases are rare; the ending then fails like any other write.
+//! The reserve is a file with allocated blocks. If an ending needs space, the store empties the file. Another program
+//! could then take the space before the ending is written. On a copy-on-write file system (btrfs, ZFS), allocated
+//! blocks do not guarantee space. Both cases are rare; the ending then fails like any other write.
 
 use std::{fs::File, path::Path};
 
@@ -49,7 +49,7 @@ impl Reserve {
     }
 
     /// Returns whether the disk has free space for ordinary writes, in addition to the reserve.
-    pub(crate) fn has_room_beside(&mut self) -> bool {
+    pub(crate) fn has_room_for_writes(&mut self) -> bool {
         let (start, length) = (i64::try_from(self.bytes).unwrap_or(i64::MAX), ROOM);
         let found = posix_fallocate(&self.file, start, length).is_ok();
         if let Err(error) = self.file.set_len(self.bytes) {

@@ -1,4 +1,4 @@
-//! The handle of the store. Cloning it is cheap, and it does not block the caller, except in [`Pending::wait`].
+//! The handle of the store. It is cheap to clone. Its methods do not block the caller, except [`Pending::wait`].
 
 use std::{
     fmt,

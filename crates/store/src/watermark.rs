@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use crate::{error::OpenError, own, record::digest};
 
-/// Format 1: magic, sequence, checksum. It contains neither database nor boot.
+/// Format 1: magic, sequence, checksum. It contains neither the id of the database nor that of the boot.
 const MAGIC_1: &[u8; 8] = b"gpushwm1";
 const LENGTH_1: usize = 24;
 /// Format 2: magic, sequence, database, boot, checksum.
@@ -76,7 +76,7 @@ pub(crate) fn boot_digest(boot_id: &str) -> u64 {
     digest(boot_id.as_bytes())
 }
 
-/// A watermark or a marker.
+/// An open watermark or marker file, which records the progress of a database.
 #[derive(Debug)]
 pub(crate) struct ProgressFile {
     file: File,

@@ -374,7 +374,7 @@ mod tests {
                 gpu_uuid: "GPU-5d1b03a2".into(),
                 gpu: Some(0),
                 state: MpsState::BackingOff,
-                reasons: vec!["the daemon was ended by signal 9".into(), "it is started again by itself".into()],
+                reasons: vec!["the daemon was ended by signal 9".into(), "gpushd restarts it".into()],
             })),
             Happening::Unleased(Box::new(unleased.clone())),
             Happening::Unleased(Box::new(hidden)),

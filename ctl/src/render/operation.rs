@@ -33,7 +33,7 @@ fn outcome(operation: &Operation) -> (&'static str, Style) {
     summary_outcome(&OperationSummary::from(operation))
 }
 
-/// Does the same for an operation in a list.
+/// Returns the state of an operation in a list, like `outcome`.
 pub(crate) fn summary_outcome(operation: &OperationSummary) -> (&'static str, Style) {
     let is_cancelled = operation.error.as_ref().is_some_and(|error| error.code == Code::Cancelled);
     match operation.state {
@@ -102,7 +102,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
                 out.extend(under_way(operation, plan, look));
             }
             OperationState::RolledBack => out.extend(as_before(operation, plan, look)),
-            OperationState::Failed if was_taken_back(operation, plan.gpu) => {
+            OperationState::Failed if was_rolled_back(operation, plan.gpu) => {
                 out.extend(as_before(operation, plan, look));
             }
             OperationState::Failed => out.extend(under_way(operation, plan, look)),
@@ -130,7 +130,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         | OperationState::Running
         | OperationState::Cancelling
         | OperationState::Interrupted => {}
-        OperationState::Done if just => out.extend(overrides::came_of(operation, before, now, look)),
+        OperationState::Done if just => out.extend(overrides::override_results(operation, before, now, look)),
         OperationState::Done => {}
         // The user requested the cancellation, so it is not an error.
         OperationState::RolledBack if is_cancelled(operation) => {}
@@ -149,7 +149,7 @@ fn not_begun(plan: &GpuPlan, look: &Look) -> Vec<String> {
 }
 
 /// Returns whether the steps of a GPU were rolled back because the operation failed on another GPU.
-fn was_taken_back(operation: &Operation, gpu: u32) -> bool {
+fn was_rolled_back(operation: &Operation, gpu: u32) -> bool {
     operation.progress.iter().any(|p| p.gpu == gpu && p.rolling_back && p.error.is_none())
 }
 

@@ -99,7 +99,7 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
     }
     if !reloaded.gpus.is_empty() {
         let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode != Mode::Unmanaged);
-        // Named, because without names `apply` would leave some of them out.
+        // The command names the GPUs, because `apply` without names would leave some of them out.
         let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
         let how = match those.as_slice() {
             [] => ".".to_owned(),
@@ -217,7 +217,7 @@ fn wish(view: &WantedView, look: &Look) -> String {
     format!("{} ({rule}){layout}{shared}{leases}", view.mode.name())
 }
 
-/// What a rule says about leases, where it is not the default.
+/// Describes what a rule says about leases, where it is not the default.
 fn terms(terms: LeaseTerms) -> String {
     let usual = LeaseTerms::default();
     let mut words = Vec::new();
@@ -234,7 +234,7 @@ fn terms(terms: LeaseTerms) -> String {
 }
 
 /// Describes what an operation that has just ended did to overrides, from the GPUs before and after it.
-pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: &Look) -> Vec<String> {
+pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu], look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     let on = |gpus: &[Gpu], uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid)?.overridden.clone();
     for plan in &operation.plans {

@@ -158,7 +158,8 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
     out.join("\n") + "\n"
 }
 
-/// Describes the aim of a plan. For a GPU that needs no change and has no MIG layout, this is how it is shared.
+/// Describes the target layout of a plan. For a GPU that needs no change and has no MIG layout, describes how it is
+/// shared.
 fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     let how = gpu.filter(|_| as_wanted(plan)).and_then(|gpu| match gpu.mode {
         Mode::Mps => Some("whole, shared through MPS"),

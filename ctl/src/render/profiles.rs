@@ -57,7 +57,7 @@ const ENGINES: [(&str, CountOf); 5] =
 fn of_group(gpus: &[&Gpu], indent: usize, look: &Look) -> String {
     let all: Vec<&[GpuProfile]> = gpus.iter().filter_map(|g| g.mig.as_ref()).map(|m| m.profiles.as_slice()).collect();
     let Some(first) = all.first() else { return String::new() };
-    // A column of zeros needs room for nothing. No MIG-capable GPU has encoders, for example.
+    // A column that has only zeros is left out. No MIG-capable GPU has encoders, for example.
     let engines: Vec<_> = ENGINES.iter().filter(|(_, of)| first.iter().any(|p| of(&p.engines) > 0)).collect();
     let mut columns = vec![
         ("PROFILE", Align::Left),

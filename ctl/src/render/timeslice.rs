@@ -11,7 +11,7 @@ use super::{
 };
 
 /// The limits of time-slicing, shown wherever it appears.
-const TRUTH: &str = "no memory or fault isolation, no guaranteed share";
+const LIMITS: &str = "no memory or fault isolation, no guaranteed share";
 
 /// Describes the level for events and lines: `time-slice level long`.
 pub(crate) fn level(turns: &TimesliceView) -> String {
@@ -27,7 +27,7 @@ pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
     let Some(turns) = &gpu.timeslice else { return Vec::new() };
     let margin = " ".repeat(indent);
     let read = read(turns, look);
-    let text = format!("{}, {}{read}: {TRUTH}", count(turns.replicas as usize, "replica"), level(turns));
+    let text = format!("{}, {}{read}: {LIMITS}", count(turns.replicas as usize, "replica"), level(turns));
     let mut out = look.wrap(&format!("{margin}time-sliced  "), &look.clean(&text));
     out.iter_mut().for_each(|line| *line = paint(QUIET, line));
     if let Some(why) = trouble(turns) {
@@ -120,7 +120,7 @@ pub(crate) fn facts(turns: &TimesliceView, look: &Look) -> Vec<(&'static str, St
         (TimesliceState::Known | TimesliceState::Unknown, _) => format!("not known; configured: {}", turns.wanted),
     };
     let why = turns.reason.as_ref().map(|why| format!(": {}", look.clean(why))).unwrap_or_default();
-    let mut facts = vec![("time-slicing", format!("{replicas}; {TRUTH}")), ("level", format!("{state}{why}"))];
+    let mut facts = vec![("time-slicing", format!("{replicas}; {LIMITS}")), ("level", format!("{state}{why}"))];
     match turns.state {
         TimesliceState::Known | TimesliceState::Unknown => {
             facts.push(("", "a level reaches only contexts that are made after it was set".to_owned()));

@@ -13,7 +13,7 @@ pub(crate) fn process(process: &Process, look: &Look) -> String {
     format!("{} {}", name(process, look), look.clean(command)).trim_end().to_owned()
 }
 
-/// Describes a process briefly: the program has no directory.
+/// Describes a process briefly: names the program without its directory.
 fn brief(process: &Process, look: &Look) -> String {
     let command = process.command.as_deref().unwrap_or_default();
     let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));

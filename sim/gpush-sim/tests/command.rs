@@ -12,11 +12,11 @@ use silicon::Host;
 use tempfile::TempDir;
 
 /// A directory for hosts and for the temporary files of `run`.
-struct Place {
+struct TestHost {
     dir: TempDir,
 }
 
-impl Place {
+impl TestHost {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("library.so"), "").unwrap();
@@ -83,7 +83,7 @@ fn text(output: &Output) -> (i32, String, String) {
 }
 
 /// Starts `run a30x4 -- sh -c SCRIPT` and waits for the first line that it prints.
-fn started(place: &Place, script: &str) -> (Child, String) {
+fn started(place: &TestHost, script: &str) -> (Child, String) {
     let mut child = place
         .command()
         .args(["run", "a30x4", "--", "sh", "-c", script])
@@ -99,7 +99,7 @@ fn started(place: &Place, script: &str) -> (Child, String) {
 
 #[test]
 fn run_gives_the_environment_passes_the_exit_code_and_cleans_up() {
-    let place = Place::new();
+    let place = TestHost::new();
     let script = r#"echo "$NVML_SIM_STATE" "$(command -v nvidia-smi)" "$LD_LIBRARY_PATH" "$(cat "$GPUSH_BOOT_ID_FILE")"
         test -e "$NVML_SIM_STATE/lib/libnvidia-ml.so" && test -e "$NVML_SIM_STATE/lib/libnvidia-ml.so.1" && exit 7"#;
     let (code, out, err) = place.call(&["run", "a30x4", "--", "sh", "-c", script]);
@@ -119,7 +119,7 @@ fn run_gives_the_environment_passes_the_exit_code_and_cleans_up() {
 /// An agent and its clients on one host find each other without flags, and leave no files behind.
 #[test]
 fn agent_of_a_host_uses_the_hosts_directory() {
-    let place = Place::new();
+    let place = TestHost::new();
     let script = r#"echo "$GPUSH_SOCKET" "$GPUSH_STATE_DIR" "$NVML_SIM_STATE"
         mkdir -p "$GPUSH_STATE_DIR" && touch "$GPUSH_SOCKET""#;
     let (code, out, err) = place.call(&["run", "a30x4", "--", "sh", "-c", script]);
@@ -131,7 +131,7 @@ fn agent_of_a_host_uses_the_hosts_directory() {
 
 #[test]
 fn simulated_nvidia_smi_sets_mig_mode_by_part() {
-    let place = Place::new();
+    let place = TestHost::new();
     let models = ["a30-24", "h100-80-sxm", "t4"];
     let hosts: String = models.iter().map(|model| format!("[[gpu]]\nmodel = \"{model}\"\n")).collect();
     let hosts = hosts.replace("a30-24\"\n", "a30-24\"\nmig = false\n").replace("sxm\"\n", "sxm\"\nmig = false\n");
@@ -152,7 +152,7 @@ fn simulated_nvidia_smi_sets_mig_mode_by_part() {
 
 #[test]
 fn signals_reach_the_program() {
-    let place = Place::new();
+    let place = TestHost::new();
     let mut tried = 0;
     for (signal, name) in [(Signal::SIGTERM, "TERM"), (Signal::SIGHUP, "HUP"), (Signal::SIGINT, "INT")] {
         // A shell runs a trap immediately while it waits.
@@ -169,7 +169,7 @@ fn signals_reach_the_program() {
 
 #[test]
 fn remaining_processes_keep_the_host() {
-    let place = Place::new();
+    let place = TestHost::new();
     let (mut child, dir) = started(&place, r#"echo "$NVML_SIM_STATE"; read x"#);
     let host = Host::open(Path::new(&dir)).unwrap();
     host.connect().unwrap();
@@ -186,7 +186,7 @@ fn remaining_processes_keep_the_host() {
 
 #[test]
 fn kept_host_is_used_by_environment_and_removed() {
-    let place = Place::new();
+    let place = TestHost::new();
     let (dir, name) = place.up("mixed");
     let script = place.ok(&["env", &name]);
     let shell =
@@ -212,7 +212,7 @@ fn kept_host_is_used_by_environment_and_removed() {
 
 #[test]
 fn processes_are_added_block_and_are_removed() {
-    let place = Place::new();
+    let place = TestHost::new();
     let (dir, name) = place.up("a30x4");
     place.refused(&["process", &name, "add", "--gpu", "0", "--spawn"], "give --gi and --ci, or --mig UUID");
     place.refused(&["process", &name, "add", "--gpu", "4", "--spawn"], "the host has GPUs 0 to 3");
@@ -253,7 +253,7 @@ fn processes_are_added_block_and_are_removed() {
 
 #[test]
 fn simulated_nvidia_smi_resets_only_idle_gpus() {
-    let place = Place::new();
+    let place = TestHost::new();
     let (dir, name) = place.up("a30x4");
     let host = Host::open(&dir).unwrap();
     host.update(|machine| machine.create_gpu_instance(1, 14, None)).unwrap();
@@ -281,7 +281,7 @@ fn simulated_nvidia_smi_resets_only_idle_gpus() {
 
 #[test]
 fn faults_and_xids_from_the_command_line() {
-    let place = Place::new();
+    let place = TestHost::new();
     let (dir, name) = place.up("a30x4");
     place.ok(&["fault", &name, "add", "nvmlGpuInstanceDestroy", "--gpu", "1", "--rc", "in_use", "--after", "1"]);
     place.ok(&["fault", &name, "add", "nvmlDeviceSetMigMode", "--activation-status", "19"]);
@@ -304,7 +304,7 @@ fn faults_and_xids_from_the_command_line() {
 
 #[test]
 fn show_prints_drawing_and_json() {
-    let place = Place::new();
+    let place = TestHost::new();
     let (dir, name) = place.up("mixed");
     let host = Host::open(&dir).unwrap();
     let gi = host.update(|machine| machine.create_gpu_instance(0, 9, None)).unwrap();
@@ -334,7 +334,7 @@ fn show_prints_drawing_and_json() {
 
 #[test]
 fn wrong_sources_are_explained() {
-    let place = Place::new();
+    let place = TestHost::new();
     let dir = place.path("host").display().to_string();
     let file = place.path("host.toml");
     let name = file.display().to_string();

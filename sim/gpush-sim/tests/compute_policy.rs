@@ -20,11 +20,11 @@ model = \"h100-80-sxm\"
 model = \"t4\"
 ";
 
-struct Place {
+struct TestHost {
     dir: TempDir,
 }
 
-impl Place {
+impl TestHost {
     fn new(description: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("library.so"), "").unwrap();
@@ -67,7 +67,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestHost {
     fn drop(&mut self) {
         self.on_host("down", "");
     }
@@ -75,7 +75,7 @@ impl Drop for Place {
 
 #[test]
 fn levels_are_listed_in_a_table_and_set_by_number() {
-    let place = Place::new(HOST);
+    let place = TestHost::new(HOST);
     assert_eq!(
         place.smi("compute-policy -i 0,3 --set-timeslice 1"),
         (
@@ -111,7 +111,7 @@ Failed to retrieve compute policies for requested devices : Not Supported
 
 #[test]
 fn refusals_have_the_manuals_exit_codes() {
-    let place = Place::new(HOST);
+    let place = TestHost::new(HOST);
     let (code, told) = place.smi("compute-policy -i 2 --set-timeslice=2");
     assert_eq!(code, 3);
     assert_eq!(
@@ -132,7 +132,7 @@ fn refusals_have_the_manuals_exit_codes() {
 
 #[test]
 fn fault_rules_make_compute_policy_fail() {
-    let place = Place::new(HOST);
+    let place = TestHost::new(HOST);
     place.on_host("fault", "add compute-policy-set --gpu 0 --rc UNKNOWN --times 1");
     let (code, told) = place.smi("compute-policy -i 0,1 --set-timeslice=1");
     assert_eq!(code, 255);
@@ -152,7 +152,7 @@ fn fault_rules_make_compute_policy_fail() {
 #[test]
 fn only_root_sets_levels_and_all_users_read_them() {
     // A host whose owner does not count as root. A test that runs as root is root on every host.
-    let place = Place::new(&format!("owner_is_root = false\n{HOST}"));
+    let place = TestHost::new(&format!("owner_is_root = false\n{HOST}"));
     if Host::open(&place.path("host")).unwrap().privileged() {
         println!("skipped: run as root");
         return;
@@ -166,7 +166,7 @@ fn only_root_sets_levels_and_all_users_read_them() {
 
 #[test]
 fn settings_are_lost_without_persistence_mode() {
-    let place = Place::new(HOST);
+    let place = TestHost::new(HOST);
     assert_eq!(place.smi("-pm 0 -i 0").0, 0);
     assert!(place.on_host("show", "").contains("persistence mode off"));
     assert_eq!(place.smi("compute-policy -i 0,1 --set-timeslice=2").0, 0);
@@ -183,7 +183,7 @@ fn settings_are_lost_without_persistence_mode() {
 
 #[test]
 fn mps_server_has_its_process_name() {
-    let place = Place::new(HOST);
+    let place = TestHost::new(HOST);
     let server = place.on_host("process", "add --spawn --gpu 3 --kind mps-server --memory 30");
     let client = place.on_host("process", "add --spawn --gpu 3 --kind mps --memory 400");
     let listed = place.on_host("process", "list");

@@ -1,14 +1,14 @@
-//! A client. It connects to a server as libcuda does, and then idles until it is asked to end.
+//! A simulated client. It connects to a server as libcuda does, and then idles until it is asked to end.
 //!
 //! It prints one line with its result, and later events as they happen:
 //!
 //! ```text
-//! active server=1234 percentage=25.0 device=GPU-…     served; without device outside a host;
-//!                                                     `memory=2048` is added if there is a limit
-//! without MPS                                         no daemon listens: it runs without MPS, as libcuda does
-//! error 805                                           the daemon has no server for it; it ends
-//! fault, terminated                                   its context is lost; it continues
-//! lost                                                its server has ended; it ends
+//! active server=1234 percentage=25.0 device=GPU-…     a server serves the client. Outside a simulated host, `device`
+//!                                                     is missing. With a memory limit, `memory=2048` is added
+//! without MPS                                         no daemon listens: the client runs without MPS, as libcuda does
+//! error 805                                           the daemon has no server for the client, which ends
+//! fault, terminated                                   the client's context is lost; the client continues
+//! lost                                                the client's server has ended, and the client ends
 //! ```
 //!
 //! It ends when it reads a line `end` on standard input. If standard input is closed, it continues. On a simulated
@@ -24,14 +24,14 @@ use std::{
 use silicon::machine::ProcessKind;
 
 use crate::{
-    place::{Place, variable},
+    place::{Environment, variable},
     wire::{self, Kind, Socket},
 };
 
 /// Runs the client.
 #[must_use]
 pub fn main() -> ExitCode {
-    let place = Place::of_environment();
+    let place = Environment::of_environment();
     std::thread::spawn(|| {
         for line in io::stdin().lock().lines() {
             if line.is_ok_and(|line| line.trim() == "end") {
@@ -97,7 +97,7 @@ pub(crate) fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
     served().map_err(|_| Unreached::NoServer)
 }
 
-fn occupy(place: &Place, device: &str, kind: ProcessKind) {
+fn occupy(place: &Environment, device: &str, kind: ProcessKind) {
     let memory = variable("MPS_SIM_MEMORY").and_then(|mib| mib.parse().ok()).unwrap_or(512);
     if let Err(error) = place.occupy(device, kind, memory) {
         eprintln!("mps-sim: {error}");

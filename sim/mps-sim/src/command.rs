@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     daemon::Daemon,
-    place::{Device, Place, Version},
+    place::{Device, Environment, Version},
     servers::{DEVICES, ROW, Server, ask},
     value,
     wire::Peer,
@@ -109,7 +109,7 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
         }),
         "start_server" => start(daemon, &words, peer),
         "shutdown_server" => {
-            if !Place::is_root(peer.uid) {
+            if !Environment::is_root(peer.uid) {
                 return (vec![insufficient(peer)], verdict);
             }
             if daemon.servers.of(pid).is_some() {
@@ -120,7 +120,7 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
             }
         }
         "terminate_client" => terminate(daemon, pid, value::number(word(1))),
-        "quit" if !Place::is_root(peer.uid) => {
+        "quit" if !Environment::is_root(peer.uid) => {
             vec!["Not enough privilege to execute quit command".to_owned()]
         }
         "quit" => {
@@ -164,7 +164,7 @@ fn of_server(daemon: &Daemon, pid: i64, answer: impl FnOnce(&Daemon, &Server) ->
 /// Version 535 lets every user who can connect set values.
 fn may_set(daemon: &mut Daemon, peer: Peer, set: impl FnOnce(&mut Daemon) -> Vec<String>) -> Vec<String> {
     match daemon.version {
-        Version::V550 | Version::V555 if !Place::is_root(peer.uid) => vec![insufficient(peer)],
+        Version::V550 | Version::V555 if !Environment::is_root(peer.uid) => vec![insufficient(peer)],
         Version::V535 | Version::V550 | Version::V555 => set(daemon),
     }
 }
@@ -208,7 +208,7 @@ fn start(daemon: &mut Daemon, words: &[&str], peer: Peer) -> Vec<String> {
     };
     match uid {
         None => vec!["A user id (UID) is required to start a new server".to_owned()],
-        Some(uid) if uid != peer.uid && !Place::is_root(peer.uid) => vec![insufficient(peer)],
+        Some(uid) if uid != peer.uid && !Environment::is_root(peer.uid) => vec![insufficient(peer)],
         Some(uid) => {
             daemon.servers.start(uid, &daemon.log);
             Vec::new()

@@ -28,7 +28,7 @@ use crate::{
     files::{self, Files, NoFiles},
     log::{self, Lines, Log, Source},
     options,
-    place::{Place, Version},
+    place::{Environment, Version},
     servers::{DEVICES, Defaults, Servers, Users},
     value,
     wire::{self, Kind, Peer, Socket},
@@ -38,7 +38,7 @@ use crate::{
 const LISTENS: &str = "listens";
 
 pub(crate) struct Daemon {
-    pub(crate) place: Place,
+    pub(crate) place: Environment,
     pub(crate) version: Version,
     pub(crate) log: Log,
     pub(crate) defaults: Defaults,
@@ -51,7 +51,7 @@ pub(crate) struct Daemon {
 }
 
 /// Runs the daemon in the foreground (`-f`).
-pub(crate) fn foreground(place: Place, users: Users) -> anyhow::Result<ExitCode> {
+pub(crate) fn foreground(place: Environment, users: Users) -> anyhow::Result<ExitCode> {
     serve(place, users, &Lines::Output, || {})
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode
 }
 
 /// Runs the background process of `-d`.
-pub(crate) fn behind(place: Place, users: Users) -> anyhow::Result<ExitCode> {
+pub(crate) fn behind(place: Environment, users: Users) -> anyhow::Result<ExitCode> {
     let made = std::fs::create_dir(&place.log);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     if made.is_ok() {
@@ -97,7 +97,7 @@ pub(crate) fn behind(place: Place, users: Users) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn serve(place: Place, users: Users, lines: &Lines, listening: impl FnOnce()) -> anyhow::Result<ExitCode> {
+fn serve(place: Environment, users: Users, lines: &Lines, listening: impl FnOnce()) -> anyhow::Result<ExitCode> {
     let lock = match files::lock(&place.pipe) {
         Ok(lock) => lock,
         Err(NoFiles::Taken) => {

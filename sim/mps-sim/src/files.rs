@@ -23,7 +23,7 @@ use nix::{
 
 use crate::{
     fault::Kind,
-    place::{Place, Version, without_umask},
+    place::{Environment, Version, without_umask},
     wire::Socket,
 };
 
@@ -83,7 +83,7 @@ pub(crate) fn lock(pipe: &Path) -> Result<File, NoFiles> {
 }
 
 /// Listens in a locked directory. The daemon keeps `lock` until it ends.
-pub(crate) fn listen(place: &Place, lock: File) -> io::Result<Files> {
+pub(crate) fn listen(place: &Environment, lock: File) -> io::Result<Files> {
     let privileged = Socket::listen(&place.pipe.join("control_privileged"))?;
     let control = Socket::listen(&place.pipe.join("control"))?;
     std::fs::set_permissions(place.pipe.join("control"), PermissionsExt::from_mode(0o666))?;

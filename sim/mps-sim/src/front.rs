@@ -14,17 +14,17 @@ use crate::{
 
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let pipe = place::pipe();
-    let at = |door: &str| Socket::introduced(&pipe.join(door), Kind::UserInterface);
-    let door = match at("control_privileged") {
+    let at = |socket: &str| Socket::introduced(&pipe.join(socket), Kind::UserInterface);
+    let socket = match at("control_privileged") {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => at("control"),
         other => other,
     };
-    let Ok(door) = door else {
+    let Ok(socket) = socket else {
         eprintln!("Cannot find MPS control daemon process");
         return Ok(ExitCode::FAILURE);
     };
-    let door = Arc::new(door);
-    let heard = Arc::clone(&door);
+    let socket = Arc::new(socket);
+    let heard = Arc::clone(&socket);
     std::thread::spawn(move || {
         answers(&heard);
         // Ends even if standard input continues: another process holds the control connection, or the daemon has
@@ -34,19 +34,19 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         let body = [line.as_bytes(), b"\n\0"].concat();
-        if door.send(&(body.len() as u64).to_le_bytes()).and_then(|()| door.send(&body)).is_err() {
+        if socket.send(&(body.len() as u64).to_le_bytes()).and_then(|()| socket.send(&body)).is_err() {
             break;
         }
     }
-    let _closed = door.send(&0_u64.to_le_bytes());
+    let _closed = socket.send(&0_u64.to_le_bytes());
     loop {
         std::thread::park();
     }
 }
 
 /// Prints answers until the status arrives or the connection closes.
-fn answers(door: &Socket) {
-    while let Ok(said) = door.receive() {
+fn answers(socket: &Socket) {
+    while let Ok(said) = socket.receive() {
         let Some((kind, text)) = said.bytes.split_first_chunk::<4>() else { break };
         if u32::from_le_bytes(*kind) != 0 {
             break;

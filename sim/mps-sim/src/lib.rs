@@ -46,7 +46,7 @@ pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
     let ended = if name == CONTROL {
         control(called, arguments)
     } else if name == SERVER {
-        server::run(place::Place::of(called))
+        server::run(place::Environment::of(called))
     } else {
         return None;
     };
@@ -58,7 +58,7 @@ pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
 
 /// Runs the control program of the host's version.
 fn control(called: &Path, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
-    let place = place::Place::of(called);
+    let place = place::Environment::of(called);
     let users = |multi_user| if multi_user { Users::Many } else { Users::One };
     match Action::of(place.version(), arguments) {
         Action::Foreground { multi_user } => daemon::foreground(place, users(multi_user)),

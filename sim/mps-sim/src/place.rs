@@ -39,7 +39,7 @@ impl Version {
 
 /// The environment of a program.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Environment {
     host: Option<Host>,
     pub(crate) pipe: PathBuf,
     pub(crate) log: PathBuf,
@@ -75,7 +75,7 @@ pub(crate) fn pipe() -> PathBuf {
     variable(PIPE).unwrap_or_else(|| "/tmp/nvidia-mps".to_owned()).into()
 }
 
-impl Place {
+impl Environment {
     /// Returns the environment of a program that was called by this path. A bare name is looked up in the PATH.
     pub(crate) fn of(called: &Path) -> Self {
         let found = || {

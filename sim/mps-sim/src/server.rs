@@ -26,7 +26,7 @@ use crate::{
     command,
     fault::Kind as Fault,
     log::{Log, Source},
-    place::{Device, Place},
+    place::{Device, Environment},
     servers::{DEVICES, ask},
     value,
     wire::{Kind, Peer, Socket},
@@ -55,13 +55,13 @@ struct State {
 }
 
 struct Server {
-    place: Place,
+    place: Environment,
     log: Log,
     device: String,
     state: Mutex<State>,
 }
 
-pub(crate) fn run(place: Place) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(place: Environment) -> anyhow::Result<ExitCode> {
     let log = Log::of(&place.pipe, Source::Server);
     if place.faults.fires(Fault::ServerDies).is_some() {
         log.say("Failed to start : the device is unavailable");

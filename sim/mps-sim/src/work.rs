@@ -28,7 +28,7 @@ use silicon::machine::ProcessKind;
 
 use crate::{
     client::{Unreached, reach, say},
-    place::Place,
+    place::Environment,
 };
 
 /// Number of multiprocessors of the device.
@@ -99,7 +99,7 @@ pub fn main(work: Work) -> ExitCode {
 fn run(work: Work) -> Result<(), String> {
     let ended = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGTERM, Arc::clone(&ended)).map_err(|error| error.to_string())?;
-    let place = Place::of_environment();
+    let place = Environment::of_environment();
     let lost = Arc::new(Mutex::new(None));
     let (given, device) = match reach(&place.pipe) {
         Err(Unreached::NoServer) => return Err("error 805".to_owned()),

@@ -135,7 +135,7 @@ impl Times {
         );
         report.target(
             &format!("death of {whose}"),
-            "noticed under 100 ms",
+            "noticed within 100 ms",
             &format!("{:.1} ms at most", noticed.1),
             noticed.1 < 100.0,
         );

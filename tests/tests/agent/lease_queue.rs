@@ -1,4 +1,4 @@
-//! Requests that wait for a lease while gpushd restarts: they keep their places, and their clients come back.
+//! Requests that wait for a lease while gpushd restarts: they keep their places, and their clients reconnect.
 
 use std::{
     io::{Read, Write},
@@ -129,7 +129,7 @@ fn capacity_that_is_free_while_the_client_is_away_is_kept_for_it() {
     let agent = Agent::start(&host, WHOLE);
     release(&agent, holder);
     lease_becomes(&agent, holder, LeaseState::Ended);
-    // The client has not come back yet: another request does not get its GPU.
+    // The client has not reconnected yet: another request does not get its GPU.
     request(&agent, &body).expect_err("the GPU is kept");
     let answer = parse(&send(&socket, &text).expect("an answer")).expect("HTTP");
     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));

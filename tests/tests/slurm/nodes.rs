@@ -73,7 +73,8 @@ fn job_on_two_nodes_has_a_lease_with_the_agent_of_each() {
         assert_eq!((*id, of.as_str(), lease.holder.uid), (job.0, *name, ALICE.uid));
         assert_eq!(value("GPUSH_LEASE"), Some(lease.id.to_string().as_str()), "{name}: {text}");
         assert_eq!(value("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("25"), "{name}: {text}");
-        // The tasks of the job came with the environment of the first node.
+        // Slurm starts all tasks of the job with the environment of the first node. The pipe directory must be that of
+        // this node.
         let pipe = value("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_default();
         assert!(pipe.starts_with(&base(&node.host).display().to_string()), "{name}: {pipe}");
     }

@@ -1,8 +1,8 @@
-//! The cluster of the tests itself, with trivial hooks.
+//! Tests of the Slurm cluster that the other tests use, with trivial hooks.
 
 use gpush_tests::slurm::{ALICE, BOB, Setup};
 
-/// Hooks that record what Slurm tells them.
+/// Sets up hooks that record what Slurm passes to them.
 fn recording() -> Option<Setup> {
     let setup = Setup::new()?;
     let seen = setup.dir().join("seen").display().to_string();

@@ -40,7 +40,7 @@ fn refused(machine: &Machine, line: &str) -> String {
     text
 }
 
-/// Whether a line of the page belongs to cgroup.conf, not to slurm.conf.
+/// Returns whether a line of the page belongs to cgroup.conf, not to slurm.conf.
 fn is_of_cgroup_conf(line: &str) -> bool {
     line.contains("# cgroup.conf")
 }

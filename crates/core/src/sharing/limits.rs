@@ -29,10 +29,10 @@ pub fn fits(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), 
     }
 }
 
-/// Returns the same problem as a sentence.
+/// Returns the same problem as a clause.
 pub(super) fn too_much(target: &Target) -> Option<String> {
     let memory_mib = target.memory_mib?;
-    over(&target.policy.settings, memory_mib).map(|limit| sentence(limit, &target.label(), memory_mib))
+    over(&target.policy.settings, memory_mib).map(|limit| sentence(limit, "it", memory_mib))
 }
 
 /// Returns settings of rules that GPUs cannot provide with any layout, one sentence each. So a config check on a host

@@ -14,7 +14,7 @@
 //! While a GPU cannot be read, or is being changed, no daemon is added, and existing ones stay. A failed reading must
 //! not end running work.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use gpush_api::{Architecture, Gpu, GpuState, Mode, MpsPolicy};
 
@@ -58,13 +58,40 @@ impl Target {
     }
 }
 
+/// Why something cannot be shared, or not as desired.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// UUID of the GPU or MIG device; `None` if the driver reports none.
+    pub target: Option<String>,
+    /// Its name for messages, as in [`Target::label`].
+    pub label: String,
+    /// Why, as a clause.
+    pub reason: String,
+}
+
+impl Finding {
+    fn of_gpu(gpu: &Gpu, reason: impl Into<String>) -> Self {
+        Self { target: Some(gpu.uuid.clone()), label: label(gpu.index, None), reason: reason.into() }
+    }
+
+    fn of(target: &Target, reason: impl Into<String>) -> Self {
+        Self { target: Some(target.uuid.clone()), label: target.label(), reason: reason.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.label, self.reason)
+    }
+}
+
 /// Targets and problems.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sharing {
     /// Targets, sorted by GPU and placement.
     pub targets: Vec<Target>,
-    /// Desired sharing that is not possible, with the reason, one sentence each.
-    pub findings: Vec<String>,
+    /// Desired sharing that is not possible.
+    pub findings: Vec<Finding>,
     /// UUIDs of GPUs whose MIG devices cannot be read now. Their daemons stay unchanged.
     pub unseen: BTreeSet<String>,
 }
@@ -116,19 +143,18 @@ pub fn place(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
 /// Returns the problems of [`decide`].
 #[must_use]
 pub fn findings(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<String> {
-    decide(config, gpus, had).findings
+    decide(config, gpus, had).findings.iter().map(Finding::to_string).collect()
 }
 
 /// Handles a whole GPU.
 fn whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) {
-    let label = label(gpu.index, None);
     if let Some(reason) = too_old(gpu) {
-        sharing.findings.push(format!("{label}: {reason}"));
+        sharing.findings.push(Finding::of_gpu(gpu, reason));
         return;
     }
     let in_the_way = desired::not_whole(Mode::Mps, gpu);
     if !in_the_way.is_empty() {
-        sharing.findings.extend(in_the_way.iter().map(|reason| format!("{label}: {reason}")));
+        sharing.findings.extend(in_the_way.into_iter().map(|reason| Finding::of_gpu(gpu, reason)));
         return;
     }
     let target = Target {
@@ -170,7 +196,8 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
     for device in devices {
         let words = device.words();
         let Some(uuid) = &device.compute.uuid else {
-            sharing.findings.push(format!("{}: its UUID is not known", label(gpu.index, Some(&words))));
+            let label = label(gpu.index, Some(&words));
+            sharing.findings.push(Finding { target: None, label, reason: "its UUID is not known".to_owned() });
             continue;
         };
         let policy = rule.mps_policy();
@@ -197,12 +224,12 @@ fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet
             Start::Never(why) | Start::OnlyWhatWas(why) => {
                 let stays = matches!(start, Start::OnlyWhatWas(_)) && had.contains(&target.uuid);
                 if !stays {
-                    sharing.findings.push(format!("{}: {why}", target.label()));
+                    sharing.findings.push(Finding::of(&target, why));
                     continue;
                 }
             }
         }
-        sharing.findings.extend(limits::too_much(&target));
+        sharing.findings.extend(limits::too_much(&target).map(|reason| Finding::of(&target, reason)));
         sharing.targets.push(target);
     }
 }

@@ -70,7 +70,7 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     let meant: Vec<usize> = (0..daemons.len()).filter(|at| begins(&daemons[*at].uuid, typed)).collect();
     match meant.as_slice() {
         [at] => Ok(*at),
-        [] => Err(nobody(typed, daemons)),
+        [] => Err(no_such_target(typed, daemons)),
         several => {
             let error = ApiError::new(Code::BadRequest, format!("{} is the beginning of several UUIDs", Quoted(typed)));
             let named: Vec<String> = several.iter().map(|at| listed(&daemons[*at])).collect();
@@ -85,7 +85,7 @@ fn begins(uuid: &str, typed: &str) -> bool {
     kind(typed) && uuid.get(..typed.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(typed))
 }
 
-fn nobody(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
+fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let listed: Vec<String> = daemons.iter().map(listed).collect();
     let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)))
         .cause(format!("there are: {}", listed.join(", ")));

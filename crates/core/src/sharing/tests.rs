@@ -206,7 +206,10 @@ fn failed_reading_keeps_sharing() {
         gpus[0].state = state;
         let found = decide(&config, &gpus, &uuids(&before));
         assert_eq!(found.targets, before, "{state:?}");
-        assert!(found.findings.len() == 1 && found.findings[0].starts_with("GPU 0, 2g.20gb@2: the GPU "), "{found:?}");
+        assert!(
+            found.findings.len() == 1 && found.findings[0].to_string().starts_with("GPU 0, 2g.20gb@2: the GPU "),
+            "{found:?}"
+        );
     }
     gpus[0].state = GpuState::Lost;
     assert!(targets(&config, &gpus, &uuids(&before)).is_empty());
@@ -240,7 +243,8 @@ fn memory_limit_above_the_memory_is_reported() {
     gpus[0].mig.as_mut().unwrap().instances[0].memory = Some(memory);
     let found = decide(&config, &gpus, &BTreeSet::new());
     assert_eq!((found.targets.len(), found.targets[0].memory_mib), (1, Some(20_096)));
-    assert_eq!(found.findings, ["memory limit 30G is more than GPU 0, 2g.20gb@0 has, 19.6 GiB"]);
+    let shown: Vec<String> = found.findings.iter().map(Finding::to_string).collect();
+    assert_eq!(shown, ["GPU 0, 2g.20gb@0: memory limit 30G is more than it has, 19.6 GiB"]);
     assert!(
         crate::desired::findings(&config, &gpus)[0].starts_with("memory limit 30G is more than GPU 0, 2g.20gb has")
     );

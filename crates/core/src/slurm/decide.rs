@@ -79,7 +79,7 @@ pub fn prolog(started: Started, concerned: bool, agent_down: AgentDown) -> Verdi
     }
 }
 
-/// Whether Epilog fails. `had_lease` says whether Prolog left a file of the job.
+/// Returns whether Epilog fails. `had_lease` says whether Prolog left a file of the job.
 #[must_use]
 pub fn epilog_fails(ended: Ended, had_lease: bool, config: &Slurm) -> bool {
     match ended {
@@ -90,7 +90,7 @@ pub fn epilog_fails(ended: Ended, had_lease: bool, config: &Slurm) -> bool {
     }
 }
 
-/// Whether an error of a grant concerns the request alone. Other errors mean that the node cannot serve it.
+/// Returns whether an error of a grant concerns the request alone. Other errors mean that the node cannot serve it.
 #[must_use]
 pub fn is_refusal(code: Code) -> bool {
     match code {
@@ -117,7 +117,8 @@ pub fn is_refusal(code: Code) -> bool {
     }
 }
 
-/// Whether the end of one run of a job ends a lease of another run: a late Epilog must not end a later run's lease.
+/// Returns whether the end of one run of a job ends a lease of another run: a late Epilog must not end a later run's
+/// lease.
 #[must_use]
 pub fn ends(epilog_restart: u32, lease_restart: u32) -> bool {
     lease_restart <= epilog_restart

@@ -81,7 +81,7 @@ impl Job {
         })
     }
 
-    /// Whether Slurm allocated a device to the job.
+    /// Returns whether Slurm allocated a device to the job.
     #[must_use]
     pub fn has_devices(&self) -> bool {
         let is_device = |entry: &String| entry != "NoDevFiles" && entry != "-1";

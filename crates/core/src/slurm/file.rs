@@ -84,7 +84,7 @@ impl JobFile {
     }
 }
 
-/// What TaskProlog prints when the file of the job cannot be used.
+/// Returns what TaskProlog prints when the file of the job cannot be used.
 #[must_use]
 pub fn fail(reason: &str, hint: Option<&str>) -> TaskProlog {
     let mut text = String::new();

@@ -63,7 +63,7 @@ pub struct GresRecord {
     /// `UniqueId=`: the UUID of a MIG device (24.05 and later).
     pub unique_id: Option<String>,
     /// Its place.
-    pub place: Place,
+    pub place: Position,
 }
 
 /// A device of a node.
@@ -80,19 +80,19 @@ pub struct GresDevice {
     /// `UniqueId=`: the UUID of a MIG device.
     pub unique_id: Option<String>,
     /// The place of its record.
-    pub place: Place,
+    pub place: Position,
 }
 
 /// A line of gres.conf, or of a file that it includes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// The included file as written after `Include`; `None` for gres.conf itself.
     pub included: Option<String>,
     /// The line, from 1.
     pub line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.included.as_deref().unwrap_or("gres.conf"), self.line)
     }
@@ -104,7 +104,7 @@ pub struct UnknownKey {
     /// The key.
     pub key: String,
     /// Its place.
-    pub place: Place,
+    pub place: Position,
 }
 
 /// A gres.conf that slurmd refuses as well.
@@ -112,7 +112,7 @@ pub struct UnknownKey {
 #[error("{place}: {problem}")]
 pub struct GresConfError {
     /// Where the problem is.
-    pub place: Place,
+    pub place: Position,
     /// What the problem is.
     pub problem: GresProblem,
 }
@@ -157,7 +157,7 @@ pub enum GresProblem {
         /// The file.
         file: String,
         /// The first record with it.
-        first: Place,
+        first: Position,
     },
     /// An included file cannot be read.
     #[error("cannot read the included file {}", Quoted(.0))]

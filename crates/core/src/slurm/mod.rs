@@ -36,7 +36,7 @@ pub mod request;
 
 pub use self::{
     environment::Job,
-    gres_conf::{AutoDetect, GresConf, GresConfError, GresDevice, GresProblem, GresRecord, Place, UnknownKey},
+    gres_conf::{AutoDetect, GresConf, GresConfError, GresDevice, GresProblem, GresRecord, Position, UnknownKey},
     gres_lines::{GresLines, gres_lines},
     host_list::{HostList, HostListError},
     lines::{KeyValue, LineError, LogicalLine, lines},

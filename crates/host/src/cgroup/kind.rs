@@ -27,7 +27,7 @@ const CONTAINER_DIRS: [&str; 7] =
 
 /// What kind of cgroup a process is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum CgroupKind {
     /// The scope of a login session.
     Session {
         /// Path of the session's scope.
@@ -86,8 +86,8 @@ pub enum Choice {
     None(&'static str),
 }
 
-impl Place {
-    /// Returns the kind of the cgroup of a process; [`Place::Other`] when there is no process.
+impl CgroupKind {
+    /// Returns the kind of the cgroup of a process; [`CgroupKind::Other`] when there is no process.
     #[must_use]
     pub fn of(pid: u32) -> Self {
         crate::proc::cgroups(pid).map_or(Self::Other, |text| Self::parse(&text))

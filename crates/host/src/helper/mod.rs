@@ -124,7 +124,7 @@ impl Helpers {
         }
         let ended = follow(&run, job.deadline + GRACE + HANGS).await;
         match &ended.end {
-            End::Void => return Err(not_run(&job, "its keeper did not start")),
+            End::Void => return Err(not_run(&job, "its keeper process did not start")),
             end if job.routine => tracing::debug!(operation = job.operation, "{} {end}{}", job.step, ended.said()),
             End::Exited(0) => tracing::info!(operation = job.operation, "{} succeeded", job.step),
             End::Exited(_) | End::Signalled(_) | End::TimedOut | End::NotStarted(_) | End::Lost | End::Hangs => {

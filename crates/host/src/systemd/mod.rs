@@ -13,8 +13,9 @@
 //!                                                               └─────────────────────────┘
 //! ```
 //!
-//! A start continues after its caller has gone: [`Manager::state`] returns its result. The connection is made when
-//! it is first needed, and again when the bus was restarted. It is checked before each call, so no call is made twice.
+//! A start continues after its caller has stopped waiting: [`Manager::state`] returns its result. The connection is
+//! made when it is first needed, and again after a restart of the bus. It is checked before each call, so no call is
+//! made twice.
 
 mod proxies;
 mod state;

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use super::task::{DEADLINE, SupervisorTask};
 
-/// Returns the users that the store records for a target. Returns none if an administrator has stopped the daemon.
+/// A function that returns the users that the store records for a target. Returns none if an administrator has stopped
+/// the daemon.
 pub type RecordedUsers = Arc<dyn Fn() -> BTreeSet<u32> + Send + Sync>;
 
 impl SupervisorTask {
@@ -38,7 +39,7 @@ impl SupervisorTask {
         Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
     }
 
-    /// Tells the supervisor whether users hold leases: a daemon that drains waits for them.
+    /// Reports to the supervisor whether users hold leases: a daemon that drains waits for them.
     pub(super) async fn check_leases(&mut self) {
         let leased = !(self.sources.recorded_users)().is_empty();
         let drains_for_them = self.supervisor.serves_leases();
@@ -46,7 +47,7 @@ impl SupervisorTask {
             // The program of a lease may have connected since the last probe.
             self.step(Event::Clients(None)).await;
         }
-        // Revokes the access of those whose leases have ended.
+        // Revokes the access of users whose leases have ended.
         self.step(Event::Leased(leased)).await;
         if drains_for_them && !leased {
             self.abort_probe();
@@ -54,7 +55,7 @@ impl SupervisorTask {
         }
     }
 
-    /// Ends the daemon of a user who has left, and starts one for another user.
+    /// Ends the daemon of the previous user, and starts one for another user.
     async fn hand_over(&mut self, uid: u32) -> Result<(), ApiError> {
         // No client is connected, so ending and starting are fast.
         let until = Instant::now() + DEADLINE + DEADLINE;

@@ -118,25 +118,25 @@ pub struct Desired {
 
 /// A request to a supervisor task.
 #[derive(Debug)]
-pub enum Request {
+pub enum DaemonRequest {
     /// Sets the desired state; `None` means no daemon.
-    Want(Option<Box<Desired>>),
+    SetDesired(Option<Box<Desired>>),
     /// Starts the daemon, even after too many failures.
     Start,
-    /// Closes admission until the daemon ends or [`Self::Open`]. Refused if a client is or may be connected.
-    Shut,
+    /// Closes admission until the daemon ends or [`Self::OpenAdmission`]. Refused if a client is or may be connected.
+    CloseAdmission,
     /// Reopens admission.
-    Open,
+    OpenAdmission,
     /// Ends the daemon with its clients.
     Stop {
-        /// Whether to refuse it under the conditions of [`Self::Shut`].
+        /// Whether to refuse it under the conditions of [`Self::CloseAdmission`].
         unless_used: bool,
     },
     /// Ends the daemon when its clients have ended, or after this time. A later `Drain` replaces an earlier one.
     Drain(Option<Duration>),
     /// Ends the daemon with its clients, and restarts it.
     Restart {
-        /// Whether to refuse it under the conditions of [`Self::Shut`].
+        /// Whether to refuse it under the conditions of [`Self::CloseAdmission`].
         unless_used: bool,
     },
     /// Sets the users with access.
@@ -144,13 +144,13 @@ pub enum Request {
     /// Ends the GPU work of the client with this pid.
     Terminate(i32),
     /// Probes the daemon now.
-    Look,
+    Probe,
 }
 
 /// A request and its caller.
 #[derive(Debug)]
 struct QueuedRequest {
-    pub what: Request,
+    pub what: DaemonRequest,
     pub done: Reply,
 }
 
@@ -182,7 +182,7 @@ pub struct Report {
     pub clients_known: bool,
     /// Clients that wait for a server.
     pub waiting: Vec<i32>,
-    /// Whether it drains until the leases on its target have ended.
+    /// Whether the daemon drains until the leases on its target have ended.
     pub serves_leases: bool,
     /// Whether leftovers run although the daemon is stopped.
     pub behind: bool,
@@ -280,7 +280,7 @@ impl Daemon {
     ///
     /// # Errors
     /// The refusal, or [`Code::Internal`] if the task has panicked.
-    pub async fn have(&self, what: Request) -> Result<(), ApiError> {
+    pub async fn send(&self, what: DaemonRequest) -> Result<(), ApiError> {
         let (done, answer) = oneshot::channel();
         let gone = || ApiError::new(Code::Internal, "the task of this MPS daemon has panicked");
         self.ask.send(QueuedRequest { what, done }).await.map_err(|_| gone())?;
@@ -290,9 +290,9 @@ impl Daemon {
     /// Probes the daemon. Does not wait for a hung daemon.
     ///
     /// # Errors
-    /// As [`Self::have`].
+    /// As [`Self::send`].
     pub async fn look(&self) -> Result<(), ApiError> {
-        tokio::time::timeout(SOON, self.have(Request::Look)).await.unwrap_or(Ok(()))
+        tokio::time::timeout(SOON, self.send(DaemonRequest::Probe)).await.unwrap_or(Ok(()))
     }
 
     /// Returns a report that is not older than `older`, if the daemon answers soon. Otherwise returns the last report.

@@ -18,7 +18,7 @@ use gpush_api::MpsServerState;
 use gpush_host::proc;
 
 use super::health::Health;
-use crate::protocol::holder::{self, Guests};
+use crate::protocol::holder::{self, UnlistedClients};
 
 /// Asks the driver for the pids of the MPS clients of a target. Returns `None` if the driver cannot list them.
 pub type DriverClients = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<i32>>> + Send>> + Send + Sync>;
@@ -36,11 +36,11 @@ pub(super) struct Pending {
 /// clients that its log names, with their users; `None` if the log has stopped growing.
 pub(super) async fn find(daemon: i32, pipe: &Path, known: Vec<i32>, named: Option<&[(i32, u32)]>) -> Pending {
     let (pipe, inside) = (pipe.to_owned(), known.clone());
-    let found = tokio::task::spawn_blocking(move || holder::guests(daemon, &pipe, &inside)).await;
+    let found = tokio::task::spawn_blocking(move || holder::unlisted_clients(daemon, &pipe, &inside)).await;
     let named_ones = named.unwrap_or_default().iter().filter(|(pid, uid)| proc::owner(*pid) == Some(*uid));
     let named_ones: Vec<i32> = named_ones.map(|(pid, _)| *pid).filter(|pid| !known.contains(pid)).collect();
     match found.map_err(std::io::Error::other).and_then(|found| found) {
-        Ok(guests) => pending(guests, named_ones.into_iter().filter(|pid| is_elsewhere(*pid))),
+        Ok(unlisted) => pending(unlisted, named_ones.into_iter().filter(|pid| is_elsewhere(*pid))),
         Err(error) => {
             tracing::debug!(daemon, "cannot find its pending clients: {error}");
             Pending { waiting: named_ones, others: named.is_none() }
@@ -48,10 +48,10 @@ pub(super) async fn find(daemon: i32, pipe: &Path, known: Vec<i32>, named: Optio
     }
 }
 
-fn pending(guests: Guests, named: impl Iterator<Item = i32>) -> Pending {
-    let elsewhere: Vec<i32> = if guests.elsewhere > 0 { named.collect() } else { Vec::new() };
-    let others = guests.unseen || guests.elsewhere > elsewhere.len();
-    Pending { waiting: guests.pids.into_iter().chain(elsewhere).collect(), others }
+fn pending(unlisted: UnlistedClients, named: impl Iterator<Item = i32>) -> Pending {
+    let elsewhere: Vec<i32> = if unlisted.elsewhere > 0 { named.collect() } else { Vec::new() };
+    let others = unlisted.unseen || unlisted.elsewhere > elsewhere.len();
+    Pending { waiting: unlisted.pids.into_iter().chain(elsewhere).collect(), others }
 }
 
 /// Returns whether a process is in another network namespace than gpushd.
@@ -87,16 +87,16 @@ mod tests {
 
     #[test]
     fn unidentified_connection_may_be_a_client() {
-        let guests = |unseen, elsewhere| Guests { pids: [5].into(), unseen, elsewhere };
+        let unlisted = |unseen, elsewhere| UnlistedClients { pids: [5].into(), unseen, elsewhere };
         let expected = |waiting: &[i32], others| Pending { waiting: waiting.to_vec(), others };
         assert_eq!(
-            pending(guests(false, 0), [7].into_iter()),
+            pending(unlisted(false, 0), [7].into_iter()),
             expected(&[5], false),
             "no guest is from another namespace"
         );
-        assert_eq!(pending(guests(true, 0), [].into_iter()), expected(&[5], true));
-        assert_eq!(pending(guests(false, 1), [].into_iter()), expected(&[5], true));
-        assert_eq!(pending(guests(false, 1), [7].into_iter()), expected(&[5, 7], false));
+        assert_eq!(pending(unlisted(true, 0), [].into_iter()), expected(&[5], true));
+        assert_eq!(pending(unlisted(false, 1), [].into_iter()), expected(&[5], true));
+        assert_eq!(pending(unlisted(false, 1), [7].into_iter()), expected(&[5, 7], false));
     }
 
     #[test]

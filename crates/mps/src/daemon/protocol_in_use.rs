@@ -5,7 +5,7 @@ use std::{fs::File, io::Read};
 
 use crate::protocol::{
     control::{Control, Protocol},
-    version::{self, Known, TRIED},
+    version::{self, Known, TESTED},
 };
 use gpush_host::proc;
 
@@ -25,7 +25,7 @@ pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String
         (Protocol::FrontEnd(what), _) => {
             format!("{version}through NVIDIA's front-end: this gpushd does not know its own protocol, {what}")
         }
-        (Protocol::Direct, Some(Known::Tried)) => format!("{version}direct connection"),
+        (Protocol::Direct, Some(Known::Tested)) => format!("{version}direct connection"),
         (Protocol::Direct, Some(Known::Untried(_)) | None) => {
             format!("{version}direct connection (tested with {tried})")
         }
@@ -34,7 +34,7 @@ pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String
 
 /// Lists the driver branches with which the protocol was tested.
 fn tried() -> String {
-    let [first @ .., last] = TRIED.map(|branch| branch.to_string());
+    let [first @ .., last] = TESTED.map(|branch| branch.to_string());
     format!("{} and {last}", first.join(", "))
 }
 

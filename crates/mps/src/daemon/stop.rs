@@ -71,7 +71,7 @@ impl SupervisorTask {
             tracing::info!(mps = self.target, "the MPS daemon {reason}");
             self.problems.clear();
             self.health = Health::default();
-            // Servers that are left have no clients, but hold the GPU and the lock.
+            // The remaining servers have no clients, but still use the GPU and hold the lock.
             if self.dir.is_taken() {
                 self.launcher.kill(&self.dir, None).await;
             }

@@ -8,10 +8,10 @@
 //!     3/                          0700, access list   CUDA_MPS_PIPE_DIRECTORY of the third user
 //! ```
 //!
-//! A pipe directory belongs to one user, or to no user yet, and never to another user later. So a process that keeps an
-//! old directory open, or left files in it, does not reach the next daemon. If the lock is held, a process of the
-//! daemon runs; this may be only a server that has outlived it. NVIDIA's daemon ends without a message if the path of
-//! its pipe directory has 88 bytes or more. So gpushd checks the length first.
+//! A pipe directory belongs to one user, or to none yet. It never belongs to another user later. So a process that
+//! keeps an old directory open, or left files in it, does not reach the next daemon. If the lock is held, a process of
+//! the daemon runs. That may be only a server that has outlived the daemon. NVIDIA's daemon ends without a message if
+//! the path of its pipe directory has 88 bytes or more. So gpushd checks the length first.
 
 use std::{
     collections::BTreeSet,

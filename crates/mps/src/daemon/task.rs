@@ -3,15 +3,15 @@
 //!
 //! ```text
 //! request ───────┐                       ┌─► Start   directory prepared, program started, pidfd opened
-//! process ended ─┼─► supervisor ─ effects┼─► Quit    clients told to end, then the daemon
+//! process ended ─┼─► supervisor ─ effects┼─► Quit    ends the clients' work, then the daemon
 //! timer fired ───┤       │               └─► Kill    the daemon and everything that it started
 //! probe finished ┘       └─ state ─► access to the pipe directory: granted while it serves, else revoked
 //!   reply, silence, servers, clients
 //! ```
 //!
 //! Admission means access to the pipe directory. While a daemon does not serve, no user can reach its sockets. The only
-//! exception are users of an adopted daemon who had access before. A hung daemon does not block the task: probes and
-//! `quit` run in separate tasks.
+//! exception: users of an adopted daemon keep the access that they had before. A hung daemon does not block the task,
+//! because probes and `quit` run in separate tasks.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    Desired, QueuedRequest, Reply, Report, Request, Sources,
+    DaemonRequest, Desired, QueuedRequest, Reply, Report, Sources,
     health::Health,
     launcher::{DaemonProcess, Launcher},
     leftovers::Leftovers,
@@ -63,7 +63,7 @@ pub(super) struct SupervisorTask {
     pub(super) dir: TargetDir,
     pub(super) launcher: Launcher,
     pub(super) supervisor: Supervisor,
-    /// Zero of the supervisor's time.
+    /// The instant from which the supervisor counts its time.
     pub(super) started_at: Instant,
     pub(super) desired: Option<Box<Desired>>,
     /// The parameters that the daemon was started with.
@@ -71,7 +71,7 @@ pub(super) struct SupervisorTask {
     pub(super) process: Option<DaemonProcess>,
     pub(super) control: Option<Arc<Control>>,
     pub(super) sources: Sources,
-    /// Users with a share. They have access while the daemon serves.
+    /// Users with a lease. They have access while the daemon serves.
     pub(super) users: BTreeSet<u32>,
     /// User of the next pipe directory, if it differs from the user of the current one.
     pub(super) next_user: Option<u32>,
@@ -180,8 +180,8 @@ impl SupervisorTask {
                     answered = self.handle_wakeup(wakeup).await.map(|callers| (callers, Ok(())));
                 }
                 request = requests.recv() => match request {
-                    Some(QueuedRequest { what: Request::Look, done }) => self.probe_now(Some(done)),
-                    Some(QueuedRequest { what: Request::Want(desired), done }) => {
+                    Some(QueuedRequest { what: DaemonRequest::Probe, done }) => self.probe_now(Some(done)),
+                    Some(QueuedRequest { what: DaemonRequest::SetDesired(desired), done }) => {
                         if self.set_desired(desired).await {
                             self.probe_now(Some(done));
                         } else {
@@ -307,15 +307,15 @@ impl SupervisorTask {
         self.supervisor.pid().is_some()
     }
 
-    async fn handle_request(&mut self, request: Request) -> Result<(), ApiError> {
+    async fn handle_request(&mut self, request: DaemonRequest) -> Result<(), ApiError> {
         match request {
-            Request::Start => {
+            DaemonRequest::Start => {
                 self.step(Event::StartAnyway).await;
                 self.start_result()?;
             }
-            Request::Shut => self.close_unless_used().await?,
-            Request::Open => self.reopen_admission(),
-            Request::Stop { unless_used } => {
+            DaemonRequest::CloseAdmission => self.close_unless_used().await?,
+            DaemonRequest::OpenAdmission => self.reopen_admission(),
+            DaemonRequest::Stop { unless_used } => {
                 if unless_used {
                     self.close_unless_used().await?;
                 }
@@ -324,14 +324,14 @@ impl SupervisorTask {
                 self.clear_leftovers().await;
                 self.reopen_admission();
             }
-            Request::Drain(within) => {
+            DaemonRequest::Drain(within) => {
                 self.close_and_check_empty().await;
                 self.check_leases().await;
                 self.step(Event::Leave(within)).await;
                 self.drain_leftovers(within.map(|within| Instant::now() + within)).await;
                 self.reopen_admission();
             }
-            Request::Restart { unless_used } => {
+            DaemonRequest::Restart { unless_used } => {
                 if unless_used {
                     self.close_unless_used().await?;
                 }
@@ -339,18 +339,18 @@ impl SupervisorTask {
                 self.step(Event::Restart).await;
                 self.reopen_admission();
             }
-            Request::Users(users) => {
+            DaemonRequest::Users(users) => {
                 self.set_users(users).await?;
                 self.change_users_if_idle().await;
             }
-            Request::Terminate(client) => {
+            DaemonRequest::Terminate(client) => {
                 let server = self.health.clients.iter().find(|(_, one)| *one == client).map(|(server, _)| *server);
                 if let (Some(control), Some(server)) = (self.control.clone(), server) {
                     terminate(&self.target, &control, server, client).await;
                 }
             }
             // `run` handles both requests.
-            Request::Look | Request::Want(_) => {}
+            DaemonRequest::Probe | DaemonRequest::SetDesired(_) => {}
         }
         Ok(())
     }

@@ -79,12 +79,12 @@ async fn task_that_panics_is_replaced() {
         Box::pin(async { None })
     });
     let daemon = daemon(scratch.path(), Sources { driver_clients, ..Answers::new(None).sources() });
-    daemon.have(Request::Want(None)).await.unwrap();
-    let error = daemon.have(Request::Want(None)).await.unwrap_err();
+    daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
+    let error = daemon.send(DaemonRequest::SetDesired(None)).await.unwrap_err();
     assert!(!panics.load(Ordering::SeqCst) && error.message.contains("panicked"), "{error:?}");
     // The next task handles requests as usual.
-    daemon.have(Request::Want(None)).await.unwrap();
-    daemon.have(Request::Want(None)).await.unwrap();
+    daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
+    daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
     assert!(daemon.seen().trouble[0].contains("may have clients"), "{:?}", daemon.seen());
 }
 
@@ -92,11 +92,11 @@ async fn task_that_panics_is_replaced() {
 async fn program_that_ends_at_once_is_given_up_after_its_failures() {
     let scratch = tempfile::tempdir().unwrap();
     let daemon = daemon(scratch.path(), Answers::new(Some(Vec::new())).sources());
-    daemon.have(Request::Want(desired(scratch.path()))).await.unwrap();
+    daemon.send(DaemonRequest::SetDesired(desired(scratch.path()))).await.unwrap();
     let report = until(&daemon, |report| report.state == State::GivenUp).await;
     assert_eq!((report.failures, report.pid), (2, None), "{report:#?}");
     assert!(report.wanted && !report.trouble.is_empty(), "{report:#?}");
-    daemon.have(Request::Want(None)).await.unwrap();
+    daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
     assert_eq!(daemon.seen().state, State::Stopped);
 }
 
@@ -106,7 +106,7 @@ async fn start_waits_while_the_host_forbids_it() {
     let answers = Answers::new(Some(Vec::new()));
     *answers.blocked.lock().unwrap() = Some("the host is in maintenance".to_owned());
     let daemon = daemon(scratch.path(), answers.sources());
-    daemon.have(Request::Want(desired(scratch.path()))).await.unwrap();
+    daemon.send(DaemonRequest::SetDesired(desired(scratch.path()))).await.unwrap();
     let report = until(&daemon, |report| matches!(report.state, State::BackingOff { .. })).await;
     assert_eq!((report.failures, report.trouble.as_slice()), (0, ["the host is in maintenance".to_owned()].as_slice()));
     assert!(!scratch.path().join("g1").exists(), "gpushd prepares no directory");
@@ -123,7 +123,7 @@ async fn leftovers_with_a_client_delay_the_start_without_a_failure() {
     let lock = dir.lock().unwrap().unwrap();
     let client = std::process::id().cast_signed();
     let daemon = daemon(scratch.path(), Answers::new(Some(vec![client])).sources());
-    daemon.have(Request::Want(desired(scratch.path()))).await.unwrap();
+    daemon.send(DaemonRequest::SetDesired(desired(scratch.path()))).await.unwrap();
     let report = until(&daemon, |report| !report.trouble.is_empty()).await;
     assert!(report.trouble[0].contains("still serves 1 client"), "{report:#?}");
     assert_eq!((report.failures, report.pid), (0, None));
@@ -141,13 +141,13 @@ async fn stop_of_leftovers_with_a_client_kills_them() {
     let mut server = std::process::Command::new("/bin/sleep").arg("600").stdin(lock).spawn().unwrap();
     let client = std::process::id().cast_signed();
     let daemon = daemon(scratch.path(), Answers::new(Some(vec![client])).sources());
-    daemon.have(Request::Want(None)).await.unwrap();
-    daemon.have(Request::Want(None)).await.unwrap();
+    daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
+    daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
     let report = until(&daemon, |report| report.behind).await;
     assert!(report.trouble[0].contains("still serves 1 client"), "{report:#?}");
-    daemon.have(Request::Drain(None)).await.unwrap();
+    daemon.send(DaemonRequest::Drain(None)).await.unwrap();
     assert!(server.try_wait().unwrap().is_none(), "a drain leaves clients their time");
-    daemon.have(Request::Stop { unless_used: false }).await.unwrap();
+    daemon.send(DaemonRequest::Stop { unless_used: false }).await.unwrap();
     assert!(!server.wait().unwrap().success());
     until(&daemon, |report| !report.behind).await;
 }

@@ -29,7 +29,7 @@ use super::{
 
 /// The two sockets of a daemon. Only root's front-ends connect to the first one. Clients, servers and the front-ends of
 /// users connect to the second one.
-const DOORS: [&str; 2] = ["control_privileged", "control"];
+const CONTROL_SOCKETS: [&str; 2] = ["control_privileged", "control"];
 
 /// Returns the pids of the processes that are connected to a daemon, except its servers and gpushd. Usually this is the
 /// process that holds the control connection. The result is empty if that process has disconnected, or if gpushd may
@@ -38,7 +38,7 @@ const DOORS: [&str; 2] = ["control_privileged", "control"];
 /// # Errors
 /// The daemon's descriptors or sockets cannot be read.
 pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
-    let peers = Doors::of(directory).peers(daemon)?.accepted;
+    let peers = ControlSockets::of(directory).peers(daemon)?.accepted;
     let mut holders = Vec::new();
     for (pid, _) in having(&peers)? {
         // Servers are children of the daemon, and stay connected while they run.
@@ -51,7 +51,7 @@ pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
 
 /// The processes that are connected to a daemon but that the daemon does not list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Guests {
+pub struct UnlistedClients {
     /// Pids of the processes. The daemon possibly has not accepted their connections yet.
     pub pids: BTreeSet<Pid>,
     /// Whether there is a process that gpushd cannot see: it is in another pid namespace, or it belongs to another user
@@ -66,9 +66,9 @@ pub struct Guests {
 ///
 /// # Errors
 /// The daemon's descriptors or sockets cannot be read.
-pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests> {
-    let doors = Doors::for_clients(directory);
-    let first = doors.peers(daemon)?;
+pub fn unlisted_clients(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<UnlistedClients> {
+    let sockets = ControlSockets::for_clients(directory);
+    let first = sockets.peers(daemon)?;
     let mut peers: BTreeSet<u64> = first.accepted.union(&first.queued).copied().collect();
     for pid in known {
         if peers.is_empty() {
@@ -79,9 +79,9 @@ pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests
             peers.remove(&inode);
         }
     }
-    let mut guests = Guests { elsewhere: first.elsewhere, ..Guests::default() };
+    let mut unlisted_clients = UnlistedClients { elsewhere: first.elsewhere, ..UnlistedClients::default() };
     if peers.is_empty() {
-        return Ok(guests);
+        return Ok(unlisted_clients);
     }
     let having = having(&peers)?;
     let us = Pid::try_from(std::process::id()).unwrap_or_default();
@@ -90,21 +90,21 @@ pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests
         // If gpushd is the first process of a container, any process may be its child.
         pid == daemon || pid == us || parent == Some(daemon) || (us != 1 && parent == Some(us))
     };
-    // A process may share a connection with one of these processes, such as a forked child. It does not count as
-    // another one.
+    // A connection of one of these processes does not count, even if another process shares it, such as a forked child.
     for (_, theirs) in having.iter().filter(|(pid, _)| is_ours(*pid)) {
         peers.retain(|inode| !theirs.contains(inode));
     }
     // Check again: a process that only sent a command has disconnected by now.
-    let again = doors.peers(daemon)?;
+    let again = sockets.peers(daemon)?;
     peers.retain(|inode| again.accepted.contains(inode) || again.queued.contains(inode));
-    guests.unseen = peers.iter().any(|inode| !having.iter().any(|(_, theirs)| theirs.contains(inode)));
-    guests.pids = having.iter().filter(|(_, theirs)| !theirs.is_disjoint(&peers)).map(|(pid, _)| *pid).collect();
-    Ok(guests)
+    unlisted_clients.unseen = peers.iter().any(|inode| !having.iter().any(|(_, theirs)| theirs.contains(inode)));
+    unlisted_clients.pids =
+        having.iter().filter(|(_, theirs)| !theirs.is_disjoint(&peers)).map(|(pid, _)| *pid).collect();
+    Ok(unlisted_clients)
 }
 
 /// Paths of a daemon's sockets.
-struct Doors(Vec<PathBuf>);
+struct ControlSockets(Vec<PathBuf>);
 
 /// The connected peers, by the inodes of their sockets.
 #[derive(Debug, Default)]
@@ -116,32 +116,32 @@ struct Peers {
     elsewhere: usize,
 }
 
-impl Doors {
+impl ControlSockets {
     fn of(directory: &Path) -> Self {
-        Self(DOORS.map(|door| directory.join(door)).into())
+        Self(CONTROL_SOCKETS.map(|path| directory.join(path)).into())
     }
 
     fn for_clients(directory: &Path) -> Self {
-        Self(vec![directory.join(DOORS[1])])
+        Self(vec![directory.join(CONTROL_SOCKETS[1])])
     }
 
     fn peers(&self, daemon: Pid) -> io::Result<Peers> {
         let (kernel, mut peers, mut unknown) = (Kernel::open()?, Peers::default(), BTreeSet::new());
-        let mut doors = 0;
+        let mut sockets = 0;
         for inode in of_process(daemon)? {
             let Some(socket) = kernel.socket(inode)? else {
                 unknown.insert(inode);
                 continue;
             };
             // The daemon's other sockets do not count, such as its output.
-            if self.0.iter().any(|door| socket.name.as_deref() == Some(door.as_os_str().as_bytes())) {
-                doors += 1;
+            if self.0.iter().any(|path| socket.name.as_deref() == Some(path.as_os_str().as_bytes())) {
+                sockets += 1;
                 peers.accepted.extend(socket.peer);
                 peers.queued.extend(socket.queued);
             }
         }
         // A kernel without `sock_diag` for these sockets reports each of them as missing.
-        if doors == 0 {
+        if sockets == 0 {
             return Err(io::Error::other("the kernel tells of none of its sockets"));
         }
         // Count only those that the daemon has not closed since.
@@ -182,8 +182,8 @@ mod tests {
 
     /// Starts a process that is not a child of this test and connects it to a socket. The process ends when its peer
     /// closes the connection. Returns its pid.
-    fn guest(door: &Path) -> Pid {
-        let socket = OwnedFd::from(UnixStream::connect(door).unwrap());
+    fn guest(path: &Path) -> Pid {
+        let socket = OwnedFd::from(UnixStream::connect(path).unwrap());
         let mut shell = Command::new("sh");
         shell.args(["-c", "exec 3<&0; cat <&3 > /dev/null 2>&1 & echo $!"]).stdin(socket);
         // The shell has ended now.
@@ -195,31 +195,32 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let me = Pid::try_from(std::process::id()).unwrap();
         // The netlink socket is also a socket of this daemon.
-        let at = |known: &[Pid]| Guests { elsewhere: 0, ..guests(me, dir.path(), known).unwrap() };
-        let door = UnixListener::bind(dir.path().join("control")).unwrap();
+        let at = |known: &[Pid]| UnlistedClients { elsewhere: 0, ..unlisted_clients(me, dir.path(), known).unwrap() };
+        let path = UnixListener::bind(dir.path().join("control")).unwrap();
         let ours = UnixStream::connect(dir.path().join("control")).unwrap();
-        assert_eq!(at(&[]), Guests::default(), "no process but this one");
-        drop((ours, door.accept().unwrap()));
+        assert_eq!(at(&[]), UnlistedClients::default(), "no process but this one");
+        drop((ours, path.accept().unwrap()));
         let one = guest(&dir.path().join("control"));
-        let found = |pids: &[Pid]| Guests { pids: pids.iter().copied().collect(), unseen: false, elsewhere: 0 };
+        let found =
+            |pids: &[Pid]| UnlistedClients { pids: pids.iter().copied().collect(), unseen: false, elsewhere: 0 };
         // Children that other tests start inherit the socket for a moment. During that time, the guest counts as one of
         // them.
-        let becomes = |known: &[Pid], is: Guests| (0..1000).any(|_| at(known) == is);
+        let becomes = |known: &[Pid], is: UnlistedClients| (0..1000).any(|_| at(known) == is);
         assert!(becomes(&[], found(&[one])), "he waits to be accepted");
         assert_eq!(holders(me, dir.path()).unwrap(), [] as [Pid; 0]);
-        let (accepted, _) = door.accept().unwrap();
+        let (accepted, _) = path.accept().unwrap();
         assert!(becomes(&[], found(&[one])));
         assert_eq!(holders(me, dir.path()).unwrap(), [one]);
         let other = guest(&dir.path().join("control"));
         assert!(becomes(&[], found(&[one, other])) && becomes(&[one], found(&[other])));
-        assert_eq!(at(&[one, other]), Guests::default());
-        drop((accepted, door));
+        assert_eq!(at(&[one, other]), UnlistedClients::default());
+        drop((accepted, path));
     }
 
     #[test]
     fn missing_process_is_an_error() {
         assert!(holders(Pid::MAX, Path::new("/nowhere")).is_err());
-        assert!(guests(Pid::MAX, Path::new("/nowhere"), &[]).is_err());
+        assert!(unlisted_clients(Pid::MAX, Path::new("/nowhere"), &[]).is_err());
         assert_eq!(parent(Pid::MAX), None);
     }
 }

@@ -4,7 +4,7 @@
 //! connect ──► hello ──► credentials, kind, command, no more ──► text* ──► status ──► answered
 //!    │          │                                                │
 //!    │          └ none in time: silent            closed before: another connection, or the daemon ended
-//!    └ no socket, none behind it, no right
+//!    └ no socket, no process that listens, or no permission
 //! ```
 //!
 //! While a session is open, the daemon completes the handshake of a second one and then closes it. That looks like the

@@ -13,7 +13,7 @@
 use std::fmt;
 
 /// Driver branches whose daemons were used to test the protocol.
-pub const TRIED: [u32; 3] = [535, 550, 555];
+pub const TESTED: [u32; 3] = [535, 550, 555];
 
 /// Environment variable that selects another protocol.
 const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
@@ -22,7 +22,7 @@ const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
     /// It was tested.
-    Tried,
+    Tested,
     /// It was not tested with this branch.
     Untried(u32),
 }
@@ -32,7 +32,7 @@ pub enum Known {
 #[must_use]
 pub fn known(version: &str) -> Option<Known> {
     let branch = version.split('.').next()?.parse().ok()?;
-    Some(if TRIED.contains(&branch) { Known::Tried } else { Known::Untried(branch) })
+    Some(if TESTED.contains(&branch) { Known::Tested } else { Known::Untried(branch) })
 }
 
 /// Finds the version in a program's data: a NUL-terminated string that contains only a version. Returns `None` if there
@@ -101,8 +101,8 @@ mod tests {
     #[test]
     fn versions_are_tested_untested_or_unknown() {
         for (version, is) in [
-            ("535.309.01", Some(Known::Tried)),
-            ("550.163.01", Some(Known::Tried)),
+            ("535.309.01", Some(Known::Tested)),
+            ("550.163.01", Some(Known::Tested)),
             ("580.65.06", Some(Known::Untried(580))),
             ("615.10", Some(Known::Untried(615))),
             ("", None),

@@ -58,7 +58,7 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Active, members, expires_at, granted_at, ..lease })
     }
 
-    /// Sets the binding of a lease, whose end ends the lease. Use the transaction that records the lease.
+    /// Sets what a lease is bound to: the lease ends when that ends. Use the transaction that records the lease.
     ///
     /// # Errors
     /// Fails if the lease has ended, or if the store cannot write the record.
@@ -96,7 +96,7 @@ impl Tx<'_> {
     pub fn revoke_lease(&mut self, id: LeaseId, revocation: LeaseRevocation) -> Result<LeaseRecord, StoreError> {
         let from = [LeaseState::Active, LeaseState::Releasing];
         let lease = self.known_lease(id, &from, LeaseState::Releasing)?;
-        // Keep the time that the holder was first told.
+        // Keep the time that the first revocation announced to the holder.
         let first = lease.revocation.as_ref().and_then(|revocation| revocation.processes_end_at);
         let processes_end_at = first.or(revocation.processes_end_at);
         let revocation = Some(LeaseRevocation { processes_end_at, ..revocation });

@@ -50,7 +50,7 @@ impl Calls {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// When gpushd must have answered, in milliseconds since the Unix epoch.
+    /// Returns the time by which gpushd must have answered, in milliseconds since the Unix epoch.
     fn answered_by(&self) -> i64 {
         let left = self.left().saturating_sub(MARGIN.min(self.left() / 4));
         Timestamp::now().as_millisecond().saturating_add(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))

@@ -59,7 +59,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 
-/// What is left of a lease, in one sentence.
+/// Describes the processes of a lease that are left, in one sentence.
 fn words(left: &SlurmLeftover) -> String {
     let gpus: Vec<String> = left.gpus.iter().map(u32::to_string).collect();
     let gpus = match gpus.as_slice() {

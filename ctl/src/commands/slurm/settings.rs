@@ -42,7 +42,8 @@ impl Settings {
         Self::new(config, files, deadline)
     }
 
-    /// Reads the config for TaskProlog. Its environment is the user's.
+    /// Reads the config for TaskProlog. The environment of TaskProlog comes from the user, so it does not select the
+    /// config file.
     pub(super) fn of_task(files: &HookFiles) -> Self {
         Self::new(read(files.config.as_deref()), files, Duration::ZERO)
     }

@@ -41,7 +41,7 @@ pub(crate) fn waits(daemon: &MpsDaemon, look: &Look) -> String {
         MpsState::BackingOff => daemon.next_start_at.map_or_else(String::new, |at| {
             // gpushd reports what the daemon waits for as the first reason.
             let waits = daemon.reasons.first().filter(|_| daemon.failures == 0);
-            let what = waits.map_or(", started again", |_| ", checked again");
+            let what = waits.map_or(", restarts", |_| ", next check");
             let why = waits.map_or_else(String::new, |reason| format!(": {}", look.clean(reason)));
             format!("{what} {}{why}", look.ahead(at))
         }),

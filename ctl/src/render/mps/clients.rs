@@ -104,6 +104,6 @@ pub(crate) fn names(clients: &[MpsClient], look: &Look) -> String {
 const SHOWN: usize = 4;
 
 /// Returns the line for an empty list.
-pub(super) fn nobody() -> String {
+pub(super) fn no_clients() -> String {
     paint(QUIET, "  none") + "\n"
 }

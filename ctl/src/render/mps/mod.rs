@@ -72,7 +72,7 @@ pub(crate) fn typed(daemon: &MpsDaemon, look: &Look) -> String {
     look.clean(&argument(daemon))
 }
 
-/// Returns the same with all characters.
+/// Returns the same name as `typed`, but without replacing characters that the terminal cannot show.
 pub(crate) fn argument(daemon: &MpsDaemon) -> String {
     match (daemon.gpu, &daemon.device) {
         (Some(gpu), None) => gpu.to_string(),
@@ -106,13 +106,13 @@ pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
     format!("{count}/{}", daemon.wanted.max_clients)
 }
 
-/// Returns the sum of the percentages of the leases and its limit, as a bar and as text.
+/// Returns the sum of the percentages of all leases, and its limit: as a bar and as text.
 fn given(daemon: &MpsDaemon, columns: usize, look: &Look) -> (String, String) {
     let line = bar::part(daemon.granted_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
     (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))
 }
 
-/// Returns the width of that bar.
+/// Returns the width of the bar that `given` draws.
 fn bar_columns(look: &Look) -> usize {
     match look.width {
         0..100 => 8,
@@ -153,8 +153,8 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
             &match daemon.failures {
                 // The daemon itself has not failed. The reasons say what it waits for.
                 0 => format!("it has not failed; gpushd checks again {ahead}"),
-                1 => format!("it has failed once; started again {ahead}"),
-                times => format!("it has failed {times} times; started again {ahead}"),
+                1 => format!("it has failed once; gpushd restarts it {ahead}"),
+                times => format!("it has failed {times} times; gpushd restarts it {ahead}"),
             },
         );
     }

@@ -36,7 +36,7 @@ pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
     out += &servers(daemon, look);
     out += &format!("\n{}", section("Clients"));
     out += &if daemon.clients.is_empty() {
-        clients::nobody()
+        clients::no_clients()
     } else {
         clients::table(std::slice::from_ref(daemon), false, INDENT, look)
     };

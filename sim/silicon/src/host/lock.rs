@@ -64,7 +64,8 @@ impl<T> Drop for PerProcess<T> {
         // SAFETY: from `Box::into_raw`, and `&mut self` proves exclusive access.
         let owned = unsafe { Box::from_raw(at) };
         if owned.pid != std::process::id() {
-            // The value of a parent process: its locks may be locked permanently in this copy.
+            // After a fork, this is a copy of the parent's value. Its locks may never be unlocked, so it is not
+            // dropped.
             std::mem::forget(owned);
         }
     }

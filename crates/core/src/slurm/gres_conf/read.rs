@@ -2,7 +2,7 @@
 
 use super::{
     super::{HostList, KeyValue, LogicalLine, lines},
-    AutoDetect, GresConf, GresConfError, GresProblem, GresRecord, Place, UnknownKey,
+    AutoDetect, GresConf, GresConfError, GresProblem, GresRecord, Position, UnknownKey,
 };
 
 /// How deep files may include each other.
@@ -49,7 +49,7 @@ struct Fields {
 impl GresReader<'_> {
     fn file(&mut self, text: &str, included: Option<&str>, depth: usize) -> Result<(), GresConfError> {
         for line in lines(text) {
-            let place = Place { included: included.map(str::to_owned), line: line.number };
+            let place = Position { included: included.map(str::to_owned), line: line.number };
             let result = match line.include() {
                 Some(path) if depth == DEEPEST => Err(GresProblem::IncludeDepth(path.to_owned())),
                 Some(path) => match (self.read_include)(path) {
@@ -66,7 +66,7 @@ impl GresReader<'_> {
         Ok(())
     }
 
-    fn line(&mut self, line: &LogicalLine, place: &Place) -> Result<(), GresProblem> {
+    fn line(&mut self, line: &LogicalLine, place: &Position) -> Result<(), GresProblem> {
         let pairs = line.pairs()?;
         let first = pairs.first().map(|pair| pair.key.clone()).unwrap_or_default();
         if !["Name", "NodeName", "AutoDetect"].iter().any(|key| first.eq_ignore_ascii_case(key)) {
@@ -119,7 +119,7 @@ impl Fields {
     }
 
     /// Returns the record; `None` for a line that has only `AutoDetect`.
-    fn record(self, place: &Place) -> Result<Option<GresRecord>, GresProblem> {
+    fn record(self, place: &Position) -> Result<Option<GresRecord>, GresProblem> {
         let (key, written) = match (&self.file, &self.multiple_files) {
             (Some(_), Some(_)) => return Err(GresProblem::FileAndMultipleFiles),
             (Some(files), None) => ("File", files.as_str()),

@@ -67,7 +67,7 @@ fn keys_ignore_case_and_names_do_not() {
             cores: Some("0-3".to_owned()),
             flags: vec!["nvidia_gpu_env".to_owned(), "x".to_owned()],
             unique_id: None,
-            place: Place { included: None, line: 1 },
+            place: Position { included: None, line: 1 },
         }]
     );
 }

@@ -3,24 +3,24 @@ use proptest::prelude::*;
 use super::*;
 
 /// A host on which root owns every directory, except those below a delegated unit of user 1000.
-fn place(cgroups: &str) -> Place {
-    Place::parse_with(cgroups, |_, path| {
+fn place(cgroups: &str) -> CgroupKind {
+    CgroupKind::parse_with(cgroups, |_, path| {
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         let is_users = parent.contains("user@1000.service") || parent.contains("delegated.service");
         Some(if is_users { 1000 } else { 0 })
     })
 }
 
-fn session() -> Place {
-    Place::Session { cgroup: "/user.slice/user-1000.slice/session-4.scope".to_owned(), uid: 1000 }
+fn session() -> CgroupKind {
+    CgroupKind::Session { cgroup: "/user.slice/user-1000.slice/session-4.scope".to_owned(), uid: 1000 }
 }
 
-fn unit(cgroup: &str) -> Place {
-    Place::Unit { cgroup: cgroup.to_owned() }
+fn unit(cgroup: &str) -> CgroupKind {
+    CgroupKind::Unit { cgroup: cgroup.to_owned() }
 }
 
-fn container(cgroup: &str) -> Place {
-    Place::Container { cgroup: cgroup.to_owned() }
+fn container(cgroup: &str) -> CgroupKind {
+    CgroupKind::Container { cgroup: cgroup.to_owned() }
 }
 
 const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -71,23 +71,26 @@ fn units_jobs_and_lease_scopes_are_told_apart() {
         ("0::/system.slice/cron.service\n", unit("/system.slice/cron.service")),
         ("0::/system.slice/delegated.service/worker.scope\n", unit("/system.slice/delegated.service")),
         ("0::/system.slice/run-r0a1b.scope\n", unit("/system.slice/run-r0a1b.scope")),
-        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/a.service\n", Place::UserManager { uid: 1000 }),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/a.service\n",
+            CgroupKind::UserManager { uid: 1000 },
+        ),
         (
             "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n",
-            Place::SlurmJob { cgroup: "/system.slice/slurmstepd.scope/job_42".to_owned(), job: 42 },
+            CgroupKind::SlurmJob { cgroup: "/system.slice/slurmstepd.scope/job_42".to_owned(), job: 42 },
         ),
         (
             "5:devices:/slurm/uid_1000/job_7/step_0\n0::/system.slice/slurmd.service\n",
-            Place::SlurmJob { cgroup: "/slurm/uid_1000/job_7".to_owned(), job: 7 },
+            CgroupKind::SlurmJob { cgroup: "/slurm/uid_1000/job_7".to_owned(), job: 7 },
         ),
         (
             "0::/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope\n",
-            Place::Lease { cgroup: "/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope".to_owned() },
+            CgroupKind::Lease { cgroup: "/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope".to_owned() },
         ),
-        ("0::/init.scope\n", Place::Other),
-        ("0::/\n", Place::Other),
-        ("0::/../../x.service\n", Place::Other),
-        ("", Place::Other),
+        ("0::/init.scope\n", CgroupKind::Other),
+        ("0::/\n", CgroupKind::Other),
+        ("0::/../../x.service\n", CgroupKind::Other),
+        ("", CgroupKind::Other),
     ] {
         assert_eq!(place(text), expected, "{text}");
     }
@@ -107,7 +110,7 @@ fn forged_names_below_a_delegated_cgroup_are_ignored() {
         &format!("docker/{ID}"),
     ] {
         let text = format!("0::/user.slice/user-1000.slice/user@1000.service/{forged}\n");
-        assert_eq!(place(&text), Place::UserManager { uid: 1000 }, "{forged}");
+        assert_eq!(place(&text), CgroupKind::UserManager { uid: 1000 }, "{forged}");
         let text = format!("0::/system.slice/delegated.service/{forged}\n");
         assert_eq!(place(&text), unit("/system.slice/delegated.service"), "{forged}");
     }
@@ -123,7 +126,7 @@ fn cgroups_that_root_did_not_create_are_none() {
         "0::/system.slice/docker-0.scope\n",
     ] {
         for owner in [Some(1000), None] {
-            assert_eq!(Place::parse_with(text, |_, _| owner), Place::Other, "{text}");
+            assert_eq!(CgroupKind::parse_with(text, |_, _| owner), CgroupKind::Other, "{text}");
         }
     }
 }
@@ -132,19 +135,22 @@ fn cgroups_that_root_did_not_create_are_none() {
 fn lease_is_bound_as_the_caller_is_placed() {
     let scope = |path: &str| Choice::Cgroup(path.to_owned());
     let service = || unit("/system.slice/a.service");
-    let manager = || Place::UserManager { uid: 1000 };
+    let manager = || CgroupKind::UserManager { uid: 1000 };
     let none = |choice: Choice| matches!(choice, Choice::None(_));
-    let choose = |place: Place, wish| place.choose(wish, 1000, true, |_| true);
+    let choose = |place: CgroupKind, wish| place.choose(wish, 1000, true, |_| true);
     assert_eq!(choose(session(), Wish::NewScope), Choice::NewScope);
     assert_eq!(choose(session(), Wish::Present), scope("/user.slice/user-1000.slice/session-4.scope"));
     assert!(none(session().choose(Wish::Present, 1001, true, |_| true)), "another user's session");
     for wish in [Wish::NewScope, Wish::Present] {
         assert_eq!(choose(service(), wish), scope("/system.slice/a.service"));
         assert_eq!(choose(container("/docker/x"), wish), scope("/docker/x"));
-        let job = Place::SlurmJob { cgroup: "/slurm/uid_1000/job_7".to_owned(), job: 7 };
+        let job = CgroupKind::SlurmJob { cgroup: "/slurm/uid_1000/job_7".to_owned(), job: 7 };
         assert_eq!(choose(job, wish), scope("/slurm/uid_1000/job_7"));
-        assert!(none(choose(Place::Other, wish)));
-        assert!(none(choose(Place::Lease { cgroup: String::new() }, wish)), "it would leave the first lease's scope");
+        assert!(none(choose(CgroupKind::Other, wish)));
+        assert!(
+            none(choose(CgroupKind::Lease { cgroup: String::new() }, wish)),
+            "it would leave the first lease's scope"
+        );
     }
     // cron, sshd: root's processes are there too.
     assert_eq!(service().choose(Wish::NewScope, 1000, true, |_| false), Choice::NewScope);
@@ -162,20 +168,20 @@ proptest! {
     fn names_below_the_users_manager_never_count(names in proptest::collection::vec("[a-z0-9@._-]{1,24}", 0..6)) {
         let below: String = names.iter().map(|name| format!("/{name}")).collect();
         let text = format!("0::/user.slice/user-1000.slice/user@1000.service{below}\n");
-        prop_assert_eq!(place(&text), Place::UserManager { uid: 1000 });
+        prop_assert_eq!(place(&text), CgroupKind::UserManager { uid: 1000 });
     }
 
     /// No text panics, and without a directory of root's there is nothing to bind to.
     #[test]
     fn any_text_is_classified(text in "[0-9:a-z=./@\\n-]{0,200}", owner in proptest::option::of(1..u32::MAX)) {
-        prop_assert_eq!(Place::parse_with(&text, |_, _| owner), Place::Other);
-        let _any = Place::parse_with(&text, |_, _| Some(0));
+        prop_assert_eq!(CgroupKind::parse_with(&text, |_, _| owner), CgroupKind::Other);
+        let _any = CgroupKind::parse_with(&text, |_, _| Some(0));
     }
 
     /// A container's or a job's process is never moved.
     #[test]
     fn processes_of_containers_and_jobs_are_never_moved(uid: u32, here: bool, all: bool, job in 1..u64::MAX) {
-        for place in [container("/docker/x"), Place::SlurmJob { cgroup: "/slurm/uid_1/job_1".to_owned(), job }] {
+        for place in [container("/docker/x"), CgroupKind::SlurmJob { cgroup: "/slurm/uid_1/job_1".to_owned(), job }] {
             prop_assert!(matches!(place.choose(Wish::NewScope, uid, here, |_| all), Choice::Cgroup(_)));
         }
     }

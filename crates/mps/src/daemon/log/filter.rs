@@ -94,7 +94,8 @@ impl Session {
 }
 
 impl Filter {
-    /// Creates a filter for a log. `begins`: whether its first line will be the first line of the log.
+    /// Creates a filter for a log. `begins` says whether the first line that the filter gets is the first line of the
+    /// log.
     pub(super) fn new(begins: bool) -> Self {
         // A session whose start is missing counts as open.
         let session = Session { is_open: !begins, quiet: !begins, asked: !begins, ..Session::new(false) };

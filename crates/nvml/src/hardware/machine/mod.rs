@@ -23,8 +23,8 @@
 //! gets no further call until the late reply arrives or the abandoned worker has ended.
 //!
 //! When a worker dies, mutations in flight fail, and reads are repeated once, one at a time. This identifies a GPU
-//! whose reading kills the worker, and keeps it from affecting the others. The machine then skips that GPU for a time
-//! that doubles with each failure.
+//! whose reading kills the worker, so that it cannot affect the others. The machine then skips that GPU for a time that
+//! doubles with each failure.
 
 mod dispatch;
 mod late;

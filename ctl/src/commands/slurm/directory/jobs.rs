@@ -101,7 +101,7 @@ impl Directory {
         self.replace(&job.file_name().to_string(), &serde_json::to_vec(&file)?, 0o400, job.uid)
     }
 
-    /// Whether Prolog made a file for this run of a job, or an earlier one.
+    /// Returns whether Prolog made a file for this run of a job, or an earlier one.
     pub(in crate::commands::slurm) fn has(&self, job: &Job) -> bool {
         self.run_of(&job.file_name()).is_some_and(|run| run.restart <= job.restart)
     }
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(left(&directory), [""; 0]);
     }
 
-    /// slurmd was killed, and the Prolog of the first run goes on without it.
+    /// slurmd was killed, and the Prolog of the first run continues without it.
     #[test]
     fn late_prolog_of_an_earlier_run_writes_and_removes_nothing() {
         let dir = tempfile::tempdir().unwrap();

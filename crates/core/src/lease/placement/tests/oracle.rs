@@ -9,7 +9,7 @@ use crate::{
     plan,
 };
 
-/// The cost, in the order of the objective.
+/// The cost of an assignment. Its elements are in the order of the objective, the most important first.
 pub(super) type OracleCost = [usize; 8];
 
 /// Returns whether instances can exist together.
