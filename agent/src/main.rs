@@ -17,6 +17,7 @@ use clap::Parser;
 mod apply;
 mod authorization;
 mod caller;
+mod coalesced;
 mod cordon;
 mod durable;
 mod eligibility;

@@ -51,7 +51,7 @@ mod show;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Deref,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use gpush_api::LeaseId;
@@ -63,6 +63,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     apply::Engine,
+    coalesced::Coalesced,
     idempotency::Idempotency,
     lanes::{Lanes, Ticket},
     mps::Mps,
@@ -114,6 +115,8 @@ pub(crate) struct Leases(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     handles: Handles,
+    /// Processes that name a lease, by user. Releases at the same time share one look at all processes.
+    named: Mutex<BTreeMap<u32, Weak<Coalesced<processes::Named>>>>,
     /// Locked from the placement of a request until its capacity is reserved. Never held across an await.
     placing: Mutex<()>,
     /// Waiting requests, by their position in the order of arrival.
@@ -147,6 +150,7 @@ impl Leases {
     pub(crate) fn new(handles: Handles) -> Self {
         Self(Arc::new(Inner {
             handles,
+            named: Mutex::default(),
             placing: Mutex::default(),
             waiting: Mutex::default(),
             entering: Mutex::default(),
@@ -157,6 +161,17 @@ impl Leases {
             queue_changed: Notify::new(),
             ends_changed: Notify::new(),
         }))
+    }
+
+    /// Returns the shared look at the processes of a user that name a lease.
+    fn named_by(&self, uid: u32) -> Arc<Coalesced<processes::Named>> {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        named.retain(|_, shared| shared.strong_count() > 0);
+        named.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let shared = Arc::default();
+            named.insert(uid, Arc::downgrade(&shared));
+            shared
+        })
     }
 
     /// Returns the placement policy: which of several possible places a member gets.

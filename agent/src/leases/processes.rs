@@ -12,7 +12,7 @@
 //! the cluster. A process of the holder on its targets cannot be attributed if it is in no cgroup of a job, or in one that
 //! may belong to jobs of several clusters or nodes: the lease waits for it, and gpushd does not end it.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use gpush_api::{GpuState, LeaseBinding, LeaseId, LeaseMember, MemberShare, Process};
 use gpush_core::lease::machine::Remaining;
@@ -93,17 +93,14 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     let mut left =
         Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };
     left.of_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    left.own = named(leases, lease).await;
+    // The driver and the daemons answer meanwhile.
+    let (own, lists) = tokio::join!(named(leases, lease), lists(leases, lease));
+    left.own = own;
     if let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding {
         left.own.extend(cgroup::processes(cgroup).unwrap_or_default());
     }
     left.remaining.bound = u32::try_from(left.own.len()).ok();
-    for member in &lease.record.members {
-        let clients = match member.share {
-            MemberShare::Mps { .. } => mps::clients_now(&leases.handles.mps, &member.target).await,
-            MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => Some(Vec::new()),
-        };
-        let listed = listed(leases, member).await;
+    for (member, MemberLists { clients, listed }) in lease.record.members.iter().zip(lists) {
         // On a blocking thread: environments may be large, and their pages may be swapped out.
         let (reader, lease) = (leases.clone(), lease.clone());
         let (member, mut before) = (member.clone(), left);
@@ -118,9 +115,9 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
                 let mut count = 0;
                 for (pid, attribution) in attributed {
                     match attribution {
-                        Attribution::This => drop(left.own.insert(pid)),
-                        Attribution::PerhapsThis => drop(left.others.insert(pid)),
-                        Attribution::Another => continue,
+                        LeaseMatch::This => drop(left.own.insert(pid)),
+                        LeaseMatch::PerhapsThis => drop(left.others.insert(pid)),
+                        LeaseMatch::Another => continue,
                     }
                     count += 1;
                 }
@@ -142,6 +139,30 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     left
 }
 
+/// The processes on the target of a member; `None` if they are not known.
+struct MemberLists {
+    /// Clients of its MPS daemon.
+    clients: Option<Vec<u32>>,
+    /// Processes that the driver lists.
+    listed: Option<Vec<u32>>,
+}
+
+/// Asks the driver and the daemons of all members.
+async fn lists(leases: &Leases, lease: &OpenLease) -> Vec<MemberLists> {
+    let mut lists = Vec::new();
+    for member in &lease.record.members {
+        let clients = async {
+            match member.share {
+                MemberShare::Mps { .. } => mps::clients_now(&leases.handles.mps, &member.target).await,
+                MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => Some(Vec::new()),
+            }
+        };
+        let (clients, listed) = tokio::join!(clients, listed(leases, member));
+        lists.push(MemberLists { clients, listed });
+    }
+    lists
+}
+
 /// Returns the Slurm job of a process, by its cgroup.
 fn job_of(pid: u32) -> Option<SlurmJob> {
     cgroup::of(pid)?.slurm_job
@@ -153,20 +174,46 @@ fn job_of(pid: u32) -> Option<SlurmJob> {
 async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     let (leases, lease) = (leases.clone(), lease.clone());
     let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
-    let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    let own = tokio::task::spawn_blocking(move || {
-        let pids = proc::pids().filter_map(|pid| u32::try_from(pid).ok());
+    let job = match lease.record.binding {
+        LeaseBinding::Job { job, .. } => Some(u64::from(job)),
+        LeaseBinding::None
+        | LeaseBinding::Process { .. }
+        | LeaseBinding::Time
+        | LeaseBinding::Scope { .. }
+        | LeaseBinding::Cgroup { .. } => None,
+    };
+    let Some(job) = job else {
+        let all = leases.named_by(uid).after_now(|| all_named(leases.clone(), uid)).await;
         // A zombie does not count as alive.
-        let of_holder = pids.filter(|pid| proc::owner(*pid) == Some(uid) && proc::is_alive(*pid));
-        let mps = &leases.handles.mps;
+        let its = all.iter().filter(|(pid, name)| *name == id && proc::is_alive(*pid));
+        return its.map(|(pid, _)| *pid).collect();
+    };
+    let own = tokio::task::spawn_blocking(move || {
+        let pids = cgroup::job_processes(job, uid).unwrap_or_else(|| pids().collect());
+        let of_holder = pids.into_iter().filter(|pid| proc::owner(*pid) == Some(uid) && proc::is_alive(*pid));
         let table = leases.handles.state.leases();
-        let is_its = |pid: &u32| match is_job {
-            true => job_of(*pid).is_some_and(|job| lease.fits_job(&job) && !table.is_ambiguous(&job, uid)),
-            false => mps::named(mps, *pid).as_ref() == Some(&id) && !mps::is_of_another_agent(mps, *pid),
-        };
+        let is_its = |pid: &u32| job_of(*pid).is_some_and(|job| lease.fits_job(&job) && !table.is_ambiguous(&job, uid));
         of_holder.filter(is_its).collect()
     });
     own.await.unwrap_or_default()
+}
+
+/// Processes of a user that name a lease, with the lease that each names.
+pub(super) type Named = Arc<[(u32, String)]>;
+
+/// Finds the processes of a user that name a lease of this gpushd.
+async fn all_named(leases: Leases, uid: u32) -> Named {
+    let found = tokio::task::spawn_blocking(move || {
+        let mps = &leases.handles.mps;
+        let of_user = pids().filter(|pid| proc::owner(*pid) == Some(uid));
+        let named = of_user.filter_map(|pid| Some((pid, mps::named(mps, pid)?)));
+        named.filter(|(pid, _)| !mps::is_of_another_agent(mps, *pid)).collect::<Vec<_>>()
+    });
+    found.await.unwrap_or_default().into()
+}
+
+fn pids() -> impl Iterator<Item = u32> {
+    proc::pids().filter_map(|pid| u32::try_from(pid).ok())
 }
 
 /// Returns the pids that the driver lists on the target of a member; `None` if they are unknown. Leaves out gpushd's
@@ -205,7 +252,7 @@ async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
 
 /// Which lease a process of the holder belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Attribution {
+enum LeaseMatch {
     This,
     PerhapsThis,
     Another,
@@ -218,25 +265,25 @@ fn attribute(
     pid: u32,
     named: &dyn Fn(u32) -> Option<String>,
     job_of: &dyn Fn(u32) -> Option<SlurmJob>,
-) -> Attribution {
+) -> LeaseMatch {
     let job = job_of(pid);
     let uid = lease.record.holder.uid;
     let of_job = |one: &OpenLease| one.record.holder.uid == uid && job.as_ref().is_some_and(|job| one.fits_job(job));
     if of_job(lease) {
         let is_ambiguous = job.as_ref().is_some_and(|job| table.is_ambiguous(job, uid));
-        return if is_ambiguous { Attribution::PerhapsThis } else { Attribution::This };
+        return if is_ambiguous { LeaseMatch::PerhapsThis } else { LeaseMatch::This };
     }
     if table.on_target(&member.target).any(of_job) {
-        return Attribution::Another;
+        return LeaseMatch::Another;
     }
     let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
     // A MIG device or a whole GPU has only one lease.
     let is_alone = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
     if is_alone && is_job {
-        return Attribution::PerhapsThis;
+        return LeaseMatch::PerhapsThis;
     }
     if is_alone && lease.cgroup().is_none() {
-        return Attribution::This;
+        return LeaseMatch::This;
     }
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
@@ -244,11 +291,11 @@ fn attribute(
     let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
     match by_cgroup.filter(|id| here.contains(id)).or_else(named) {
         // The user can set the environment, so it does not prove that a process belongs to a job.
-        Some(id) if id == lease.id() && is_job => Attribution::PerhapsThis,
-        Some(id) if id == lease.id() => Attribution::This,
-        Some(_) => Attribution::Another,
+        Some(id) if id == lease.id() && is_job => LeaseMatch::PerhapsThis,
+        Some(id) if id == lease.id() => LeaseMatch::This,
+        Some(_) => LeaseMatch::Another,
         // The list is in order of arrival, so the first lease is the oldest.
-        None if here.first() == Some(&lease.id()) => Attribution::PerhapsThis,
-        None => Attribution::Another,
+        None if here.first() == Some(&lease.id()) => LeaseMatch::PerhapsThis,
+        None => LeaseMatch::Another,
     }
 }

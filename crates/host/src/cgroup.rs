@@ -14,6 +14,7 @@
 
 mod kind;
 mod members;
+mod slurm;
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
@@ -22,6 +23,7 @@ use gpush_api::text;
 pub use self::{
     kind::{CgroupKind, Choice, Wish},
     members::{children, contains, emptied, processes},
+    slurm::job_processes,
 };
 use crate::proc;
 

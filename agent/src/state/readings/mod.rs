@@ -26,6 +26,7 @@ use gpush_nvml::{DriverError, ErrorKind, Hardware, Listed, Reading};
 pub(crate) use self::cached::{LastReading, Moment};
 use self::{cached::Cached, identify::identify};
 use super::{HostState, Observed, State, view, words};
+use crate::coalesced::Coalesced;
 
 /// How long callers wait for a newer reading before they get the last one.
 const WAIT: Duration = Duration::from_millis(75);
@@ -44,14 +45,19 @@ struct Inner {
     state: State,
     list: Cached<Arc<Vec<Listed>>>,
     gpus: Mutex<BTreeMap<String, Cached<Arc<Reading>>>>,
+    /// Readings that begin after a call, by GPU. Callers at the same time share one.
+    fresh: Mutex<BTreeMap<String, Arc<Coalesced<ReadOutcome>>>>,
 }
+
+/// The outcome of a reading.
+type ReadOutcome = Result<Arc<Reading>, DriverError>;
 
 impl Readings {
     /// Creates the handle. Nothing is read until a caller requests it.
     pub(crate) fn new(hardware: Hardware, users: Users, state: State) -> Self {
         let to = state.clone();
         let list = Cached::new(Box::new(move |list| to.listed(list)));
-        Self(Arc::new(Inner { hardware, users, state, list, gpus: Mutex::default() }))
+        Self(Arc::new(Inner { hardware, users, state, list, gpus: Mutex::default(), fresh: Mutex::default() }))
     }
 
     fn gpus(&self) -> MutexGuard<'_, BTreeMap<String, Cached<Arc<Reading>>>> {
@@ -178,13 +184,20 @@ impl Readings {
     }
 
     /// Reads one GPU. The reading begins after the call.
-    pub(crate) async fn read_now(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
-        let begun = Moment::now();
-        let outcome = self.read(uuid).await;
-        if let Some(cache) = self.cache(uuid) {
-            cache.put(begun, outcome.clone());
-        }
-        outcome
+    pub(crate) async fn read_now(&self, uuid: &str) -> ReadOutcome {
+        let shared = {
+            let mut fresh = self.0.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(fresh.entry(uuid.to_owned()).or_default())
+        };
+        let read = || async {
+            let begun = Moment::now();
+            let outcome = self.read(uuid).await;
+            if let Some(cache) = self.cache(uuid) {
+                cache.put(begun, outcome.clone());
+            }
+            outcome
+        };
+        shared.after_now(read).await
     }
 
     /// Makes the next caller read this GPU again, because the GPU has changed.

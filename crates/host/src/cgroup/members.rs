@@ -88,6 +88,11 @@ pub fn children(cgroup: &str) -> Vec<String> {
     paths
 }
 
+/// Adds the pids in the cgroup of a directory and below it. Adds none if there is no such directory.
+pub(super) fn collect_all(dir: &Path, pids: &mut Vec<u32>) {
+    collect(dir, DEPTH, pids);
+}
+
 fn collect(dir: &Path, depth: usize, pids: &mut Vec<u32>) {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     // 0 is a process outside of gpushd's pid namespace.

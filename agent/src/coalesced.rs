@@ -1,0 +1,106 @@
+//! An answer that callers share. A caller gets one whose computation began after its call, so it never misses a change
+//! that preceded the call.
+//!
+//! ```text
+//! caller 1  ├─ computes ─────┤
+//! caller 2     ├─ waits ─────┼─ computes ──────┤      the first answer began before its call
+//! caller 3        ├─ waits ──┼─────────────────┤      shares the second answer
+//! caller 4           ├─ waits ┼────────────────┤      shares it too
+//! ```
+//!
+//! So many callers at once cost as much as two.
+
+use std::time::Instant;
+
+use tokio::sync::Mutex;
+
+/// The last answer, and when its computation began. Locked while an answer is computed.
+#[derive(Debug)]
+pub(crate) struct Coalesced<T>(Mutex<Option<(Instant, T)>>);
+
+impl<T> Default for Coalesced<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Clone> Coalesced<T> {
+    /// Returns an answer whose computation begins after the call. If the caller that computes is dropped, the next one
+    /// computes.
+    pub(crate) async fn after_now<F: Future<Output = T>>(&self, compute: impl FnOnce() -> F) -> T {
+        let called = Instant::now();
+        let mut last = self.0.lock().await;
+        if let Some((begun, answer)) = &*last
+            && *begun >= called
+        {
+            return answer.clone();
+        }
+        let begun = Instant::now();
+        let answer = compute().await;
+        *last = Some((begun, answer.clone()));
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    };
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// Starts callers that count the computations. Each computation waits for a permit.
+    fn call(
+        callers: usize,
+        shared: &Arc<Coalesced<usize>>,
+        computed: &Arc<AtomicUsize>,
+        permits: &Arc<Semaphore>,
+    ) -> Vec<tokio::task::JoinHandle<usize>> {
+        let one = || {
+            let (shared, computed, permits) = (Arc::clone(shared), Arc::clone(computed), Arc::clone(permits));
+            tokio::spawn(async move {
+                let compute = || async {
+                    let number = computed.fetch_add(1, Relaxed) + 1;
+                    permits.acquire().await.unwrap().forget();
+                    number
+                };
+                shared.after_now(compute).await
+            })
+        };
+        (0..callers).map(|_| one()).collect()
+    }
+
+    #[tokio::test]
+    async fn callers_that_wait_together_share_an_answer_that_began_after_their_calls() {
+        let (shared, computed, permits) = (Arc::default(), Arc::default(), Arc::new(Semaphore::new(0)));
+        let first = call(1, &shared, &computed, &permits).remove(0);
+        tokio::task::yield_now().await;
+        let others = call(31, &shared, &computed, &permits);
+        // In this runtime with one thread, every caller has called when the test continues.
+        tokio::task::yield_now().await;
+        permits.add_permits(32);
+        assert_eq!(first.await.unwrap(), 1);
+        for other in others {
+            assert_eq!(other.await.unwrap(), 2, "the first answer began before this call");
+        }
+        assert_eq!(computed.load(Relaxed), 2);
+        assert_eq!(call(1, &shared, &computed, &permits).remove(0).await.unwrap(), 3);
+    }
+
+    #[tokio::test]
+    async fn next_caller_computes_when_the_first_one_is_dropped() {
+        let (shared, computed, permits) = (Arc::default(), Arc::default(), Arc::new(Semaphore::new(0)));
+        let first = call(1, &shared, &computed, &permits).remove(0);
+        tokio::task::yield_now().await;
+        let second = call(1, &shared, &computed, &permits).remove(0);
+        tokio::task::yield_now().await;
+        first.abort();
+        permits.add_permits(2);
+        assert_eq!(second.await.unwrap(), 2);
+        assert!(first.await.unwrap_err().is_cancelled());
+    }
+}
