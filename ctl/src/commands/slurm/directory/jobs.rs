@@ -5,10 +5,7 @@
 //!                                   └ another run has begun: nothing is written
 //! ```
 
-use std::{
-    fs, io,
-    os::unix::fs::{MetadataExt, symlink},
-};
+use std::{io, os::unix::fs::symlink};
 
 use gpush_core::slurm::{
     Job,
@@ -18,7 +15,7 @@ use gpush_core::slurm::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Directory, Locked};
+use super::{Directory, Locked, access};
 
 /// Suffix of the record of a run. No name of a node has a `+`.
 const RUN: &str = "+run";
@@ -138,9 +135,7 @@ impl Directory {
 
     /// Finds the file of a task of the calling user.
     pub(in crate::commands::slurm) fn find(&self, task: &Task) -> io::Result<Found> {
-        let own = nix::unistd::geteuid().as_raw();
-        let is_own =
-            |name: &FileName| fs::metadata(self.path.join(name.to_string())).is_ok_and(|meta| meta.uid() == own);
+        let is_own = |name: &FileName| access::is_own(&self.path.join(name.to_string()));
         let names: Vec<FileName> =
             self.names()?.iter().filter_map(|name| FileName::parse(name)).filter(is_own).collect();
         match choose(task, &names, &self.places()) {
@@ -171,6 +166,7 @@ impl Directory {
 #[cfg(test)]
 mod tests {
     use std::{
+        fs,
         os::unix::fs::PermissionsExt,
         time::{Duration, Instant},
     };

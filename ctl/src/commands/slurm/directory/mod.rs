@@ -2,7 +2,7 @@
 //!
 //! | file | contents | owner |
 //! |---|---|---|
-//! | `CLUSTER-JOB@NODE` | what Prolog did: the environment, or the refusal | the user of the job, 0400 |
+//! | `CLUSTER-JOB@NODE` | what Prolog did: the environment, or the refusal | root; the user of the job can read it |
 //! | `CLUSTER-LEADER+JOB@NODE` | link to the file of a component of a heterogeneous job | root |
 //! | `CLUSTER-JOB@NODE+run` | which run of the job the file belongs to | root, 0600 |
 //! | `CLUSTER-JOB@NODE+ended` | an end of a job that was not delivered to gpushd yet | root, 0600 |
@@ -12,22 +12,24 @@
 //!
 //! Prolog makes the file of a job before it asks gpushd. So Epilog knows from the file whether a lease can exist.
 //!
-//! The user can change the file of the job. So hooks of root decide from the other files only. Hooks of several jobs and
-//! runs change the directory at the same time: each change reads and writes under the lock. TaskProlog only reads, and
-//! needs no lock, because every file is replaced as a whole.
+//! Hooks of root do not decide from the file of the job, which is for the user. Hooks of several jobs and runs change the
+//! directory at the same time: each change reads and writes under the lock. TaskProlog only reads, and needs no lock,
+//! because every file is replaced as a whole.
 //!
 //! | file | subject |
 //! |---|---|
+//! | `access` | who may read the file of a job |
 //! | `jobs` | files of jobs |
 //! | `ends` | ends that were not delivered |
 
+mod access;
 mod ends;
 mod jobs;
 
 use std::{
     fs, io,
     io::Write,
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -155,8 +157,8 @@ impl Directory {
         Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
     }
 
-    /// Replaces a file as a whole. The caller has the lock.
-    fn replace(&self, name: &str, text: &[u8], mode: u32, owner: Option<u32>) -> io::Result<()> {
+    /// Replaces a file as a whole. A `reader` may read it. The caller has the lock.
+    fn replace(&self, name: &str, text: &[u8], mode: u32, reader: Option<u32>) -> io::Result<()> {
         // A hook that was killed here left its file.
         let new = self.path.join(".new");
         self.remove_file(".new");
@@ -164,8 +166,8 @@ impl Directory {
             file.write_all(text)?;
             file.set_permissions(fs::Permissions::from_mode(mode))?;
             let own = nix::unistd::geteuid().as_raw();
-            match owner.filter(|owner| *owner != own) {
-                Some(uid) => chown(&new, Some(uid), None),
+            match reader.filter(|reader| *reader != own) {
+                Some(uid) => access::let_read(&new, uid),
                 None => Ok(()),
             }
         });
