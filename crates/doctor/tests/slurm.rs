@@ -38,12 +38,13 @@ impl Planted {
             host.write(&format!("dev/nvidia{minor}"), "");
             host.gpu(minor, minor);
         }
-        for (path, verb) in [
-            ("etc/slurm/prolog.d/50-gpush", "prolog"),
-            ("usr/share/gpush/slurm/epilog", "epilog"),
-            ("usr/share/gpush/slurm/task-prolog", "task-prolog"),
+        host.write("usr/bin/gpushctl", "");
+        for (path, text) in [
+            ("etc/slurm/prolog.d/50-gpush", "#!/bin/sh\nexec /usr/bin/gpushctl slurm prolog\n"),
+            ("usr/share/gpush/slurm/epilog", "#!/usr/bin/gpushctl slurm epilog\n# No shell.\n"),
+            ("usr/share/gpush/slurm/task-prolog", "#!/usr/bin/gpushctl slurm task-prolog --dir /run/x\n"),
         ] {
-            host.write(path, &format!("#!/bin/sh\nexec /usr/bin/gpushctl slurm {verb}\n"));
+            host.write(path, text);
             host.mode(path, 0o755);
         }
         host.write(
@@ -138,6 +139,30 @@ fn file_that_slurmd_cannot_run_is_found() {
     host.finds(Severity::Problem, "prolog.d/README is not executable", "chmod 755 /etc/slurm/prolog.d/README");
     host.mode("etc/slurm/prolog.d/README", 0o755);
     assert_eq!(host.findings()[0].severity, Severity::Ok);
+}
+
+/// Fault: the doctor found nothing, and Slurm drained the node with an empty reason.
+#[test]
+fn script_of_a_gpushctl_that_does_not_exist_is_found() {
+    for text in [
+        "#!/opt/gpush/gpushctl slurm prolog\n",
+        "#!/bin/sh\n# /usr/bin/gpushctl slurm prolog\n\"/opt/gpush/gpushctl\" slurm prolog\nexit 0\n",
+    ] {
+        let host = Planted::healthy();
+        host.write("etc/slurm/prolog.d/50-gpush", text);
+        host.finds(Severity::Problem, "/opt/gpush/gpushctl, which does not exist", "#!/usr/bin/gpushctl slurm prolog");
+        host.write("opt/gpush/gpushctl", "");
+        assert_eq!(host.findings()[0].severity, Severity::Ok);
+    }
+}
+
+#[test]
+fn script_whose_first_line_gpushctl_cannot_read_is_found() {
+    for line in ["--socket /run/x slurm prolog", "slurm epilog", "slurm"] {
+        let host = Planted::healthy();
+        host.write("etc/slurm/prolog.d/50-gpush", &format!("#!/usr/bin/gpushctl {line}\n# slurm prolog\n"));
+        host.finds(Severity::Problem, "Prolog does not run gpush", "/usr/share/gpush/slurm/prolog");
+    }
 }
 
 #[test]

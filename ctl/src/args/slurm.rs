@@ -133,9 +133,9 @@ struct SlurmCli {
 /// gives everything after the program as one word, and then the path of the script. So no shell starts for a hook, which
 /// would cost about as much as the hook itself. Returns other command lines unchanged.
 pub(crate) fn of_script(mut words: Vec<OsString>) -> Vec<OsString> {
-    let line = words.get(1).and_then(|word| word.to_str()).filter(|word| word.starts_with("slurm "));
-    if let Some(line) = line.filter(|_| words.len() > 2) {
-        let line: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+    let line = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+    let line: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+    if line.len() > 1 && line[0] == "slurm" && words.len() > 2 {
         words.splice(1..3, line);
     }
     words
@@ -165,6 +165,7 @@ mod tests {
             line("slurm prolog --deadline  5s"),
             words(&["/usr/bin/gpushctl", "slurm", "prolog", "--deadline", "5s"])
         );
+        assert_eq!(line("slurm\tprolog\r"), words(&["/usr/bin/gpushctl", "slurm", "prolog"]));
         for other in [&["gpushctl", "slurm", "prolog"][..], &["gpushctl", "slurm prolog"], &["gpushctl", "status", "0"]]
         {
             assert_eq!(of_script(words(other)), words(other));

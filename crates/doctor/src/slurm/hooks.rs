@@ -18,11 +18,11 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
         let scripts: Vec<String> =
             files.all(key).iter().flat_map(|pattern| matching(host, &files.sibling(pattern))).collect();
         findings.extend(scripts.iter().filter_map(|script| not_executable(host, key, script)));
-        let runs = |script: &String| {
-            let text = host.read(script).unwrap_or_default();
-            text.contains("gpushctl") && text.contains(&format!("slurm {command}"))
-        };
-        if scripts.iter().any(runs) {
+        let texts: Vec<String> = scripts.iter().map(|script| host.read(script).unwrap_or_default()).collect();
+        let missing =
+            scripts.iter().zip(&texts).filter_map(|(script, text)| missing_gpushctl(host, script, text, command));
+        findings.extend(missing);
+        if texts.iter().any(|text| runs(text, command)) {
             continue;
         }
         let message = format!("{key} does not run gpush: {otherwise}");
@@ -42,6 +42,28 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
         });
     }
     findings
+}
+
+/// Returns whether a script runs a command of gpush: `#!/usr/bin/gpushctl slurm prolog`, or a shell that calls it.
+fn runs(text: &str, command: &str) -> bool {
+    let first = text.lines().next().and_then(|line| line.strip_prefix("#!")).unwrap_or_default();
+    let mut words = first.split_whitespace();
+    if words.next().is_some_and(|program| program.ends_with("/gpushctl")) {
+        // gpushctl reads the rest of the line only in this order.
+        return words.next() == Some("slurm") && words.next() == Some(command);
+    }
+    text.contains("gpushctl") && text.contains(&format!("slurm {command}"))
+}
+
+/// A script names a gpushctl that this host does not have. In its first line, Slurm cannot start the script.
+fn missing_gpushctl(host: &Host, script: &str, text: &str, command: &str) -> Option<Finding> {
+    let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
+    let lines = first.strip_prefix("#!").into_iter().chain(rest.lines().filter(|line| !line.starts_with('#')));
+    let mut words = lines.flat_map(str::split_whitespace).map(|word| word.trim_matches(['"', '\'', ';']));
+    let program = words.find(|word| word.starts_with('/') && word.ends_with("/gpushctl") && !host.has(word))?;
+    let message = format!("{script} runs {program}, which does not exist: the hook fails");
+    let hint = format!("write the path of gpushctl into {script}: `#!/usr/bin/gpushctl slurm {command}`");
+    Some(Finding::problem(Area::Slurm, message, hint).cause("Slurm drains a node whose Prolog or Epilog fails"))
 }
 
 /// Returns the files that a path with `*` at its end names, sorted.
