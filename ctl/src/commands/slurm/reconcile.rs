@@ -93,7 +93,13 @@ fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, A
 /// Ids of the jobs that Slurm has on a node. Pending jobs are on none.
 fn jobs_on(squeue: &Path, node: &str) -> Result<BTreeSet<u32>, ApiError> {
     let mut command = Command::new(squeue);
-    command.args(["--noheader", "--format=%A", STATES]).stdin(Stdio::null());
+    command.args(["--noheader", "--all", "--format=%A", STATES]).stdin(Stdio::null());
+    // With SQUEUE_PARTITION and the like, squeue leaves out jobs: their leases would end.
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"SQUEUE_") || name == "SLURM_CLUSTERS" {
+            command.env_remove(name);
+        }
+    }
     if !node.is_empty() {
         command.arg(format!("--nodelist={node}"));
     }
