@@ -1,6 +1,6 @@
 //! `gpushctl slurm epilog`: needs nothing but the job id, and runs twice without harm.
 
-use gpush_api::{SlurmJobEnded, SlurmLeftover};
+use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
     Job,
     decide::{Ended, epilog_fails},
@@ -22,12 +22,14 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     };
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
-    let had_lease = directory.has(&job);
+    let restart = directory.restart(&job);
+    let had_lease = restart.is_some();
     // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
     if !had_lease && !job.has_devices() && matches!(requested(&job), Ok(None)) {
         return 0;
     }
-    let end = end_of(&job);
+    // When a job was requeued, Slurm 22.05 gives the Epilog of the run that ends the restart count of the next run.
+    let end = SlurmJobEnd { restart: restart.unwrap_or(job.restart), ..end_of(&job) };
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
             let mut calls = Calls::new(global, settings.until);

@@ -92,6 +92,28 @@ fn hooks_wait_for_a_gpushd_that_restarts() {
     }
 }
 
+/// Fault: Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. If another hook delivered this
+/// end late, the lease of the next run ended.
+#[test]
+fn undelivered_end_of_a_requeued_run_spares_the_next_run() {
+    let mut node = Node::two_gpus(WHOLE);
+    node.prolog(&Job::new(7).on("0"));
+    node.kill();
+    let second = Job::new(7).on("0").with("SLURM_JOB_RESTART_COUNT", 1);
+    failure(&node.run("epilog", &second));
+    let path = node.directory().join("ci-7@n1+ended");
+    let end = std::fs::read(&path).expect("the end is noted");
+    node.start_again();
+    node.prolog(&second);
+    let lease = node.granted(7);
+    assert!(!path.exists(), "the end was delivered");
+    // The hook of another job has read it before that.
+    std::fs::write(&path, end).expect("a file");
+    node.prolog(&Job::new(8).on("1"));
+    assert!(!path.exists(), "the end was delivered");
+    assert_eq!(node.granted(7).id, lease.id);
+}
+
 /// Fault: a job was refused because the last reading of its GPU was old.
 #[test]
 fn prolog_waits_for_a_late_reading_of_its_gpu() {

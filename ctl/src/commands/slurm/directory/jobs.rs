@@ -98,9 +98,10 @@ impl Directory {
         self.replace(&job.file_name().to_string(), &serde_json::to_vec(&file)?, 0o400, job.uid)
     }
 
-    /// Returns whether Prolog made a file for this run of a job, or an earlier one.
-    pub(in crate::commands::slurm) fn has(&self, job: &Job) -> bool {
-        self.run_of(&job.file_name()).is_some_and(|run| run.restart <= job.restart)
+    /// Returns the restart count of the run whose Prolog made the file of a job; `None` if there is no file of this run
+    /// or an earlier one.
+    pub(in crate::commands::slurm) fn restart(&self, job: &Job) -> Option<u32> {
+        self.run_of(&job.file_name()).map(|run| run.restart).filter(|restart| *restart <= job.restart)
     }
 
     /// Removes the file of a job, unless it belongs to a later run.
@@ -227,7 +228,7 @@ mod tests {
         directory.begin(&run(42, 0, None)).unwrap();
         let second = directory.begin(&run(42, 1, None)).unwrap();
         directory.write(&run(42, 1, None), &second, refused("second")).unwrap();
-        assert!(!directory.has(&run(42, 0, None)) && directory.has(&run(42, 1, None)));
+        assert_eq!((directory.restart(&run(42, 0, None)), directory.restart(&run(42, 1, None))), (None, Some(1)));
         directory.remove(&run(42, 0, None));
         assert_eq!(state(&directory, 42), Some(refused("second")));
         // Prolog runs twice for one run.
@@ -284,7 +285,7 @@ mod tests {
         let path = dir.path().join("jobs/ci-42@n1");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, r#"{"cluster":"ci","job":42,"node":"n1","restart":4294967295,"state":"passed"}"#).unwrap();
-        assert!(directory.has(&run(42, 0, None)));
+        assert_eq!(directory.restart(&run(42, 0, None)), Some(0));
         directory.remove(&run(42, 0, None));
         assert_eq!(left(&directory), [""; 0]);
     }
