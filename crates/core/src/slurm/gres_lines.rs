@@ -90,6 +90,19 @@ impl GresLines {
         }
     }
 
+    /// Adds a comment about the GPUs with these indexes, which users can lease.
+    #[must_use]
+    pub fn leased_by_users(mut self, gpus: &[u32]) -> Self {
+        if !gpus.is_empty() {
+            let gpus = range(gpus);
+            let gpus = gpus.trim_matches(['[', ']']);
+            let note =
+                format!("users can lease GPU {gpus} too: set owner = \"slurm\" in the config, or leave it out here");
+            self.notes.push(note);
+        }
+        self
+    }
+
     /// Returns the text of gres.conf.
     #[must_use]
     pub fn gres_conf(&self) -> String {
@@ -207,6 +220,18 @@ mod tests {
         # slurm.conf: GresTypes=gpu, and in the line of the node:
         # NodeName=n1 Gres=gpu:h100:4
         ");
+    }
+
+    /// Fault: nothing said that a job and the lease of a user can have the same GPU.
+    #[test]
+    fn gpus_that_users_can_lease_are_named() {
+        let note = |gpus: &[u32]| gres_lines("n1", &host()).leased_by_users(gpus).gres_conf();
+        assert!(
+            note(&[0, 2, 3]).contains("# users can lease GPU 0,2-3 too: set owner = \"slurm\""),
+            "{}",
+            note(&[0, 2, 3])
+        );
+        assert!(!note(&[]).contains("users can"));
     }
 
     /// Numbers of capability files as NVIDIA's driver gives them: 3 + 135 * minor + 9 * GPU instance, then the compute
