@@ -66,6 +66,16 @@ impl Socket {
         self
     }
 
+    /// Returns the admin socket alone, also while it does not exist: on the other one gpushd refuses Slurm's hooks. A
+    /// socket that the user has given stays.
+    #[must_use]
+    pub fn for_hooks(self) -> Self {
+        match self.origin {
+            Origin::Option | Origin::Environment => self,
+            Origin::System | Origin::User => Self::given(self.path.with_file_name(ADMIN_SOCKET), self.origin),
+        }
+    }
+
     fn choose(system: &Path, runtime_dir: Option<&Path>) -> Self {
         // If a closed directory prevents the check of a path, the path counts as existing. Then the user gets an error
         // about that directory.
@@ -101,6 +111,15 @@ mod tests {
             assert_eq!(socket().with_admin(uid).admin.as_ref(), Some(&admin));
         }
         assert_eq!(socket().with_admin(own + 1).admin, None);
+    }
+
+    /// Fault: a hook that ran while gpushd restarted found no admin socket, and waited for the other one.
+    #[test]
+    fn hooks_use_the_admin_socket_also_while_it_does_not_exist() {
+        let system = Socket::given("/run/none/gpushd.sock", Origin::System).with_admin(0);
+        assert_eq!(system.for_hooks(), Socket::given("/run/none/admin.sock", Origin::System));
+        let given = Socket::given("/run/none/x.sock", Origin::Option);
+        assert_eq!(given.clone().for_hooks(), given);
     }
 
     #[test]

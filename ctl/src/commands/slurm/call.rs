@@ -43,7 +43,7 @@ pub(super) struct Calls {
 impl Calls {
     /// The calls of a hook that ends at `until`.
     pub(super) fn new(global: &Global, until: Instant) -> Self {
-        Self { client: Client::new(super::super::socket(global)), until }
+        Self { client: Client::new(super::super::socket(global).for_hooks()), until }
     }
 
     fn left(&self) -> Duration {
