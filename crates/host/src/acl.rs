@@ -1,10 +1,12 @@
-//! POSIX access lists (`acl(5)`) of directories: which users may enter, in addition to the owner.
+//! POSIX access lists (`acl(5)`): which users may enter a directory or read a file, in addition to the owner.
 //!
 //! Linux stores the list in an extended attribute. The kernel's `posix_acl_xattr.h` defines its format: version 2, then
 //! sorted entries of tag, permissions and id, little-endian. nix does not support extended attributes, and the crates
 //! for access lists link libacl. So this module uses `rustix`.
 
 use std::{collections::BTreeSet, io, path::Path};
+
+use rustix::fs::XattrFlags;
 
 /// The extended attribute with the list.
 const ATTRIBUTE: &str = "system.posix_acl_access";
@@ -19,6 +21,7 @@ const OTHERS: u16 = 0x20;
 const NO_ID: u32 = u32::MAX;
 
 const ALL: u16 = 0o7;
+const READ: u16 = 0o4;
 const READ_AND_ENTER: u16 = 0o5;
 const NOTHING: u16 = 0;
 
@@ -27,7 +30,7 @@ const NOTHING: u16 = 0;
 /// # Errors
 /// The file system has no access lists, or the directory belongs to another user.
 pub fn admit(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
-    rustix::fs::setxattr(dir, ATTRIBUTE, &list(uids), rustix::fs::XattrFlags::empty())?;
+    rustix::fs::setxattr(dir, ATTRIBUTE, &list(ALL, READ_AND_ENTER, uids), XattrFlags::empty())?;
     if admitted(dir)? == *uids {
         return Ok(());
     }
@@ -48,10 +51,24 @@ pub fn admitted(dir: &Path) -> io::Result<BTreeSet<u32>> {
     }
 }
 
-fn list(uids: &BTreeSet<u32>) -> Vec<u8> {
-    let named = uids.iter().map(|uid| (USER, READ_AND_ENTER, *uid));
-    let entries = std::iter::once((OWNER, ALL, NO_ID)).chain(named).chain([(GROUP, NOTHING, NO_ID)]);
-    let mask = if uids.is_empty() { NOTHING } else { READ_AND_ENTER };
+/// Grants a user to read a file, which its owner can only read too. Returns false if the file system has no access
+/// lists.
+///
+/// # Errors
+/// The file belongs to another user, or does not exist.
+pub fn let_read(file: &Path, uid: u32) -> io::Result<bool> {
+    match rustix::fs::setxattr(file, ATTRIBUTE, &list(READ, READ, &BTreeSet::from([uid])), XattrFlags::empty()) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::OPNOTSUPP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns a list that gives permissions to the owner and to other users.
+fn list(owner: u16, others: u16, uids: &BTreeSet<u32>) -> Vec<u8> {
+    let named = uids.iter().map(|uid| (USER, others, *uid));
+    let entries = std::iter::once((OWNER, owner, NO_ID)).chain(named).chain([(GROUP, NOTHING, NO_ID)]);
+    let mask = if uids.is_empty() { NOTHING } else { others };
     let mut bytes = VERSION.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries.chain([(MASK, mask, NO_ID), (OTHERS, NOTHING, NO_ID)]) {
         bytes.extend(tag.to_le_bytes());

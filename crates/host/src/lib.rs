@@ -11,7 +11,7 @@
 //! | [`device_files`] | processes that have a GPU's device node open |
 //! | [`error_chain`] | an error and its causes as one line of text |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
-//! | [`acl`] | POSIX access lists of directories |
+//! | [`acl`] | POSIX access lists of directories and files |
 //! | [`boot`] | the boot id |
 //! | [`machine`] | a description of the host, for the log |
 //! | [`systemd`] | units, through D-Bus |
