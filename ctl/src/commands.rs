@@ -21,6 +21,7 @@ mod ready;
 mod reset;
 mod slurm;
 mod status;
+mod support_bundle;
 mod timeslice;
 mod version;
 
@@ -63,6 +64,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Config(command) => config::run(global, command, out),
         Command::Ready { timeout, quiet } => ready::run(global, timeout, quiet, out),
         Command::Doctor { only } => doctor::run(global, &only, out),
+        Command::SupportBundle(args) => support_bundle::run(global, &args, out),
         Command::Slurm(command) => slurm::run(global, &command, out),
         Command::Explain { topic } => explain::run(topic, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
@@ -100,6 +102,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Recover(_)
         | Command::Ready { .. }
         | Command::Doctor { .. }
+        | Command::SupportBundle(_)
         | Command::Slurm(_)
         | Command::Explain { .. }
         | Command::Version

@@ -30,6 +30,7 @@ pub(crate) mod show;
 pub(crate) mod slices;
 pub(crate) mod status;
 pub(crate) mod summary;
+pub(crate) mod support_bundle;
 pub(crate) mod table;
 pub(crate) mod timeslice;
 pub(crate) mod trouble;

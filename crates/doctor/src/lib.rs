@@ -37,6 +37,13 @@ pub use self::{
     host::Host,
 };
 
+/// Returns the lines of Slurm's files that the area `slurm` reads, for a bug report; `None` when the host has no
+/// slurm.conf. Other lines may have passwords.
+#[must_use]
+pub fn slurm_excerpt(host: &Host) -> Option<String> {
+    slurm::excerpt(host)
+}
+
 /// Examines areas of a host, in the order of [`Area::ALL`].
 ///
 /// A caller without root privileges cannot read everything. A finding names each check that is skipped for this reason.

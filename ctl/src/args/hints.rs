@@ -163,6 +163,7 @@ fn is_for_administrators(command: &Command) -> bool {
         | Command::Events(_)
         | Command::Ready { .. }
         | Command::Doctor { .. }
+        | Command::SupportBundle(_)
         | Command::Explain { .. }
         | Command::Version
         | Command::Completions { .. }

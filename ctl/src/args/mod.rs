@@ -8,6 +8,7 @@
 //! | `lease` | `lease` and `run` |
 //! | `request` | the flags of a lease request |
 //! | `slurm` | Slurm's hooks |
+//! | `support_bundle` | `support-bundle` |
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
 //! | `waiting` | how a command waits, and the reason and end of a change |
@@ -29,6 +30,7 @@ mod pages;
 mod process;
 mod request;
 mod slurm;
+mod support_bundle;
 mod values;
 mod waiting;
 
@@ -48,6 +50,7 @@ pub(crate) use self::{
     process::Process,
     request::RequestFlags,
     slurm::{HookFiles, HookLimits, Slurm, of_script},
+    support_bundle::SupportBundleArgs,
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
 };
@@ -286,6 +289,9 @@ Examples:
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
     },
+    /// Write an archive for a bug report; works without the agent
+    #[command(after_help = support_bundle::NOTES)]
+    SupportBundle(SupportBundleArgs),
     /// Explain what sharing mechanisms do; works without the agent
     #[command(after_help = "\
 Topics:

@@ -21,7 +21,7 @@ const HOME: &str = "\x1b[H\x1b[J";
 
 pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) -> Outcome {
     let Some(every) = args.watch else {
-        let (shown, code) = read(client, args, out).await?;
+        let (shown, code) = read(client, args.summary, &args.which.selectors(), out).await?;
         out.show(&shown, |look| draw(&shown, args, out.is_wide(), look))?;
         return Ok(code);
     };
@@ -30,7 +30,7 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
     tokio::pin!(interrupt);
     loop {
         let look = Look { now: jiff::Timestamp::now(), ..out.look };
-        match read(client, args, out).await {
+        match read(client, args.summary, &args.which.selectors(), out).await {
             Ok((shown, _)) if out.json => out.json_line(&shown)?,
             Ok((shown, _)) => {
                 let text = draw(&shown, args, true, &look);
@@ -57,12 +57,17 @@ fn draw(shown: &Status, args: &StatusArgs, with_sensors: bool, look: &Look) -> S
     }
 }
 
-/// Returns the status and the exit status.
-async fn read(client: &mut Client, args: &StatusArgs, out: &Output) -> Result<(Status, u8), Failure> {
+/// Returns the status of the selected GPUs, and the exit status.
+pub(super) async fn read(
+    client: &mut Client,
+    profiles: bool,
+    selectors: &[String],
+    out: &Output,
+) -> Result<(Status, u8), Failure> {
     let version = client.version().await?;
     let health = client.health().await?;
-    let gpus = match client.gpus(args.summary).await {
-        Ok(gpus) => super::select_of(client, gpus, &args.which.selectors()).await?,
+    let gpus = match client.gpus(profiles).await {
+        Ok(gpus) => super::select_of(client, gpus, selectors).await?,
         // Without a driver or in maintenance, health explains the error. The status then has no GPUs.
         Err(error)
             if health.status == HealthStatus::Degraded && health.errors.iter().any(|c| c.code == error.code()) =>

@@ -8,17 +8,17 @@ use crate::{exit::Outcome, output::Output};
 
 /// Output of `gpushctl version --json`.
 #[derive(Serialize)]
-struct Versions<'a> {
+pub(super) struct Versions<'a> {
     /// Version of gpushctl.
-    ctl: &'static str,
+    pub(super) ctl: &'static str,
     /// Version of the API that gpushctl uses.
-    api: &'static str,
+    pub(super) api: &'static str,
     /// Version information of gpushd.
     #[serde(skip_serializing_if = "Option::is_none")]
-    agent: Option<&'a Version>,
+    pub(super) agent: Option<&'a Version>,
     /// Why the version of gpushd is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<ApiError>,
+    pub(super) error: Option<ApiError>,
 }
 
 pub(super) async fn run(client: &mut Client, out: &Output) -> Outcome {

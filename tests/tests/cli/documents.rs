@@ -149,7 +149,7 @@ fn mig_parted_label_is_imported_as_the_page_says() {
 fn manual_install_puts_files_where_units_expect_them() {
     let page = document("install.md");
     let blocks = blocks(&page, "sh");
-    let [_, install, enable] = &blocks[..] else { panic!("{blocks:?}") };
+    let [_, install, enable, _] = &blocks[..] else { panic!("{blocks:?}") };
     let scratch = tempfile::tempdir().unwrap();
     let (root, man) = (scratch.path().join("root"), scratch.path().join("man"));
     assert!(install.starts_with("ROOT=\n"), "{install}");

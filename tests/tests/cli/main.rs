@@ -9,5 +9,6 @@ mod hints;
 mod leases;
 mod requests;
 mod states;
+mod support_bundle;
 mod transcript;
 mod verbs;

@@ -51,6 +51,16 @@ impl Files {
         }
     }
 
+    /// Returns the pairs of all lines that do not describe nodes, in order.
+    pub(super) fn settings(&self) -> &[KeyValue] {
+        &self.settings
+    }
+
+    /// Returns the pairs of each line that describes nodes.
+    pub(super) fn nodes(&self) -> &[Vec<KeyValue>] {
+        &self.nodes
+    }
+
     /// Returns the path of a file that slurm.conf names, or that is in its directory.
     pub(super) fn sibling(&self, name: &str) -> String {
         if name.starts_with('/') { name.to_owned() } else { format!("{}/{name}", self.directory) }

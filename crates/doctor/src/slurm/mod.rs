@@ -5,9 +5,11 @@
 //! | `files` | the files, and where they are |
 //! | `hooks` | Prolog, Epilog and TaskProlog |
 //! | `devices` | gres.conf and the GPUs |
+//! | `excerpt` | the lines of these files for a bug report |
 //! | `limits` | flags, timeouts, and what keeps jobs apart |
 
 mod devices;
+mod excerpt;
 mod files;
 mod hooks;
 mod limits;
@@ -15,6 +17,7 @@ mod limits;
 use gpush_api::LeaseOwner;
 use gpush_core::config::Config;
 
+pub(crate) use self::excerpt::excerpt;
 use self::files::Files;
 use crate::{Area, Finding, Host};
 

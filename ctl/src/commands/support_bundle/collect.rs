@@ -1,0 +1,249 @@
+//! The parts of a bundle. A part that cannot be collected has the reason instead, and never fails the command.
+
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use gpush_api::{ApiError, Code, ConfigView, Health, Version};
+use gpush_client::{AuditQuery, Client, Error, EventQuery};
+use gpush_core::{config::Config, lease::quota::Subject};
+use gpush_doctor::{Agent, Area, Host, examine};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::redact::Redactor;
+use crate::{
+    args::Global,
+    commands::{status, version::Versions, with_agent},
+    exit::Failure,
+    offline,
+    output::Output,
+    render::status::Status,
+};
+
+/// Number of operations, ended leases, and audit records in a bundle.
+const OPERATIONS: usize = 200;
+const ENDED_LEASES: usize = 200;
+const AUDIT_RECORDS: usize = 1000;
+
+/// Maximum number of bytes of a file.
+const LARGEST: u64 = 1 << 20;
+
+/// gpushd's log. `-q` leaves out journalctl's own remarks.
+const JOURNAL: [&str; 8] = ["-q", "-u", "gpushd", "-n", "2000", "-o", "short-iso", "--no-pager"];
+
+/// A part of the bundle.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// Name of its file.
+    pub(super) name: &'static str,
+    /// What a reader of the bundle learns from it.
+    pub(super) why: &'static str,
+    /// Its content, or why there is none.
+    pub(super) content: Result<Content, String>,
+}
+
+/// The content of a part.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// A JSON document.
+    Document(Value),
+    /// Text.
+    Text(String),
+}
+
+/// Collects all parts, and teaches `redactor` the names and command lines in them.
+pub(super) fn all(global: &Global, redactor: &mut Redactor, out: &Output) -> Result<Vec<Part>, Failure> {
+    let (mut parts, config, agent) = with_agent(global, async |client| Ok(Answers::new(client).collect(out).await))?;
+    let host = Host::at("/");
+    let findings = json!({ "findings": examine(&host, &agent, &Area::ALL) });
+    let path = config.or_else(offline::environment).unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
+    let slurm = gpush_doctor::slurm_excerpt(&host).map(Content::Text);
+    let part = |name, why, content| Part { name, why, content };
+    parts.extend([
+        part("doctor.json", "findings of `gpushctl doctor`", Ok(Content::Document(findings))),
+        part("config.toml", "the config file", file(&path)),
+        part("journal.txt", "the last 2000 log lines of gpushd", journal()),
+        part("driver.txt", "version of the kernel module", file(Path::new("/proc/driver/nvidia/version"))),
+        part("os-release.txt", "the distribution", file(Path::new("/etc/os-release"))),
+        part("kernel.txt", "version of the kernel", file(Path::new("/proc/version"))),
+        part("systemd.txt", "version of systemd", program("systemctl", &["--version"])),
+        part(
+            "slurm.txt",
+            "lines of slurm.conf, gres.conf and cgroup.conf that the doctor reads",
+            slurm.ok_or_else(|| "this host has no slurm.conf".to_owned()),
+        ),
+    ]);
+    learn(redactor, &parts);
+    Ok(parts)
+}
+
+/// Teaches the redactor the names and command lines in the parts.
+fn learn(redactor: &mut Redactor, parts: &[Part]) {
+    if let Ok(Content::Text(passwd)) = file(Path::new("/etc/passwd")) {
+        redactor.learn_passwd(&passwd);
+    }
+    for part in parts {
+        match &part.content {
+            Ok(Content::Document(document)) => redactor.learn(document),
+            Ok(Content::Text(text)) if part.name == "config.toml" => {
+                let config = Config::from_bytes(text.as_bytes(), part.name).unwrap_or_default();
+                for subject in config.quotas.iter().flat_map(|quota| &quota.subjects) {
+                    match subject {
+                        Subject::User(name) => redactor.learn_user(name, uid(name)),
+                        Subject::Group(_) | Subject::Everybody => {}
+                    }
+                }
+            }
+            Ok(Content::Text(_)) | Err(_) => {}
+        }
+    }
+}
+
+/// Returns the uid of a user of this host.
+fn uid(name: &str) -> Option<u64> {
+    let user = nix::unistd::User::from_name(name).ok().flatten()?;
+    Some(u64::from(user.uid.as_raw()))
+}
+
+/// What gpushd answers. After an answer that did not come, gpushd is not asked again.
+struct Answers<'c> {
+    client: &'c mut Client,
+    silent: Option<ApiError>,
+}
+
+impl<'c> Answers<'c> {
+    fn new(client: &'c mut Client) -> Self {
+        Self { client, silent: None }
+    }
+
+    /// Returns the parts, the path of the config file, and what the doctor must know about gpushd.
+    async fn collect(mut self, out: &Output) -> (Vec<Part>, Option<PathBuf>, Agent) {
+        let version = self.ask(async |client| client.version().await).await;
+        let health = self.ask(async |client| client.health().await).await;
+        let config = self.ask(async |client| client.config().await).await;
+        let status = self.status(out).await;
+        let gpus = self.ask(async |client| client.gpus(true).await).await;
+        let leases = self.ask(async |client| client.leases(ENDED_LEASES).await).await;
+        let operations = self.ask(async |client| client.last_operations(OPERATIONS, None).await).await;
+        let query = EventQuery { kinds: Vec::new(), gpus: Vec::new(), after: None };
+        let events = self.ask(async |client| client.kept_events(&query).await).await;
+        let audit = self.audit().await;
+        let path = config.as_ref().ok().and_then(|config: &ConfigView| config.path.as_deref().map(PathBuf::from));
+        let versions = Versions {
+            ctl: env!("CARGO_PKG_VERSION"),
+            api: gpush_client::API,
+            agent: version.as_ref().ok(),
+            error: version.as_ref().err().cloned(),
+        };
+        let part = |name, why, content| Part { name, why, content };
+        let parts = vec![
+            part("version.json", "versions of gpushctl, gpushd and the driver", document(Ok(versions))),
+            part("status.json", "GPUs, MPS daemons and leases as `gpushctl status` shows them", document(status)),
+            part("gpus.json", "GPUs with the profiles of the driver", document(gpus)),
+            part("leases.json", "leases, and the last ended ones", document(leases)),
+            part("operations.json", "the last operations", document(operations)),
+            part("events.json", "events that gpushd keeps", document(events)),
+            part("audit.json", "who changed what", document(audit)),
+            part("config.json", "the config in effect", document(config)),
+        ];
+        (parts, path, agent(version, health))
+    }
+
+    async fn ask<T>(&mut self, what: impl AsyncFnOnce(&mut Client) -> Result<T, Error>) -> Result<T, ApiError> {
+        if let Some(error) = &self.silent {
+            return Err(error.clone());
+        }
+        let answer = what(self.client).await.map_err(ApiError::from);
+        self.note(answer)
+    }
+
+    /// Remembers an answer that did not come.
+    fn note<T>(&mut self, answer: Result<T, ApiError>) -> Result<T, ApiError> {
+        if let Err(error) = &answer
+            && matches!(error.code, Code::Unreachable | Code::TimedOut)
+        {
+            self.silent = Some(error.clone());
+        }
+        answer
+    }
+
+    async fn status(&mut self, out: &Output) -> Result<Status, ApiError> {
+        if let Some(error) = &self.silent {
+            return Err(error.clone());
+        }
+        let answer = match status::read(self.client, false, &[], out).await {
+            Ok((shown, _)) => Ok(shown),
+            Err(Failure::Error(error)) => Err(*error),
+            Err(Failure::BrokenPipe) => Err(ApiError::new(Code::Internal, "stdout is closed")),
+        };
+        self.note(answer)
+    }
+
+    /// Returns the last audit records. Only root gets them, because a user should not collect them by accident.
+    async fn audit(&mut self) -> Result<Vec<gpush_api::AuditRecord>, ApiError> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err(ApiError::new(Code::Denied, "only root gets the audit trail"));
+        }
+        let query = AuditQuery { after: None, limit: AUDIT_RECORDS, object: None, since: None };
+        self.ask(async |client| client.audit(&query).await).await
+    }
+}
+
+/// Returns what the doctor must know about gpushd.
+fn agent(version: Result<Version, ApiError>, health: Result<Health, ApiError>) -> Agent {
+    match (version, health) {
+        (Ok(version), Ok(health)) => Agent::Reached {
+            version: version.agent,
+            own: env!("CARGO_PKG_VERSION").to_owned(),
+            troubles: health.errors,
+        },
+        (Err(error), _) | (_, Err(error)) => Agent::Unreachable(error),
+    }
+}
+
+/// Converts an answer of gpushd.
+fn document(answer: Result<impl Serialize, ApiError>) -> Result<Content, String> {
+    let value = serde_json::to_value(answer.map_err(|error| words(&error))?);
+    value.map(Content::Document).map_err(|error| error.to_string())
+}
+
+/// Returns an error as one line.
+fn words(error: &ApiError) -> String {
+    let mut parts = vec![error.message.clone()];
+    parts.extend(error.causes.iter().cloned());
+    parts.join(": ")
+}
+
+/// Reads the text of a file.
+fn file(path: &Path) -> Result<Content, String> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes));
+    read.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    Ok(Content::Text(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+fn journal() -> Result<Content, String> {
+    let text = match program("journalctl", &JOURNAL)? {
+        Content::Text(text) if text.trim().is_empty() => {
+            return Err("the journal has no line of gpushd that this user can read".to_owned());
+        }
+        text => text,
+    };
+    Ok(text)
+}
+
+/// Runs a program and returns what it prints.
+fn program(name: &str, arguments: &[&str]) -> Result<Content, String> {
+    let mut command = Command::new(name);
+    let output = command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("cannot run {name}: {error}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{name} failed ({}): {}", output.status, said.trim()));
+    }
+    Ok(Content::Text(String::from_utf8_lossy(&output.stdout).into_owned()))
+}

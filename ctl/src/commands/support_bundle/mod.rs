@@ -1,0 +1,123 @@
+//! `gpushctl support-bundle`: one archive for a bug report.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `collect` | the parts of the bundle: what gpushd answers, and files and programs of the host |
+//! | `redact` | removes user names, command lines and secrets |
+//! | `archive` | the tar file |
+//!
+//! The whole bundle is in memory before the command lists it. So the list is exact, and nothing is written before the
+//! user agrees.
+
+mod archive;
+mod collect;
+mod redact;
+
+use std::{io::Write, path::PathBuf};
+
+use gpush_api::{ApiError, Code};
+use serde::Serialize;
+
+use self::{
+    collect::{Content, Part},
+    redact::Redactor,
+};
+use crate::{
+    args::{Global, SupportBundleArgs},
+    exit::{Failure, Outcome},
+    output::Output,
+    render::support_bundle::{self as render, BundleFile, Contents, MissingPart},
+};
+
+pub(super) fn run(global: &Global, args: &SupportBundleArgs, out: &Output) -> Outcome {
+    let now = jiff::Timestamp::now();
+    let name = format!("gpush-support-{}", now.strftime("%Y%m%dT%H%M%SZ"));
+    let path = args.file.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
+    archive::check_absent(&path)?;
+    let mut redactor = Redactor::new(args.with_names);
+    let parts = collect::all(global, &mut redactor, out)?;
+    let mut contents = redacted(parts, &redactor, now, args.with_names)?;
+    if !out.json {
+        out.text(&render::list(&contents, &path, &out.look))?;
+        if !args.yes && out.can_ask() && !confirmed(out)? {
+            out.remark("Nothing was written.\n");
+            return Ok(1);
+        }
+    }
+    let manifest = json(&contents)?;
+    let listed = contents.files.iter().map(|file| (file.name, file.data.as_slice()));
+    let files = std::iter::once(("bundle.json", manifest.as_slice())).chain(listed);
+    let time = u64::try_from(now.as_second()).unwrap_or_default();
+    let bytes = archive::pack(&name, files, time)
+        .map_err(|error| crate::exit::io(format!("cannot pack {}", path.display()), &error))?;
+    archive::write(&path, &bytes)?;
+    contents.file = Some(path);
+    out.show(&contents, |look| render::written(&contents, bytes.len(), look))?;
+    Ok(0)
+}
+
+/// Returns the redacted files, and the missing parts.
+fn redacted(
+    parts: Vec<Part>,
+    redactor: &Redactor,
+    collected_at: jiff::Timestamp,
+    with_names: bool,
+) -> Result<Contents, ApiError> {
+    let gpushctl = env!("CARGO_PKG_VERSION");
+    let mut contents =
+        Contents { file: None, gpushctl, collected_at, with_names, files: Vec::new(), missing: Vec::new() };
+    for Part { name, why, content } in parts {
+        let data = match content {
+            Ok(Content::Document(mut document)) => {
+                redactor.document(&mut document);
+                json(&document)?
+            }
+            Ok(Content::Text(text)) => redactor.text(&text).into_bytes(),
+            Err(reason) => {
+                let reason = redactor.text(&reason);
+                contents.missing.push(MissingPart { name, why, reason });
+                continue;
+            }
+        };
+        contents.files.push(BundleFile { name, bytes: data.len(), why, data });
+    }
+    Ok(contents)
+}
+
+fn json(value: &impl Serialize) -> Result<Vec<u8>, ApiError> {
+    let written = serde_json::to_vec_pretty(value);
+    written.map_err(|error| ApiError::new(Code::Internal, "cannot write the bundle as JSON").cause(error.to_string()))
+}
+
+/// Asks the user. Returns whether the answer is yes.
+fn confirmed(out: &Output) -> Result<bool, Failure> {
+    out.remark("Write the file? [y/N] ");
+    let _ = std::io::stderr().flush();
+    let mut answer = String::new();
+    let read =
+        std::io::stdin().read_line(&mut answer).map_err(|error| crate::exit::io("cannot read the answer", &error))?;
+    Ok(read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn missing_parts_are_named_and_not_files() {
+        let parts = vec![
+            Part { name: "a.json", why: "one", content: Ok(Content::Document(json!({"user": "bob", "uid": 1000}))) },
+            Part { name: "b.txt", why: "two", content: Err("bob is away".to_owned()) },
+        ];
+        let mut redactor = Redactor::new(false);
+        redactor.learn_user("bob", Some(1000));
+        let contents = redacted(parts, &redactor, jiff::Timestamp::UNIX_EPOCH, false).unwrap();
+        let [file] = &contents.files[..] else { panic!("{contents:?}") };
+        assert_eq!((file.name, file.bytes), ("a.json", file.data.len()));
+        assert!(!String::from_utf8_lossy(&file.data).contains("bob"));
+        let [missing] = &contents.missing[..] else { panic!("{contents:?}") };
+        assert_eq!((missing.name, missing.reason.as_str()), ("b.txt", "uid:1000 is away"));
+    }
+}

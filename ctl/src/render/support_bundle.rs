@@ -1,0 +1,97 @@
+//! The list of a support bundle's files, before it is written.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::look::{Look, count, pad};
+
+/// What a bundle contains. It is the file `bundle.json` in the archive, and with `file` the output of `--json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Contents {
+    /// The written file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) file: Option<PathBuf>,
+    /// Version of gpushctl.
+    pub(crate) gpushctl: &'static str,
+    /// Time at which the bundle was collected.
+    pub(crate) collected_at: jiff::Timestamp,
+    /// Whether user names and command lines were kept.
+    pub(crate) with_names: bool,
+    /// The files of the archive.
+    pub(crate) files: Vec<BundleFile>,
+    /// Parts that could not be collected.
+    pub(crate) missing: Vec<MissingPart>,
+}
+
+/// A file of the archive.
+#[derive(Debug, Serialize)]
+pub(crate) struct BundleFile {
+    pub(crate) name: &'static str,
+    pub(crate) bytes: usize,
+    /// What a reader learns from it.
+    pub(crate) why: &'static str,
+    /// Its content.
+    #[serde(skip)]
+    pub(crate) data: Vec<u8>,
+}
+
+/// A part that could not be collected.
+#[derive(Debug, Serialize)]
+pub(crate) struct MissingPart {
+    pub(crate) name: &'static str,
+    pub(crate) why: &'static str,
+    pub(crate) reason: String,
+}
+
+/// Width of a size in columns: `1023.9 KiB`.
+const SIZE: usize = 10;
+
+/// Lists each file with its size and purpose, then the parts that are missing.
+pub(crate) fn list(contents: &Contents, path: &Path, look: &Look) -> String {
+    let mut lines = vec![format!("{} will contain:", look.clean(&path.display().to_string()))];
+    let names = contents.files.iter().map(|file| file.name).chain(contents.missing.iter().map(|part| part.name));
+    let columns = names.map(str::len).max().unwrap_or_default();
+    for file in &contents.files {
+        lines.push(format!("  {}  {:>SIZE$}  {}", pad(file.name, columns), size(file.bytes), file.why));
+    }
+    for part in &contents.missing {
+        let first = format!("  {}  {:>SIZE$}  ", pad(part.name, columns), "missing");
+        lines.extend(look.wrap(&first, &look.clean(&part.reason)));
+    }
+    let what = if contents.with_names {
+        "User names and command lines are kept"
+    } else {
+        "User names are uids, and command lines are left out"
+    };
+    lines.push(format!("{what}. bundle.json in the archive has this list."));
+    lines.join("\n") + "\n"
+}
+
+/// Names the written file.
+pub(crate) fn written(contents: &Contents, bytes: usize, look: &Look) -> String {
+    let path = contents.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let files = count(contents.files.len() + 1, "file");
+    format!("Wrote {} ({}, {files}). Read it before you send it.\n", look.clean(&path), size(bytes))
+}
+
+/// Returns a size in bytes or KiB.
+fn size(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        _ => format!("{}.{} KiB", bytes / 1024, bytes % 1024 * 10 / 1024),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_in_bytes_or_kib() {
+        assert_eq!(
+            [size(0), size(1023), size(1024), size(1535), size(3 << 20)],
+            ["0 B", "1023 B", "1.0 KiB", "1.4 KiB", "3072.0 KiB"]
+        );
+    }
+}

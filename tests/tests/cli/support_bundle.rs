@@ -1,0 +1,170 @@
+//! `gpushctl support-bundle` through the real binary: what is in the archive, and what never is.
+//!
+//! Functions outside `#[test]` may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use gpush_tests::{
+    agent::Agent,
+    host::{Host, program},
+};
+use serde_json::Value;
+
+use crate::transcript;
+
+/// A secret on the command line of a process, one in the config, and the names of a user and of a program.
+const PLANTED: [&str; 4] = ["hunter2", "hunter3", "zebediah", "secret-model.py"];
+
+const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\n";
+const CONFIG: &str = "# db_password=hunter3\n[[quota]]\nusers = [\"zebediah\"]\nleases = 1\n\
+                      [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n";
+
+/// The user `nobody`.
+const NOBODY: u32 = 65_534;
+
+/// A process on the GPU, with a secret on its command line.
+struct Job(Child);
+
+impl Job {
+    fn start(host: &Host) -> Self {
+        let mut command = Command::new("sleep");
+        command.arg0("secret-model.py --run zebediah --api-key=hunter2").arg("1000");
+        let child = command.stdin(Stdio::null()).spawn().unwrap();
+        let pid = child.id().to_string();
+        host.sim("process", &["add", "--pid", &pid, "--gpu", "0", "--gi", "0", "--ci", "0"]);
+        Self(child)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Unpacks a bundle, and returns the text of each file below its directory.
+fn unpacked(bundle: &Path, into: &Path) -> Vec<(String, String)> {
+    fs::create_dir_all(into).unwrap();
+    let unpacked = Command::new("tar").arg("-xzf").arg(bundle).arg("-C").arg(into).status().unwrap();
+    assert!(unpacked.success());
+    let [directory] = &fs::read_dir(into).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>()[..] else {
+        panic!("the archive has one directory")
+    };
+    let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
+    files.map(|file| (file.file_name().into_string().unwrap(), fs::read_to_string(file.path()).unwrap())).collect()
+}
+
+fn of<'f>(files: &'f [(String, String)], name: &str) -> &'f str {
+    files.iter().find(|(file, _)| file == name).map_or("", |(_, text)| text)
+}
+
+#[test]
+fn support_bundle_has_what_a_report_needs_and_nothing_planted() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    agent.wait_for_layouts_at_start();
+    let _job = Job::start(&host);
+    // The process blocks a change, so messages name it.
+    let refused = transcript::gpushctl(&agent, &["mig", "apply", "none", "-g", "0", "--json"], 80).output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stdout).contains("hunter2"), "{refused:?}");
+
+    let file = host.scratch("bundle.tar.gz");
+    let args = ["support-bundle", "--file", file.to_str().unwrap()];
+    let output = transcript::gpushctl(&agent, &args, 100).output().unwrap();
+    let said = transcript::transcript(&args, &output);
+    assert!(output.status.success() && output.stderr.is_empty(), "{said}");
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let files = unpacked(&file, &host.scratch("unpacked"));
+    for (name, text) in &files {
+        for planted in PLANTED {
+            assert!(!text.contains(planted), "{name} has {planted}:\n{text}");
+        }
+        assert!(name == "bundle.json" || said.contains(name.as_str()), "{name} is not listed:\n{said}");
+    }
+    for planted in PLANTED {
+        assert!(!said.contains(planted), "{said}");
+    }
+    let status: Value = serde_json::from_str(of(&files, "status.json")).unwrap();
+    let process = &status["gpus"][0]["mig"]["instances"][0]["compute_instances"][0]["processes"][0];
+    assert_eq!(process["command"], "(command)", "{status:#}");
+    for name in ["version.json", "gpus.json", "leases.json", "operations.json", "events.json", "config.json"] {
+        serde_json::from_str::<Value>(of(&files, name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    assert!(of(&files, "config.toml").contains("users = [\"(user)\"]"), "{}", of(&files, "config.toml"));
+    assert!(of(&files, "doctor.json").contains("\"area\": \"agent\""));
+    assert!(of(&files, "kernel.txt").contains("Linux"));
+
+    // With names, only values that look like secrets are left out.
+    let named = host.scratch("named.tar.gz");
+    let args = ["support-bundle", "--with-names", "--json", "--file", named.to_str().unwrap()];
+    let output = transcript::gpushctl(&agent, &args, 100).output().unwrap();
+    let listed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((listed["file"].as_str(), &listed["with_names"]), (named.to_str(), &Value::Bool(true)));
+    let files = unpacked(&named, &host.scratch("named"));
+    assert!(of(&files, "status.json").contains("secret-model.py --run zebediah --api-key=(secret)"));
+    assert!(files.iter().all(|(_, text)| !text.contains("hunter")));
+    agent.stop();
+}
+
+#[test]
+fn support_bundle_without_gpushd_names_what_is_missing() {
+    let host = Host::up(HOST);
+    let file = host.scratch("bundle.tar.gz");
+    let mut command = Command::new(program("gpushctl"));
+    command.args(["support-bundle", "--yes", "--file"]).arg(&file).env_clear().env("LANG", "C.UTF-8");
+    let output = command.env("GPUSH_SOCKET", host.scratch("nothing.sock")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("status.json") && said.contains("missing"), "{output:?}");
+    let files = unpacked(&file, &host.scratch("unpacked"));
+    let contents: Value = serde_json::from_str(of(&files, "bundle.json")).unwrap();
+    let missing: Vec<&str> =
+        contents["missing"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap()).collect();
+    for name in ["status.json", "gpus.json", "leases.json", "operations.json", "events.json", "config.json"] {
+        assert!(missing.contains(&name) && of(&files, name).is_empty(), "{missing:?}");
+    }
+    let reason = contents["missing"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("nothing.sock"), "{reason}");
+    assert!(of(&files, "version.json").contains("\"ctl\""));
+    assert!(of(&files, "doctor.json").contains("\"area\": \"driver\""));
+}
+
+#[test]
+fn support_bundle_refuses_existing_files_and_other_directories() {
+    let host = Host::up(HOST);
+    let run = |file: &Path, uid: Option<u32>| {
+        let mut command = Command::new(program("gpushctl"));
+        if let Some(uid) = uid {
+            // Other users may have no access to the build directory.
+            let copy = file.parent().unwrap().join("gpushctl");
+            assert!(Command::new("cp").arg(program("gpushctl")).arg(&copy).status().unwrap().success());
+            command = Command::new(copy);
+            command.uid(uid).gid(uid).current_dir("/");
+        }
+        command.args(["support-bundle", "--file"]).arg(file).env_clear().env("LANG", "C.UTF-8");
+        let output = command.env("GPUSH_SOCKET", host.scratch("nothing.sock")).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let existing = host.scratch("existing");
+    fs::write(&existing, "mine").unwrap();
+    let (code, said) = run(&existing, None);
+    assert!(code == 2 && said.contains("existing exists already") && said.contains("hint:"), "{code} {said}");
+    assert_eq!(fs::read_to_string(&existing).unwrap(), "mine");
+    let (code, said) = run(&host.scratch("no/such/directory.tar.gz"), None);
+    assert!(code == 2 && said.contains("directory.tar.gz") && said.contains("hint:"), "{code} {said}");
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED a directory of another user: only root can run programs as others");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let (code, said) = run(&dir.path().join("bundle.tar.gz"), Some(NOBODY));
+    assert!(code == 5 && said.contains("bundle.tar.gz") && said.contains("cause:"), "{code} {said}");
+    assert!(!dir.path().join("bundle.tar.gz").exists());
+}
