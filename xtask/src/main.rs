@@ -2,6 +2,7 @@
 
 mod arrows;
 mod bench;
+mod compatibility;
 mod demo;
 mod generate;
 mod install;
@@ -35,6 +36,8 @@ enum Task {
     Package(package::Arguments),
     /// Write docs/openapi.json from the code
     Openapi(generate::Arguments),
+    /// Write docs/released: the API and config that later versions must keep
+    ReleaseBaseline(compatibility::Arguments),
     /// Write the man pages gpushctl(1) and gpushd(8) to target/man
     Man(generate::Arguments),
     /// Write gpushctl's shell completions to target/completions
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Task::Soak(arguments) => soak::run(&arguments),
         Task::Package(arguments) => package::run(&arguments),
         Task::Openapi(arguments) => told(generate::openapi(&arguments)),
+        Task::ReleaseBaseline(arguments) => told(compatibility::write(&arguments)),
         Task::Man(arguments) => told(generate::man(&arguments)),
         Task::Completions(arguments) => told(generate::completions(&arguments)),
         Task::Arrows(arguments) => arrows::run(&arguments).and_then(|arrows| {

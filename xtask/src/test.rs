@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, path::Path, process::Command, time::Instant};
 use anyhow::Result;
 
 use crate::{
-    arrows, generate, install, links,
+    arrows, compatibility, generate, install, links,
     step::{self, Outcome, Step, TestCount},
     tree,
     workspace::{self, Build},
@@ -44,6 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         cargo("format", &["fmt", "--all", "--check"], verbose),
         step::check("arrows", || said(arrows::check())),
         step::check("tree", || said(tree::check())),
+        step::check("compatibility", || said(compatibility::check())),
         step::check("links", || said(links::check())),
         cargo("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], verbose),
     ];

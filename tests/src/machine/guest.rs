@@ -35,7 +35,9 @@ impl Machine {
     /// If the commands of the page fail.
     pub fn install(&self) {
         let page = document("install.md");
-        let [_, install, enable] = &blocks(&page, "sh")[..] else { panic!("install.md has other blocks than it had") };
+        let [_, install, enable, _] = &blocks(&page, "sh")[..] else {
+            panic!("install.md has other blocks than it had")
+        };
         let install: String = install
             .replace("target/release", BUILT)
             .lines()

@@ -1,0 +1,241 @@
+//! Compatibility with the last release: within `v1` the API and the config only grow ([decision
+//! 9](../../../docs/decisions/0009-api-within-v1.md)).
+//!
+//! `docs/released` has the API and the config keys of the last release. `cargo xtask test` compares them with the
+//! code: anything that was removed or means something else fails the step `compatibility`. Before the first release,
+//! the step only reports differences.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `api` | paths, parameters, bodies and answers of two OpenAPI documents |
+//! | `schema` | JSON schemas |
+
+mod api;
+mod schema;
+
+use std::{collections::BTreeSet, fmt, fs, path::Path, process::Command};
+
+use anyhow::{Context, Result, bail};
+use gpush_core::config::schema::SECTIONS;
+use serde_json::{Value, json};
+
+use crate::workspace;
+
+/// The folder of the baseline, below the root of the checkout.
+const FOLDER: &str = "docs/released";
+
+/// Its files: which release it is, the API, and the config keys.
+const MARKER: &str = "baseline.json";
+const API: &str = "openapi.json";
+const KEYS: &str = "config-keys.txt";
+
+/// The API as the code has it. The step `tests` compares it with the code.
+const CURRENT_API: &str = "docs/openapi.json";
+
+/// Arguments of `cargo xtask release-baseline`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Write the baseline of a release: from now on, the step `compatibility` fails for differences
+    #[arg(long)]
+    released: bool,
+}
+
+/// Something that worked with the last release, and does not work with the code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Difference {
+    /// Path, field or key.
+    object: String,
+    /// What happened to it.
+    problem: String,
+    /// What to do.
+    remedy: &'static str,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; {}", self.object, self.problem, self.remedy)
+    }
+}
+
+/// A released API and config.
+#[derive(Debug)]
+struct Baseline {
+    version: String,
+    /// Whether there is no release yet.
+    unreleased: bool,
+    api: Value,
+    keys: BTreeSet<String>,
+}
+
+/// Compares the code with the baseline, for `cargo xtask test`.
+///
+/// # Errors
+/// The differences, or a file that cannot be read.
+pub(crate) fn check() -> Result<String> {
+    let root = workspace::root();
+    let baseline = Baseline::read(&root.join(FOLDER))?;
+    if baseline.unreleased
+        && let Some(tag) = release_tag(&root)
+    {
+        bail!(
+            "{FOLDER} says that there is no release, and the tag {tag} exists; check out {tag}, run `cargo xtask \
+             release-baseline --released`, and commit the folder"
+        );
+    }
+    judged(&baseline, &read_json(&root.join(CURRENT_API))?, &config_keys())
+}
+
+/// Writes the baseline from the code, for `cargo xtask release-baseline`.
+pub(crate) fn write(arguments: &Arguments) -> Result<String> {
+    let root = workspace::root();
+    let folder = root.join(FOLDER);
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let marker = json!({ "version": env!("CARGO_PKG_VERSION"), "unreleased": !arguments.released });
+    let api = api::compared(&read_json(&root.join(CURRENT_API))?);
+    let keys: String = config_keys().iter().map(|key| format!("{key}\n")).collect();
+    for (name, text) in
+        [(MARKER, format!("{marker:#}\n")), (API, format!("{}\n", serde_json::to_string_pretty(&api)?)), (KEYS, keys)]
+    {
+        fs::write(folder.join(name), text).with_context(|| format!("cannot write {FOLDER}/{name}"))?;
+    }
+    let of = if arguments.released { "the release" } else { "what will be the first release" };
+    Ok(format!("{FOLDER} is the API and config of {of} {}", env!("CARGO_PKG_VERSION")))
+}
+
+impl Baseline {
+    fn read(folder: &Path) -> Result<Self> {
+        let marker = read_json(&folder.join(MARKER))?;
+        let (Some(version), Some(unreleased)) = (marker["version"].as_str(), marker["unreleased"].as_bool()) else {
+            bail!(
+                "{FOLDER}/{MARKER} has no `version` or no `unreleased`; write it with `cargo xtask release-baseline`"
+            );
+        };
+        let keys = folder.join(KEYS);
+        let keys = fs::read_to_string(&keys).with_context(|| format!("cannot read {}", keys.display()))?;
+        Ok(Self {
+            version: version.to_owned(),
+            unreleased,
+            api: read_json(&folder.join(API))?,
+            keys: keys.lines().map(str::to_owned).collect(),
+        })
+    }
+}
+
+/// Compares a baseline with the present API and config keys.
+fn judged(baseline: &Baseline, api: &Value, keys: &BTreeSet<String>) -> Result<String> {
+    let mut found = api::differences(&baseline.api, api);
+    found.extend(baseline.keys.difference(keys).map(|key| Difference {
+        object: format!("config key {key}"),
+        problem: "it was removed".to_owned(),
+        remedy: "accept it again, and warn that it has no effect",
+    }));
+    let version = &baseline.version;
+    if found.is_empty() {
+        return Ok(format!("the API and the config keys have all of {version}, and {} keys", keys.len()));
+    }
+    let lines: String = found.iter().map(|one| format!("\n  {one}")).collect();
+    if baseline.unreleased {
+        return Ok(format!(
+            "{} differences from {FOLDER}, permitted because {version} is not released yet; `cargo xtask \
+             release-baseline` updates it:{lines}",
+            found.len()
+        ));
+    }
+    bail!(
+        "{} differences break clients and configs of {version} (docs/decisions/0009-api-within-v1.md):{lines}",
+        found.len()
+    );
+}
+
+/// Returns the keys of the config, each as `[section] key`. Keys at the top have no section.
+fn config_keys() -> BTreeSet<String> {
+    let of = |header: &str, key: &str| if header.is_empty() { key.to_owned() } else { format!("{header} {key}") };
+    let sections =
+        SECTIONS.iter().filter(|section| !section.header.is_empty()).map(|section| section.header.to_owned());
+    let keys = SECTIONS.iter().flat_map(|section| section.keys.iter().map(|key| of(section.header, key)));
+    sections.chain(keys).collect()
+}
+
+fn read_json(path: &Path) -> Result<Value> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))
+}
+
+/// Returns the tag of a release; `None` without one, or without git.
+fn release_tag(root: &Path) -> Option<String> {
+    let output = Command::new("git").args(["tag", "--list", "v[0-9]*"]).current_dir(root).output().ok()?;
+    let tags = String::from_utf8_lossy(&output.stdout).into_owned();
+    tags.lines().next().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn baseline(unreleased: bool) -> Baseline {
+        let keys = ["[mps]", "[mps] control"].map(str::to_owned).into();
+        Baseline { version: "0.1.0".to_owned(), unreleased, api: json!({ "paths": { "/v1/gpus": {} } }), keys }
+    }
+
+    #[test]
+    fn difference_fails_only_after_the_first_release() {
+        let (api, keys) = (json!({ "paths": {} }), BTreeSet::from(["[mps]".to_owned(), "[mps] more".to_owned()]));
+        let expected =
+            ["/v1/gpus: the path was removed; restore it", "config key [mps] control: it was removed; accept it"];
+        let error = judged(&baseline(false), &api, &keys).unwrap_err().to_string();
+        let report = judged(&baseline(true), &api, &keys).unwrap();
+        for line in expected {
+            assert!(error.contains(line) && report.contains(line), "{error}\n{report}");
+        }
+        assert!(error.contains("2 differences break clients and configs of 0.1.0"), "{error}");
+        assert!(report.contains("not released yet"), "{report}");
+    }
+
+    #[test]
+    fn added_paths_and_keys_are_fine() {
+        let api = json!({ "paths": { "/v1/gpus": {}, "/v1/new": {} } });
+        let keys = BTreeSet::from(["[mps]", "[mps] control", "[mps] new", "[new]"].map(str::to_owned));
+        assert!(judged(&baseline(false), &api, &keys).unwrap().contains("all of 0.1.0"));
+    }
+
+    #[test]
+    fn keys_have_their_sections() {
+        let keys = config_keys();
+        for key in ["auto_reconcile", "[mps] control", "[[gpu]] match", "[gpu.mps] percentage", "[layouts]"] {
+            assert!(keys.contains(key), "{key} is not in {keys:?}");
+        }
+    }
+
+    /// Fields of the real API, wherever they are used, are compared. Every fifth one, to save time.
+    #[test]
+    fn removal_of_any_field_of_the_api_is_found() {
+        let api = read_json(&workspace::root().join(CURRENT_API)).unwrap();
+        let mut less = api.clone();
+        let schemas = api["components"]["schemas"].as_object().unwrap();
+        let fields = schemas.iter().flat_map(|(schema, shape)| {
+            shape["properties"].as_object().into_iter().flatten().map(move |(field, _)| (schema, field))
+        });
+        let mut removed = 0;
+        for (schema, field) in fields.step_by(5) {
+            let properties = |api: &mut Value| {
+                std::mem::take(api["components"]["schemas"][schema]["properties"].as_object_mut().unwrap())
+            };
+            let all = properties(&mut less);
+            let mut kept = all.clone();
+            kept.remove(field);
+            less["components"]["schemas"][schema]["properties"] = kept.into();
+            let found = api::differences(&api, &less);
+            let object = format!(".{field}");
+            assert!(found.iter().any(|one| one.object.ends_with(&object)), "{schema}.{field}: {found:?}");
+            less["components"]["schemas"][schema]["properties"] = all.into();
+            removed += 1;
+        }
+        assert!(removed > 50, "{removed}");
+    }
+
+    #[test]
+    fn committed_baseline_can_be_read() {
+        let baseline = Baseline::read(&workspace::root().join(FOLDER)).unwrap();
+        assert!(!baseline.keys.is_empty() && baseline.api["paths"].as_object().is_some_and(|paths| paths.len() > 10));
+    }
+}
