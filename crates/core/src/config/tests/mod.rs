@@ -1,3 +1,4 @@
 mod bad;
 mod documents;
 mod good;
+mod released;

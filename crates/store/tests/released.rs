@@ -1,0 +1,199 @@
+//! Databases of released versions: every later version reads them completely.
+//!
+//! A fixture is a dump in SQL, because the repository has no binary files. The version of its name writes it. It
+//! never changes after the release: `GPUSH_WRITE_FIXTURE=1 cargo test -p gpush-store --test released`.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
+
+mod scene;
+
+use std::{collections::BTreeSet, fmt::Write as _, path::Path, sync::Arc};
+
+use gpush_api::{EndReason, LeaseState, OperationState, TimesliceLevel};
+use gpush_store::{
+    Answer, AuditQuery, BootRecord, LeaseHistory, LeaseSource, LevelSet, MpsStopped, MpsTarget, NewAnswer, Note,
+    Options, SharedGpu, Store,
+};
+use jiff::Timestamp;
+use rusqlite::Connection;
+use scene::{actor, audit, condition, everything, intent, lease_terms, new_lease, operation, options, override_of};
+
+/// The dumps, oldest first. The last one is of this version.
+const RELEASES: [(&str, &str); 1] = [("v0.1", include_str!("fixtures/v0.1.sql"))];
+
+/// When this environment variable is set, the fixture of this version is written again.
+const WRITE: &str = "GPUSH_WRITE_FIXTURE";
+
+/// Writes at least one record of each kind: operations that run, wait and have ended, leases that are active and have
+/// ended, and all other state.
+fn fill(store: &Store) {
+    store
+        .write(|tx| {
+            let ended = tx.begin(operation("mig.apply", 1))?.id;
+            tx.end(ended, OperationState::Done, None)?;
+            let queued = tx.enqueue(operation("mig.apply", 2))?.id;
+            let running = tx.enqueue(operation("mig.apply", 3))?.id;
+            tx.start(running, intent(3), Vec::new())?;
+            tx.note_undo(running, serde_json::json!({ "start": "nvidia-dcgm.service" }))?;
+            tx.set_override(override_of("GPU-1", "a test"))?;
+            tx.set_condition(condition("GPU-0", "admin"))?;
+            tx.audit(audit("mig.apply", &queued.to_string()))?;
+            tx.record_boot(&BootRecord::new("boot-1".to_owned()))?;
+            tx.keep_answer(NewAnswer {
+                uid: 1000,
+                key: "key".to_owned(),
+                request: b"request",
+                operation: Some(ended),
+                status: 202,
+                body: serde_json::json!({ "id": "op-1" }),
+                expires_at: Timestamp::from_second(4_000_000_000).unwrap(),
+            })
+        })
+        .wait()
+        .unwrap();
+    let grant = |uid| {
+        let write = move |tx: &mut gpush_store::Tx<'_>| {
+            tx.grant_lease(LeaseSource::from(new_lease(uid)), lease_terms(&["GPU-0"]))
+        };
+        store.write(write).wait().unwrap().id
+    };
+    let (_active, released) = (grant(1000), grant(1001));
+    store.write_ending(move |tx| tx.end_lease(released, EndReason::Released)).wait().unwrap();
+    store
+        .write(|tx| {
+            tx.queue_lease(new_lease(1002))?;
+            tx.set_mps_target(&MpsTarget {
+                target: "GPU-2".to_owned(),
+                stopped: Some(MpsStopped { by: actor(0), end_at: None }),
+                ..MpsTarget::default()
+            })?;
+            tx.set_shared_gpu(SharedGpu {
+                gpu: "GPU-3".to_owned(),
+                level: Some(LevelSet { set: TimesliceLevel::Short, last: None }),
+                ..SharedGpu::default()
+            })
+        })
+        .wait()
+        .unwrap();
+}
+
+/// The line of a dump with the content of the file `watermark`, in hexadecimal.
+const WATERMARK: &str = "-- watermark ";
+
+/// Returns the SQL that creates the same database, and its watermark as a comment.
+fn dump(directory: &Path) -> String {
+    let connection = Connection::open(directory.join("gpush.db")).unwrap();
+    let number = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).unwrap();
+    // gpushd's databases have a write-ahead log; the header says so.
+    let mut text = "PRAGMA journal_mode = wal;\n".to_owned();
+    let watermark = std::fs::read(directory.join("watermark")).unwrap();
+    let watermark: String = watermark.iter().map(|byte| format!("{byte:02x}")).collect();
+    writeln!(text, "{WATERMARK}{watermark}").unwrap();
+    for name in ["application_id", "user_version"] {
+        writeln!(text, "PRAGMA {name} = {};", number(name)).unwrap();
+    }
+    let rows = |sql: &str| -> Vec<(String, String, String)> {
+        let mut statement = connection.prepare(sql).unwrap();
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
+        rows.map(Result::unwrap).collect()
+    };
+    for (kind, table, sql) in rows("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY rowid") {
+        writeln!(text, "{sql};").unwrap();
+        if kind != "table" {
+            continue;
+        }
+        let columns: Vec<String> = rows(&format!("SELECT name, type, '' FROM pragma_table_info('{table}')"))
+            .into_iter()
+            .map(|(name, _, _)| format!("quote(\"{name}\")"))
+            .collect();
+        let columns = columns.join(" || ', ' || ");
+        for (values, _, _) in rows(&format!("SELECT {columns}, '', '' FROM {table}")) {
+            writeln!(text, "INSERT INTO {table} VALUES ({values});").unwrap();
+        }
+    }
+    text
+}
+
+/// Creates the database of a dump in a directory, and opens it with this version.
+fn opened(directory: &Path, dump: &str) -> gpush_store::Opened {
+    let connection = Connection::open(directory.join("gpush.db")).unwrap();
+    connection.execute_batch(dump).unwrap();
+    drop(connection);
+    let watermark = dump.lines().find_map(|line| line.strip_prefix(WATERMARK)).unwrap();
+    let bytes = (0..watermark.len()).step_by(2).map(|at| u8::from_str_radix(&watermark[at..at + 2], 16).unwrap());
+    std::fs::write(directory.join("watermark"), bytes.collect::<Vec<_>>()).unwrap();
+    Store::open(directory, options()).unwrap()
+}
+
+#[test]
+fn database_of_each_release_is_read_completely() {
+    for (release, dump) in RELEASES {
+        let scratch = tempfile::tempdir().unwrap();
+        let gpush_store::Opened { store, notes } = opened(scratch.path(), dump);
+        let is_loss = |note: &Note| matches!(note, Note::Lost(_) | Note::Created | Note::OtherHost { .. });
+        assert!(!notes.iter().any(is_loss), "{release}: {notes:?}");
+        store
+            .read(move |view| {
+                let states: Vec<_> = view.operations()?.iter().map(|one| one.stage).collect();
+                assert_eq!(
+                    states,
+                    [OperationState::Done, OperationState::Queued, OperationState::Running],
+                    "{release}"
+                );
+                let unfinished = view.unfinished()?;
+                assert_eq!((unfinished.len(), unfinished[1].undo.len()), (2, 1), "{release}");
+                assert_eq!(unfinished[0].intent.gpus[0].plan.uuid, "GPU-0", "{release}");
+
+                let open: Vec<_> = view.open_leases()?.into_iter().map(|one| (one.holder.uid, one.state)).collect();
+                assert_eq!(open, [(1000, LeaseState::Active), (1002, LeaseState::Queued)], "{release}");
+                let ended = view.ended_leases(LeaseHistory { uid: None, before: None, limit: 10 })?;
+                assert_eq!(ended.iter().map(|one| one.holder.uid).collect::<Vec<_>>(), [1001], "{release}");
+
+                let trail = view.audit(&AuditQuery::default())?;
+                assert_eq!((trail.len(), trail[0].action.as_str()), (1, "mig.apply"), "{release}");
+                assert_eq!(trail[0].by, Some(actor(0)), "{release}");
+                assert_eq!(view.overrides()?[0].layout, ["3g.40gb", "1g.10gb*2"], "{release}");
+                assert_eq!(view.conditions()?[0].reason, "fan replaced", "{release}");
+                assert_eq!((view.mps_targets()?.len(), view.shared_gpus()?.len()), (1, 1), "{release}");
+                assert!(matches!(view.answer(1000, "key", b"request")?, Answer::Known(_)), "{release}");
+                assert!(view.last_boot()?.is_some() && view.lost()?.is_none(), "{release}");
+                println!("{release}: {} bytes of records", everything(view)?.len());
+                Ok(())
+            })
+            .wait()
+            .unwrap();
+        // It can also be continued.
+        let write =
+            |tx: &mut gpush_store::Tx<'_>| tx.grant_lease(LeaseSource::from(new_lease(1003)), lease_terms(&["GPU-0"]));
+        let granted = store.write(write).wait().unwrap();
+        assert_eq!(granted.id.0, 4, "{release}");
+    }
+}
+
+/// A new table must be added to the fixture of this version before its release.
+#[test]
+fn fixture_of_this_version_has_rows_in_every_table() {
+    let scratch = tempfile::tempdir().unwrap();
+    let clock = Arc::new(|| Timestamp::from_second(1_790_000_000).unwrap());
+    let store = Store::open(scratch.path(), Options { clock, ..options() }).unwrap().store;
+    fill(&store);
+    drop(store);
+    let fresh = dump(scratch.path());
+    let (version, fixture) = RELEASES[RELEASES.len() - 1];
+    if std::env::var_os(WRITE).is_some() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(format!("{version}.sql"));
+        std::fs::write(path, &fresh).unwrap();
+        return;
+    }
+    let tables = |dump: &str| -> BTreeSet<String> {
+        let names = |line: &str| line.strip_prefix("CREATE TABLE ")?.split([' ', '(']).next().map(str::to_owned);
+        dump.lines().filter_map(names).collect()
+    };
+    for table in tables(&fresh) {
+        let insert = format!("INSERT INTO {table} ");
+        assert!(fresh.contains(&insert), "`fill` writes no row of {table}");
+        assert!(fixture.contains(&insert), "tests/fixtures/{version}.sql has no row of {table}; set {WRITE}=1");
+    }
+    assert_eq!(tables(&fresh), tables(fixture), "set {WRITE}=1, or add the fixture of a new version");
+}
