@@ -1,6 +1,7 @@
-//! A journald that stops, returns, and stops for good. gpushd continues, and reports how many messages were lost.
+//! gpushd and journald: the fields of entries, by which `journalctl GPUSH_GPU=…` selects them; and a journald that stops,
+//! returns, and stops for good. gpushd continues, and reports how many messages were lost.
 //!
-//! The test acts as journald: it binds a socket at journald's path, in a mount namespace that only gpushd uses.
+//! Each test acts as journald: it binds a socket at journald's path, in a mount namespace that only gpushd uses.
 
 use std::{
     fs::{self, File},
@@ -15,6 +16,7 @@ use gpush_tests::{
     agent::{Agent, PATIENCE, Setup},
     host::Host,
 };
+use serde_json::json;
 
 /// Mounts the directory that has the test's socket at journald's path, then executes the other arguments.
 const INSIDE: &str = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind \"$0\" \
@@ -46,11 +48,21 @@ fn read_until(journal: &UnixDatagram, says: &str) -> Vec<String> {
     }
 }
 
+/// Returns the value of a field of an entry in journald's protocol: the name, the length in eight bytes, the value.
+fn field<'m>(message: &'m str, name: &str) -> Option<&'m str> {
+    let (_, rest) = message.split_once(&format!("\n{name}\n"))?;
+    rest.get(8..)?.lines().next()
+}
+
 fn start(host: &Host, directory: &Path) -> Agent {
+    start_with(host, directory, "")
+}
+
+fn start_with(host: &Host, directory: &Path, config: &str) -> Agent {
     let stderr = File::create(host.scratch("stderr")).expect("a file");
     let stat = stderr.metadata().expect("it is there");
     let through = ["unshare", "-m", "sh", "-c", INSIDE, directory.to_str().expect("a path of ours")];
-    let setup = Setup::on(host).through(&through).stderr(stderr.into());
+    let setup = Setup::on(host).config(config).through(&through).stderr(stderr.into());
     // systemd sets this variable if standard error is connected to the journal.
     setup.env("JOURNAL_STREAM", format!("{}:{}", stat.dev(), stat.ino())).start()
 }
@@ -101,5 +113,46 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     drop(journal);
     fs::remove_file(&socket).expect("the socket is there");
     work(&agent, 2);
+    agent.stop();
+}
+
+/// The commands of docs/install.md that select entries by their object work only with these fields.
+#[test]
+fn entries_name_their_objects_in_fields_for_journalctl() {
+    if !can_mount("the fields of entries in the journal") {
+        return;
+    }
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"l4\"\n");
+    let directory = host.scratch("journal");
+    fs::create_dir(&directory).expect("a directory");
+    let journal = UnixDatagram::bind(directory.join("socket")).expect("a socket");
+    let agent = start_with(&host, &directory, "[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n");
+    let uuid = agent.gpu(0).uuid;
+    let uid = nix::unistd::geteuid().to_string();
+    let value = |entry: &String, name: &str| field(entry, name).map(str::to_owned);
+
+    assert_eq!(agent.post("/v1/gpus/0/cordon", &json!({ "reason": "a new fan" })).status, 200);
+    let told = read_until(&journal, "a new fan");
+    let entry = told.last().expect("the entry of the cordon");
+    assert_eq!((value(entry, "GPUSH_GPU"), value(entry, "GPUSH_UID")), (Some(uuid), Some(uid.clone())), "{entry:?}");
+    assert_eq!(agent.post("/v1/gpus/0/uncordon", &json!({})).status, 200);
+
+    let operation = agent.apply_once(&["0"], &["7g.80gb"]);
+    let told = read_until(&journal, "begins: ");
+    let entry = told.last().expect("the entry of the operation");
+    let fields = (value(entry, "GPUSH_OPERATION"), value(entry, "GPUSH_UID"));
+    assert_eq!(fields, (Some(operation.id), Some(uid.clone())), "{entry:?}");
+
+    let granted = agent.post("/v1/leases", &json!({ "share": { "kind": "whole" }, "selectors": ["1"] }));
+    let lease = granted.json()["lease"]["id"].as_str().map(str::to_owned);
+    let told = read_until(&journal, " granted: ");
+    let entry = told.last().expect("the entry of the lease");
+    assert!(lease.is_some(), "{}", granted.json());
+    assert_eq!((value(entry, "GPUSH_LEASE"), value(entry, "GPUSH_UID")), (lease, Some(uid)), "{entry:?}");
+
+    let page = gpush_tests::page::document("install.md");
+    for name in ["GPUSH_GPU", "GPUSH_LEASE", "GPUSH_OPERATION", "GPUSH_UID"] {
+        assert!(page.contains(name), "docs/install.md does not explain {name}");
+    }
     agent.stop();
 }
