@@ -16,7 +16,7 @@ use gpush_tests::{
 };
 use serde_json::Value;
 
-use crate::transcript;
+use crate::{transcript, verbs::on_a_terminal};
 
 /// A secret on the command line of a process, one in the config, and the names of a user and of a program.
 const PLANTED: [&str; 4] = ["hunter2", "hunter3", "zebediah", "secret-model.py"];
@@ -167,4 +167,21 @@ fn support_bundle_refuses_existing_files_and_other_directories() {
     let (code, said) = run(&dir.path().join("bundle.tar.gz"), Some(NOBODY));
     assert!(code == 5 && said.contains("bundle.tar.gz") && said.contains("cause:"), "{code} {said}");
     assert!(!dir.path().join("bundle.tar.gz").exists());
+}
+
+#[test]
+fn support_bundle_asks_on_a_terminal_after_its_list() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, "");
+    let file = host.scratch("bundle.tar.gz");
+    let command = format!("support-bundle --file {}", file.display());
+    let (code, text) = on_a_terminal(&agent, &command, "n\n");
+    let listed = text.find("status.json").unwrap_or_else(|| panic!("{text}"));
+    assert!(code == 1 && text.find("Write the file? [y/N]").is_some_and(|asked| asked > listed), "{code} {text}");
+    assert!(text.contains("Nothing was written") && !file.exists(), "{text}");
+    let (code, text) = on_a_terminal(&agent, &command, "y\n");
+    assert!(code == 0 && text.contains("Wrote ") && file.exists(), "{code} {text}");
+    let (code, text) = on_a_terminal(&agent, &format!("{command}.2 --yes"), "");
+    assert!(code == 0 && !text.contains("[y/N]"), "{code} {text}");
+    agent.stop();
 }

@@ -223,7 +223,7 @@ fn operations_of_a_gpu_are_found_behind_others() {
 
 /// Runs a command on its own terminal (`script` of util-linux), and types an answer. Returns the exit code and the
 /// output.
-fn on_a_terminal(agent: &Agent, command: &str, answer: &str) -> (i32, String) {
+pub(crate) fn on_a_terminal(agent: &Agent, command: &str, answer: &str) -> (i32, String) {
     let line = format!("{} {command}", program("gpushctl").display());
     let mut script = Command::new("script");
     script.args(["-qec", &line, "/dev/null"]).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");

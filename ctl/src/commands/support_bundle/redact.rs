@@ -1,12 +1,15 @@
 //! Removes personal data and secrets from the parts of a bundle.
 //!
 //! - A user name becomes `uid:1000`. Names come from the JSON documents, the config and `/etc/passwd`. Names of system
-//!   users (uid below 1000) are not personal.
+//!   users are not personal.
 //! - A command line becomes `(command)`. In JSON it is a field. In messages it is recognized by its form, because the
 //!   process may have ended long ago. When in doubt, more of the line is removed.
 //! - A value that looks like a password or token becomes `(secret)`, even with `--with-names`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
 
 use serde_json::Value;
 
@@ -23,9 +26,8 @@ const SECRET: &str = "(secret)";
 const SECRET_NAMES: [&str; 9] =
     ["token", "password", "passwd", "secret", "apikey", "api_key", "api-key", "credential", "bearer"];
 
-/// First uid of persons, and the uid of `nobody`.
-const FIRST_PERSON: u64 = 1000;
-const NOBODY: u64 = 65534;
+/// Uids that distributions and systemd give to system users, such as `slurm`, `nobody` and dynamic users.
+const OF_SYSTEM_USERS: [RangeInclusive<u64>; 2] = [0..=999, 60_000..=65_535];
 
 /// Number of equal bytes from which a text counts as the beginning of a known command line.
 const SHORTEST_BEGINNING: usize = 12;
@@ -58,7 +60,7 @@ impl Redactor {
 
     /// Learns a user; without a uid, its name becomes `(user)`.
     pub(super) fn learn_user(&mut self, name: &str, uid: Option<u64>) {
-        let is_person = uid.is_none_or(|uid| uid >= FIRST_PERSON && uid != NOBODY);
+        let is_person = uid.is_none_or(|uid| !OF_SYSTEM_USERS.iter().any(|uids| uids.contains(&uid)));
         if is_person && !name.is_empty() {
             let replacement = uid.map_or_else(|| USER.to_owned(), |uid| format!("uid:{uid}"));
             self.users.insert(name.to_owned(), replacement);
@@ -240,7 +242,7 @@ mod tests {
 
     fn redactor() -> Redactor {
         let mut redactor = Redactor::new(false);
-        redactor.learn_passwd("root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\nal:x:1001:1:::\n");
+        redactor.learn_passwd("root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\nal:x:1001:1:::\nslurm:x:64030:64030:::\n");
         redactor
     }
 
@@ -281,8 +283,9 @@ mod tests {
 
     #[test]
     fn names_are_replaced_as_whole_words_only() {
-        let text = "alice's /home/alice/x, al, alt, alice2, root\nal\n";
-        assert_eq!(redactor().text(text), "uid:1000's /home/uid:1000/x, uid:1001, alt, alice2, root\nuid:1001\n");
+        let text = "alice's /home/alice/x, al, alt, alice2, root, slurm.conf\nal\n";
+        let redacted = "uid:1000's /home/uid:1000/x, uid:1001, alt, alice2, root, slurm.conf\nuid:1001\n";
+        assert_eq!(redactor().text(text), redacted);
     }
 
     #[test]
