@@ -74,8 +74,9 @@ impl Redactor {
                 if let Some(Value::String(name)) = fields.get("user") {
                     self.learn_user(name, fields.get("uid").and_then(Value::as_u64));
                 }
+                // A short name of a program, without arguments, is not personal, and can be a word of any text.
                 if let Some(Value::String(command)) = fields.get("command")
-                    && !command.is_empty()
+                    && (command.trim().contains(' ') || command.len() >= SHORTEST_BEGINNING)
                 {
                     self.commands.insert(command.clone());
                 }
@@ -138,9 +139,13 @@ impl Redactor {
 /// ```
 fn without_forms(line: &str) -> String {
     let mut line = line.to_owned();
-    if let Some(at) =
-        line.rfind("(pid ").filter(|at| after_number(&line[at + 5..]).is_some_and(|r| r.starts_with(", ")))
+    if let Some(at) = line.rfind("(pid ")
+        && let Some(rest) = after_number(&line[at + 5..]).and_then(|rest| rest.strip_prefix(", "))
     {
+        let user = line.len() - rest.len();
+        if !rest.starts_with("uid ") {
+            line.replace_range(user..rest.find(')').map_or(line.len(), |end| user + end), USER);
+        }
         // The beginning of a journal line: time, host and program.
         let kept = line[..at].find("]: ").map_or(0, |end| end + 3);
         if kept < at {
@@ -157,8 +162,8 @@ fn without_forms(line: &str) -> String {
             if rest.starts_with(" (") {
                 let end = line.rfind(')').filter(|end| *end > rest_at).map_or(line.len(), |end| end + 1);
                 line.replace_range(rest_at + 1..end, COMMAND);
-            } else if let Some(colon) = rest.starts_with(" of ").then(|| rest.find(": ")).flatten() {
-                line.replace_range(rest_at + colon + 2.., COMMAND);
+            } else if rest.starts_with(" of ") && rest.contains(": ") {
+                line.replace_range(rest_at.., &format!(" of {USER}: {COMMAND}"));
             }
         }
     }
@@ -270,9 +275,9 @@ mod tests {
                 "2026 n1 gpushd[9]: process 7 (x --pw 1) has no lease",
                 "2026 n1 gpushd[9]: process 7 (command) has no lease",
             ),
-            ("python: x (pid 7, alice) holds it", "(command) (pid 7, uid:1000) holds it"),
+            ("python: x (pid 7, ldap) holds it", "(command) (pid 7, (user)) holds it"),
             ("2026 n1 gpushd[9]: python x (pid 7, uid 5)", "2026 n1 gpushd[9]: (command) (pid 7, uid 5)"),
-            ("pid 7 of alice: python x", "pid 7 of uid:1000: (command)"),
+            ("pid 7 of ldap: python x", "pid 7 of (user): (command)"),
             ("a client waits command=\"x y\" more", "a client waits command=(command)"),
             ("another gpushd (pid 7) has the socket", "another gpushd (pid 7) has the socket"),
             ("GPU 0 (A100) process list", "GPU 0 (A100) process list"),
@@ -286,6 +291,13 @@ mod tests {
         let text = "alice's /home/alice/x, al, alt, alice2, root, slurm.conf\nal\n";
         let redacted = "uid:1000's /home/uid:1000/x, uid:1001, alt, alice2, root, slurm.conf\nuid:1001\n";
         assert_eq!(redactor().text(text), redacted);
+    }
+
+    #[test]
+    fn name_of_a_program_is_not_removed_from_messages() {
+        let mut redactor = redactor();
+        redactor.learn(&json!([{"command": "active"}, {"command": "sh"}]));
+        assert_eq!(redactor.text("shared, active"), "shared, active");
     }
 
     #[test]
