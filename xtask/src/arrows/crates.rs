@@ -23,7 +23,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-store", &["gpush-api"]),
     ("gpush-man", &[]),
     ("gpushd", &["gpush-api", "gpush-core", "gpush-host", "gpush-man", "gpush-mps", "gpush-nvml", "gpush-store"]),
-    ("gpushctl", &["gpush-api", "gpush-client", "gpush-core", "gpush-doctor", "gpush-man"]),
+    ("gpushctl", &["gpush-api", "gpush-client", "gpush-core", "gpush-doctor", "gpush-host", "gpush-man"]),
     ("silicon", &["gpush-geometry"]),
     ("nvml-sim", &["silicon", "gpush-geometry"]),
     ("gpush-sim", &["silicon", "gpush-geometry", "mps-sim"]),
