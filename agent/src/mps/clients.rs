@@ -20,7 +20,7 @@ const DRIVER: Duration = Duration::from_secs(2);
 
 /// Returns a function that gets the MPS clients of a target from the driver. It is used when the daemon does not report
 /// them.
-pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverClients {
+pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverClients {
     let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
     Arc::new(move || {
         let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.clone(), uuid.clone());

@@ -69,15 +69,15 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) ->
             shared.wakes.wake(&woken);
         }
     };
-    let witness = clients::witness(mps, gpu_uuid, uuid);
+    let driver_clients = clients::driver_clients(mps, gpu_uuid, uuid);
     let (shared, of) = (mps.clone(), uuid.to_owned());
-    let on_record: RecordedUsers = Arc::new(move || shared.admitted(&of));
+    let recorded_users: RecordedUsers = Arc::new(move || shared.admitted(&of));
     let shared = mps.clone();
     let start_blocked = Arc::new(move || {
         let entered = shared.handles.state.maintenance().is_some();
         entered.then(|| "the host is in maintenance: MPS daemons start after it".to_owned())
     });
-    let sources = Sources { driver_clients: witness, recorded_users: on_record, start_blocked: start_blocked };
+    let sources = Sources { driver_clients, recorded_users, start_blocked };
     Daemon::of(short, uuid, place, mps.launcher.clone(), sources, changed)
 }
 
