@@ -61,7 +61,7 @@ pub(crate) fn ended(lease: &Lease, look: &Look) -> String {
         }
     };
     for what in &lease.waits_for {
-        let text = look.wrap("  waits for ", &look.clean(what)).join("\n");
+        let text = look.wrap("  waits: ", &look.clean(what)).join("\n");
         out += &(paint(NOTE, &text) + "\n");
     }
     if let Some(at) = lease.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {

@@ -63,7 +63,7 @@ fn detail(lease: &Lease, look: &Look) -> String {
         LeaseState::Granting => lease.operation.as_ref().map_or_else(String::new, |id| format!("operation {id}")),
         LeaseState::Active => String::new(),
         LeaseState::Releasing => match lease.waits_for.first() {
-            Some(first) => look.clean(&format!("{}; waits for {first}", why())),
+            Some(first) => look.clean(&format!("{}; waits: {first}", why())),
             None => format!("{}; waits for its processes", why()),
         },
         LeaseState::Ended => match lease.ended_at {

@@ -69,7 +69,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
         lease.queue.iter().flat_map(|queue| &queue.reasons).for_each(|why| fact("", &look.clean(why)));
     }
     for (at, what) in lease.waits_for.iter().enumerate() {
-        fact(if at == 0 { "waits for" } else { "" }, &look.clean(what));
+        fact(if at == 0 { "waits" } else { "" }, &look.clean(what));
     }
     if let Some(revocation) = &lease.revocation {
         let by = revocation.by.user.as_ref().map_or_else(|| format!("uid {}", revocation.by.uid), |u| look.clean(u));
