@@ -39,7 +39,11 @@ pub(super) async fn end(
     if ending.is_empty() {
         return Ok(answer);
     }
-    release_all(slurm, caller, ending.iter()).await?;
+    // A hook of another job delivers this end late, and does not wait. It does not know whether the job runs again without
+    // a lease: the processes of that run are in the same cgroup. So none is ended, and the lease waits for them.
+    let leftovers =
+        if time_until(job.until_ms).is_zero() { Leftovers::Report } else { slurm.leases.config().slurm.leftovers };
+    release_all(slurm, caller, ending.iter(), leftovers).await?;
     let ids: Vec<LeaseId> = ending.iter().map(OpenLease::id).collect();
     let patience = time_until(job.until_ms);
     let left = |id: &LeaseId| slurm.leases.what_is_left(*id);
@@ -57,7 +61,7 @@ pub(super) async fn end(
     Ok(answer)
 }
 
-/// Begins the end of leases of a job. Ends processes that the job left, if the config says so.
+/// Begins the end of leases of a job. `leftovers` decides whether processes that the job left are ended.
 ///
 /// # Errors
 /// When it cannot be recorded.
@@ -65,8 +69,9 @@ pub(super) async fn release_all(
     slurm: &Inner,
     caller: &Caller,
     leases: impl Iterator<Item = &OpenLease>,
+    leftovers: Leftovers,
 ) -> Result<(), ApiError> {
-    let end = match slurm.leases.config().slurm.leftovers {
+    let end = match leftovers {
         Leftovers::End => Some(EndProcesses { notice: Duration::ZERO, grace: GRACE }),
         Leftovers::Report => None,
     };

@@ -57,7 +57,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         }
         Ended::NoAnswer => {}
     }
-    directory.remove(&job);
+    // A later run of the job may have begun meanwhile.
+    directory.remove(&Job { restart: end.restart, ..job.clone() });
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 

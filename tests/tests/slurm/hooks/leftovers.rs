@@ -28,8 +28,13 @@ struct Left(Child);
 impl Left {
     /// A process that ignores SIGTERM, in this cgroup.
     fn on(host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
+        Self::of("trap '' TERM; while :; do sleep 1; done", host, gpu, cgroup)
+    }
+
+    /// A shell that executes a script on a GPU, in this cgroup.
+    fn of(script: &str, host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", "trap '' TERM; while :; do sleep 1; done"]).stdin(Stdio::null());
+        command.args(["-c", script]).stdin(Stdio::null());
         let child = command.uid(NOBODY).gid(NOBODY).current_dir("/").spawn().expect("a program");
         if let Some(cgroup) = cgroup {
             cgroup.add(child.id());
@@ -194,6 +199,38 @@ fn process_that_may_belong_to_two_clusters_is_not_ended() {
     node.epilog(&other);
     node.agent().until("the process is ended", || (!left.lives()).then_some(()));
     lease_becomes(node.agent(), id, LeaseState::Ended);
+}
+
+/// Fault: gpushd did not run while a run of a job ended and the next one began, without a lease. The hook of another job
+/// delivered the end of the first run, and gpushd ended the processes of the run in progress.
+#[test]
+fn late_end_of_an_earlier_run_ends_no_process() {
+    if !is_root("a late end of a job") {
+        return;
+    }
+    let name = node_name("-l");
+    let Some(cgroup) = Cgroup::of(&name, 41) else { return };
+    let mut node = Node::two_gpus(&format!("[slurm]\nagent_down = \"pass\"\n{WHOLE}"));
+    let job = Job::new(41).on("0").with(NODE, &name);
+    node.prolog(&job);
+    let id = node.granted(41).id;
+    node.kill();
+    node.epilog(&job);
+    let again = job.with("SLURM_JOB_RESTART_COUNT", 1);
+    node.prolog(&again);
+    node.start_again();
+    let mut process = Left::of("while :; do sleep 1; done", &node.host, first(&node), Some(&cgroup));
+    let other = Job::new(42).on("1");
+    node.prolog(&other);
+    let pid = process.0.id().to_string();
+    node.agent().await_that("the lease waits for the process", || {
+        lease_now(node.agent(), id).waits_for.iter().any(|what| what.contains(&pid))
+    });
+    // gpushd would have sent SIGTERM before this answer.
+    node.epilog(&other);
+    assert!(process.lives());
+    epilog_while(&node, &again, || !process.lives());
+    assert!(node.lease(41).is_none());
 }
 
 /// A program outside the job that copied the environment of the job and uses no GPU does not hold the lease.
