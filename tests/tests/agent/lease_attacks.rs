@@ -342,7 +342,7 @@ fn end_that_cannot_be_recorded_is_logged_once_for_each_lease() {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
     let agent = Agent::start(&host, TIMESLICED);
     agent.wait_for_layouts_at_start();
-    let body = json!({ "share": { "kind": "timeslice" }, "duration_s": 4 });
+    let body = json!({ "share": { "kind": "timeslice" }, "duration_s": 10 });
     let granted: Vec<_> = (0..LEASES).map(|_| request(&agent, &body).expect("a lease").lease.id).collect();
     // From now on every write to the disk fails.
     let pid = agent.pid().to_string();
