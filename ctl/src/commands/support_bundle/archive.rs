@@ -27,7 +27,7 @@ pub(super) fn pack<'f>(
     archive.into_inner()?.finish()
 }
 
-/// Returns the error if a path exists. It is checked before anything is collected, and again by [`write`].
+/// Returns the error if a path exists. It is checked before anything is collected, and again by [`write()`].
 pub(super) fn check_absent(path: &Path) -> Result<(), ApiError> {
     if path.symlink_metadata().is_ok() { Err(exists(path)) } else { Ok(()) }
 }
