@@ -17,7 +17,10 @@ use gpush_tests::{
     mps::{lease_becomes, lease_now, release},
     strace,
 };
-use nix::unistd::geteuid;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, geteuid},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -363,7 +366,8 @@ fn end_that_cannot_be_recorded_is_logged_once_for_each_lease() {
     let counts: Vec<usize> = granted.iter().map(about).collect();
     assert!(counts.iter().all(|count| *count <= 2), "that it is releasing, and its end: {counts:?}");
     assert!(leases(&agent).len() == LEASES, "their capacity stays in use");
-    strace.kill().expect("strace");
+    // Killed by SIGKILL, strace would leave a system call of gpushd that is neither executed nor refused.
+    kill(Pid::from_raw(strace.id().cast_signed()), Signal::SIGTERM).expect("strace");
     strace.wait().expect("its end");
     for id in granted {
         lease_becomes(&agent, id, LeaseState::Ended);
