@@ -18,7 +18,7 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 }
 
 /// First size of the buffer, in bytes. Most files of a process are smaller, so one read(2) gets the whole file. The
-/// kernel writes the text of a file anew for each read(2).
+/// kernel writes the whole text again for each read(2).
 const FIRST: usize = 4096;
 
 /// Reads at most [`LIMIT`] bytes.

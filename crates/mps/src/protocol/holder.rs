@@ -79,9 +79,9 @@ pub fn unlisted_clients(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Res
             peers.remove(&inode);
         }
     }
-    let mut unlisted_clients = UnlistedClients { elsewhere: first.elsewhere, ..UnlistedClients::default() };
+    let mut unlisted = UnlistedClients { elsewhere: first.elsewhere, ..UnlistedClients::default() };
     if peers.is_empty() {
-        return Ok(unlisted_clients);
+        return Ok(unlisted);
     }
     let having = having(&peers)?;
     let us = Pid::try_from(std::process::id()).unwrap_or_default();
@@ -97,10 +97,9 @@ pub fn unlisted_clients(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Res
     // Check again: a process that only sent a command has disconnected by now.
     let again = sockets.peers(daemon)?;
     peers.retain(|inode| again.accepted.contains(inode) || again.queued.contains(inode));
-    unlisted_clients.unseen = peers.iter().any(|inode| !having.iter().any(|(_, theirs)| theirs.contains(inode)));
-    unlisted_clients.pids =
-        having.iter().filter(|(_, theirs)| !theirs.is_disjoint(&peers)).map(|(pid, _)| *pid).collect();
-    Ok(unlisted_clients)
+    unlisted.unseen = peers.iter().any(|inode| !having.iter().any(|(_, theirs)| theirs.contains(inode)));
+    unlisted.pids = having.iter().filter(|(_, theirs)| !theirs.is_disjoint(&peers)).map(|(pid, _)| *pid).collect();
+    Ok(unlisted)
 }
 
 /// Paths of a daemon's sockets.
@@ -127,7 +126,7 @@ impl ControlSockets {
 
     fn peers(&self, daemon: Pid) -> io::Result<Peers> {
         let (kernel, mut peers, mut unknown) = (Kernel::open()?, Peers::default(), BTreeSet::new());
-        let mut sockets = 0;
+        let mut found = 0;
         for inode in of_process(daemon)? {
             let Some(socket) = kernel.socket(inode)? else {
                 unknown.insert(inode);
@@ -135,13 +134,13 @@ impl ControlSockets {
             };
             // The daemon's other sockets do not count, such as its output.
             if self.0.iter().any(|path| socket.name.as_deref() == Some(path.as_os_str().as_bytes())) {
-                sockets += 1;
+                found += 1;
                 peers.accepted.extend(socket.peer);
                 peers.queued.extend(socket.queued);
             }
         }
         // A kernel without `sock_diag` for these sockets reports each of them as missing.
-        if sockets == 0 {
+        if found == 0 {
             return Err(io::Error::other("the kernel tells of none of its sockets"));
         }
         // Count only those that the daemon has not closed since.
@@ -182,7 +181,7 @@ mod tests {
 
     /// Starts a process that is not a child of this test and connects it to a socket. The process ends when its peer
     /// closes the connection. Returns its pid.
-    fn guest(path: &Path) -> Pid {
+    fn client(path: &Path) -> Pid {
         let socket = OwnedFd::from(UnixStream::connect(path).unwrap());
         let mut shell = Command::new("sh");
         shell.args(["-c", "exec 3<&0; cat <&3 > /dev/null 2>&1 & echo $!"]).stdin(socket);
@@ -196,11 +195,11 @@ mod tests {
         let me = Pid::try_from(std::process::id()).unwrap();
         // The netlink socket is also a socket of this daemon.
         let at = |known: &[Pid]| UnlistedClients { elsewhere: 0, ..unlisted_clients(me, dir.path(), known).unwrap() };
-        let path = UnixListener::bind(dir.path().join("control")).unwrap();
+        let listener = UnixListener::bind(dir.path().join("control")).unwrap();
         let ours = UnixStream::connect(dir.path().join("control")).unwrap();
         assert_eq!(at(&[]), UnlistedClients::default(), "no process but this one");
-        drop((ours, path.accept().unwrap()));
-        let one = guest(&dir.path().join("control"));
+        drop((ours, listener.accept().unwrap()));
+        let one = client(&dir.path().join("control"));
         let found =
             |pids: &[Pid]| UnlistedClients { pids: pids.iter().copied().collect(), unseen: false, elsewhere: 0 };
         // Children that other tests start inherit the socket for a moment. During that time, the guest counts as one of
@@ -208,13 +207,13 @@ mod tests {
         let becomes = |known: &[Pid], is: UnlistedClients| (0..1000).any(|_| at(known) == is);
         assert!(becomes(&[], found(&[one])), "he waits to be accepted");
         assert_eq!(holders(me, dir.path()).unwrap(), [] as [Pid; 0]);
-        let (accepted, _) = path.accept().unwrap();
+        let (accepted, _) = listener.accept().unwrap();
         assert!(becomes(&[], found(&[one])));
         assert_eq!(holders(me, dir.path()).unwrap(), [one]);
-        let other = guest(&dir.path().join("control"));
+        let other = client(&dir.path().join("control"));
         assert!(becomes(&[], found(&[one, other])) && becomes(&[one], found(&[other])));
         assert_eq!(at(&[one, other]), UnlistedClients::default());
-        drop((accepted, path));
+        drop((accepted, listener));
     }
 
     #[test]
