@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::{
     args::{Color, Format, Global},
-    exit::Failure,
+    exit::{self, Failure},
     render::{Charset, Look, listing::Listing, trouble},
 };
 
@@ -189,6 +189,16 @@ impl Output {
     /// Returns whether gpushctl can ask the user: stdin and stdout are terminals, and the output is a drawing.
     pub(crate) fn can_ask(&self) -> bool {
         self.is_drawn() && std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+    }
+
+    /// Asks the user a question on stderr. Returns whether the answer is yes.
+    pub(crate) fn confirmed(&self, question: &str) -> Result<bool, Failure> {
+        self.remark(&format!("{question} [y/N] "));
+        let _ = std::io::stderr().flush();
+        let mut answer = String::new();
+        let read =
+            std::io::stdin().read_line(&mut answer).map_err(|error| exit::io("cannot read the answer", &error))?;
+        Ok(read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
     }
 
     /// Prints an error on stderr, or as the JSON document.

@@ -1,7 +1,5 @@
 //! `gpushctl apply`, and the code that all commands for layouts share: show the plan, ask, apply, wait.
 
-use std::io::Write;
-
 use gpush_api::{
     ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Mode, OperationState, PlanRequest,
     Plans,
@@ -144,12 +142,7 @@ async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out:
     }
     out.text(&plan::plans(&plans, gpus, &out.look))?;
     let what = if destroyed == 1 { "1 instance".to_owned() } else { format!("{destroyed} instances") };
-    out.remark(&format!("This destroys {what}. Continue? [y/N] "));
-    let _ = std::io::stderr().flush();
-    let mut answer = String::new();
-    let read =
-        std::io::stdin().read_line(&mut answer).map_err(|error| crate::exit::io("cannot read the answer", &error))?;
-    Ok(read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+    out.confirmed(&format!("This destroys {what}. Continue?"))
 }
 
 /// Shows plans. The exit status is that of an apply, which is refused for all GPUs if any plan is refused.

@@ -1,8 +1,6 @@
 //! The parts of a bundle. A part that cannot be collected has the reason instead, and never fails the command.
 
 use std::{
-    fs::File,
-    io::Read,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -207,22 +205,13 @@ fn agent(version: Result<Version, ApiError>, health: Result<Health, ApiError>) -
 
 /// Converts an answer of gpushd.
 fn document(answer: Result<impl Serialize, ApiError>) -> Result<Content, String> {
-    let value = serde_json::to_value(answer.map_err(|error| words(&error))?);
+    let value = serde_json::to_value(answer.map_err(|error| error.sentences().join(": "))?);
     value.map(Content::Document).map_err(|error| error.to_string())
-}
-
-/// Returns an error as one line.
-fn words(error: &ApiError) -> String {
-    let mut parts = vec![error.message.clone()];
-    parts.extend(error.causes.iter().cloned());
-    parts.join(": ")
 }
 
 /// Reads the text of a file.
 fn file(path: &Path) -> Result<Content, String> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes));
-    read.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let bytes = offline::read_up_to(path, LARGEST).map_err(|error| error.sentences().join(": "))?;
     Ok(Content::Text(String::from_utf8_lossy(&bytes).into_owned()))
 }
 

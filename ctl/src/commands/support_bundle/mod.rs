@@ -13,7 +13,7 @@ mod archive;
 mod collect;
 mod redact;
 
-use std::{io::Write, path::PathBuf};
+use std::path::PathBuf;
 
 use gpush_api::{ApiError, Code};
 use serde::Serialize;
@@ -24,7 +24,7 @@ use self::{
 };
 use crate::{
     args::{Global, SupportBundleArgs},
-    exit::{Failure, Outcome},
+    exit::Outcome,
     output::Output,
     render::support_bundle::{self as render, BundleFile, Contents, MissingPart},
 };
@@ -39,7 +39,7 @@ pub(super) fn run(global: &Global, args: &SupportBundleArgs, out: &Output) -> Ou
     let mut contents = redacted(parts, &redactor, now, args.with_names)?;
     if !out.json {
         out.text(&render::list(&contents, &path, &out.look))?;
-        if !args.yes && out.can_ask() && !confirmed(out)? {
+        if !args.yes && out.can_ask() && !out.confirmed("Write the file?")? {
             out.remark("Nothing was written.\n");
             return Ok(1);
         }
@@ -87,16 +87,6 @@ fn redacted(
 fn json(value: &impl Serialize) -> Result<Vec<u8>, ApiError> {
     let written = serde_json::to_vec_pretty(value);
     written.map_err(|error| ApiError::new(Code::Internal, "cannot write the bundle as JSON").cause(error.to_string()))
-}
-
-/// Asks the user. Returns whether the answer is yes.
-fn confirmed(out: &Output) -> Result<bool, Failure> {
-    out.remark("Write the file? [y/N] ");
-    let _ = std::io::stderr().flush();
-    let mut answer = String::new();
-    let read =
-        std::io::stdin().read_line(&mut answer).map_err(|error| crate::exit::io("cannot read the answer", &error))?;
-    Ok(read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
 #[cfg(test)]
