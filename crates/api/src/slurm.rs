@@ -121,7 +121,8 @@ pub struct SlurmJobEnd {
     /// How often the run that has ended was requeued before: the lease of a later run stays.
     #[serde(rename = "restart_count", default)]
     pub restart: u32,
-    /// Until when the hook waits for the capacity to be free, in milliseconds since the Unix epoch.
+    /// Until when the hook waits for the capacity to be free, in milliseconds since the Unix epoch. A hook that delivers
+    /// the end late, for another job, does not wait: then no process of the job is ended.
     pub until_ms: i64,
 }
 

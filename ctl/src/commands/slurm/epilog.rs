@@ -1,6 +1,6 @@
 //! `gpushctl slurm epilog`: needs nothing but the job id, and runs twice without harm.
 
-use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
+use gpush_api::{SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
     Job,
     decide::{Ended, epilog_fails},
@@ -29,7 +29,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         return 0;
     }
     // When a job was requeued, Slurm 22.05 gives the Epilog of the run that ends the restart count of the next run.
-    let end = SlurmJobEnd { restart: restart.unwrap_or(job.restart), ..end_of(&job) };
+    let job = Job { restart: restart.unwrap_or(job.restart), ..job };
+    let end = end_of(&job);
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
             let mut calls = Calls::new(global, settings.until);
@@ -57,8 +58,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         }
         Ended::NoAnswer => {}
     }
-    // A later run of the job may have begun meanwhile.
-    directory.remove(&Job { restart: end.restart, ..job.clone() });
+    directory.remove(&job);
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 

@@ -114,6 +114,32 @@ fn undelivered_end_of_a_requeued_run_spares_the_next_run() {
     assert_eq!(node.granted(7).id, lease.id);
 }
 
+/// Fault: a late Epilog of an earlier run removed the file of the next run, because Slurm 22.05 gives it the restart count of
+/// that run. Then the tasks of a refused run started.
+#[test]
+fn late_epilog_of_an_earlier_run_keeps_the_file_of_the_next_run() {
+    let node = Node::two_gpus(WHOLE);
+    let job = Job::new(9).on("0");
+    node.prolog(&job);
+    node.agent().signal(Signal::SIGSTOP);
+    let next = job.with("SLURM_JOB_RESTART_COUNT", 1);
+    let mut epilog = node.command("epilog");
+    epilog.envs(next.0.clone()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let epilog = epilog.spawn().expect("gpushctl can be started");
+    // When it connects, it has read which run the file belongs to.
+    let fds = format!("/proc/{}/fd", epilog.id());
+    node.agent().await_that("Epilog connects", || {
+        let links = std::fs::read_dir(&fds).into_iter().flatten().flatten();
+        links.filter_map(|fd| fd.path().read_link().ok()).any(|target| target.to_string_lossy().starts_with("socket:"))
+    });
+    // A wrong request is refused without gpushd.
+    node.prolog(&next.clone().with("SLURM_JOB_COMMENT", "gpush:mps=0"));
+    node.agent().signal(Signal::SIGCONT);
+    silent(&epilog.wait_with_output().expect("it ends"));
+    assert!(node.lease(9).is_none());
+    node.task(&next).expect_err("the tasks of the refused run fail");
+}
+
 /// Fault: a job was refused because the last reading of its GPU was old.
 #[test]
 fn prolog_waits_for_a_late_reading_of_its_gpu() {
