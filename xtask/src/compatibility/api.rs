@@ -77,38 +77,6 @@ fn fields<'d>(value: &'d Value, key: &str) -> impl Iterator<Item = (&'d String, 
     value.get(key).and_then(Value::as_object).into_iter().flat_map(Map::iter)
 }
 
-/// Returns the part of an OpenAPI document that is compared, without descriptions and names of operations.
-pub(super) fn compared(document: &Value) -> Value {
-    let mut kept = serde_json::json!({
-        "openapi": document["openapi"],
-        "info": { "title": document["info"]["title"], "version": document["info"]["version"] },
-        "paths": document["paths"],
-        "components": document["components"],
-    });
-    without_texts(&mut kept);
-    kept
-}
-
-/// Removes texts for people. A field with one of these names has a schema as its value, not a text.
-fn without_texts(value: &mut Value) {
-    match value {
-        Value::Object(fields) => {
-            for key in ["description", "summary", "operationId"] {
-                if fields.get(key).is_some_and(Value::is_string) {
-                    fields.remove(key);
-                }
-            }
-            fields
-                .remove("tags")
-                .filter(|tags| !tags.is_array())
-                .map(|schema| fields.insert("tags".to_owned(), schema));
-            fields.values_mut().for_each(without_texts);
-        }
-        Value::Array(values) => values.iter_mut().for_each(without_texts),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -277,15 +245,5 @@ mod tests {
             ));
         });
         assert_eq!(text, "");
-    }
-
-    #[test]
-    fn texts_are_not_compared_and_fields_of_that_name_are() {
-        let document = json!({ "paths": { "/x": { "description": "text", "tags": ["a"] } }, "components": {
-            "properties": { "description": { "type": "string", "description": "text" }, "tags": { "type": "array" } } } });
-        let kept = compared(&document);
-        assert_eq!(kept["paths"], json!({ "/x": {} }));
-        let properties = json!({ "description": { "type": "string" }, "tags": { "type": "array" } });
-        assert_eq!(kept["components"]["properties"], properties);
     }
 }

@@ -2,8 +2,8 @@
 //! 9](../../../docs/decisions/0009-api-within-v1.md)).
 //!
 //! `docs/released` has the API and the config keys of the last release. `cargo xtask test` compares them with the
-//! code: anything that was removed or means something else fails the step `compatibility`. Before the first release,
-//! the step only reports differences.
+//! code: anything that was removed or has another type fails the step `compatibility`. Before the first release, the
+//! folder does not exist, and there is nothing to compare.
 //!
 //! | file | subject |
 //! |---|---|
@@ -17,28 +17,19 @@ use std::{collections::BTreeSet, fmt, fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 use gpush_core::config::schema::SECTIONS;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::workspace;
 
 /// The folder of the baseline, below the root of the checkout.
 const FOLDER: &str = "docs/released";
 
-/// Its files: which release it is, the API, and the config keys.
-const MARKER: &str = "baseline.json";
+/// Its files: the API, and the config keys.
 const API: &str = "openapi.json";
 const KEYS: &str = "config-keys.txt";
 
 /// The API as the code has it. The step `tests` compares it with the code.
 const CURRENT_API: &str = "docs/openapi.json";
-
-/// Arguments of `cargo xtask release-baseline`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
-    /// Write the baseline of a release: from now on, the step `compatibility` fails for differences
-    #[arg(long)]
-    released: bool,
-}
 
 /// Something that worked with the last release, and does not work with the code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,9 +51,6 @@ impl fmt::Display for Difference {
 /// A released API and config.
 #[derive(Debug)]
 struct Baseline {
-    version: String,
-    /// Whether there is no release yet.
-    unreleased: bool,
     api: Value,
     keys: BTreeSet<String>,
 }
@@ -73,51 +61,39 @@ struct Baseline {
 /// The differences, or a file that cannot be read.
 pub(crate) fn check() -> Result<String> {
     let root = workspace::root();
-    let baseline = Baseline::read(&root.join(FOLDER))?;
-    if baseline.unreleased
-        && let Some(tag) = release_tag(&root)
-    {
-        bail!(
-            "{FOLDER} says that there is no release, and the tag {tag} exists; check out {tag}, run `cargo xtask \
-             release-baseline --released`, and commit the folder"
-        );
+    if !root.join(FOLDER).exists() {
+        return match release_tag(&root) {
+            None => Ok("there is no release yet".to_owned()),
+            Some(tag) => bail!(
+                "the tag {tag} exists, and {FOLDER} does not: check out {tag}, run `cargo xtask release-baseline`, and \
+                 commit the folder"
+            ),
+        };
     }
-    judged(&baseline, &read_json(&root.join(CURRENT_API))?, &config_keys())
+    judged(&Baseline::read(&root.join(FOLDER))?, &read_json(&root.join(CURRENT_API))?, &config_keys())
 }
 
 /// Writes the baseline from the code, for `cargo xtask release-baseline`.
-pub(crate) fn write(arguments: &Arguments) -> Result<String> {
+pub(crate) fn write() -> Result<String> {
     let root = workspace::root();
     let folder = root.join(FOLDER);
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let marker = json!({ "version": env!("CARGO_PKG_VERSION"), "unreleased": !arguments.released });
-    let api = api::compared(&read_json(&root.join(CURRENT_API))?);
+    fs::copy(root.join(CURRENT_API), folder.join(API)).with_context(|| format!("cannot copy {CURRENT_API}"))?;
     let keys: String = config_keys().iter().map(|key| format!("{key}\n")).collect();
-    for (name, text) in
-        [(MARKER, format!("{marker:#}\n")), (API, format!("{}\n", serde_json::to_string_pretty(&api)?)), (KEYS, keys)]
-    {
-        fs::write(folder.join(name), text).with_context(|| format!("cannot write {FOLDER}/{name}"))?;
-    }
-    let of = if arguments.released { "the release" } else { "what will be the first release" };
-    Ok(format!("{FOLDER} is the API and config of {of} {}", env!("CARGO_PKG_VERSION")))
+    fs::write(folder.join(KEYS), keys).with_context(|| format!("cannot write {FOLDER}/{KEYS}"))?;
+    Ok(format!("{FOLDER} is the API and config of the release {}: commit it, then tag", env!("CARGO_PKG_VERSION")))
 }
 
 impl Baseline {
     fn read(folder: &Path) -> Result<Self> {
-        let marker = read_json(&folder.join(MARKER))?;
-        let (Some(version), Some(unreleased)) = (marker["version"].as_str(), marker["unreleased"].as_bool()) else {
-            bail!(
-                "{FOLDER}/{MARKER} has no `version` or no `unreleased`; write it with `cargo xtask release-baseline`"
-            );
-        };
         let keys = folder.join(KEYS);
         let keys = fs::read_to_string(&keys).with_context(|| format!("cannot read {}", keys.display()))?;
-        Ok(Self {
-            version: version.to_owned(),
-            unreleased,
-            api: read_json(&folder.join(API))?,
-            keys: keys.lines().map(str::to_owned).collect(),
-        })
+        Ok(Self { api: read_json(&folder.join(API))?, keys: keys.lines().map(str::to_owned).collect() })
+    }
+
+    /// Returns the version of the release.
+    fn version(&self) -> &str {
+        self.api["info"]["version"].as_str().unwrap_or("the last release")
     }
 }
 
@@ -129,18 +105,11 @@ fn judged(baseline: &Baseline, api: &Value, keys: &BTreeSet<String>) -> Result<S
         problem: "it was removed".to_owned(),
         remedy: "accept it again, and warn that it has no effect",
     }));
-    let version = &baseline.version;
+    let version = baseline.version();
     if found.is_empty() {
         return Ok(format!("the API and the config keys have all of {version}, and {} keys", keys.len()));
     }
     let lines: String = found.iter().map(|one| format!("\n  {one}")).collect();
-    if baseline.unreleased {
-        return Ok(format!(
-            "{} differences from {FOLDER}, permitted because {version} is not released yet; `cargo xtask \
-             release-baseline` updates it:{lines}",
-            found.len()
-        ));
-    }
     bail!(
         "{} differences break clients and configs of {version} (docs/decisions/0009-api-within-v1.md):{lines}",
         found.len()
@@ -170,32 +139,32 @@ fn release_tag(root: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn baseline(unreleased: bool) -> Baseline {
+    fn baseline() -> Baseline {
         let keys = ["[mps]", "[mps] control"].map(str::to_owned).into();
-        Baseline { version: "0.1.0".to_owned(), unreleased, api: json!({ "paths": { "/v1/gpus": {} } }), keys }
+        Baseline { api: json!({ "info": { "version": "0.1.0" }, "paths": { "/v1/gpus": {} } }), keys }
     }
 
     #[test]
-    fn difference_fails_only_after_the_first_release() {
+    fn each_difference_is_named_with_its_remedy() {
         let (api, keys) = (json!({ "paths": {} }), BTreeSet::from(["[mps]".to_owned(), "[mps] more".to_owned()]));
-        let expected =
-            ["/v1/gpus: the path was removed; restore it", "config key [mps] control: it was removed; accept it"];
-        let error = judged(&baseline(false), &api, &keys).unwrap_err().to_string();
-        let report = judged(&baseline(true), &api, &keys).unwrap();
-        for line in expected {
-            assert!(error.contains(line) && report.contains(line), "{error}\n{report}");
+        let error = judged(&baseline(), &api, &keys).unwrap_err().to_string();
+        for line in
+            ["/v1/gpus: the path was removed; restore it", "config key [mps] control: it was removed; accept it"]
+        {
+            assert!(error.contains(line), "{error}");
         }
         assert!(error.contains("2 differences break clients and configs of 0.1.0"), "{error}");
-        assert!(report.contains("not released yet"), "{report}");
     }
 
     #[test]
     fn added_paths_and_keys_are_fine() {
         let api = json!({ "paths": { "/v1/gpus": {}, "/v1/new": {} } });
         let keys = BTreeSet::from(["[mps]", "[mps] control", "[mps] new", "[new]"].map(str::to_owned));
-        assert!(judged(&baseline(false), &api, &keys).unwrap().contains("all of 0.1.0"));
+        assert!(judged(&baseline(), &api, &keys).unwrap().contains("all of 0.1.0"));
     }
 
     #[test]
@@ -234,8 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn committed_baseline_can_be_read() {
-        let baseline = Baseline::read(&workspace::root().join(FOLDER)).unwrap();
-        assert!(!baseline.keys.is_empty() && baseline.api["paths"].as_object().is_some_and(|paths| paths.len() > 10));
+    fn written_baseline_is_read_back() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::copy(workspace::root().join(CURRENT_API), scratch.path().join(API)).unwrap();
+        fs::write(scratch.path().join(KEYS), "[mps]\n[mps] control\n").unwrap();
+        let read = Baseline::read(scratch.path()).unwrap();
+        assert_eq!((read.keys.len(), read.version()), (2, env!("CARGO_PKG_VERSION")));
+        assert!(judged(&read, &read.api, &config_keys()).is_ok());
     }
 }
