@@ -1,6 +1,6 @@
 //! Changes of a lease on request: release, renewal and revocation. gpushd records each change before it answers.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gpush_api::{
     ApiError, Code, EndReason, LONGEST_LEASE_S, Lease, LeaseRenewRequest, LeaseRevocation, LeaseRevokeRequest,
@@ -22,7 +22,12 @@ use crate::{
 const NOTICE: Duration = Duration::from_secs(60);
 
 /// Finds an open lease that the caller may change. Returns `Err(Ok(lease))` if the lease has ended.
-async fn find(leases: &Leases, caller: &Caller, text: &str, what: &str) -> Result<OpenLease, Result<Lease, ApiError>> {
+async fn find(
+    leases: &Leases,
+    caller: &Caller,
+    text: &str,
+    what: &str,
+) -> Result<Arc<OpenLease>, Result<Lease, ApiError>> {
     let id = show::id(text).map_err(Err)?;
     let may = |uid: u32| caller.viewer.is_admin() || caller.peer.uid == uid;
     if let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() {
@@ -50,7 +55,7 @@ async fn find_decided(
     text: &str,
     what: &str,
     reason: EndReason,
-) -> Result<(OpenLease, bool), Result<Lease, ApiError>> {
+) -> Result<(Arc<OpenLease>, bool), Result<Lease, ApiError>> {
     /// Pause between two checks of a grant in progress.
     const AGAIN: Duration = Duration::from_millis(20);
     loop {
@@ -122,7 +127,7 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
             match written.await {
                 Ok(record) => {
                     leases.handles.state.change_leases(|table| {
-                        if let Some(lease) = table.open.get_mut(&id) {
+                        if let Some(lease) = table.get_mut(id) {
                             lease.set_record(record);
                         }
                     });
@@ -193,7 +198,7 @@ pub(crate) async fn renew(
     });
     let record = written.await?;
     leases.handles.state.change_leases(|table| {
-        if let Some(lease) = table.open.get_mut(&id) {
+        if let Some(lease) = table.get_mut(id) {
             lease.set_record(record);
         }
     });
@@ -260,7 +265,7 @@ pub(crate) async fn revoke(
     });
     let record = written.await?;
     leases.handles.state.change_leases(|table| {
-        if let Some(lease) = table.open.get_mut(&id) {
+        if let Some(lease) = table.get_mut(id) {
             lease.set_record(record);
         }
     });

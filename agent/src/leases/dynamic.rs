@@ -107,7 +107,7 @@ impl Begun {
         self.creation.execute(&leases.handles.engine);
         decided(leases, id).await;
         let is_active = |lease: &OpenLease| lease.state.name() == LeaseState::Active;
-        if leases.handles.state.leases().open.get(&id).is_some_and(is_active) {
+        if leases.handles.state.leases().get(id).is_some_and(is_active) {
             return answer(leases, id, viewer, bound, moving).await;
         }
         drop(moving);
@@ -120,7 +120,7 @@ pub(super) async fn decided(leases: &Leases, id: LeaseId) {
     let mut snapshots = leases.handles.state.watch();
     let is_granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
     // `wait_for` fails only without a sender, and the state keeps the sender.
-    let _decided = snapshots.wait_for(|host| !host.leases.open.get(&id).is_some_and(is_granting)).await.is_ok();
+    let _decided = snapshots.wait_for(|host| !host.leases.get(id).is_some_and(is_granting)).await.is_ok();
 }
 
 async fn not_created(leases: &Leases, id: LeaseId, operation: Option<OperationId>) -> ApiError {

@@ -11,7 +11,7 @@ use gpush_core::lease::machine::Event;
 use jiff::Timestamp;
 
 use super::{Leases, life::begin_end};
-use crate::state::{HostState, OpenLease};
+use crate::state::HostState;
 
 /// Maximum time until gpushd notices that the clock was set forward.
 const CLOCK: Duration = Duration::from_secs(30);
@@ -22,7 +22,7 @@ pub(super) async fn expire(leases: Leases) {
         let (wall, at) = (Timestamp::now(), Instant::now());
         let table = leases.handles.state.leases();
         let active = || table.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
-        let over: Vec<LeaseId> = active().filter(|lease| lease.has_expired(wall, at)).map(OpenLease::id).collect();
+        let over: Vec<LeaseId> = active().filter(|lease| lease.has_expired(wall, at)).map(|lease| lease.id()).collect();
         for id in over {
             tracing::info!(lease = %id, "lease {id} has expired");
             begin_end(&leases, id, Event::Expired(None)).await;
@@ -51,7 +51,7 @@ pub(super) async fn lost(leases: Leases) {
             .values()
             .filter(|lease| lease.state.name() == LeaseState::Active)
             .filter(|lease| lease.record.members.iter().any(|member| is_gone(&host, &member.gpu, &member.target)))
-            .map(OpenLease::id)
+            .map(|lease| lease.id())
             .collect();
         for id in gone {
             tracing::warn!(lease = %id, "lease {id}: its GPU or MIG device is gone");

@@ -57,7 +57,7 @@ pub(crate) async fn request_for_job(
 
 /// Returns the leases of a job that have not ended, each with the restart count of its run. Each component of a
 /// heterogeneous job has its own hooks and its own lease: the leader's hooks do not end those of the others.
-pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(OpenLease, u32)> {
+pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(Arc<OpenLease>, u32)> {
     let table = leases.handles.state.leases();
     let restart = |lease: &OpenLease| match &lease.record.binding {
         LeaseBinding::Job { cluster, job, node, restart, .. }
@@ -67,7 +67,7 @@ pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(OpenLease, u32)> {
         }
         _ => None,
     };
-    table.open.values().filter_map(|lease| Some((lease.clone(), restart(lease)?))).collect()
+    table.open.values().filter_map(|lease| Some((Arc::clone(lease), restart(lease)?))).collect()
 }
 
 /// Returns whether a later run of the same job has a lease. Then the processes in the job's cgroup belong to that run.
@@ -80,7 +80,7 @@ pub(super) fn is_superseded(table: &LeaseTable, lease: &OpenLease) -> bool {
     let is_later = |other: &OpenLease| {
         run(other).is_some_and(|it| (it.0, it.1, it.2) == (cluster.clone(), job, node.clone()) && it.3 > restart)
     };
-    table.open.values().any(is_later)
+    table.open.values().map(Arc::as_ref).any(is_later)
 }
 
 /// Returns an active lease with its environment.

@@ -66,7 +66,7 @@ pub(crate) async fn run(leases: Leases) {
 
 /// Takes over the leases of an earlier gpushd.
 async fn take_over(leases: &Leases) {
-    let open: Vec<OpenLease> = leases.handles.state.leases().open.values().cloned().collect();
+    let open: Vec<Arc<OpenLease>> = leases.handles.state.leases().open.values().cloned().collect();
     for lease in open {
         match lease.state.name() {
             // The module `restored` has already given the lease its place in the queue.
@@ -88,7 +88,7 @@ async fn take_over(leases: &Leases) {
 /// Applies an event to a lease. Returns the effects; none when the lease is not open.
 pub(super) fn apply(leases: &Leases, id: LeaseId, event: Event) -> Vec<Effect> {
     leases.handles.state.change_leases(|table| {
-        let Some(lease) = table.open.get_mut(&id) else { return Vec::new() };
+        let Some(lease) = table.get_mut(id) else { return Vec::new() };
         let (state, effects) = machine::step(lease.state, event, now());
         lease.state = state;
         if let machine::State::Ended(_) = state {
@@ -308,7 +308,7 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left, logged: &mut Logg
         });
         match written.await {
             Ok(record) => leases.handles.state.change_leases(|table| {
-                if let Some(lease) = table.open.get_mut(&id) {
+                if let Some(lease) = table.get_mut(id) {
                     lease.set_record(record);
                 }
             }),
@@ -320,7 +320,7 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left, logged: &mut Logg
     let unattributed = left.is_unattributed();
     if lease.waits_for != words || lease.left != pids || lease.unattributed != unattributed {
         leases.handles.state.change_leases(|table| {
-            if let Some(lease) = table.open.get_mut(&id) {
+            if let Some(lease) = table.get_mut(id) {
                 (lease.waits_for, lease.left, lease.unattributed) = (words, pids, unattributed);
             }
         });

@@ -336,7 +336,7 @@ fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) 
     let state = &leases.handles.state;
     if state.leases().open.get(&id).is_some_and(|lease| lease.queue.as_ref() != Some(&position)) {
         state.change_leases(|table| {
-            if let Some(lease) = table.open.get_mut(&id) {
+            if let Some(lease) = table.get_mut(id) {
                 lease.queue = Some(position);
             }
         });

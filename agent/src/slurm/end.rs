@@ -6,7 +6,6 @@ use super::{Inner, time_until};
 use crate::{
     caller::Caller,
     leases::{JobKey, end_job, of_job},
-    state::OpenLease,
 };
 use gpush_api::{ApiError, LeaseId, SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::{config::Leftovers, lease::machine::EndProcesses, slurm::decide};
@@ -31,7 +30,7 @@ pub(super) async fn end(
     let mut ending = Vec::new();
     for (lease, restart) in of_job(&slurm.leases, key) {
         if decide::ends(job.restart, restart) {
-            ending.push(lease);
+            ending.push(lease.id());
         } else {
             answer.later.push(lease.id());
         }
@@ -43,16 +42,15 @@ pub(super) async fn end(
     // a lease: the processes of that run are in the same cgroup. So none is ended, and the lease waits for them.
     let leftovers =
         if time_until(job.until_ms).is_zero() { Leftovers::Report } else { slurm.leases.config().slurm.leftovers };
-    release_all(slurm, caller, ending.iter(), leftovers).await?;
-    let ids: Vec<LeaseId> = ending.iter().map(OpenLease::id).collect();
+    release_all(slurm, caller, ending.iter().copied(), leftovers).await?;
     let patience = time_until(job.until_ms);
     let left = |id: &LeaseId| slurm.leases.what_is_left(*id);
-    let is_late = tokio::time::timeout(patience.min(OUTSIDE), slurm.leases.all_ended(&ids)).await.is_err();
-    if is_late && ids.iter().filter_map(left).any(|left| !left.unattributed) {
+    let is_late = tokio::time::timeout(patience.min(OUTSIDE), slurm.leases.all_ended(&ending)).await.is_err();
+    if is_late && ending.iter().filter_map(left).any(|left| !left.unattributed) {
         let patience = time_until(job.until_ms);
-        let _late = tokio::time::timeout(patience, slurm.leases.all_ended(&ids)).await.is_err();
+        let _late = tokio::time::timeout(patience, slurm.leases.all_ended(&ending)).await.is_err();
     }
-    for id in ids {
+    for id in ending {
         match left(&id) {
             None => answer.ended.push(id),
             Some(left) => answer.left.push(log_leftover(key, left)),
@@ -68,7 +66,7 @@ pub(super) async fn end(
 pub(super) async fn release_all(
     slurm: &Inner,
     caller: &Caller,
-    leases: impl Iterator<Item = &OpenLease>,
+    leases: impl Iterator<Item = LeaseId>,
     leftovers: Leftovers,
 ) -> Result<(), ApiError> {
     let end = match leftovers {
@@ -76,7 +74,7 @@ pub(super) async fn release_all(
         Leftovers::Report => None,
     };
     for lease in leases {
-        end_job(&slurm.leases, caller, lease.id(), end).await?;
+        end_job(&slurm.leases, caller, lease, end).await?;
     }
     Ok(())
 }

@@ -99,7 +99,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     }
     // Leases of earlier runs, and of earlier jobs with this id.
     let leftovers = slurm.leases.config().slurm.leftovers;
-    end::release_all(slurm, caller, earlier.iter().map(|(lease, _)| lease), leftovers).await?;
+    end::release_all(slurm, caller, earlier.iter().map(|(lease, _)| lease.id()), leftovers).await?;
     if !concerned {
         return Ok(answer(SlurmOutcome::NotConcerned));
     }

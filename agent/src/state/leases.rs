@@ -224,8 +224,8 @@ pub(crate) type ReservationId = u64;
 /// All leases that have not ended.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LeaseTable {
-    /// By id, which is also the order of arrival.
-    pub(crate) open: BTreeMap<LeaseId, OpenLease>,
+    /// By id, which is also the order of arrival. A change copies only the leases that it changes.
+    pub(crate) open: BTreeMap<LeaseId, Arc<OpenLease>>,
     /// Grants that are being recorded.
     pub(crate) reserved: BTreeMap<ReservationId, Reservation>,
     /// Instances that gpushd created. A lease never destroys other instances.
@@ -236,7 +236,7 @@ pub(crate) struct LeaseTable {
 impl LeaseTable {
     /// Creates the table from the records of an earlier process.
     pub(crate) fn new(recorded: Vec<LeaseRecord>, created: CreatedInstances) -> Self {
-        let open = recorded.into_iter().map(|record| (record.id, OpenLease::new(record))).collect();
+        let open = recorded.into_iter().map(|record| (record.id, Arc::new(OpenLease::new(record)))).collect();
         Self { open, created, ..Self::default() }
     }
 
@@ -250,9 +250,19 @@ impl LeaseTable {
         open.chain(reserved)
     }
 
+    /// Returns a lease.
+    pub(crate) fn get(&self, id: LeaseId) -> Option<&OpenLease> {
+        self.open.get(&id).map(Arc::as_ref)
+    }
+
+    /// Returns a lease to change it.
+    pub(crate) fn get_mut(&mut self, id: LeaseId) -> Option<&mut OpenLease> {
+        self.open.get_mut(&id).map(Arc::make_mut)
+    }
+
     /// Returns the leases that occupy capacity.
     pub(crate) fn holding(&self) -> impl Iterator<Item = &OpenLease> {
-        self.open.values().filter(|lease| lease.state.name().holds_capacity())
+        self.open.values().map(Arc::as_ref).filter(|lease| lease.state.name().holds_capacity())
     }
 
     /// Returns the leases that occupy a share of this GPU or MIG device.
@@ -354,7 +364,7 @@ impl LeaseTable {
     /// Returns the lease whose MIG devices an operation creates.
     pub(crate) fn granting(&self, operation: OperationId) -> Option<&OpenLease> {
         let is_its = |lease: &&OpenLease| lease.record.operation == Some(operation);
-        self.open.values().filter(is_its).find(|lease| lease.state.name() == LeaseState::Granting)
+        self.open.values().map(Arc::as_ref).filter(is_its).find(|lease| lease.state.name() == LeaseState::Granting)
     }
 
     /// Applies what the end of an operation recorded.
@@ -363,7 +373,7 @@ impl LeaseTable {
             self.created.insert(gpu.clone(), placements.clone());
         }
         let Some(record) = &settled.lease else { return };
-        let Some(lease) = self.open.get_mut(&record.id) else { return };
+        let Some(lease) = self.get_mut(record.id) else { return };
         let event = match record.state {
             LeaseState::Active => machine::Event::Committed,
             LeaseState::Queued | LeaseState::Granting | LeaseState::Releasing | LeaseState::Ended => {
@@ -377,7 +387,7 @@ impl LeaseTable {
 
     /// Adds a recorded lease, or replaces it.
     pub(crate) fn put(&mut self, record: LeaseRecord) {
-        self.open.insert(record.id, OpenLease::new(record));
+        self.open.insert(record.id, Arc::new(OpenLease::new(record)));
     }
 }
 
@@ -394,8 +404,12 @@ impl State {
             let table = Arc::make_mut(&mut known.leases);
             let result = change(table);
             for lease in table.open.values() {
+                let before = before.open.get(&lease.id());
+                if before.is_some_and(|before| Arc::ptr_eq(before, lease)) {
+                    continue;
+                }
                 let event = lease.event();
-                if before.open.get(&lease.id()).is_none_or(|before| before.event() != event) {
+                if before.is_none_or(|before| before.event() != event) {
                     self.0.events.publish(Happening::Lease(Box::new(event)));
                 }
             }

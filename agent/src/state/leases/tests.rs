@@ -55,7 +55,7 @@ fn events(cursor: &mut Cursor) -> Vec<(LeaseId, LeaseState, Option<EndReason>)> 
 /// Applies an event to lease L1.
 fn step(state: &State, event: Event) {
     state.change_leases(|table| {
-        let lease = table.open.get_mut(&LeaseId(1)).unwrap();
+        let lease = table.get_mut(LeaseId(1)).unwrap();
         lease.state = machine::step(lease.state, event, Duration::ZERO).0;
     });
 }
