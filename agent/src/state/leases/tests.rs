@@ -78,6 +78,20 @@ fn reservation_occupies_its_target_until_it_ends() {
     assert_eq!(state.now().leases.open.len(), 1, "the snapshot has it");
 }
 
+/// The cost of a change must not grow with the number of leases.
+#[test]
+fn change_of_a_lease_copies_and_reports_no_other() {
+    let state = State::empty();
+    state.change_leases(|table| (1..=100).for_each(|id| table.put(record(id, 1000, "GPU-0"))));
+    let (before, mut cursor) = (state.leases(), state.events().listen(None));
+    step(&state, Event::Released);
+    let after = state.leases();
+    let copied = |id: &u64| !Arc::ptr_eq(&before.open[&LeaseId(*id)], &after.open[&LeaseId(*id)]);
+    assert_eq!((1..=100).filter(copied).collect::<Vec<_>>(), [1]);
+    assert_eq!(before.open[&LeaseId(1)].state.name(), LeaseState::Active, "an earlier snapshot stays as it was");
+    assert_eq!(events(&mut cursor), [(LeaseId(1), LeaseState::Releasing, Some(EndReason::Released))]);
+}
+
 #[test]
 fn releasing_lease_keeps_its_capacity_without_admission() {
     let state = State::empty();
