@@ -269,8 +269,7 @@ fn destroys(steps: &[InstanceStep], instances: &[GpuInstance], untouchable: impl
 fn users_unknown(part: &Part, reading: &Reading) -> ApiError {
     let message = format!("{}: {USERS_UNKNOWN}, so none of its instances is destroyed", part.label());
     let mut error = ApiError::new(Code::DriverError, message);
-    let unread = reading.warnings.iter().filter(|unread| unread.part == ReadingPart::Processes);
-    error.causes.extend(unread.map(|unread| unread.message.clone()));
+    error.causes.extend(reading.unread(ReadingPart::Processes).map(str::to_owned));
     error
 }
 

@@ -27,7 +27,7 @@ mod identity;
 mod report;
 mod unleased;
 
-use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN};
+use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN, UnknownProcesses};
 use gpush_core::sharing;
 use gpush_host::cgroup;
 
@@ -44,7 +44,7 @@ use crate::caller::Viewer;
 /// # Errors
 /// The GPUs cannot be read.
 pub(crate) async fn list(unleased: &Unleased, viewer: Viewer) -> Result<GpuProcesses, ApiError> {
-    let (classified, unseen) = classified(unleased).await?;
+    let (classified, unknown) = classified(unleased).await?;
     let mut processes: Vec<GpuProcess> = classified.into_iter().map(|one| one.process).collect();
     for one in &mut processes {
         unleased.describe(one);
@@ -53,7 +53,7 @@ pub(crate) async fn list(unleased: &Unleased, viewer: Viewer) -> Result<GpuProce
         }
     }
     let policy = unleased.state.config().processes.unleased;
-    Ok(GpuProcesses { policy, processes, unseen })
+    Ok(GpuProcesses { policy, processes, unknown })
 }
 
 /// Returns an error for each allowed file that gpushd could not see in the last round.
@@ -61,8 +61,8 @@ pub(crate) fn health(unleased: &Unleased) -> Vec<ApiError> {
     unleased.invisible()
 }
 
-/// Classifies all processes with the rights of gpushd. Also returns an error for each GPU with unknown processes.
-async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<ApiError>), ApiError> {
+/// Classifies all processes with the rights of gpushd. Also returns the GPUs whose processes are not known.
+async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<UnknownProcesses>), ApiError> {
     let gpus = unleased.readings.host().await?.gpus(Viewer::Log);
     // The environments of a process and its ancestors may be large, so a blocking thread reads them.
     let (handle, listed) = (unleased.clone(), gpus.clone());
@@ -80,7 +80,7 @@ async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<
 }
 
 /// Returns why the processes of a GPU are not known.
-fn unknown(gpu: &Gpu) -> Option<ApiError> {
+fn unknown(gpu: &Gpu) -> Option<UnknownProcesses> {
     let is_readable = match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,
         GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
@@ -90,7 +90,8 @@ fn unknown(gpu: &Gpu) -> Option<ApiError> {
     }
     let mut error = ApiError::new(Code::DriverError, format!("GPU {} ({}): {USERS_UNKNOWN}", gpu.index, gpu.uuid));
     error.causes.extend(gpu.reasons.iter().cloned());
-    Some(error.hint(format!("see its state with `gpushctl gpu show {}`", gpu.index)))
+    let error = error.hint(format!("see its state with `gpushctl gpu show {}`", gpu.index));
+    Some(UnknownProcesses { gpu_uuid: gpu.uuid.clone(), error })
 }
 
 /// Returns the processes of a GPU and its MIG devices, sorted by device and pid.

@@ -249,9 +249,8 @@ impl SharedGpus {
     async fn read(&self, uuid: &str) -> Result<Option<ComputeMode>, String> {
         let why = |cause: String| format!("its compute mode can't be read: {cause}");
         let reading = self.0.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
-        let failed = reading.warnings.iter().find(|unread| unread.part == ReadingPart::ComputeMode);
-        match (reading.compute_mode, failed) {
-            (None, Some(unread)) => Err(why(unread.message.clone())),
+        match (reading.compute_mode, reading.unread(ReadingPart::ComputeMode)) {
+            (None, Some(error)) => Err(why(error.to_owned())),
             (mode, _) => Ok(mode),
         }
     }

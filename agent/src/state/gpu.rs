@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use gpush_api::{Gpu, GpuChange, GpuState, InstanceSeen, Memory, Mode, TimesliceView};
 use gpush_core::{desired, sharing};
-use gpush_nvml::{DriverError, ErrorKind, Identity, Reading};
+use gpush_nvml::{DriverError, ErrorKind, Identity, Reading, ReadingPart};
 
 use super::{
     known::Known,
@@ -105,6 +105,7 @@ impl GpuSnapshot {
             processes: Vec::new(),
             leases: Vec::new(),
             processes_known: true,
+            processes_error: None,
             observed_at: jiff::Timestamp::UNIX_EPOCH,
             stale: true,
         }
@@ -133,6 +134,7 @@ impl GpuSnapshot {
             sensors: reading.map(|reading| reading.sensors).unwrap_or_default(),
             processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
             processes_known: reading.is_none_or(|reading| reading.processes_known),
+            processes_error: reading.and_then(|reading| reading.unread(ReadingPart::Processes)).map(str::to_owned),
             observed_at: at.wall,
             stale: in_maintenance || sight.last.stale || sight.list_error.is_some(),
             ..Self::outline(&sight.identity)
@@ -159,7 +161,7 @@ fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
     let mut reasons: Vec<Reason> = Vec::new();
     let mut state = GpuState::Ready;
     if let Some((reading, _)) = &sight.last.good {
-        reasons.extend(reading.warnings.iter().map(|unread| Reason::Warning(unread.message.clone())));
+        reasons.extend(reading.warnings.iter().map(|unread| Reason::Warning(unread.to_string())));
     }
     let cordons = known.conditions.cordons(uuid);
     if !cordons.is_empty() {

@@ -340,7 +340,7 @@ pub struct Cordon {
     pub since: Timestamp,
 }
 
-/// Beginning of the sentence in [`Gpu::reasons`] that explains why `processes_known` is false.
+/// Clause of messages about a GPU whose `processes_known` is false.
 pub const USERS_UNKNOWN: &str = "which processes use it is not known";
 
 fn yes() -> bool {
@@ -423,6 +423,9 @@ pub struct Gpu {
     /// destroys nothing on the GPU. Absent if true.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub processes_known: bool,
+    /// Error of the driver because of which `processes_known` is false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes_error: Option<String>,
     /// Time of the reading.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]

@@ -57,7 +57,7 @@ pub use policy::{
     ConfigDiff, ConfigView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView, SettingDiff,
     WantedView,
 };
-pub use process::{GpuProcess, GpuProcesses, UnleasedPolicy};
+pub use process::{GpuProcess, GpuProcesses, UnknownProcesses, UnleasedPolicy};
 pub use refusal::{Blocker, Holder, Refusal};
 pub use slurm::{
     SlurmDevice, SlurmGpu, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted, SlurmLeftover, SlurmOutcome,

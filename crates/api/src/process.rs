@@ -75,7 +75,17 @@ pub struct GpuProcesses {
     /// Processes, by GPU.
     #[serde(rename = "gpu_processes")]
     pub processes: Vec<GpuProcess>,
-    /// Errors, one for each GPU whose processes are not known.
+    /// GPUs whose processes are not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unseen: Vec<ApiError>,
+    pub unknown: Vec<UnknownProcesses>,
+}
+
+/// A GPU whose processes are not known.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UnknownProcesses {
+    /// UUID of the GPU.
+    pub gpu_uuid: String,
+    /// Why its processes are not known.
+    pub error: ApiError,
 }

@@ -83,6 +83,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         cordons: Vec::new(),
         leases: Vec::new(),
         processes_known: true,
+        processes_error: None,
         observed_at: Timestamp::UNIX_EPOCH,
         stale: false,
     }

@@ -21,7 +21,7 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path};
 use gpush_api::text;
 
 pub use self::{
-    kind::{CgroupKind, Choice, Wish},
+    kind::{CgroupKind, Choice, Wish, is_in_container},
     members::{children, contains, emptied, processes},
     slurm::job_processes,
 };

@@ -1,6 +1,6 @@
 //! Readings of a GPU from the driver: everything in [`gpush_api::Gpu`] except policy.
 
-use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process, Sensors};
+use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process, Sensors, USERS_UNKNOWN};
 use serde::{Deserialize, Serialize};
 
 use crate::error::DriverError;
@@ -78,8 +78,8 @@ pub struct Reading {
 pub struct Unread {
     /// The part.
     pub part: ReadingPart,
-    /// The error, in one sentence.
-    pub message: String,
+    /// Error of the driver.
+    pub error: String,
 }
 
 /// Parts of a reading that can fail separately.
@@ -99,7 +99,25 @@ pub enum ReadingPart {
 impl Unread {
     /// Creates the warning for a part that failed with this error.
     pub(crate) fn new(part: ReadingPart, error: &impl std::fmt::Display) -> Self {
-        Self { part, message: error.to_string() }
+        Self { part, error: error.to_string() }
+    }
+}
+
+impl std::fmt::Display for Unread {
+    /// Writes what cannot be read, and why.
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.part {
+            ReadingPart::Processes => write!(out, "{USERS_UNKNOWN}: {}", self.error),
+            ReadingPart::ComputeMode | ReadingPart::Profiles | ReadingPart::Details => out.write_str(&self.error),
+        }
+    }
+}
+
+impl Reading {
+    /// Returns the error because of which this part is not complete.
+    #[must_use]
+    pub fn unread(&self, part: ReadingPart) -> Option<&str> {
+        self.warnings.iter().find(|unread| unread.part == part).map(|unread| unread.error.as_str())
     }
 }
 

@@ -21,11 +21,11 @@ pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) ->
         all.processes.retain(|one| one.unleased.is_some());
     }
     out.list(&all, |look| processes::list(&all, *unleased, look))?;
-    Ok(match all.unseen.first() {
+    Ok(match all.unknown.first() {
         _ if !unleased => 0,
         _ if !all.processes.is_empty() => DIFFERS,
         // If processes cannot be listed, it is not known whether some are unleased.
-        Some(error) => error.code.exit_status(),
+        Some(one) => one.error.code.exit_status(),
         None => 0,
     })
 }
@@ -33,13 +33,9 @@ pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) ->
 /// Keeps only the processes of the selected GPUs.
 async fn only(client: &mut Client, all: &mut GpuProcesses, selectors: &[String]) -> Result<(), Failure> {
     let host = client.gpus(false).await?;
-    let chosen = super::select_of(client, host.clone(), selectors).await?;
-    all.processes.retain(|one| chosen.iter().any(|gpu| gpu.uuid == one.gpu_uuid));
-    // An error that names no other GPU may concern all GPUs.
-    let others = |message: &str| {
-        let named = |gpu: &&gpush_api::Gpu| message.contains(&gpu.uuid);
-        host.iter().any(|gpu| named(&gpu)) && !chosen.iter().any(|gpu| named(&gpu))
-    };
-    all.unseen.retain(|error| !others(&error.message));
+    let chosen = super::select_of(client, host, selectors).await?;
+    let is_chosen = |uuid: &str| chosen.iter().any(|gpu| gpu.uuid == uuid);
+    all.processes.retain(|one| is_chosen(&one.gpu_uuid));
+    all.unknown.retain(|one| is_chosen(&one.gpu_uuid));
     Ok(())
 }

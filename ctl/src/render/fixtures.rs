@@ -99,6 +99,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         cordons: Vec::new(),
         leases: Vec::new(),
         processes_known: true,
+        processes_error: None,
         observed_at: Timestamp::from_second(READ_AT).unwrap(),
         stale: false,
     }

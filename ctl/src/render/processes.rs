@@ -21,8 +21,8 @@ const NONE: &str = "-";
 /// Lists the processes of `gpushctl process list`. `unleased` says that only unleased ones are requested.
 pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Look) -> Listing {
     let mut out = String::new();
-    for error in &all.unseen {
-        out += &(trouble::lines("!", error, 0, look).join("\n") + "\n");
+    for one in &all.unknown {
+        out += &(trouble::lines("!", &one.error, 0, look).join("\n") + "\n");
     }
     let found = all.processes.iter().filter(|one| one.unleased.is_some()).count();
     if found > 0 {

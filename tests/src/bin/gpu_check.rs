@@ -116,7 +116,7 @@ fn check(arguments: &Arguments) -> Result<Tally, Stop> {
             Ok(reading) => {
                 println!("GPU {index}: {} read in {:?}", reading.identity.name, began.elapsed());
                 for warning in &reading.warnings {
-                    println!("  warning: {}", warning.message);
+                    println!("  warning: {warning}");
                 }
                 let fixture = Fixture::of(&info, &reading, &cache.told());
                 let text = serde_json::to_string_pretty(&fixture)?;

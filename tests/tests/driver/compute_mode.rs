@@ -69,7 +69,7 @@ async fn missing_compute_mode_fails_no_reading() {
     assert_eq!(reading.compute_mode, None);
     let [warning] = reading.warnings.as_slice() else { panic!("{:?}", reading.warnings) };
     assert_eq!(warning.part, gpush_nvml::ReadingPart::ComputeMode);
-    assert!(warning.message.contains("nvmlDeviceGetComputeMode") && warning.message.contains(&uuid), "{warning:?}");
+    assert!(warning.error.contains("nvmlDeviceGetComputeMode") && warning.error.contains(&uuid), "{warning:?}");
 }
 
 #[tokio::test]

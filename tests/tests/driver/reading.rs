@@ -281,7 +281,7 @@ async fn partial_reading_names_missing_parts() {
     host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --rc UNKNOWN");
     let reading = hardware.read(&uuid).await.unwrap();
     assert_eq!(reading.warnings.len(), 1, "{:?}", reading.warnings);
-    assert!(reading.warnings[0].message.contains("RunningProcesses"), "{:?}", reading.warnings);
+    assert!(reading.warnings[0].error.contains("RunningProcesses"), "{:?}", reading.warnings);
     // If data that a plan needs cannot be read, the whole reading of that GPU fails.
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
     assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unknown);

@@ -358,10 +358,7 @@ pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep
     };
     let message = format!("{}: {USERS_UNKNOWN}, so {spared}", label(gpu));
     let mut error = ApiError::new(Code::DriverError, message);
-    error.causes.extend(gpu.reasons.iter().filter_map(|reason| {
-        let cause = reason.strip_prefix(USERS_UNKNOWN)?;
-        Some(cause.trim_start_matches([':', ' ']).to_owned())
-    }));
+    error.causes.extend(gpu.processes_error.clone());
     let show = format!("try again when the driver lists its processes: `nvidia-smi -q -d PIDS -i {}`", gpu.uuid);
     Some(error.hint(show).retryable())
 }

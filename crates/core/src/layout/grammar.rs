@@ -23,6 +23,8 @@ pub struct LayoutError {
     pub message: String,
     /// A correction, if there is one.
     pub hint: Option<String>,
+    /// The entry that was probably meant; the hint names it.
+    pub meant: Option<String>,
     /// Whether the text is correct, but uses a feature that is not implemented yet.
     pub not_built: bool,
 }
@@ -70,6 +72,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
             span,
             message: "the layout is empty".to_owned(),
             hint: Some(format!("to have no instance at all, write the reserved layout `{NONE}`")),
+            meant: None,
             not_built: false,
         }]);
     }
@@ -156,6 +159,7 @@ fn pieces<S: AsRef<str>>(texts: &[S]) -> Result<Vec<Piece<'_>>, Vec<LayoutError>
                 span,
                 message,
                 hint: Some(FEWER.to_owned()),
+                meant: None,
                 not_built: false,
             }]);
         }
@@ -187,6 +191,7 @@ impl Piece<'_> {
             span,
             message: message.into(),
             hint: Some(hint.into()),
+            meant: None,
             not_built: false,
         }
     }
@@ -272,11 +277,12 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
     };
     let Some(slices) = gpu_slices(name) else {
         let message = format!("{} is not a MIG profile name", Quoted(trimmed));
-        let hint = match meant(&word) {
+        let meant = meant(&word);
+        let hint = match &meant {
             Some(meant) => format!("did you mean `{meant}`?"),
             None => SHAPE.to_owned(),
         };
-        return Err(piece.error(span, message, hint));
+        return Err(LayoutError { meant, ..piece.error(span, message, hint) });
     };
     let Some(compute) = compute else { return Ok((None, name.to_owned())) };
     match compute.parse::<u8>() {

@@ -157,11 +157,14 @@ impl PartedReader<'_> {
                 None
             }
             Err(error) => {
-                let hint = error.hint.clone().filter(|hint| hint.starts_with("did you mean"));
-                let what = format!("{} is not a MIG profile", Quoted(text));
-                // If the form is valid, use the more specific reason: the compute instance has too many slices.
-                let what = if hint.is_none() && text.contains("c.") { error.message.clone() } else { what };
-                self.report(&key.span, what, hint.unwrap_or_else(|| shape.to_owned()));
+                let unknown = format!("{} is not a MIG profile", Quoted(text));
+                let (what, hint) = match &error.meant {
+                    Some(meant) => (unknown, format!("did you mean `{meant}`?")),
+                    // If the form is valid, use the more specific reason: the compute instance has too many slices.
+                    None if text.contains("c.") => (error.message.clone(), shape.to_owned()),
+                    None => (unknown, shape.to_owned()),
+                };
+                self.report(&key.span, what, hint);
                 None
             }
         }

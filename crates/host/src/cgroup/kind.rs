@@ -177,6 +177,12 @@ fn user_manager(unit: &str) -> Option<u32> {
     name.strip_prefix("user@")?.strip_suffix(".service")?.parse().ok()
 }
 
+/// Returns whether this is the path of a cgroup of a container, or of a cgroup below it.
+#[must_use]
+pub fn is_in_container(path: &str) -> bool {
+    container(path).is_some()
+}
+
 /// Returns the part of a path that ends with the cgroup of a container.
 fn container(path: &str) -> Option<&str> {
     let mut end = 0;

@@ -4,9 +4,7 @@
 //! its id and placement. A value that cannot be read is absent, and a warning names it. The reading fails only without
 //! data that a plan needs: memory, MIG mode, profiles, and the list of instances.
 
-use gpush_api::{
-    ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, NvLink, Placement, USERS_UNKNOWN,
-};
+use gpush_api::{ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, NvLink, Placement};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
 use super::{
@@ -273,9 +271,7 @@ impl Gpu<'_> {
             }
         }
         let known = unknown.is_none();
-        warnings.extend(
-            unknown.map(|error| Unread::new(ReadingPart::Processes, &format_args!("{USERS_UNKNOWN}: {error}"))),
-        );
+        warnings.extend(unknown.map(|error| Unread::new(ReadingPart::Processes, &error)));
         (entries, known)
     }
 

@@ -4,7 +4,7 @@
 //! over a second connection. If this process exits early, its connection closes, and gpushd removes the request from
 //! the queue.
 
-use std::time::Duration;
+use std::{io::IsTerminal, time::Duration};
 
 use gpush_api::{ApiError, BindTo, Code, Lease, LeaseGrant, LeaseRequest, LeaseState, LeaseWait};
 use gpush_client::Client;
@@ -85,13 +85,17 @@ fn is_own(lease: &Lease) -> bool {
     matches!(lease.state, LeaseState::Queued | LeaseState::Granting) && pid == Some(std::process::id())
 }
 
-/// Prints the warnings of a grant, unless the command is to be quiet.
+/// Prints the warnings of a grant, and on a terminal why the lease has no cgroup, unless the command is to be quiet.
 pub(super) fn warn(granted: &LeaseGrant, quiet: bool, out: &Output) {
     if quiet {
         return;
     }
+    let remark = |label: &str, text: &str| out.remark(&(out.look.wrap(label, &out.look.clean(text)).join("\n") + "\n"));
     for warning in &granted.warnings {
-        out.remark(&(out.look.wrap("warning: ", &out.look.clean(warning)).join("\n") + "\n"));
+        remark("warning: ", warning);
+    }
+    if let Some(reason) = granted.binding_reason.as_ref().filter(|_| std::io::stderr().is_terminal()) {
+        remark("note: ", &format!("{} is not bound to a cgroup, because {reason}", granted.lease.id));
     }
 }
 

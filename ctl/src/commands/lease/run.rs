@@ -20,6 +20,7 @@ use std::{
 use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseState};
 use gpush_client::Client;
 use gpush_core::lease::environment::Environment;
+use gpush_host::cgroup::is_in_container;
 
 use super::{env, grant};
 use crate::{
@@ -89,7 +90,7 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
             (lease, around) => lease.or(around),
         };
         let granted = match enters {
-            Some(id) => enter(client, id).await?,
+            Some(id) => enter(client, id, args.lease.is_some()).await?,
             None => grant::granted(client, global, &asked, out).await?,
         };
         match env::typed(&granted) {
@@ -121,7 +122,10 @@ fn nested(around: LeaseId) -> ApiError {
 }
 
 /// Returns the environment of a lease of this user.
-async fn enter(client: &mut Client, id: LeaseId) -> Result<LeaseGrant, Failure> {
+///
+/// A process outside the Slurm job or container of a lease cannot enter that lease. Within the container,
+/// `GPUSH_LEASE` names the lease and no `--lease` is needed, so only a `named` lease is checked.
+async fn enter(client: &mut Client, id: LeaseId, named: bool) -> Result<LeaseGrant, Failure> {
     let granted = client.lease_environment(id).await?;
     let refused = |code, message: String| ApiError::new(code, message);
     let holder = &granted.lease.holder;
@@ -133,6 +137,14 @@ async fn enter(client: &mut Client, id: LeaseId) -> Result<LeaseGrant, Failure> 
     if let LeaseBinding::Job { job, .. } = &granted.lease.binding {
         let error = refused(Code::Denied, format!("lease {id} belongs to Slurm job {job}"));
         return Err(error.hint(format!("run the command in the job: 'srun --jobid={job} --overlap COMMAND'")).into());
+    }
+    if let LeaseBinding::Cgroup { cgroup: Some(cgroup) } = &granted.lease.binding
+        && named
+        && is_in_container(cgroup)
+    {
+        let error = refused(Code::Denied, format!("lease {id} belongs to a container"));
+        let error = error.cause(format!("its processes are in the cgroup {cgroup}"));
+        return Err(error.hint("run the command in the container, as with `docker exec CONTAINER COMMAND`").into());
     }
     Ok(granted)
 }

@@ -159,7 +159,7 @@ fn processes_as_a_table() {
         assert_snapshot!(format!("process-list-{width}"), fits(processes::list(&all, false, &look).text(), &look));
     }
     let look = fixtures::look(80, UTF8);
-    let none = gpush_api::GpuProcesses { processes: Vec::new(), unseen: Vec::new(), ..all.clone() };
+    let none = gpush_api::GpuProcesses { processes: Vec::new(), unknown: Vec::new(), ..all.clone() };
     assert_eq!(processes::list(&none, true, &look).text(), "No unleased process.\n");
     assert_eq!(processes::list(&none, false, &look).text(), "No process uses a GPU.\n");
     let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };

@@ -120,6 +120,27 @@ fn lease_of_a_slurm_job_is_entered_through_slurm() {
 }
 
 #[test]
+fn lease_of_a_container_is_entered_in_the_container() {
+    let host = Host::new();
+    Agent::listen(&host.path("gpushd.sock"), |request| {
+        let mut of_container = granted(17, me());
+        let cgroup = Some(format!("/system.slice/docker-{}.scope", "0".repeat(64)));
+        of_container.lease.binding = LeaseBinding::Cgroup { cgroup };
+        of_container.lease.state = gpush_api::LeaseState::Active;
+        match request.path.as_str() {
+            path if path.ends_with("/environment") => Answer::ok(&of_container),
+            "/v1/leases/L17" => Answer::ok(&of_container.lease),
+            _ => answer(request),
+        }
+    });
+    assert_snapshot!(host.run(&["run", "--lease", "L17", "--", "true"]));
+    // A process of the container has the lease's environment, and needs no `--lease`.
+    let args = ["run", "--", "/bin/sh", "-c", "echo $GPUSH_LEASE"];
+    let output = host.command(&args).env("GPUSH_LEASE", "L17").output().unwrap();
+    assert_eq!(stdout(&output), "L17\n");
+}
+
+#[test]
 fn nested_run_uses_the_outer_lease_or_refuses() {
     let host = Host::new();
     let agent = agent(&host);

@@ -27,13 +27,14 @@ fn lists_of_targets_clients_and_processes() {
 #[test]
 fn nothing_shared_and_no_unleased_processes() {
     let host = Host::new();
-    let lost = ApiError::new(Code::GpuLost, "GPU 3 (GPU-3): which processes use it is not known");
+    let error = ApiError::new(Code::GpuLost, "GPU 3 (GPU-3): which processes use it is not known");
+    let lost = UnknownProcesses { gpu_uuid: "GPU-3".to_owned(), error };
     let asked = AtomicUsize::new(0);
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/mps" => Answer::ok::<[MpsDaemon]>(&[]),
         "/v1/config" => Answer::error(&ApiError::new(Code::Unavailable, "gpushd stops")),
         _ if asked.fetch_add(1, Ordering::SeqCst) == 0 => Answer::ok(&processes(false)),
-        _ => Answer::ok(&GpuProcesses { unseen: vec![lost.clone()], ..processes(false) }),
+        _ => Answer::ok(&GpuProcesses { unknown: vec![lost.clone()], ..processes(false) }),
     });
     let mut text = host.run(&["mps", "list"]);
     text += &host.run(&["mps", "clients"]);

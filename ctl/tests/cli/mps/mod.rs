@@ -11,8 +11,8 @@ use std::{
 
 use gpush_api::{
     ApiError, Code, Gpu, GpuProcess, GpuProcesses, Health, HealthStatus, Lease, Mode, MpsClient, MpsDaemon, MpsLog,
-    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSettings, MpsState, Process, ProcessKind, UnleasedPolicy,
-    UnleasedStep, Version,
+    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSettings, MpsState, Process, ProcessKind,
+    UnknownProcesses, UnleasedPolicy, UnleasedStep, Version,
 };
 use insta::assert_snapshot;
 
@@ -127,7 +127,7 @@ fn processes(with_unleased: bool) -> GpuProcesses {
     unleased.unleased = Some("its user has no lease on GPU 0".into());
     unleased.unleased_step = Some(UnleasedStep::Warned);
     unleased.unleased_action = Some("warning in the log".into());
-    let mut all = GpuProcesses { policy: UnleasedPolicy::Warn, processes: vec![owner], unseen: Vec::new() };
+    let mut all = GpuProcesses { policy: UnleasedPolicy::Warn, processes: vec![owner], unknown: Vec::new() };
     if with_unleased {
         all.processes.push(unleased);
     }

@@ -181,7 +181,7 @@ fn gpu_with_unknown_users_keeps_its_instances() {
     let idle = instance(&gpu, 1, "3g.40gb", 0, &[]);
     gpu.mig.as_mut().unwrap().instances = vec![idle];
     gpu.processes_known = false;
-    gpu.reasons = vec!["op-2 is changing it".to_owned(), format!("{}: no list", gpush_api::USERS_UNKNOWN)];
+    (gpu.reasons, gpu.processes_error) = (vec!["op-2 is changing it".to_owned()], Some("no list".to_owned()));
     let ask = |layout: &str| one(&Config::default(), &[gpu.clone()], &request(&["0"], entries(layout)));
     for layout in ["7g.80gb", "3g.40gb@4", "1c.3g.40gb*3", "none"] {
         let plan = ask(layout);
