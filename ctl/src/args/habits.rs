@@ -80,6 +80,12 @@ pub(crate) fn layout(text: &str) -> Option<ApiError> {
         {
             return bad(format!("`{entry}` is not a layout entry"), format!("write '{profile}*{count}'"));
         }
+        // `0:1g.10gb@0`: the notation of targets.
+        if let Some((gpu, instance)) = entry.split_once(':')
+            && gpu.parse::<u32>().is_ok()
+        {
+            return bad(format!("`{entry}` is not a layout entry"), format!("write `{instance} -g {gpu}`"));
+        }
     }
     None
 }
@@ -141,9 +147,10 @@ mod tests {
     fn layout_of_another_tool_is_refused_with_a_hint() {
         let hint = |text: &str| layout(text).map(|error| error.hint.unwrap_or_default());
         assert_eq!(hint("7x1g.10gb").as_deref(), Some("write '1g.10gb*7'"));
+        assert_eq!(hint("0:1g.10gb@0").as_deref(), Some("write `1g.10gb@0 -g 0`"));
         assert!(hint("19,19").unwrap().contains("'1g.10gb*2'"));
         assert!(hint("0").unwrap().contains("-g 0"));
-        for right in ["3g.40gb", "1g.10gb*2", "mixed", "none", "training-2x"] {
+        for right in ["3g.40gb", "1g.10gb*2", "2g.20gb:mps", "mixed", "none", "training-2x"] {
             assert_eq!(hint(right), None, "{right}");
         }
         let label = |text: &str| parted_label(text).map(|error| error.hint.unwrap_or_default());

@@ -9,7 +9,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, Process, WhyRequest};
 use gpush_client::Client;
-use gpush_core::refusal;
+use gpush_core::{lease::usage, refusal};
 
 use super::drain::{Kept, Waited};
 use crate::{
@@ -79,7 +79,8 @@ fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     let mut error = ApiError::new(Code::Blocked, message).retryable();
     error.causes.extend(users.into_iter().map(refusal::holder));
     error.causes.extend(holders);
-    Err(error.hint(format!("wait until it is idle with `gpushctl gpu reset {} --wait`", gpu.index)))
+    let wait = || format!("wait until it is idle with `gpushctl gpu reset {} --wait`", gpu.index);
+    Err(error.hint(usage::hint(&gpu.leases).unwrap_or_else(wait)))
 }
 
 fn reset(uuids: &str) -> Result<(), ApiError> {

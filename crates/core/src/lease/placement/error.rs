@@ -4,7 +4,7 @@ use gpush_api::LeaseKind;
 
 use crate::nearest::nearest_few;
 
-use super::{Closed, GpuOffer, Host, MpsOffer, Policy, Wanted, WantedDevice, WantedShare, gang};
+use super::{Closed, GpuOffer, Host, MpsOffer, Policy, Unoffered, Wanted, WantedDevice, WantedShare, gang};
 
 /// Why a request cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,8 +13,10 @@ pub enum NoAssignment {
     NotOffered {
         /// The kind.
         kind: LeaseKind,
-        /// Kinds that the GPUs offer.
-        offered: Vec<LeaseKind>,
+        /// Kinds that the GPUs offer, each with a request that one of them can meet: `mig=1g.10gb`.
+        offered: Vec<(LeaseKind, String)>,
+        /// GPUs that offer nothing, by index.
+        unoffered: Vec<(u32, Unoffered)>,
     },
     /// None of the GPUs has the profile.
     UnknownProfile {
@@ -74,9 +76,11 @@ pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignm
     let kind = wanted.share.kind();
     let selected = |gpu: &&GpuOffer| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
     let selected = Host { gpus: host.gpus.iter().filter(selected).cloned().collect() };
-    let offered = selected.kinds();
-    if !offered.contains(&kind) {
-        return NoAssignment::NotOffered { kind, offered };
+    let kinds = selected.kinds();
+    if !kinds.contains(&kind) {
+        let offered = kinds.into_iter().map(|kind| (kind, example(&selected, kind))).collect();
+        let unoffered = selected.gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.unoffered?))).collect();
+        return NoAssignment::NotOffered { kind, offered, unoffered };
     }
     if let WantedShare::Mig(WantedDevice::Profile(profile)) = &wanted.share
         && let Some(error) = unknown_profile(&selected, profile)
@@ -91,6 +95,20 @@ pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignm
     let offering = selected.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
     let obstacles = offering.map(|gpu| (gpu.index, obstacle(gpu, wanted, policy))).collect();
     NoAssignment::Busy { obstacles, largest: largest_free(&selected, wanted) }
+}
+
+/// Returns a small request of a kind that the GPUs offer.
+fn example(host: &Host, kind: LeaseKind) -> String {
+    let profiles = || host.gpus.iter().filter_map(|gpu| gpu.mig.as_ref()).flat_map(|mig| &mig.geometry.profiles);
+    match kind {
+        LeaseKind::Mig => {
+            let smallest = profiles().min_by_key(|known| (known.profile.slices, known.profile.memory_mib));
+            format!("mig={}", smallest.map_or("PROFILE", |known| known.profile.name.as_str()))
+        }
+        LeaseKind::Mps => "mps=25".to_owned(),
+        LeaseKind::Timeslice => "timeslice".to_owned(),
+        LeaseKind::Whole => "whole".to_owned(),
+    }
 }
 
 fn largest_free(host: &Host, wanted: &Wanted) -> Option<LargestFree> {

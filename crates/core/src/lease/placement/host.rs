@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{LeaseKind, Percentage, Placement};
+use gpush_api::{LeaseKind, Mode, Percentage, Placement};
 
 use crate::geometry::Geometry;
 
@@ -25,6 +25,8 @@ pub struct GpuOffer {
     pub uuid: String,
     /// Why the GPU accepts no grants now; `None` if it does.
     pub closed: Option<Closed>,
+    /// Why the GPU offers nothing; `None` if it offers leases.
+    pub unoffered: Option<Unoffered>,
     /// MIG devices, if the GPU offers any.
     pub mig: Option<MigOffer>,
     /// Targets that are shared through MPS: the GPU, or MIG devices on it.
@@ -44,6 +46,15 @@ pub enum Closed {
     Claimed,
     /// Its state does not allow grants: degraded, unknown, held, lost, maintenance.
     NotReady,
+}
+
+/// Why a GPU offers no leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unoffered {
+    /// The config does not manage it: it has no rule, or a rule with mode `unmanaged`.
+    Unmanaged,
+    /// It is not in the mode of its rule: MIG mode is on or off against the rule, or it has no MPS target.
+    OtherMode(Mode),
 }
 
 /// The MIG devices that a GPU offers.

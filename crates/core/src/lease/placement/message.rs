@@ -2,7 +2,7 @@
 
 use gpush_api::{ApiError, Code, LeaseKind};
 
-use super::{Closed, LargestFree, NoAssignment, Obstacle, Wanted};
+use super::{Closed, LargestFree, NoAssignment, Obstacle, Unoffered, Wanted};
 
 /// Maximum number of GPUs that a message names.
 const MOST_NAMED: usize = 16;
@@ -21,14 +21,28 @@ impl NoAssignment {
         };
         let error = |code, why: String| ApiError::new(code, format!("cannot grant {what}: {why}"));
         match self {
-            Self::NotOffered { offered, .. } if offered.is_empty() => {
-                error(Code::Unsupported, "no GPU that the request may use can be leased".to_owned())
-                    .hint("see the modes of the GPUs with `gpushctl status`")
+            Self::NotOffered { offered, unoffered, .. } if offered.is_empty() => {
+                let why = "no GPU that the request may use can be leased".to_owned();
+                let mut error = error(Code::Unsupported, why);
+                error.causes.extend(unoffered.iter().take(MOST_NAMED).map(|(gpu, why)| nothing(*gpu, *why)));
+                let differ = |(gpu, why): &(u32, Unoffered)| match why {
+                    Unoffered::OtherMode(_) => Some(gpu.to_string()),
+                    Unoffered::Unmanaged => None,
+                };
+                let differ: Vec<String> = unoffered.iter().filter_map(differ).collect();
+                error.hint(match differ.as_slice() {
+                    [] => "choose other GPUs: `gpushctl status` shows the modes".to_owned(),
+                    gpus => format!("ask an administrator for `gpushctl apply {}`", gpus.join(",")),
+                })
             }
             Self::NotOffered { offered, .. } => {
-                let kinds: Vec<&str> = offered.iter().map(|kind| kind.name()).collect();
-                error(Code::Unsupported, format!("the GPUs offer {}", kinds.join(", ")))
-                    .hint(format!("request a lease of kind {}", kinds.join(" or ")))
+                let kinds: Vec<&str> = offered.iter().map(|(kind, _)| kind.name()).collect();
+                let examples: Vec<String> = offered.iter().map(|(_, request)| format!("`{request}`")).collect();
+                let first = offered.first().map_or("", |(_, request)| request);
+                error(Code::Unsupported, format!("the GPUs offer {}", kinds.join(", "))).hint(format!(
+                    "request {}, as with `gpushctl run --request {first} -- COMMAND`",
+                    examples.join(" or ")
+                ))
             }
             Self::UnknownProfile { profile, nearest } => {
                 let error = error(Code::UnknownProfile, format!("no GPU has the profile {profile}"));
@@ -79,6 +93,13 @@ fn percent(tenths: u32) -> String {
     match tenths % 10 {
         0 => (tenths / 10).to_string(),
         rest => format!("{}.{rest}", tenths / 10),
+    }
+}
+
+fn nothing(gpu: u32, why: Unoffered) -> String {
+    match why {
+        Unoffered::Unmanaged => format!("the config does not manage GPU {gpu}"),
+        Unoffered::OtherMode(mode) => format!("GPU {gpu} is not in the mode of its rule, `{}`", mode.name()),
     }
 }
 

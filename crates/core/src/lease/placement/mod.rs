@@ -55,7 +55,7 @@ mod snapshot;
 mod target;
 
 pub use error::{LargestFree, NoAssignment, Obstacle};
-pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, WholeOffer};
+pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer};
 pub use size::{WantedDevice, nominal_mib};
 pub use snapshot::Snapshot;
 pub use target::target;

@@ -23,7 +23,7 @@ use crate::{
     sharing,
 };
 
-use super::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, WholeOffer};
+use super::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer};
 
 /// The facts from which the offers are made.
 #[derive(Debug, Clone, Copy)]
@@ -82,6 +82,12 @@ fn offer(snapshot: &Snapshot<'_>, gpu: &Gpu, wish: &Wish, targets: &[sharing::Ta
             offer.whole = Some(WholeOffer { free });
         }
         Mode::Unmanaged | Mode::Mps | Mode::Timeslice | Mode::Exclusive => {}
+    }
+    if offer.kinds().next().is_none() {
+        offer.unoffered = Some(match wish.mode {
+            Mode::Unmanaged => Unoffered::Unmanaged,
+            mode @ (Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive) => Unoffered::OtherMode(mode),
+        });
     }
     offer
 }

@@ -3,7 +3,7 @@ pub(in crate::lease) mod scene;
 
 use std::collections::BTreeSet;
 
-use gpush_api::LeaseKind;
+use gpush_api::{LeaseKind, Mode};
 
 use super::*;
 use scene::{gpu, mig, mps, timeslice, wanted, whole};
@@ -170,9 +170,9 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
     let host = Host { gpus: vec![whole(0, true), mps(1, 0, None)] };
     let only = |index| Wanted { gpus: Some(BTreeSet::from([index])), ..wanted(WantedShare::Whole, 1) };
     assert_eq!(placed(&host, &only(0), Policy::Pack), "0");
-    let offered = vec![LeaseKind::Mps];
+    let offered = vec![(LeaseKind::Mps, "mps=25".to_owned())];
     let error = place(&host, &only(1), Policy::Pack).unwrap_err();
-    assert_eq!(error, NoAssignment::NotOffered { kind: LeaseKind::Whole, offered });
+    assert_eq!(error, NoAssignment::NotOffered { kind: LeaseKind::Whole, offered, unoffered: Vec::new() });
 }
 
 #[test]
@@ -271,8 +271,18 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     assert!(message(profile("1g.12gb"), 1).starts_with(&text[..90]), "{}", message(profile("1g.12gb"), 1));
     let text = "cannot grant 3 MIG devices: the GPUs have room for 2, even when they are idle / request 2 or fewer";
     assert_eq!(message(profile("3g.40gb"), 3), text);
-    let text = "cannot grant a whole GPU: the GPUs offer mig / request a lease of kind mig";
+    let text = "cannot grant a whole GPU: the GPUs offer mig / request `mig=1g.10gb`, as with \
+                `gpushctl run --request mig=1g.10gb -- COMMAND`";
     assert_eq!(message(WantedShare::Whole, 1), text);
+    let unoffered = |index, why| GpuOffer { unoffered: Some(why), ..gpu(index) };
+    let all = [unoffered(0, Unoffered::OtherMode(Mode::Mig)), unoffered(1, Unoffered::Unmanaged)];
+    let request = wanted(WantedShare::Whole, 1);
+    let refused =
+        |gpus: &[GpuOffer]| place(&Host { gpus: gpus.to_vec() }, &request, Policy::Pack).unwrap_err().error(&request);
+    let error = refused(&all);
+    assert_eq!(error.causes, ["GPU 0 is not in the mode of its rule, `mig`", "the config does not manage GPU 1"]);
+    assert_eq!(error.hint.as_deref(), Some("ask an administrator for `gpushctl apply 0`"));
+    assert_eq!(refused(&all[1..]).hint.as_deref(), Some("choose other GPUs: `gpushctl status` shows the modes"));
 }
 
 #[test]
