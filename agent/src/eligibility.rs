@@ -49,8 +49,7 @@ fn show(index: u32) -> String {
 
 /// Checks that no operation is changing a GPU.
 ///
-///  # Errors
-///
+/// # Errors
 /// If an operation is changing the GPU. The error names the operation.
 pub(crate) fn not_changing(state: &State, index: u32, uuid: &str) -> Result<(), ApiError> {
     let host = state.now();

@@ -95,7 +95,7 @@ impl LossAcceptance {
         let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());
-        // The record of this boot's layouts was lost, so they count as applied.
+        // The record of this boot's layouts was lost, so these layouts count as applied.
         let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
         // Since the loss, gpushd has granted nothing until now. So all grants from now on are
         // recorded.

@@ -205,7 +205,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
         return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
     let mut bytes = Vec::new();
-    // One byte more than permitted, so that the parser reports a file that is too large.
+    // Reads one byte more than permitted, so that the parser reports a file that is too large.
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let config = Config::from_bytes(&bytes, &path.display().to_string()).map_err(ConfigTrouble::Wrong)?;
     Ok((config, true))

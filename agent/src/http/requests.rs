@@ -65,8 +65,7 @@ impl Requests {
 
     /// Checks that the store can record changes.
     ///
-    ///  # Errors
-    ///
+    /// # Errors
     /// If the store cannot record anything.
     pub(super) fn can_record(&self) -> Result<(), ApiError> {
         self.read_only.clone().map_or(Ok(()), Err)

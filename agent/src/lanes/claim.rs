@@ -49,8 +49,8 @@ impl Lanes {
 }
 
 impl Claim {
-    /// Waits until the reconcilers and grants that were running at the time of the claim have finished. New ones cannot
-    /// start.
+    /// Waits until the reconcilers and grants that were running at the time of the claim have
+    /// finished. New reconcilers and grants cannot start meanwhile.
     pub(crate) async fn wait_until_alone(&self) {
         let mut finished = self.lanes.0.finished.subscribe();
         let is_alone = |lanes: &Lanes| {

@@ -126,7 +126,8 @@ impl Lanes {
 
     /// Closes the lanes: operations get the error `why` instead of a lane. The queue is unchanged.
     ///
-    ///  # Errors If an operation has claimed a GPU. Returns the UUID of the GPU, and the operation.
+    /// # Errors
+    /// If an operation has claimed a GPU. Returns the UUID of the GPU, and the operation.
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
         let mut known = self.known();
         match known.claimed.first_key_value() {
@@ -152,7 +153,8 @@ impl Lanes {
     /// Checks that no operation is changing a GPU. A reading of a GPU that is being changed would
     /// soon be out of date. A GPU whose operation is only being planned may be read.
     ///
-    ///  # Errors If an operation is changing the GPU. The error names the operation.
+    /// # Errors
+    /// If an operation is changing the GPU. The error names the operation.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
         match self.known().claimed.get(uuid) {
             Some(holder) if holder.has_begun() => Err(words::changed_by(index, uuid, holder)),

@@ -97,7 +97,7 @@ impl fmt::Display for Waiter {
 /// An entry of the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QueueEntry {
-    /// Its kind.
+    /// Kind of the entry.
     pub(crate) waiter: Waiter,
     pub(crate) needs: Needs,
 }

@@ -85,7 +85,7 @@ impl CallingProcess {
     /// Opens the caller by pidfd.
     ///
     /// # Errors
-    /// When the caller has ended, or another process has its pid now.
+    /// If the caller has ended, or another process has its pid now.
     fn of(caller: &Caller) -> Result<Self, ApiError> {
         let pid = caller.peer.pid.ok_or_else(gone)?;
         let process = PidFd::open(pid).ok().flatten().ok_or_else(gone)?;
@@ -219,7 +219,7 @@ impl Drop for Moving {
 /// Creates the scope of an active lease and moves the caller into it.
 ///
 /// # Errors
-/// When the caller has ended or changed its user, or systemd did not move it.
+/// If the caller has ended or changed its user, or systemd did not move it.
 pub(super) async fn enter(leases: &Leases, record: &LeaseRecord, bound: &Bound) -> Result<(), ApiError> {
     let (Some(process), Ok(manager)) = (&bound.mover, &leases.handles.scopes.0) else { return Ok(()) };
     let LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) } = &record.binding else { return Ok(()) };

@@ -77,7 +77,7 @@ pub(super) async fn lost(leases: Leases) {
 /// same place.
 ///
 /// # Errors
-/// The change cannot be recorded.
+/// If the change cannot be recorded.
 async fn forget_gone(leases: &Leases, host: &HostState) -> Result<(), gpush_store::StoreError> {
     for (gpu, created) in &host.leases.created {
         let Some(snapshot) = host.gpu(gpu) else { continue };

@@ -346,7 +346,8 @@ pub(super) async fn commit(
         tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
         return begun.finish(leases, viewer, bound).await;
     }
-    // Before the commit: if clients of another user are connected, gpushd must not record the grant.
+    // This precedes the commit, because gpushd must not record the grant if clients of another user
+    // are connected.
     if let Err(error) = mps::prepare(&leases.handles.mps, &members).await {
         free().await;
         return Err(error);
@@ -392,8 +393,9 @@ pub(super) async fn commit(
 /// Moves the caller into the scope of an active lease, if the lease has a new scope, and returns
 /// the answer.
 ///
-///  # Errors If the caller was not moved, or the MPS daemon has ended meanwhile. The lease then
-///  ends, because the holder cannot use it without its environment.
+/// # Errors
+/// If the caller was not moved, or the MPS daemon has ended meanwhile. The lease then ends, because
+/// the holder cannot use it without its environment.
 pub(super) async fn answer(
     leases: &Leases,
     id: LeaseId,

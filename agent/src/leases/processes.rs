@@ -38,7 +38,7 @@ const DRIVER: Duration = Duration::from_secs(2);
 /// Maximum number of processes that the list of reasons names.
 const MOST_NAMED: usize = 8;
 
-/// The processes of a lease that are left.
+/// The remaining processes of a lease.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Left {
     /// Number of processes from each source.
@@ -93,7 +93,7 @@ impl Left {
     }
 }
 
-/// Finds the processes of a lease that are left now.
+/// Finds the remaining processes of a lease.
 pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     let mut left =
         Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };

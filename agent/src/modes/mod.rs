@@ -14,7 +14,7 @@
 //! | `mps` | `mps` | MPS daemons |
 //! | `timeslice` | `timeslice` | time-slice levels |
 //!
-//! `driver` determines the outcome of a driver call that gpushd got no answer to.
+//! `driver` determines the outcome of driver calls that did not return an answer.
 
 pub(crate) mod driver;
 pub(crate) mod mig;

@@ -80,7 +80,8 @@ pub(crate) async fn act(
         }
         None => None,
     };
-    // Grants and operations use this lock too, so none can begin between the check and the stop of the daemon.
+    // Grants and operations use this lock too, so no grant or operation can begin between the check
+    // and the stop of the daemon.
     let turn = entry.turn.lock().await;
     if matches!(act, Act::Start | Act::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;

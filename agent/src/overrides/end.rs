@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::effect::{end, expect};
 use crate::state::{Effect, State, words};
 
-/// Interval of checks, because the clock may be set forward.
+/// Interval of checks. They are periodic because the clock may be set forward.
 const LOOK: Duration = Duration::from_secs(30);
 
 /// Ends overrides when they expire, until gpushd stops.

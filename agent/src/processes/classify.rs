@@ -1,4 +1,4 @@
-//! Finds the lease of each process, and the processes without one.
+//! Finds the lease of each process, and the processes that have no lease.
 //!
 //! ```text
 //! the reading of its GPU is old, or the GPU is being changed ─► not checked
@@ -11,11 +11,11 @@
 //! another user's lease has the whole GPU or MIG device ───────► unleased, but never ended
 //! ```
 //!
-//! In the last case, the process usually has an old environment. A MIG device that is created again
-//! at the same placement has the same UUID, so the environment of an ended lease can select the
-//! device of another user's lease. Ids of leases never repeat: a process with `GPUSH_LEASE=L3` on a
-//! device of lease L9 has an old environment. A process that names L9 is not reported, because it
-//! may run in a container as another user.
+//! In the last case of the list, the process usually has an old environment. A MIG device that is
+//! created again at the same placement has the same UUID, so the environment of an ended lease can
+//! select the device of another user's lease. Ids of leases never repeat: a process with
+//! `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A process that names L9 is not
+//! reported, because it may run in a container as another user.
 //!
 //! On a target shared through MPS, a process that bypasses the daemon is unleased, whatever its
 //! cgroup. An unattributed process there is unleased too. gpushd does not end such a process while

@@ -1,4 +1,4 @@
-//! Processes on GPUs, and those among them without a lease.
+//! Processes on GPUs, and which of them have no lease.
 //!
 //! ```text
 //! the driver's lists (compute, graphics, MPS) ─► user, command, cgroup, unit and Slurm job of each process

@@ -9,8 +9,9 @@
 //!                                                            as that operation planned it or as it was before
 //! ```
 //!
-//! A persistent fault, such as a row that waits for a reset, is noticed once and recorded. After an `uncordon`, neither
-//! the next reading nor the next gpushd cordons the GPU again for the same fault.
+//! gpushd reacts once to a persistent fault, such as a memory row that waits for a reset, and
+//! records the fault. After an `uncordon`, neither the next reading nor the next gpushd cordons the
+//! GPU again for the same fault.
 //!
 //! This module holds data only. [`Change::record`] writes a change to the store; the caller decides when.
 

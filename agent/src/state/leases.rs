@@ -40,7 +40,7 @@ pub(crate) struct OpenLease {
     pub(crate) queue: Option<LeaseQueuePosition>,
     /// What a releasing lease waits for, one sentence each.
     pub(crate) waits_for: Vec<String>,
-    /// Processes of the lease that were left at the last probe.
+    /// Processes of the lease that still ran at the last probe.
     pub(crate) left: Vec<u32>,
     /// For the lease of a Slurm job: whether the lease waits only for something outside the job
     /// that its user can cause.
