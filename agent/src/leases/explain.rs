@@ -96,7 +96,7 @@ fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prospect {
     No,
-    /// An operation, or a lease without processes, is about to end. Most of them end within seconds.
+    /// An operation, or a lease without processes, is about to end, usually within seconds.
     Soon,
     /// An MPS daemon is starting, or gpushd has restarted and has not adopted the daemon yet.
     Starting,

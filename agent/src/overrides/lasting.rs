@@ -1,5 +1,5 @@
-//! The effect of a request on overrides. gpushd determines the effect when it plans the request, and
-//! applies it if the operation succeeds.
+//! The effect of a request on overrides. gpushd determines the effect when it plans the request,
+//! and applies it if the operation succeeds.
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, PlanRequest};
 use gpush_core::{

@@ -17,8 +17,8 @@
 //! Checks are cheap and have no limit; the pause between them grows to the second value of
 //! [`PAUSE`]. A failed attempt has destroyed and created instances, so the number of attempts is
 //! limited. All [`ATTEMPTS`] together take about 16 s. That is longer than a monitoring tool keeps
-//! a handle open, and longer than the services that start together with gpushd need. If all attempts
-//! fail, the GPU's drift and the error in health remain.
+//! a handle open, and longer than the services that start together with gpushd need. If all
+//! attempts fail, the GPU's drift and the error in health remain.
 
 use std::{collections::BTreeMap, time::Duration};
 
