@@ -43,13 +43,13 @@ impl Authorization {
         Caller::of(peer, &self.state.config().access, &self.users, self.own_uid).await
     }
 
-    /// Returns the caller in the form for records.
+    /// Returns the caller as it is stored in records.
     pub(crate) async fn actor(&self, caller: &Caller) -> Actor {
         caller.actor(self.users.user(caller.peer.uid).await)
     }
 
-    /// Checks that the caller is an administrator, and returns the caller in the form for records. `attempt` completes
-    /// the sentence "… may not …".
+    /// Checks that the caller is an administrator, and returns the caller as it is stored in
+    /// records. `attempt` completes the sentence "… may not …".
     ///
     /// # Errors
     /// `denied` for any other caller. The attempt is recorded.
@@ -63,7 +63,8 @@ impl Authorization {
         Err(denied)
     }
 
-    /// Records a refused attempt without waiting, because the response does not depend on the record.
+    /// Records a refused attempt. Does not wait for the store, because the response does not depend
+    /// on the record.
     fn record(&self, actor: Actor, attempt: &'static str) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if !refused.counts(actor.uid, Instant::now()) {

@@ -5,15 +5,15 @@
 //! | root, the user that gpushd runs as, members of the admin groups | everything | everything |
 //! | any other user with access to the socket | GPUs, instances, plans; full details of their own processes | their own leases |
 //!
-//! The kernel identifies the caller, and the config names the admin groups. A caller in another pid or user namespace
-//! is never an administrator, because root in a container can use any user id and group id. What is shown depends only
-//! on the [`Viewer`].
+//! The kernel identifies the caller, and the config names the admin groups. A caller in another pid
+//! or user namespace is never an administrator, because root in a container can use any user id and
+//! group id. The [`Viewer`] alone determines what a response shows.
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
 use gpush_host::{identity::Users, peer::Peer};
 
-/// The reader of a response, which determines its content.
+/// The reader of a response. It determines what the response shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Viewer {
     /// gpushd itself, for data that every user may read later. Sees no user's processes.
@@ -29,8 +29,9 @@ pub(crate) enum Viewer {
 }
 
 impl Viewer {
-    /// Returns whether the full details of a process of `uid` may be shown. `None` means that the owner is not known. A
-    /// viewer with uid 0 is root in a container, and may not see the processes of root.
+    /// Returns whether the viewer may see the full details of a process of `uid`. `None` means that
+    /// the owner is not known. `User(0)` is root in a container, and may not see the processes of
+    /// the host's root.
     pub(crate) fn may_see(self, uid: Option<u32>) -> bool {
         match self {
             Self::Agent => false,
@@ -51,14 +52,15 @@ impl Viewer {
 /// A process that sent a request, identified by its socket peer credentials.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
-    /// Its credentials.
+    /// Credentials of the process.
     pub(crate) peer: Peer,
     /// Determines what the caller may see and do.
     pub(crate) viewer: Viewer,
 }
 
 impl Caller {
-    /// Identifies a caller according to the access rules of the config. Group lookups run off the async threads.
+    /// Identifies a caller according to the access rules of the config. Looks up groups outside the
+    /// async threads.
     pub(crate) async fn of(peer: Peer, access: &Access, users: &Users, own_uid: u32) -> Self {
         // Root needs no group, and groups in a container do not count.
         let may_need_group = peer.is_on_this_host && peer.uid != 0 && peer.uid != own_uid;
@@ -72,12 +74,13 @@ impl Caller {
         Self { peer, viewer }
     }
 
-    /// The caller as a hook of Slurm. The caller must be an administrator of the admin socket.
+    /// Returns the caller as a hook of Slurm. The caller must be an administrator and use the admin
+    /// socket.
     pub(crate) fn into_hook(self) -> Self {
         Self { viewer: Viewer::Hook, ..self }
     }
 
-    /// gpushd itself.
+    /// Returns gpushd itself as a caller.
     pub(crate) fn agent() -> Self {
         let uid = nix::unistd::geteuid().as_raw();
         let (pid, groups) = (Some(std::process::id()), Vec::new());
@@ -85,7 +88,8 @@ impl Caller {
         Self { peer, viewer: Viewer::Agent }
     }
 
-    /// Returns the error for a caller that is not an administrator. `user` is the user's name, if it has one.
+    /// Returns the error for a caller that is not an administrator. `user` is the name of the user,
+    /// if known.
     pub(crate) fn denied(&self, what: &str, user: Option<&str>, access: &Access) -> ApiError {
         let uid = self.peer.uid;
         let who = user.map_or_else(|| format!("uid {uid}"), |user| format!("user {user} (uid {uid})"));
@@ -110,7 +114,7 @@ impl Caller {
             .hint(format!("ask an administrator to run it, or to {admit}"))
     }
 
-    /// Returns the caller in the form for records.
+    /// Returns the caller as it is stored in records.
     pub(crate) fn actor(&self, user: Option<String>) -> Actor {
         Actor { uid: self.peer.uid, user, pid: self.peer.pid }
     }

@@ -1,5 +1,5 @@
-//! An answer that callers share. A caller gets one whose computation began after its call, so it never misses a change
-//! that preceded the call.
+//! An answer that concurrent callers share. Each caller gets an answer whose computation began
+//! after its call. So the answer includes every change that preceded the call.
 //!
 //! ```text
 //! caller 1  ├─ computes ─────┤
@@ -8,7 +8,7 @@
 //! caller 4           ├─ waits ┼────────────────┤      shares it too
 //! ```
 //!
-//! So many callers at once cost as much as two.
+//! So any number of concurrent callers causes at most two computations.
 
 use std::time::Instant;
 
@@ -25,8 +25,8 @@ impl<T> Default for Coalesced<T> {
 }
 
 impl<T: Clone> Coalesced<T> {
-    /// Returns an answer whose computation begins after the call. If the caller that computes is dropped, the next one
-    /// computes.
+    /// Returns an answer whose computation begins after the call. If the caller that computes is
+    /// dropped, the next waiting caller computes.
     pub(crate) async fn after_now<F: Future<Output = T>>(&self, compute: impl FnOnce() -> F) -> T {
         let called = Instant::now();
         let mut last = self.0.lock().await;
@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
 
-    /// Starts callers that count the computations. Each computation waits for a permit.
+    /// Starts callers and counts their computations. Each computation waits for a permit.
     fn call(
         callers: usize,
         shared: &Arc<Coalesced<usize>>,
@@ -80,7 +80,7 @@ mod tests {
         let first = call(1, &shared, &computed, &permits).remove(0);
         tokio::task::yield_now().await;
         let others = call(31, &shared, &computed, &permits);
-        // In this runtime with one thread, every caller has called when the test continues.
+        // The runtime has one thread, so every caller has made its call when the test continues.
         tokio::task::yield_now().await;
         permits.add_permits(32);
         assert_eq!(first.await.unwrap(), 1);

@@ -1,7 +1,8 @@
 //! Cordons that an administrator sets and clears.
 //!
-//! `gpushctl gpu drain` sets a cordon and waits until no process is left on the GPU. It changes nothing else, so it
-//! needs no operation. [`crate::state`] handles the cordons that gpushd sets itself.
+//! `gpushctl gpu drain` sets a cordon and waits until no process is left on the GPU. A cordon
+//! changes nothing else, so it needs no operation. [`crate::state`] handles the cordons that gpushd
+//! sets itself.
 
 use gpush_api::{ApiError, Change as Told};
 use gpush_store::{ConditionKind, NewCondition, Scope};
@@ -14,7 +15,8 @@ use crate::{
 /// Cause of a cordon that an administrator has set.
 const ADMIN: &str = "admin";
 
-/// Cordons a GPU. Replaces an earlier cordon of an administrator, and keeps its reason if the request has none.
+/// Cordons a GPU. Replaces an earlier cordon of an administrator. If the request has no reason, the
+/// earlier reason stays.
 ///
 /// # Errors
 /// If the change cannot be recorded.

@@ -1,4 +1,4 @@
-//! The store when gpushd starts: opens it, and reads its content and its notes.
+//! Opens the store when gpushd starts, and reads its content and its notes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,12 +26,12 @@ pub(crate) struct Remembered {
     pub(crate) store: Store,
     /// Notes from opening the store.
     pub(crate) notes: Vec<Note>,
-    /// Progress of the layouts of the last boot.
+    /// How far the layouts of the last boot were applied.
     pub(crate) last_boot: Option<BootRecord>,
     /// Operations that have not ended, or have undo entries left, oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
-    /// Unfinished operations that were followed by another operation on their GPUs, with that operation. They had
-    /// ended, but could not record it.
+    /// Unfinished operations, each with a later operation that has begun on one of its GPUs. The
+    /// unfinished operation had ended, but its end was not recorded.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
     /// Conditions of GPUs. A condition that an operation set includes the operation's plan for the GPU.
     pub(crate) conditions: Recorded,
@@ -47,11 +47,11 @@ pub(crate) struct Remembered {
     pub(crate) shared_gpus: Vec<SharedGpu>,
     /// Generation of the desired state.
     pub(crate) generation: u64,
-    /// The last recorded memory rows of each GPU, by UUID.
+    /// The last recorded numbers of remapped memory rows, by UUID of the GPU.
     pub(crate) noticed: BTreeMap<String, RemappedRows>,
     /// A loss of the database on this boot that is not accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// Time since which all grants on this boot are recorded, if a loss was accepted on this boot.
+    /// If a loss was accepted on this boot: time since which all grants on this boot are recorded.
     pub(crate) known_since: Option<u64>,
 }
 
@@ -137,7 +137,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, leases);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
-    // Records of a newer gpushd may be unreadable. Then a note reports that, and none of them is used.
+    // Records of a newer gpushd may be unreadable. In that case a note reports it, and gpushd uses
+    // none of them.
     let (last_boot, left, conditions, noticed, overrides, generation, shared) =
         remembered.wait().unwrap_or_else(|error| {
             tracing::error!("cannot read what the previous gpushd left unfinished: {error}");
@@ -164,7 +165,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     })
 }
 
-/// Accepts a loss on an earlier boot, because grants end with their boot. Returns a loss on this boot.
+/// If the database was lost on an earlier boot, accepts the loss, because grants end with their
+/// boot. Returns a loss on this boot.
 fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -> Option<Lost> {
     let lost = notes.iter().find_map(|note| match note {
         Note::Lost(lost) => Some(lost.clone()),
@@ -243,7 +245,8 @@ pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     })
 }
 
-/// Returns the plan for a GPU of the operation that set this condition.
+/// Returns the plan for a GPU that the operation of a condition made. `None` if no operation set
+/// the condition.
 fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
     let (Scope::Gpu(uuid), Some(operation)) = (&condition.scope, operation::id(&condition.cause)) else {
         return Ok(None);
@@ -253,9 +256,10 @@ fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, Sto
     Ok(gpus.find(|(_, gpu)| gpu.plan.uuid == *uuid).map(|(position, gpu)| Part::recorded(position, gpu)))
 }
 
-/// Returns the operations that have begun and have no recorded end, although another one has begun on their GPUs since.
-/// The later operation got the GPUs because the earlier one had released them, so the earlier one had ended. The order
-/// of requests proves nothing, because an operation may have been queued.
+/// Returns the operations that have begun and have no recorded end, although a later operation has
+/// begun on one of their GPUs. An operation releases its GPUs only when it ends, so the earlier
+/// operation had ended. The order of requests does not show which operation began first, because
+/// operations may wait in the queue.
 fn superseded(
     view: &View<'_>,
     unfinished: &[UnfinishedOperation],
@@ -263,7 +267,8 @@ fn superseded(
     let mut superseded = BTreeMap::new();
     let left: Vec<_> = unfinished.iter().filter(|left| !left.record.stage.is_final()).collect();
     let first = left.iter().filter_map(|left| left.intent.begun).min();
-    // An operation whose record last changed before all of these cannot have begun after one of them.
+    // Operations whose records last changed before the first of these began are skipped: they
+    // cannot have begun later.
     for other in view.operations()?.into_iter().filter(|other| first.is_some_and(|first| other.sequence > first)) {
         let intent = view.intent(other.id)?.unwrap_or_default();
         let gpus = claimed(&intent);
@@ -353,13 +358,13 @@ mod tests {
         let patient = store.write(|tx| Ok(tx.enqueue(new(&[0]))?.id)).wait().unwrap();
         end(begin(&[0, 1]));
         store.write(move |tx| tx.start(patient, intent(&[0]), Vec::new())).wait().unwrap();
-        // The ends of these are not recorded.
+        // The ends of these operations are not recorded.
         let lost = begin(&[2, 3]);
         let lost_too = begin(&[3, 4]);
         let last = begin(&[3]);
         // This operation is queued for claimed GPUs.
         store.write(|tx| tx.enqueue(new(&[0, 2, 3]))).wait().unwrap();
-        // Changed last, but it began before the others.
+        // The record of this operation changes last, but the operation began before the others.
         store.write(move |tx| tx.notes(lost, vec!["late".to_owned()])).wait().unwrap();
         drop(store);
         let again = open();

@@ -1,4 +1,4 @@
-//! Eligibility of GPUs for new work, which means leases. docs/states.md has the table.
+//! Checks whether GPUs accept new work, which means leases. docs/states.md has the table.
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
@@ -47,10 +47,10 @@ fn show(index: u32) -> String {
     format!("`gpushctl gpu show {index}` shows its state")
 }
 
-/// Refuses a GPU that an operation is changing.
+/// Checks that no operation is changing a GPU.
 ///
 /// # Errors
-/// If an operation is changing the GPU, with its id.
+/// If an operation is changing the GPU. The error names the operation.
 pub(crate) fn not_changing(state: &State, index: u32, uuid: &str) -> Result<(), ApiError> {
     let host = state.now();
     let reasons = host.gpu(uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();

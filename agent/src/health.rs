@@ -1,7 +1,7 @@
 //! The health of the host: all problems, each with its cause and a hint.
 //!
-//! gpushd runs as long as it can serve requests, and reports its problems here. Drift does not degrade health: the GPUs
-//! show it.
+//! gpushd runs as long as it can serve requests, and reports its problems here. Drift does not
+//! degrade health. It is shown for each GPU instead.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -142,7 +142,8 @@ impl Health {
 fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
     let index = gpu.index;
     let (code, what, hint) = match gpu.state {
-        // An administrator's cordon does not degrade health; a fault reported by the driver does.
+        // An administrator's cordon does not degrade health. A cordon because of a fault that the
+        // driver reported does.
         GpuState::Cordoned | GpuState::Ready | GpuState::Changing => {
             let own = gpu.cordons.iter().any(|cordon| cordon.by.is_none());
             if !own {
@@ -158,7 +159,7 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
                 ),
             )
         }
-        // Reported once for the whole host.
+        // These states are reported once for the whole host.
         GpuState::Held | GpuState::Maintenance => return None,
         GpuState::Degraded => (
             Code::DriverError,
@@ -166,7 +167,7 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             format!(
                 "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu \
                 {index}{}` (administrator)",
-                // Without a rule, only the user knows the layout.
+                // Without a rule, only the user knows which layout to apply.
                 if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),
         ),

@@ -1,5 +1,6 @@
-//! Idempotency keys: a repeated request with the same `Idempotency-Key` is not executed again. It gets the same
-//! operation, or the current state of its object. This also holds after a restart.
+//! Idempotency keys: gpushd does not execute a repeated request with the same `Idempotency-Key`
+//! again. The repeated request gets the same operation, or the current state of its object. This
+//! also holds after a restart.
 
 use std::{
     collections::HashMap,
@@ -18,8 +19,8 @@ pub(crate) const HEADER: &str = "idempotency-key";
 /// Maximum length of a key, in bytes.
 const LONGEST: usize = 128;
 
-/// Maximum number of requests with one key that wait for the answer to the first. Each uses memory until that answer,
-/// even if its client has disconnected.
+/// Maximum number of requests with one key that wait for the answer to the first. Each waiting
+/// request uses memory until then, even if its client has disconnected.
 const MOST_REPEATS: usize = 8;
 
 /// Time for which an answer is stored.
@@ -37,7 +38,7 @@ impl Key {
     /// Records `operation` as the response to the request.
     ///
     /// # Errors
-    /// If it cannot be recorded.
+    /// If the response cannot be recorded.
     pub(crate) fn keep(&self, tx: &mut Tx<'_>, operation: OperationId) -> Result<(), StoreError> {
         self.record(tx, Some(operation), 202, serde_json::Value::Null)
     }
@@ -45,7 +46,7 @@ impl Key {
     /// Records the number of the created object as the response to the request.
     ///
     /// # Errors
-    /// If it cannot be recorded.
+    /// If the response cannot be recorded.
     pub(crate) fn keep_with(&self, tx: &mut Tx<'_>, number: u64) -> Result<(), StoreError> {
         self.record(tx, None, 200, number.into())
     }
@@ -53,7 +54,7 @@ impl Key {
     /// Records that the request was executed.
     ///
     /// # Errors
-    /// If it cannot be recorded.
+    /// If the record cannot be written.
     pub(crate) fn keep_done(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         self.record(tx, None, 200, serde_json::Value::Null)
     }
@@ -95,17 +96,18 @@ impl Idempotency {
         Self { store, in_flight: Arc::default() }
     }
 
-    /// Waits until no other request with this key is in flight, and blocks others until dropped. So a request
-    /// that is repeated while the first is in flight waits for its answer.
+    /// Waits until no other request with this key is in flight. Other requests with the key wait
+    /// until the returned guard is dropped. So a repeated request waits for the answer to the
+    /// first.
     ///
     /// # Errors
-    /// If [`MOST_REPEATS`] requests with this key wait already.
+    /// If [`MOST_REPEATS`] requests with this key already wait.
     pub(crate) async fn lock(&self, key: &Key) -> Result<OwnedMutexGuard<()>, ApiError> {
         let lock = {
             let mut locks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
             let lock = locks.entry((key.uid, key.key.clone())).or_default();
-            // One for the map, one for the first request.
+            // The map has one reference, and the first request has one.
             let repeats = Arc::strong_count(lock).saturating_sub(2);
             if repeats >= MOST_REPEATS {
                 let message =
@@ -204,14 +206,14 @@ mod tests {
             .collect();
         let one_more = loop {
             tokio::task::yield_now().await;
-            // Until all of them wait.
+            // Repeat until all of them wait.
             match tokio::time::timeout(std::time::Duration::ZERO, idempotency.lock(&key(1000, "a"))).await {
                 Ok(answered) => break answered.unwrap_err(),
                 Err(_) => continue,
             }
         };
         assert_eq!((one_more.code, one_more.retryable), (Code::Unavailable, true));
-        // Other keys, and the same key of another user, are not concerned.
+        // Other keys, and the same key of another user, are not affected.
         idempotency.lock(&key(1000, "b")).await.unwrap();
         idempotency.lock(&key(1001, "a")).await.unwrap();
         drop(first);

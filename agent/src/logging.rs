@@ -8,9 +8,10 @@
 //!                     └─ full: dropped + 1
 //! ```
 //!
-//! Events go to journald if standard error is the journal, otherwise to standard error as text. In the journal the
-//! fields of [`OBJECTS`] are fields of the entry, with the prefix `GPUSH_`: `journalctl GPUSH_GPU=GPU-…`. Other fields
-//! follow the message as text. `CODE_FILE`, `CODE_LINE` and `TARGET` are those of the original event.
+//! Events go to journald if standard error is the journal, otherwise to standard error as text. In
+//! the journal the fields of [`OBJECTS`] are fields of the entry, with the prefix `GPUSH_`:
+//! `journalctl GPUSH_GPU=GPU-…`. Other fields follow the message as text. `CODE_FILE`, `CODE_LINE`
+//! and `TARGET` have the values of the original event.
 
 use std::{
     fmt::Write as _,
@@ -42,7 +43,7 @@ const OBJECTS: [&str; 6] = ["gpu", "mig", "lease", "operation", "uid", "mps"];
 /// Maximum number of queued events.
 const QUEUE: usize = 1024;
 
-/// How long the exit of gpushd waits for the last lines.
+/// Maximum time that gpushd waits for the last lines when it exits.
 const FLUSH: Duration = Duration::from_millis(200);
 
 /// The log. Dropping it flushes the queue.
@@ -190,7 +191,7 @@ impl LoggedValue {
 }
 
 impl Line {
-    /// Moves the fields that name no object into the message.
+    /// Moves the fields that do not name an object into the message.
     fn for_journal(mut self) -> Self {
         let mut text = String::new();
         let mut message = None;
@@ -216,7 +217,7 @@ impl Line {
         self
     }
 
-    /// Sends the event again, as the event that it was.
+    /// Sends the event to `to`, with the metadata of the original event.
     fn write(&self, to: &Dispatch) {
         let plain: Vec<_> = self.values.iter().map(|value| value.as_ref().map(LoggedValue::plain)).collect();
         let values: Vec<Option<&dyn Value>> = (self.values.iter().zip(&plain))
@@ -230,7 +231,7 @@ impl Line {
     }
 }
 
-/// Returns where the writer thread writes.
+/// Returns the subscriber that writes the events: to the journal, or as text to standard error.
 fn output(is_journal: bool) -> Dispatch {
     if is_journal && let Ok(journald) = tracing_journald::layer() {
         let journald = journald.with_field_prefix(Some("GPUSH".to_owned())).with_syslog_identifier("gpushd".to_owned());

@@ -54,7 +54,7 @@ impl MaintenanceControl {
         self.state.maintenance()
     }
 
-    /// Enters maintenance. When it returns, all driver handles of gpushd are closed.
+    /// Enters maintenance. When this function returns, all driver handles of gpushd are closed.
     ///
     /// # Errors
     /// If the host is already in maintenance, a lease exists, an operation has claimed a GPU, maintenance cannot be
@@ -90,7 +90,8 @@ impl MaintenanceControl {
             return Err(error);
         }
         tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
-        // A running helper unit may have the driver open too. It ends soon, and no other one starts.
+        // A running helper unit may also have the driver open. It ends soon, and no other helper
+        // unit starts.
         let _ = tokio::time::timeout(GONE, self.outside.driverless.write()).await;
         self.end_worker().await?;
         tracing::info!("the driver worker has ended: gpushd has no handle open");
@@ -112,7 +113,7 @@ impl MaintenanceControl {
     /// Leaves maintenance. Does nothing if the host is not in maintenance.
     ///
     /// # Errors
-    /// If it cannot be recorded.
+    /// If the end of maintenance cannot be recorded.
     pub(crate) async fn leave(&self, request: Request) -> Result<(), ApiError> {
         let _lock = self.host_lock.lock().await;
         if self.state.maintenance().is_none() {
@@ -122,7 +123,8 @@ impl MaintenanceControl {
         let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
         let event = told("maintenance.leave", &request);
         let recorded = request.recorded("maintenance.leave", host());
-        // Before maintenance ends, so that callers do not get the errors of a stopped worker.
+        // The worker may start before maintenance ends, so that callers do not get the errors of a
+        // stopped worker.
         self.hardware.resume();
         self.readings.begin_anew();
         if let Err(error) = self.commits.change(change, event, recorded).await {

@@ -7,8 +7,8 @@
 //! timer, no worker, maintenance left ──► all GPUs are read
 //! ```
 //!
-//! The worker receives the driver's events. Without a worker, events are missed. So the monitor then starts a reading,
-//! which starts another worker. It also reads the GPUs at the configured interval.
+//! The worker receives the driver's events. Without a worker, events are lost. So the monitor then
+//! reads the GPUs, which starts another worker. It also reads the GPUs at the configured interval.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::state::{State, readings::Readings, words};
 
-/// First and longest interval of readings while there is no worker. The interval doubles each time.
+/// First and longest interval of readings while there is no worker. The interval doubles after each
+/// reading.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The handles of the monitor.

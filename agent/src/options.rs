@@ -199,7 +199,8 @@ pub(crate) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Reads them from this process. Relative directories are ignored, as the XDG specification requires.
+    /// Reads these parts from this process. Ignores relative directories, as the XDG specification
+    /// requires.
     pub(crate) fn of_this_process() -> Self {
         let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         Self {
@@ -220,14 +221,16 @@ impl Paths {
             base.map(|base| base.join("gpush")).ok_or(NoDefault { what, variable, option })
         };
         let config = match &arguments.config {
-            // Absolute, because hints contain the path and users may type them in other directories.
+            // The path is absolute, because hints contain it and users may type them in other
+            // directories.
             Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             None if here.root => "/etc/gpush/config.toml".into(),
             None => below_home(&here.config_home, ".config", "the config file", "HOME", "--config FILE")?
                 .join("config.toml"),
         };
         let state_dir = match &arguments.state_dir {
-            // Canonical, so that all names of a directory have the same marker and trust rule.
+            // The path is canonical, so that all names of a directory have the same marker and
+            // trust rule.
             Some(path) => canonical(path),
             None if here.root => SYSTEM_STATE.into(),
             None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
@@ -245,7 +248,7 @@ impl Paths {
         let mps_dir = match &arguments.mps_dir {
             Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             None if here.root => MPS_DIRECTORY.into(),
-            // Next to the socket, with the user's other files.
+            // The default is next to the socket, with the user's other files.
             None => here.runtime_dir.as_ref().map_or_else(|| state_dir.join("mps"), |dir| dir.join("gpush-mps")),
         };
         let store_marker = store_marker(&socket, &state_dir);
@@ -319,7 +322,7 @@ mod tests {
         assert_eq!(paths.trust, Trust::Required);
         let simulated = Paths::resolve(&arguments(&["--state-dir", "/tmp/s"]), &here).unwrap();
         assert_eq!(simulated.trust, Trust::Logged);
-        // tmpfiles.d and the unit contain this directory.
+        // The tmpfiles.d file and the unit contain this directory.
         assert_eq!(paths.store_marker.parent(), Some(Path::new("/run/gpush")));
     }
 
@@ -361,7 +364,8 @@ mod tests {
         assert_eq!(paths.state_dir, PathBuf::from("/data/state/gpush"));
 
         let paths = Paths::resolve(&arguments(&["--socket", "s", "--config", "c"]), &here).unwrap();
-        // Absolute, because hints contain the path and users may type them in other directories.
+        // The path is absolute, because hints contain it and users may type them in other
+        // directories.
         let config = std::path::absolute("c").unwrap();
         assert_eq!((paths.socket, paths.config), (PathBuf::from("s"), config));
         assert!(paths.config_named);

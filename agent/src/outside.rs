@@ -1,4 +1,4 @@
-//! Host services that gpushd uses besides its driver worker.
+//! Host services that gpushd uses in addition to its driver worker.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 

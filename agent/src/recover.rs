@@ -3,8 +3,9 @@
 //! Until then, every GPU that the config manages is held: it is neither changed nor granted. A reboot ends all grants,
 //! and therefore also the hold.
 //!
-//! After the recovery, instances and MPS daemons stay as they are; differences from the config show as drift. A process
-//! that was already running may have had a grant, so gpushd never ends it because it has none.
+//! After the recovery, instances and MPS daemons stay as they are; differences from the config show
+//! as drift. A process that was already running may have had a grant, so gpushd never ends it for a
+//! missing lease.
 //!
 //! A loss of records from before this boot holds no GPU, because grants end with their boot. But overrides and cordons
 //! are gone. So health reports the loss until an administrator accepts it, or until the next boot.
@@ -75,7 +76,8 @@ impl LossAcceptance {
     /// Accepts the loss, if there is one.
     ///
     /// # Errors
-    /// If the GPUs cannot be listed although there are MPS daemons, or if it cannot be recorded.
+    /// If the GPUs cannot be listed although there are MPS daemons, or if the acceptance cannot be
+    /// recorded.
     pub(crate) async fn recover(&self, request: Request) -> Result<Recovered, ApiError> {
         let _lock = self.host_lock.lock().await;
         let Some(lost) = self.state.now().lost.clone() else { return Ok(Recovered::default()) };
@@ -93,9 +95,10 @@ impl LossAcceptance {
         let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());
-        // The record of this boot's layouts was lost, so they count as applied.
+        // The record of this boot's layouts was lost, so these layouts count as applied.
         let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
-        // No grant was possible before this time since the loss.
+        // Since the loss, gpushd has granted nothing until now. So all grants from now on are
+        // recorded.
         let known_since = proc::now();
         let known = KnownSince { boot_id: lost.boot_id.clone(), ticks: known_since };
         let (recorded, found) = (standing.clone(), modes.clone());

@@ -37,7 +37,8 @@ pub(crate) struct Wish {
     pub(crate) by: Option<Actor>,
     /// Whether to end overrides whose rule the file changes.
     pub(crate) clear_overrides: bool,
-    /// Generation of the desired state that the caller expects. The reload is refused if it differs.
+    /// Generation of the desired state that the caller expects. The reload is refused if the
+    /// generation differs.
     pub(crate) expected: Option<u64>,
 }
 
@@ -184,7 +185,7 @@ impl Reload {
         self.settings.take(candidate);
         self.state.override_effects(&effects);
         self.state.replace_config(self.settings.config(), generation);
-        // Drift is now the difference from the new config.
+        // The GPUs are read again, because drift is now the difference from the new config.
         let gpus = seen(&self.readings).await.unwrap_or_default();
         let now = self.settings.config();
         let findings = sharing::unfit(&now, &gpus);

@@ -20,7 +20,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Returns a function that records the change in its transaction: the response for its key, and the audit record.
+    /// Returns a function that records the change in its transaction: the response for the
+    /// idempotency key, and the audit record.
     pub(crate) fn recorded(
         self,
         action: &'static str,
@@ -58,7 +59,7 @@ impl Request {
 /// Checks a reason and converts it to the form that is recorded and shown.
 ///
 /// # Errors
-/// If it is too long.
+/// If the reason is too long.
 pub(crate) fn reason(text: &str) -> Result<String, ApiError> {
     let shown = gpush_api::text::plain(text.trim());
     if shown.chars().count() > LONGEST_REASON {

@@ -1,4 +1,4 @@
-//! The active config, and its replacement, all or nothing.
+//! The active config, and its replacement: all of a new config takes effect, or none of it.
 //!
 //! Most settings take effect at once. The options of the driver worker and the path of the second socket take effect
 //! only when gpushd starts. Until then, the old values stay active and are shown next to those in the file.
@@ -127,7 +127,7 @@ impl Settings {
     /// Reads the file again, without applying it.
     ///
     /// # Errors
-    /// If it is invalid or unreadable.
+    /// If the file is invalid or unreadable.
     pub(crate) fn candidate(&self) -> Result<Candidate, ApiError> {
         let (in_file, from_file) =
             read(&self.0.path, self.0.must_exist, self.0.trust).map_err(|trouble| trouble.to_api())?;
@@ -205,7 +205,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
         return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
     let mut bytes = Vec::new();
-    // One byte more than permitted, so that the parser reports a file that is too large.
+    // Reads one byte more than permitted, so that the parser reports a file that is too large.
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let config = Config::from_bytes(&bytes, &path.display().to_string()).map_err(ConfigTrouble::Wrong)?;
     Ok((config, true))

@@ -1,10 +1,10 @@
-//! Signals: the first SIGTERM stops gpushd gracefully, the second one at once.
+//! Signals: the first SIGTERM stops gpushd gracefully, the second one stops it at once.
 //!
-//! The second one must work even if gpushd hangs. So it does not pass through the async runtime: signal-hook's handler
-//! ends the process directly, like the default action of the signal.
+//! The second SIGTERM must work even if gpushd hangs. So it does not pass through the async
+//! runtime: signal-hook's handler ends the process directly, like the default action of the signal.
 //!
-//! Some programs send two signals for one request: `timeout` signals its child and then the child's process group. So a
-//! second signal counts only some time after the first.
+//! Some programs send two signals for one request: `timeout` signals its child and then the child's
+//! process group. So gpushd ignores a second signal that arrives shortly after the first.
 
 use std::{
     sync::{
@@ -28,8 +28,8 @@ const ONE_WISH: Duration = Duration::from_millis(100);
 /// Whether a stop was requested before [`Signals`] started to listen.
 pub(crate) type Early = Arc<AtomicBool>;
 
-/// Makes a second SIGTERM or SIGINT end the process at once, and stores the first one. SIGHUP has no effect yet,
-/// because the config is read afterwards anyway.
+/// Makes a second SIGTERM or SIGINT end the process at once, and stores the first one. SIGHUP has
+/// no effect yet, because gpushd reads the config afterwards anyway.
 pub(crate) fn arm() -> std::io::Result<Early> {
     let early = Early::default();
     let asked = Arc::new(AtomicBool::new(false));
@@ -88,7 +88,8 @@ impl Signals {
 
     /// Waits for the next request.
     pub(crate) async fn next(&mut self) -> Asked {
-        // The handlers set this flag too, so a signal before this call is not lost.
+        // The handlers that `arm` registered also set this flag, so a signal before this call is
+        // not lost.
         if self.early.swap(false, Ordering::SeqCst) {
             return Asked::Stop;
         }

@@ -1,7 +1,8 @@
-//! The watchdog of systemd. gpushd notifies it as long as its accept loop and its store respond.
+//! The watchdog of systemd. gpushd notifies systemd as long as its accept loop and its store
+//! respond.
 //!
-//! Driver threads do not count: a GPU that hangs is no reason to restart a gpushd that serves the other GPUs. Tasks of
-//! operations do not count either, because they may run for minutes.
+//! Driver threads are not checked: a GPU that hangs is not a reason to restart a gpushd that serves
+//! the other GPUs. Tasks of operations are not checked either, because they may run for minutes.
 //!
 //! ```text
 //! every half of WatchdogSec: ping the accept loop ─► it answers ─► ping the store ─► it answers ─► notify

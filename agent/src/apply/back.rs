@@ -1,7 +1,8 @@
-//! Restores the previous layout on one GPU, with its placements, and reads it back.
+//! Restores the previous layout of one GPU at the same placements, and reads the layout back.
 //!
-//! The rollback is planned from a fresh reading, so it does not matter how far the operation came. After a failed step
-//! it is planned again from another reading, because the cause of the failure may be gone.
+//! gpushd plans the rollback from a fresh reading, so the number of completed steps does not
+//! matter. After a failed step gpushd reads the GPU and plans again, because the cause of the
+//! failure may be gone.
 //!
 //! ```text
 //! read ─► plan to the previous layout ─┬─ feasible ──► steps ─► read back ─► restored
@@ -9,13 +10,14 @@
 //!  └── pause ◄── a step failed, or the processes on the GPU are not known
 //! ```
 //!
-//! Sometimes an instance must stay; then only previous instances that overlap it are not restored. An instance must
-//! stay in these cases:
+//! If an instance must stay, gpushd restores all previous instances except those that overlap it.
+//! An instance must stay in these cases:
 //!
 //! - A process has started in it.
 //! - It belongs to neither the previous layout nor the plan.
-//! - On the last attempts: the driver has refused to destroy it, or does not list the processes on the GPU. A GPU
-//!   instance without compute instances has no processes.
+//! - On the last attempts: the driver refused to destroy it earlier, or the driver does not list
+//!   the processes on the GPU. In the second case, a GPU instance without compute instances need
+//!   not stay, because it has no processes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -65,8 +67,9 @@ enum UpTo {
     Mode,
 }
 
-/// Restores the MIG mode of GPUs that can only be reset together. One by one, each would block the reset of the others.
-/// This function returns no failures: [`back`] runs for each GPU afterwards.
+/// Restores the MIG mode of GPUs that can only be reset together. If gpushd restored them one by
+/// one, each GPU would block the reset of the others. Failures are not returned, because [`back`]
+/// runs for each GPU afterwards.
 pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part]) {
     let mut changed: Vec<&Part> = Vec::new();
     for &part in parts.iter().filter(|part| part.peers().next().is_some()) {
@@ -140,8 +143,9 @@ pub(super) async fn back(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> R
 
 /// Makes one attempt. Returns what could not be restored, if anything.
 ///
-/// `stays` are instances to leave alone although the driver lists no process in them. With `None`, the attempt restores
-/// everything or fails.
+/// `stays` has the instances that the driver refused to destroy. They are left alone, like
+/// instances whose processes the driver does not list. With `None`, such an instance makes the
+/// attempt fail.
 async fn once(
     mig: &MigMode,
     purpose: &Purpose<'_>,
@@ -183,7 +187,8 @@ async fn once(
     if short.is_none() && (now.enabled, now.pending_mode()) != (before.enabled, before.pending_mode()) {
         restore_mode(mig, purpose, part, before.enabled).await?;
         if before.reset_pending {
-            // Before the operation, a mode had been set without a reset of the GPU.
+            // Before the operation, a MIG mode was pending: set, but not effective until the GPU is
+            // reset.
             mig::mode::set_pending(&mig.driver, &gpu, before.pending_mode()).await?;
         }
     }
@@ -260,7 +265,7 @@ async fn restore_mode(mig: &MigMode, purpose: &Purpose<'_>, part: &Part, enable:
     troubled.remove(&part.position).map_or(Ok(()), Err)
 }
 
-/// Returns whether the steps destroy an untouchable instance, even in part.
+/// Returns whether the steps destroy an instance that must stay, completely or in part.
 fn destroys(steps: &[InstanceStep], instances: &[GpuInstance], untouchable: impl Fn(&GpuInstance) -> bool) -> bool {
     let destroyed: BTreeSet<u32> = steps.iter().filter_map(InstanceStep::destroys).collect();
     instances.iter().any(|instance| destroyed.contains(&instance.id) && untouchable(instance))

@@ -1,7 +1,7 @@
-//! From a request to a recorded operation, which is then executed.
+//! Turns a request into a recorded operation, and starts its execution.
 //!
-//! The journal has the complete intent before the first driver call. A recorded operation is executed even if the
-//! caller disconnects.
+//! The journal has the complete intent before gpushd makes the first driver call. A recorded
+//! operation is executed even if the caller disconnects.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -39,7 +39,8 @@ pub(crate) struct Order {
     /// When the override expires.
     #[serde(default)]
     pub(crate) expires_at: Option<Timestamp>,
-    /// The generation of the desired state that the caller has seen. If it has changed, the request is refused.
+    /// The generation of the desired state that the caller has seen. The request is refused if the
+    /// generation has changed since.
     #[serde(skip)]
     pub(crate) expected: Option<u64>,
     /// The idempotency key of the request.
@@ -71,11 +72,11 @@ impl Order {
     }
 }
 
-/// Begins an order, or returns the operation that was begun for the same idempotency key. It completes even if the
-/// caller disconnects.
+/// Begins an order. If an operation was begun for the same idempotency key, returns that operation.
+/// The order is accepted or refused even if the caller disconnects meanwhile.
 ///
 /// # Errors
-/// If it is refused. Then nothing was changed.
+/// If the order is refused. Nothing was changed.
 pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     let (shared, caller) = (Arc::clone(engine), caller.clone());
     let beginning = engine.tasks.spawn(async move {
@@ -101,8 +102,8 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::expiry_has_an_object(order.expires_at, &order.lasting(&config, &gpus, &meant))?;
     let by = caller.actor(engine.users.user(caller.peer.uid).await);
-    // An operation with `wait` queues behind the entries that wait already. Without `wait`, it begins at once or is
-    // refused.
+    // An operation with `wait` queues behind the entries that already wait. Without `wait`, the
+    // operation begins at once or is refused.
     let ahead = order.wait.and_then(|_| engine.lanes.ahead_of_newcomer(&needs));
     let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(engine, &ahead)));
     let free = first.and_then(|()| not_resetting(&engine.outside));
@@ -151,7 +152,8 @@ pub(super) fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
     }
 }
 
-/// Returns whether the cause of a refusal may disappear: another operation ends, or an instance becomes idle.
+/// Returns whether the cause of a refusal may disappear, for example when another operation ends or
+/// an instance becomes idle.
 pub(super) fn may_pass(error: &ApiError) -> bool {
     error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
@@ -183,7 +185,7 @@ impl Ready {
         let gpus = engine.planner.gpus_with(viewer, &readings).await?;
         let config = engine.settings.config();
         let mut plans = engine.planner.planned(&gpus, &order.request).await?;
-        // The claim must include GPUs that are reset together with these.
+        // The claim must include the GPUs that are reset together with the requested GPUs.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
         if more || plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
@@ -204,7 +206,8 @@ impl Ready {
     }
 }
 
-/// Returns the error if any plan is refused: the only refusal, or a summary of all.
+/// Returns an error if any plan is refused. A single refusal is returned unchanged; several are
+/// summarized.
 pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
     let refused: Vec<&GpuPlan> = plans.iter().filter(|plan| plan.error.is_some()).collect();
     let mut errors: Vec<ApiError> = refused.iter().filter_map(|plan| plan.error.clone()).collect();

@@ -1,4 +1,5 @@
-//! The engine: the handles that are needed to queue and begin operations. `life` creates it; other modules pass it on.
+//! The engine: the handles for queueing and beginning operations. `life` creates the engine; other
+//! modules pass it on.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub(crate) type Engine = Arc<EngineHandles>;
 pub(crate) struct EngineHandles {
     /// The active config.
     pub(crate) settings: Settings,
-    /// Why nothing can be recorded. If set, nothing can be changed either.
+    /// Why the store cannot record anything; `None` if it can. If set, every change is refused.
     pub(crate) read_only: Option<ApiError>,
     /// State of the host.
     pub(crate) state: State,

@@ -1,4 +1,6 @@
-//! Executes an operation: forward on all its GPUs, or back on all of them if one fails.
+//! Executes an operation on all its GPUs. If the operation fails on one GPU, restores all of them.
+//!
+//! Brackets are actions around the steps that are undone at the end, such as a stopped service.
 //!
 //! ```text
 //! brackets opened ─► phases on every GPU ──► all done ─────────────────────────────► done
@@ -48,7 +50,8 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Executes an operation in the background that is recorded as running. gpushd does not exit before it has ended.
+    /// Executes in the background an operation that is recorded as running. gpushd does not exit
+    /// before the operation has ended.
     pub(super) fn spawn(&self, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
         self.in_background(ongoing, move |executor, ongoing| async move { executor.run(ongoing, &parts).await });
     }
@@ -103,7 +106,7 @@ impl Executor {
         }
     }
 
-    /// Restores the GPUs of an operation because of `why`, and ends it.
+    /// Rolls back the GPUs of an operation because of the error `why`, and ends the operation.
     pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
         if let Err(error) = ongoing.begin_rollback(&why).await {
             // The rollback continues anyway. But if gpushd crashes now, the next gpushd continues the operation
@@ -134,8 +137,8 @@ impl Executor {
         failures
     }
 
-    /// Undoes the brackets (stopped services, hooks), and records the end of an operation together with its
-    /// consequences.
+    /// Undoes the brackets (stopped services, hooks), and records the end of an operation together
+    /// with the changes that result from it.
     async fn end(
         &self,
         ongoing: Arc<Ongoing>,
@@ -148,7 +151,7 @@ impl Executor {
         let id = ongoing.id();
         let is_done = state == OperationState::Done;
         if is_done {
-            // Only a successful operation ends the degraded state. After a rollback it stays.
+            // Only a successful operation ends the degraded state of a GPU.
             changes.extend(parts.iter().map(|part| Change::mend(&part.plan.uuid)));
         }
         parts.iter().for_each(|part| self.mig.driver.readings.outdate(&part.plan.uuid));

@@ -48,13 +48,15 @@ pub(super) fn again(parts: &[Part]) -> String {
     parts.iter().map(command).collect::<Vec<_>>().join(", ") + " (administrator)"
 }
 
-/// Converts the driver's error about a GPU that cannot be read.
+/// Creates the error for a GPU that cannot be read from the error of the driver. `what` completes
+/// the sentence "GPU 0 …".
 pub(super) fn explained(label: &str, what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
     ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
-/// Returns an error if another program has created an instance on the GPU since, so that the operation cannot continue.
+/// Returns an error if another program has created an instance on the GPU since the operation
+/// began. The operation cannot continue then.
 pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
     let now = reading.mig.as_ref()?;
     let others = plan::others(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));

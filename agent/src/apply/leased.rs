@@ -1,5 +1,5 @@
-//! Effects of an operation's end on leases. Its lease becomes active or ends, and the instances that gpushd created are
-//! recorded.
+//! Effects of an operation's end on leases: the lease of the operation becomes active or ends, and
+//! gpushd records which instances it has created.
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub(super) struct Leased {
     lease: Option<Granted>,
-    /// For each GPU on which the instances of gpushd changed: its UUID, and the placements of the instances that gpushd
-    /// created.
+    /// The GPUs on which the set of instances created by gpushd has changed: UUID of the GPU, and
+    /// the placements of the instances in the set.
     created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -31,7 +31,8 @@ struct Granted {
 }
 
 impl Leased {
-    /// Determines the changes for an operation that ends in `state`. `plans` are those that it began with.
+    /// Determines the changes for an operation that ends in `state`. `plans` are the plans that the
+    /// operation began with.
     pub(super) async fn of(mig: &MigMode, operation: OperationId, plans: &[GpuPlan], state: OperationState) -> Self {
         let leases = mig.state.leases();
         let is_done = state == OperationState::Done;
@@ -44,7 +45,7 @@ impl Leased {
         Self { lease, created: created(&leases, plans, state) }
     }
 
-    /// Records the changes in the transaction of the end.
+    /// Records the changes in the transaction that records the end of the operation.
     pub(super) fn record(&self, tx: &mut Tx<'_>) -> Result<Settled, StoreError> {
         for (gpu, placements) in &self.created {
             tx.set_created_instances(gpu, placements.clone())?;
@@ -95,8 +96,8 @@ fn end(record: &LeaseRecord) -> Option<Timestamp> {
     Timestamp::now().checked_add(span).ok()
 }
 
-/// Returns the members of a lease, with the UUIDs of the created devices. `None` if a device cannot be read or is
-/// missing.
+/// Returns the members of a lease, with the UUIDs of the created devices. Returns `None` if a GPU
+/// cannot be read or a device is missing.
 async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Option<Vec<LeaseMember>> {
     let mut members = record.members.clone();
     for plan in plans {
@@ -137,14 +138,14 @@ fn made(mig: &Mig, plan: &GpuPlan) -> Vec<Made> {
     devices.collect()
 }
 
-/// Returns the instances that gpushd created, for each GPU on which they changed.
+/// Returns the instances that gpushd has created, for the GPUs on which this set changed.
 fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec<(String, BTreeSet<Placement>)> {
     let after = |plan: &GpuPlan| {
         let before = leases.created.get(&plan.uuid).cloned().unwrap_or_default();
         let after = match state {
             OperationState::Done => created_after(&before, plan),
-            // The GPU may be between the two layouts, so this may include instances that do not exist. The next reading
-            // removes them.
+            // The GPU may be between the two layouts, so the set may include instances that do not
+            // exist. The next reading removes them from the set.
             OperationState::Failed => before.union(&created_after(&BTreeSet::new(), plan)).copied().collect(),
             // The rollback created the destroyed instances again at the same placements.
             OperationState::RolledBack

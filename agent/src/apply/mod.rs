@@ -1,4 +1,4 @@
-//! Applies changes: from a request to an operation whose layout is read back.
+//! Applies changes: plans a request, executes it as an operation, and reads the layouts back.
 //!
 //! ```text
 //! request ─► which GPUs ─► claim them ─► read each again ─► plan each ─► all feasible?
@@ -11,22 +11,22 @@
 //! | file | subject |
 //! |---|---|
 //! | `planner` | plans from fresh readings |
-//! | `begin` | from a request to a recorded operation |
+//! | `begin` | turns a request into a recorded operation |
 //! | `queue` | operations that wait for GPUs, or for instances to become idle |
 //! | `part` | one GPU's part of an operation |
 //! | `engine` | the handles that are needed to queue and begin operations |
-//! | `executor` | execution of an operation: forward on all GPUs, or back on all |
-//! | `phases` | the steps forward: brackets and phases |
+//! | `executor` | executes an operation on all its GPUs, or restores all of them |
+//! | `phases` | executes the forward steps: brackets and phases |
 //! | `services` | brackets recorded in the journal: services and hooks |
-//! | `rollback` | the previous layout on all GPUs |
-//! | `back` | the previous layout on one GPU |
+//! | `rollback` | restores the previous layout on all GPUs |
+//! | `back` | restores the previous layout on one GPU |
 //! | `recover` | operations that a previous gpushd left unfinished |
 //! | `grant` | operations of dynamic grants |
 //! | `leased` | effects of an operation's end on leases |
 //! | `interrupted` | errors of interrupted operations |
 //! | `recovery_action` | how recovery continues an interrupted operation |
 //!
-//! [`crate::modes`] has the steps themselves, one folder per mode.
+//! [`crate::modes`] implements the steps, with one folder for each mode.
 
 mod back;
 mod begin;

@@ -25,27 +25,32 @@ pub(crate) struct Part {
     pub(crate) position: usize,
     /// The plan for this GPU.
     pub(crate) plan: GpuPlan,
-    /// The GPU when the operation began, which a rollback restores. `None` if the GPU has no MIG.
+    /// MIG state when the operation began, which a rollback restores. `None` if the GPU does not
+    /// support MIG.
     pub(crate) before: Option<Mig>,
-    /// The GPU when the plan was made. The steps start from there. `None` if the GPU has no MIG.
+    /// MIG state when the plan was made, from which the steps start. `None` if the GPU does not
+    /// support MIG.
     pub(super) found: Option<Mig>,
-    /// The instances after all steps of the operation's plan. The ids of new instances are not meaningful.
+    /// The instances after all steps of the operation's plan. The ids of new instances are
+    /// placeholders.
     pub(super) outcome: Vec<GpuInstance>,
     /// The change of the GPU's override if the operation succeeds.
     pub(super) lasting: Option<Lasting>,
-    /// The reset that a change of the MIG mode may need, forward or back. `None` if it needs none.
+    /// The reset that a change of the MIG mode may need, also during a rollback. `None` if no reset
+    /// is needed.
     pub(super) reset: Option<Reset>,
 }
 
 impl Part {
-    /// Creates the part for a plan that was made from `reading`. `before` is the GPU when the operation began.
+    /// Creates the part for a plan that was made from `reading`. `before` is the MIG state when the
+    /// operation began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let outcome = plan::outcome(instances(reading.mig.as_ref()), plan.instance_steps());
         let reset = possible_reset(&plan, None, Some(reading));
         Self { position, plan, before, found: reading.mig.clone(), outcome, lasting: None, reset }
     }
 
-    /// Creates the part for a plan that was made without a claim. It is only for display.
+    /// Creates the part for a plan that was made without a claim. The part is only for display.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
         // Every user can read the operation, but the plan may contain details that only the caller may see.
         let steps = plan.steps.into_iter().filter(|step| !matches!(step, Step::Instance(_))).collect();
@@ -116,8 +121,8 @@ impl Part {
         self.plan.is_empty()
     }
 
-    /// Returns whether the operation has not changed the GPU and has no steps for it. Then there is nothing to roll
-    /// back.
+    /// Returns whether the operation has not changed the GPU and has no steps for it. Such a GPU
+    /// needs no rollback.
     pub(super) fn is_untouched(&self) -> bool {
         self.is_empty() && same_layout(self.before.as_ref(), self.found.as_ref())
     }
@@ -143,8 +148,8 @@ pub(super) fn instances(mig: Option<&Mig>) -> &[GpuInstance] {
     mig.map(|mig| mig.instances.as_slice()).unwrap_or_default()
 }
 
-/// Returns the reset that a change of the MIG mode may need. It comes from the journal, from the plan, or else from the
-/// GPU's architecture.
+/// Returns the reset that a change of the MIG mode may need: from the journal if recorded there,
+/// else from the plan, else from the GPU's architecture.
 fn possible_reset(plan: &GpuPlan, recorded: Option<&Reset>, reading: Option<&Reading>) -> Option<Reset> {
     let by_architecture = || {
         let needed = reading.is_some_and(|reading| needs_reset(reading.identity.architecture));

@@ -1,4 +1,5 @@
-//! The steps of an operation, forward: brackets, then phase by phase on all its GPUs.
+//! Executes the forward steps of an operation: first the brackets, then phase by phase on all its
+//! GPUs.
 //!
 //! ```text
 //! brackets ─► MIG on ─► instances ─► MIG off ─► after
@@ -6,8 +7,8 @@
 //!    └──────────┴───────────┴───────────┴─────────┴─ a step fails, or the operation is cancelled: stop
 //! ```
 //!
-//! In the phase of instances, a GPU that waits for the answer of a call does not stop the others: the call may still
-//! succeed.
+//! In the phase `Instances`, a GPU whose driver call takes long does not stop the others, because
+//! the call may still succeed.
 
 use std::sync::Arc;
 
@@ -79,7 +80,8 @@ impl Run<'_> {
     /// Opens the brackets around the steps.
     ///
     /// # Errors
-    /// If one cannot be opened: the position of the GPU that needs it, and the error.
+    /// If a bracket cannot be opened. The error includes the position of the GPU that needs the
+    /// bracket.
     async fn open_brackets(&self) -> Result<(), (usize, ApiError)> {
         let Executor { services, timeslice, mps, mig, .. } = self.executor;
         let plans: Vec<GpuPlan> = self.parts.iter().map(|part| part.plan.clone()).collect();
@@ -158,7 +160,7 @@ impl Run<'_> {
 
     /// Creates and destroys instances on all GPUs concurrently.
     async fn instances(&mut self) -> NextPhase {
-        // Cancelled together with the operation, and by the first failure.
+        // Cancelled when the operation is cancelled, and at the first failure.
         let abort = self.ongoing.cancelled().child_token();
         let mut tasks = JoinSet::new();
         for part in self.parts {
@@ -176,7 +178,8 @@ impl Run<'_> {
             self.ends[position] = end;
         }
         for part in self.parts.iter().filter(|part| part.plan.mig_mode() == Some(true)) {
-            // Without a reset, the driver detects only here that a process has the GPU open.
+            // If MIG mode was enabled without a reset, the driver detects only now that a process
+            // has the GPU open.
             if let Forward::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
                 && error.code == Code::Blocked
             {
@@ -205,7 +208,7 @@ impl Run<'_> {
                         return NextPhase::Stop;
                     }
                 }
-                // Collected, because one run of nvidia-smi sets all of them.
+                // These GPUs are collected, because one run of nvidia-smi sets all of them.
                 Step::Timeslice(TimesliceStep::Set) => time_sliced.push(part),
                 Step::MigMode(_) | Step::Instance(_) => {}
             }
@@ -231,7 +234,8 @@ impl Run<'_> {
     }
 }
 
-/// Executes the steps on the instances of one GPU and reads the GPU back. Stops at the first failure or at `abort`.
+/// Executes the steps on the instances of one GPU and reads the GPU back. Stops at the first
+/// failure or when `abort` is cancelled.
 async fn on_one_gpu(driver: &Driver, ongoing: &Ongoing, part: &Part, abort: &CancellationToken) -> Forward {
     match instance_steps(driver, ongoing, part, abort).await {
         Ok(end) => end,

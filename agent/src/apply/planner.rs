@@ -1,4 +1,4 @@
-//! Plans from readings: what a request would change. Nothing here changes a GPU.
+//! Plans what a request would change, from readings. This module does not change any GPU.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,14 +39,15 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// Plans a request from readings as fresh as those of an apply, without executing it. If a GPU cannot be read or is
-    /// being changed, its plan has an error instead of steps. The other GPUs are planned anyway.
+    /// Plans a request without executing it, from readings as fresh as those of an apply. If a GPU
+    /// cannot be read or is being changed, its plan has an error instead of steps. The other GPUs
+    /// are planned anyway.
     pub(crate) async fn plan(&self, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
         let gpus = self.gpus(viewer, request).await?;
         let meant = self.planned(&gpus, request).await;
         let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;
         if self.mig.state.maintenance().is_some() {
-            // The GPUs cannot be read, and each plan already has the error.
+            // During maintenance no GPU can be read. Each plan already has this error.
             return Ok(Plans { plans: meant });
         }
         not_resetting(&self.mig.outside)?;
@@ -80,8 +81,8 @@ impl Planner {
         Ok(Plans { plans })
     }
 
-    /// Plans a request from these GPUs. The reset group of GPUs on NVSwitches depends on a fabric manager. gpushd looks
-    /// for one only if a plan has such a reset.
+    /// Plans a request from these GPUs. Which GPUs on NVSwitches are reset together depends on
+    /// whether a fabric manager runs. gpushd checks that only if a plan has such a reset.
     pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
         self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
     }
@@ -158,7 +159,8 @@ impl Planner {
     pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await);
-        // After the daemons were polled, so that leases granted meanwhile count.
+        // The leases are read after the daemons were polled, so that they include leases granted
+        // meanwhile.
         self.mig.state.leases().mark_in_use(&mut gpus);
         Ok(gpus)
     }

@@ -10,9 +10,10 @@
 //!              └─ cancelled, timed out, or a final refusal ──► rolled back
 //! ```
 //!
-//! [`crate::lanes`] keeps the order of arrival, which includes lease requests. An operation that is first on all its
-//! GPUs reserves what its last plan takes away: no lease is granted there until the operation has ended or left the
-//! queue. Existing uses of the GPUs continue. So do operations without `--wait`, which never queue.
+//! [`crate::lanes`] keeps the order of arrival of operations and lease requests. An operation that
+//! is first on all its GPUs reserves what its last plan takes away: no lease is granted there until
+//! the operation has ended or left the queue. Existing uses of the GPUs continue. Operations
+//! without `--wait` never queue, and ignore the reservation.
 //!
 //! One task serves the whole queue with one reading of the host, so the number of operations does not add driver calls.
 //! When an operation has claimed its GPUs, a separate task reads them again. So a GPU that does not answer delays only
@@ -71,11 +72,12 @@ struct QueuedOperation {
     order: Order,
     place: Arc<QueuePlace>,
     until: Instant,
-    /// Earliest time of the next attempt. Releasing its claim wakes all waiting operations, including this one.
+    /// Earliest time of the next attempt. A failed attempt releases its claim, which wakes all
+    /// waiting operations, including this one.
     again: Instant,
     /// Why the last attempt failed.
     last: Option<ApiError>,
-    /// Whether it has claimed its GPUs and a task is reading them.
+    /// Whether the operation has claimed its GPUs and a task is reading them.
     is_reading: bool,
 }
 
@@ -118,13 +120,14 @@ impl OperationQueue {
             .retryable())
     }
 
-    /// Adds an operation that is recorded as queued or waiting and was requested at `since`.
+    /// Adds an operation that is recorded as queued or waiting. It was requested at `since`.
     pub(super) fn enter(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, needs: Needs) {
         let place = lanes.queue(Waiter::Operation(ongoing.id()), needs);
         self.insert(ongoing, order, since, Arc::new(place), Instant::now());
     }
 
-    /// Adds an operation that a previous gpushd left queued. Until it is planned, it reserves all its GPUs.
+    /// Adds an operation that a previous gpushd left queued. Until the operation is planned, it
+    /// reserves all its GPUs.
     pub(crate) fn enter_again(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
         let plans = ongoing.snapshot().plans;
         let needs = plans.into_iter().map(|plan| (plan.uuid, Need::Lane(Reserve::Gpu))).collect();
@@ -268,7 +271,8 @@ async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(
     if let Some(ahead) = one.place.ahead() {
         return Err(behind(engine, &ahead));
     }
-    // Checked with the last readings first, because a claim and new readings are expensive.
+    // The plan is checked with the last readings first, because a claim and new readings are
+    // expensive.
     if let Some(error) = refusal(&meant) {
         return Err(error);
     }
@@ -299,7 +303,7 @@ fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
                 return executor.run(ongoing, &parts).await;
             }
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
-            // The only conflict is a cancellation, which is already recorded.
+            // The only possible conflict is a cancellation that is already recorded.
             Err(error) if error.code == Code::Conflict => match timeout(READ, ongoing.cancelled().cancelled()).await {
                 Ok(()) => ongoing.why_cancelled(),
                 Err(_) => error,

@@ -1,7 +1,8 @@
 //! Recovery of operations that a previous gpushd left unfinished.
 //!
-//! The journal has the previous and the planned state of each GPU, and a reading shows the current one. So the journal
-//! does not record single steps ([decision 11](../../../docs/decisions/0011-recovery-from-intent.md)):
+//! The journal has the previous and the planned state of each GPU, and a reading shows the current
+//! one. So the journal need not record single steps ([decision
+//! 11](../../../docs/decisions/0011-recovery-from-intent.md)):
 //!
 //! ```text
 //! queued ─► queued again
@@ -9,11 +10,11 @@
 //! begun ─► wait for the driver ─► read each GPU ─► plan what remains ─► what to do (`recovery_action`) ─► end, forward or back
 //! ```
 //!
-//! The remaining steps are planned to the placements in the journal. So recovery recognizes instances that another
-//! program has created since, and never destroys them.
+//! The plan for the remaining steps uses the placements in the journal. So recovery recognizes
+//! instances that another program has created since, and never destroys them.
 //!
-//! The API is already served during recovery. The operation keeps its GPUs until recovery has finished. If gpushd dies
-//! during recovery, the next gpushd does the same.
+//! gpushd serves the API during recovery. The operation keeps its GPUs until recovery has finished.
+//! If gpushd dies during recovery, the next gpushd repeats it.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -60,11 +61,12 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    /// Takes over unfinished operations. It passes queued ones to `enqueue` with the time of their request, and
-    /// recovers the others in the background. Returns the UUIDs of the GPUs that a requested operation may have changed
-    /// on this boot.
+    /// Takes over unfinished operations. Queued operations are passed to `enqueue` with the time of
+    /// their request. The others are recovered in the background. Returns the UUIDs of the GPUs
+    /// that an operation may have changed on this boot, without operations that gpushd began at its
+    /// start.
     ///
-    /// The caller must call this before any request is served, because the GPUs are claimed when it returns.
+    /// Call this before gpushd serves any request: when it returns, the GPUs are claimed.
     pub(crate) async fn take_over(
         &self,
         unfinished: Vec<UnfinishedOperation>,
@@ -92,7 +94,8 @@ impl Recovery {
                 continue;
             }
             if same_boot && left.record.kind != operation::START {
-                // Include the GPUs even if the operation fails, because it was requested after the boot.
+                // Include the GPUs even if the operation fails, because a caller requested it after
+                // the boot.
                 changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
             }
             let lost = match superseded.get(&left.record.id) {
@@ -129,7 +132,7 @@ impl Recovery {
         });
     }
 
-    /// Queues an operation again that has not begun.
+    /// Queues an operation again that has not begun yet.
     fn queue_again(
         &self,
         ongoing: &Arc<Ongoing>,
@@ -151,8 +154,8 @@ impl Recovery {
         }
     }
 
-    /// Pauses the driver while a reset of the previous gpushd still runs. No GPU may be opened meanwhile, not even for
-    /// reading.
+    /// Pauses driver calls while a reset that the previous gpushd started still runs. During a
+    /// reset no process may open a GPU, not even to read it.
     async fn wait_for_resets(&self, unfinished: &[UnfinishedOperation]) {
         let mig = &self.executor.mig;
         let ids: Vec<String> = unfinished.iter().map(|left| left.record.id.to_string()).collect();
@@ -240,7 +243,7 @@ impl Recovery {
                     let why = ongoing.why_cancelled();
                     executor.roll_back(ongoing, &parts, &ends, why).await;
                 }
-                // Without a working journal, nothing may begin.
+                // Without a working journal, no operation may begin.
                 Err(error) => self.stuck(ongoing, &parts, error).await,
             },
             RecoveryAction::RolledBack => {
@@ -265,8 +268,8 @@ impl Recovery {
         }
     }
 
-    /// Ends an operation that cannot continue because the journal cannot be written. At least the state in memory shows
-    /// the end.
+    /// Ends an operation that cannot continue because the journal cannot be written. The state in
+    /// memory shows the end even if the journal does not.
     async fn stuck(&self, ongoing: Arc<Ongoing>, parts: &[Part], why: ApiError) {
         let id = ongoing.id();
         let causes = [vec![why.message], why.causes].concat();
@@ -323,7 +326,7 @@ impl Recovery {
                 () = self.stopping.cancelled() => return None,
             }
         };
-        // The operation continues with its original plan, so the current config is not used.
+        // The operation continues with its original plan, so the current config does not apply.
         let config = Config::default();
         let rest = |gpu: &GpuIntent| {
             let was_on = gpu.before.as_ref().is_some_and(|before| before.enabled);
@@ -355,7 +358,7 @@ impl Recovery {
 /// The data of an interrupted operation.
 struct Leftover {
     parts: Vec<Part>,
-    /// How far each GPU has come, as a rollback needs it.
+    /// How far each GPU has come, in the form that a rollback needs.
     ends: Vec<Forward>,
     /// Errors about GPUs that other programs have changed.
     others: Vec<ApiError>,

@@ -9,7 +9,7 @@
 //! between ───────────────────────────────────────────────────► Back
 //! ```
 //!
-//! The first line that applies decides.
+//! The first line that applies determines the action.
 
 /// What is known about an interrupted operation after its GPUs were read.
 #[derive(Debug, Clone, Copy)]

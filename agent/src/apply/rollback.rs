@@ -1,6 +1,6 @@
 //! The rollback of an operation: restores the previous layout on every GPU that the operation may have changed.
 //!
-//! A GPU that is lost, or whose outcome is unknown, stays as it is.
+//! A GPU that is lost or in an unknown state is not rolled back.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::{
     state::Change,
 };
 
-/// Restores the GPUs of an operation because of `why`. Returns the final state of the operation, its error, and the
-/// changes of conditions of its GPUs.
+/// Restores the GPUs of an operation because of the error `why`. Returns the final state of the
+/// operation, its error, and the changes of the conditions of its GPUs.
 pub(super) async fn all(
     mig: &MigMode,
     ongoing: &Arc<Ongoing>,

@@ -1,4 +1,4 @@
-//! Services that are stopped and hooks that run around an operation that resets a GPU.
+//! Stops services and runs hooks around an operation that resets a GPU.
 //!
 //! ```text
 //!  service active? ─► noted ─► stopped ─► … ─► hook after noted ─► hook before ─► (steps)
@@ -6,12 +6,14 @@
 //!  services started ◄──────────────── hook after ◄──────── undone in reverse order
 //! ```
 //!
-//! Each such action is a bracket. It is noted in the journal before it begins. The operation undoes it at its end; if
-//! gpushd has died, the next gpushd undoes it. Undoing twice does no harm: starting a running service has no effect. If
-//! undoing fails, the note stays, and health reports the service.
+//! Each such action is a bracket. gpushd notes it in the journal before it begins, and undoes it
+//! when the operation ends. If gpushd has died, the next gpushd undoes it. Undoing a bracket twice
+//! does no harm, because starting a running service has no effect. If undoing fails, the note stays
+//! in the journal, and health reports the service.
 //!
-//! Several operations may need the same service stopped. Each of them notes it, and the last one that ends starts it. A
-//! lock prevents that one operation stops services while another starts them.
+//! Several operations may need the same service stopped. Each of them notes it, and the last one
+//! that ends starts it. A lock ensures that no operation stops services while another one starts
+//! them.
 
 use std::{
     collections::BTreeMap,
@@ -55,7 +57,8 @@ impl Services {
     /// Stops a service for an operation, if the service runs.
     ///
     /// # Errors
-    /// If the state of the service is unknown, or it cannot be stopped. The noted bracket is undone later.
+    /// If the state of the service is unknown, or the service cannot be stopped. A noted bracket is
+    /// undone later.
     pub(super) async fn stop(&self, operation: OperationId, service: &str) -> Result<(), ApiError> {
         let _lock = self.outside.services.lock().await;
         let bracket = Bracket::Service { service: service.to_owned() };
@@ -121,8 +124,8 @@ impl Services {
             }
         };
         for (position, bracket) in pending.into_iter().rev() {
-            // Held until the record is written. Otherwise two operations that stopped the same service might each rely
-            // on the other one to start it.
+            // The lock is held until the record is written. Otherwise two operations that stopped
+            // the same service might each rely on the other one to start it.
             let _lock = match &bracket {
                 Bracket::Service { .. } => Some(self.outside.services.lock().await),
                 Bracket::HookAfter { .. }
@@ -144,8 +147,8 @@ impl Services {
         failures
     }
 
-    /// Undoes one bracket. For a service, the caller holds the lock of services. Returns whether no further attempt is
-    /// needed.
+    /// Undoes one bracket. For a service, the caller must hold the lock `services`. Returns whether
+    /// no further attempt is needed.
     async fn take_back_one(
         &self,
         operation: OperationId,
@@ -181,8 +184,8 @@ impl Services {
 
     /// Returns whether another unfinished operation has noted the same bracket, and so will undo it.
     async fn still_needed_stopped(&self, operation: OperationId, bracket: &Bracket) -> bool {
-        // If that is unknown, the service is started. A service that runs by mistake only blocks the operation, which
-        // reports it.
+        // If the store cannot tell, the service is started. A service that runs by mistake only
+        // makes the other operation fail with an error that names the cause.
         let others = self.noted_by_others(operation, bracket).await;
         others.is_ok_and(|others| others.iter().any(|stage| !stage.is_final()))
     }
@@ -207,8 +210,9 @@ impl Services {
         Ok(self.store.read(stages).await?)
     }
 
-    /// Starts services that an ended operation could not start, with repeated attempts until they run or gpushd exits.
-    /// Health reports them meanwhile. The next gpushd tries again too.
+    /// Starts services that an ended operation could not start. Repeats the attempts until the
+    /// services run or gpushd exits. Meanwhile health reports the services. The next gpushd also
+    /// tries again.
     pub(super) async fn retry_failed_starts(&self, operation: OperationId, state: OperationState) {
         let left = self.stopped(operation).await;
         if left.is_empty() {
@@ -216,7 +220,7 @@ impl Services {
         }
         self.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
         let services = self.clone();
-        // The task is not tracked: gpushd does not wait for it before it exits.
+        // The task is not tracked, so gpushd does not wait for it before exiting.
         tokio::spawn(async move {
             let mut pause = AGAIN.0;
             loop {
@@ -239,7 +243,7 @@ impl Services {
         });
     }
 
-    /// Returns the services that still must be started for an operation.
+    /// Returns the services that an operation stopped and that must still be started.
     async fn stopped(&self, operation: OperationId) -> Vec<String> {
         let noted = self.noted(operation).await.unwrap_or_default();
         let service = |bracket| if let Bracket::Service { service } = bracket { Some(service) } else { None };
@@ -263,12 +267,13 @@ impl Services {
         }
     }
 
-    /// Returns the brackets that are noted and not undone, in order.
+    /// Returns the brackets of an operation that are noted and not undone, in order.
     async fn noted(&self, operation: OperationId) -> Result<Vec<Bracket>, ApiError> {
         Ok(self.pending(operation).await?.into_iter().map(|(_, bracket)| bracket).collect())
     }
 
-    /// Returns the same, with the position of each note in the journal.
+    /// Returns the brackets that are noted and not undone, with the position of each note in the
+    /// journal.
     async fn pending(&self, operation: OperationId) -> Result<Vec<(u64, Bracket)>, ApiError> {
         let noted = self.store.read(move |view| view.undo(operation)).await?;
         let known = noted.into_iter().filter(|note| !note.undone).filter_map(|note| {

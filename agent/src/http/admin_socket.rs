@@ -1,5 +1,6 @@
 //! Requests through the admin socket.
 
-/// Marks a request that came through the admin socket, in its extensions. Only root and the user of gpushd can open it.
+/// An extension that marks a request from the admin socket. Only root and the user of gpushd can
+/// open that socket.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ThroughAdminSocket;

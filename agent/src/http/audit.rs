@@ -28,8 +28,9 @@ const PAGE: (usize, usize) = (100, 1000);
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct AuditParameters {
-    /// Only records after this sequence number, oldest first. 0 starts with the oldest record. For the next page, use
-    /// the `sequence` of the last record. If absent, the answer has the last records.
+    /// Only records after this sequence number, oldest first. 0 starts with the oldest record. For
+    /// the next page, use the `sequence` of the last record. Without `after`, the answer has the
+    /// latest records.
     after: Option<u64>,
     /// Maximum number of records, 1 to 1000; 100 by default.
     limit: Option<usize>,
@@ -70,8 +71,8 @@ pub(super) async fn list(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// Returns the objects of records that `text` names. A GPU that the driver does not list is found only by its complete
-/// UUID.
+/// Returns the objects that `text` names, as they are stored in records. A GPU that the driver does
+/// not list is found only by its complete UUID.
 fn objects(host: &HostState, text: &str) -> Result<Vec<String>, ApiError> {
     let one = |word: &str| {
         let selector: Selector = match word.parse() {
@@ -80,7 +81,7 @@ fn objects(host: &HostState, text: &str) -> Result<Vec<String>, ApiError> {
         };
         match selector {
             Selector::Uuid(uuid) if uuid.len() == WHOLE_UUID => Ok(vec![uuid]),
-            // An operation, `config`, or a product name.
+            // The word names another object, such as `op-1` or `config`, or is a product name.
             Selector::Model(name) if !name.contains(['*', '?']) => {
                 Ok(host.named(word).unwrap_or_else(|_| vec![word.to_owned()]))
             }

@@ -37,7 +37,7 @@ pub(super) async fn show(
 ) -> Result<Response, Failure> {
     let (generation, viewer) = (state.now().generation, caller.viewer);
     let view = async move {
-        // Without a driver, the response shows the rules without GPUs.
+        // If the driver is unavailable, the response shows the rules without GPUs.
         let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
         let mut view = settings.config().view(settings.file().as_deref(), &gpus);
         view.pending_restart = settings.pending_restart();

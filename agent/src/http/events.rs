@@ -6,9 +6,10 @@
 //! data: {"id": …, "kind": …}   a gpush_api::Event
 //! ```
 //!
-//! The stream begins with a bare `id:`, the position at which it starts. After each silence it sends the current
-//! position again. This keeps the connection alive. It also lets a client that receives few kinds reconnect at a
-//! position that is still stored. Clients of server-sent events do not treat a bare id as an event.
+//! The stream begins with an `id:` without an event, the position at which the stream starts. After
+//! each silence gpushd sends the current position again. This keeps the connection alive. A client
+//! that receives few kinds of events can then also reconnect at a position that is still stored.
+//! Clients of server-sent events do not treat such an id as an event.
 //!
 //! A client gets the next chunk only after it has read the last one. So a client that does not read occupies only its
 //! connection, which `listen::pace` closes after a time limit.
@@ -46,7 +47,7 @@ use crate::{
     },
 };
 
-/// Maximum time without data on a stream.
+/// Maximum time without data on a stream, after which gpushd sends the current position.
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// Name of the header with the id of the last event that the client received.
@@ -63,15 +64,15 @@ pub(super) struct EventParameters {
     kinds: Option<String>,
     /// Only events of these GPUs: selectors separated by commas.
     gpu: Option<String>,
-    /// `false` returns the events that gpushd still has as one JSON list, instead of a stream. With `Last-Event-ID`,
-    /// only the events after that one.
+    /// `false` returns the events that gpushd still has as one JSON list, instead of a stream. With
+    /// `Last-Event-ID`, the list has only the later events.
     follow: Option<bool>,
 }
 
 /// Streams changes as server-sent events, whose `data` is an `Event`.
 ///
-/// With the header `Last-Event-ID`, the stream starts with the events after that one. If gpushd no longer has them, it
-/// starts with a `resync`. This request causes no driver call.
+/// With the header `Last-Event-ID`, the stream starts with the later events. If gpushd no longer
+/// has them, the stream starts with a `resync`. This request causes no driver call.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/events", operation_id = "streamEvents", tag = "events",
     params(EventParameters, ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client has")),
@@ -134,7 +135,8 @@ async fn tell(
     let mut text = place(&cursor);
     let mut silent_since = Instant::now();
     loop {
-        // Waits for room in the channel first, so that a slow client gets the events that are current then.
+        // Takes events only when the channel has room, so that a slow client gets the events that
+        // are current at that time.
         let Ok(room) = pieces.reserve().await else { return };
         if !text.is_empty() {
             silent_since = Instant::now();

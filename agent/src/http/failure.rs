@@ -42,8 +42,8 @@ impl Failure {
             .into()
     }
 
-    /// Creates the error for a request head that hyper refuses with this status. It is not HTTP/1.1, or it is too
-    /// large.
+    /// Creates the error for a request head that hyper refuses with `status`, because the head is
+    /// not HTTP/1.1 or too large.
     pub(crate) fn refused_head(status: StatusCode) -> Self {
         let (message, hint) = match status {
             StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => (

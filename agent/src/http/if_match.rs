@@ -35,7 +35,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 }
 
 impl IfMatch {
-    /// Returns the response for an error. If the header is the reason, its status is 412.
+    /// Returns the response for an error. The status is 412 if the header is the reason.
     pub(super) fn failure(self, state: &State, error: ApiError) -> Failure {
         let other = self.0.is_some_and(|expected| expected != state.now().generation);
         if other && error.code == Code::Conflict {
@@ -45,7 +45,7 @@ impl IfMatch {
     }
 }
 
-/// Adds the generation to the headers of a response.
+/// Adds the generation to the headers of a response, as `ETag`.
 pub(super) fn tagged(mut answer: Response, generation: u64) -> Response {
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{generation}\"")) {
         answer.headers_mut().insert(header::ETAG, tag);

@@ -61,8 +61,8 @@ pub(super) async fn plan(
 
 /// Starts an operation that applies a layout. For administrators.
 ///
-/// gpushd plans all GPUs first. If one plan is refused, it changes nothing. `GET /v1/operations/{id}` shows the
-/// progress and the result.
+/// gpushd plans all GPUs first. If one plan is refused, gpushd changes nothing.
+/// `GET /v1/operations/{id}` shows the progress and the result.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
     params(("If-Match" = Option<u64>, Header, description = "Expected generation; any other generation gets 412")),

@@ -1,8 +1,8 @@
 //! The API over HTTP: routes, and code that all of them share.
 //!
-//! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each module has the paths of
-//! one subject. A response whose size grows with the host is made under the `response_limiter`, so that small responses
-//! do not wait for it.
+//! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each
+//! module has the paths of one subject. A response whose size grows with the host goes through the
+//! `response_limiter`, so that small responses do not wait for it.
 
 pub(crate) mod admin_socket;
 mod audit;

@@ -138,7 +138,7 @@ mod tests {
         let routes =
             include_str!("mod.rs").lines().filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
         let described: serde_json::Value = serde_json::from_str(&from_code()).unwrap();
-        // A route with different limits for each method is there twice.
+        // A path whose methods differ in their query parameters appears twice.
         let routes: std::collections::BTreeSet<&str> = routes.collect();
         let count = routes.len();
         for route in routes {

@@ -36,7 +36,7 @@ pub(super) async fn list(
 ) -> Result<Response, Failure> {
     let (generation, viewer) = (state.now().generation, caller.viewer);
     let list = async move {
-        // Without a driver, overrides are active too.
+        // Overrides are active even if the driver is unavailable.
         let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
         Ok::<Overrides, Failure>(Overrides { generation, overrides: overrides::all(&state, &gpus, viewer) })
     };
@@ -68,7 +68,7 @@ pub(super) async fn end(
     let gpus = readings.host().await.map(|observed| observed.gpus(caller.viewer));
     let (uuid, index, label) = meant(&state, &gpus, &gpu)?;
     let (known, expected) = (state.clone(), if_match.0);
-    // Recorded and applied even if the caller disconnects.
+    // The end of the override is recorded and applied even if the caller disconnects.
     let ending = async move { overrides::clear(&known, &store, uuid, &label, by, expected).await };
     let ended = requests.carry_out(ending).await;
     let (ended, generation) = ended.map_err(|error| if_match.failure(&state, error))?;

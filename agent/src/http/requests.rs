@@ -1,4 +1,5 @@
-//! Requests that change a state: admits them, and executes them completely even if their caller disconnects.
+//! Admits requests that change a state, and executes them completely even if the caller
+//! disconnects.
 
 use gpush_api::{ApiError, Code, WhyRequest};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -24,7 +25,7 @@ pub(crate) struct Requests {
     pub(crate) tasks: TaskTracker,
     /// Cancelled when gpushd is stopping.
     pub(crate) stopping: CancellationToken,
-    /// Why nothing can be recorded. If set, nothing can be changed either.
+    /// Why the store cannot record anything; `None` if it can. If set, every change is refused.
     pub(crate) read_only: Option<ApiError>,
 }
 
@@ -62,16 +63,17 @@ impl Requests {
         Ok(Request { by, reason, key })
     }
 
-    /// Refuses changes while nothing can be recorded.
+    /// Checks that the store can record changes.
     ///
     /// # Errors
-    /// Why nothing can be recorded.
+    /// If the store cannot record anything.
     pub(super) fn can_record(&self) -> Result<(), ApiError> {
         self.read_only.clone().map_or(Ok(()), Err)
     }
 
-    /// Executes a request. Returns `None` if a request with the same key was executed before. Requests with the same
-    /// key run one at a time, so a repeated request waits for the first.
+    /// Executes a request. Returns `None` if a request with the same key was executed before.
+    /// Requests with the same key run one after the other, so a repeated request waits for the
+    /// first.
     ///
     /// # Errors
     /// If the key was used for another request, or if `work` fails.
@@ -108,7 +110,8 @@ impl Requests {
         self.carry_out_while_stopping(work).await
     }
 
-    /// Executes `work` completely, even while gpushd is stopping. For requests that end something.
+    /// Executes `work` completely, even while gpushd is stopping. For requests that end an
+    /// operation or a lease.
     ///
     /// # Errors
     /// If `work` fails.

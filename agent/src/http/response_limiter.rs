@@ -1,17 +1,18 @@
 //! Limits concurrent expensive responses, in total and for each uid.
 //!
-//! A plan for 64 GPUs, or all GPUs with their profiles, takes milliseconds to compose and to write as JSON. On the
-//! async workers, a few dozen of them would delay every other response. So an expensive response is made on blocking
-//! threads, while it holds a permit:
+//! A plan for 64 GPUs, or a list of all GPUs with their profiles, takes milliseconds to compute and
+//! to write as JSON. On the async workers, a few dozen such responses would delay every other
+//! response. So gpushd makes an expensive response on blocking threads, while the response holds a
+//! permit:
 //!
 //! ```text
 //! request ─┬─► permit ─► polled once ─► ready ─► response
 //!          └─── woken ◄─── pending ◄────┘
 //! ```
 //!
-//! A response returns its permit while it waits, for example for a reading of the hardware. So a GPU that hangs delays
-//! no other caller, not even one with the same uid. The limit of connections also limits the waiting responses of a
-//! uid.
+//! A response returns its permit while it waits, for example for a reading of the hardware. So a
+//! GPU that hangs does not delay other callers, not even those with the same uid. The limit of
+//! connections also limits the waiting responses of a uid.
 //!
 //! Permits are granted in the order of the requests, and each uid has a limited share of them. So a caller with one
 //! request waits for at most one response of each other uid. Root and the uid of gpushd have permits that no other uid
@@ -63,7 +64,7 @@ struct Pool {
     uids: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
-/// The right to run; ends when dropped.
+/// A permit to poll one response. Dropping it returns the permit.
 struct Permit {
     _of_pool: OwnedSemaphorePermit,
     _of_uid: OwnedSemaphorePermit,
@@ -82,7 +83,8 @@ impl Pool {
     }
 
     async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // First a permit of the uid's share. So the queue of the pool never has more entries of a uid than its share.
+        // The permit of the uid's share comes first. So the queue of the pool never has more
+        // entries of a uid than its share.
         let share = Arc::clone(share).acquire_owned().await?;
         Ok(Permit { _of_uid: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
     }
@@ -98,7 +100,8 @@ impl Wake for WakeTask {
 }
 
 impl ResponseLimiter {
-    /// Creates the limiter. Each of its two pools has half as many permits as there are processors, within a maximum.
+    /// Creates the limiter. Each of its two pools has half as many permits as there are processors,
+    /// at most [`MOST_PERMITS`].
     pub(crate) fn new(own_uid: u32) -> Self {
         let permits = (available_parallelism().map_or(1, usize::from) / 2).clamp(1, MOST_PERMITS);
         Self::with_permits(permits, own_uid)
@@ -237,7 +240,7 @@ mod tests {
             let limiter = limiter.clone();
             async move { limiter.run(&caller(1001), async { 2 }).await.unwrap() }
         });
-        // Until the other uid waits for the permit.
+        // Wait until the other uid waits for the permit.
         while limiter.0.public.uids.lock().unwrap().get(&1001).is_none_or(|share| share.available_permits() > 0) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

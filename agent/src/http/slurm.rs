@@ -10,7 +10,7 @@ use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, Slurm
 use super::{admin_socket::ThroughAdminSocket, extract::Body, failure::Failure, requests::Requests};
 use crate::{authorization::Authorization, caller::Caller, slurm::Slurm};
 
-/// A hook of Slurm: an administrator of the admin socket.
+/// A hook of Slurm: an administrator that connects through the admin socket.
 pub(super) struct Hook(Caller);
 
 impl<S: Send + Sync> FromRequestParts<S> for Hook
@@ -31,8 +31,9 @@ where
     }
 }
 
-/// Begins a job on this node: requests its lease. A refusal that concerns the job alone is an answer; an error means
-/// that the node cannot serve the job. The same request again gets the same lease. Only through the admin socket.
+/// Requests the lease of a job on this node. A refusal that concerns only the job is an answer, not
+/// an error. An error means that the node cannot serve the job. A repeated request gets the same
+/// lease. Only through the admin socket.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/slurm/jobs", operation_id = "startSlurmJob", tag = "slurm", request_body = SlurmJobStart,
     responses((status = 200, description = "Lease and environment of the job", body = SlurmJobStarted), (status = "default", description = "Why the node cannot serve the job", body = gpush_api::ApiError))))]
@@ -46,8 +47,9 @@ pub(super) async fn start(
     Ok(Json(requests.carry_out(starting).await?.delivered()))
 }
 
-/// Ends a job on this node: its lease, and the processes that it left, as the config says. Answers when the capacity is
-/// free, or when the hook waits no longer. A job without a lease is not an error. Only through the admin socket.
+/// Ends the lease of a job on this node, and the processes that the job left, as the config says.
+/// Answers when the capacity is free, or when the wait of the hook is over. A job without a lease
+/// is not an error. Only through the admin socket.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/slurm/jobs/end", operation_id = "endSlurmJob", tag = "slurm", request_body = SlurmJobEnd,
     responses((status = 200, description = "What ended, and what is left", body = SlurmJobEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

@@ -15,11 +15,12 @@ pub(crate) struct Claim {
 }
 
 impl Lanes {
-    /// Claims GPUs, given as (index, UUID). Reconcilers and grants that are running there may finish first: see
-    /// [`Claim::wait_until_alone`].
+    /// Claims GPUs, given as (index, UUID). Reconcilers and grants that are running on them finish
+    /// first: see [`Claim::wait_until_alone`].
     ///
     /// # Errors
-    /// If another operation has claimed one of the GPUs, with its id, or if the lanes are closed.
+    /// If another operation has claimed one of the GPUs, or if the lanes are closed. The error
+    /// names that operation.
     pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         let known = self.known();
         match &known.closed {
@@ -31,7 +32,7 @@ impl Lanes {
     /// Claims GPUs for an operation that a previous gpushd began. Succeeds even while the lanes are closed.
     ///
     /// # Errors
-    /// If another operation has claimed one of the GPUs, with its id.
+    /// If another operation has claimed one of the GPUs. The error names that operation.
     pub(crate) fn claim_again(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         self.take(self.known(), gpus)
     }
@@ -48,8 +49,8 @@ impl Lanes {
 }
 
 impl Claim {
-    /// Waits until the reconcilers and grants that were running at the time of the claim have finished. New ones cannot
-    /// start.
+    /// Waits until the reconcilers and grants that were running at the time of the claim have
+    /// finished. New reconcilers and grants cannot start meanwhile.
     pub(crate) async fn wait_until_alone(&self) {
         let mut finished = self.lanes.0.finished.subscribe();
         let is_alone = |lanes: &Lanes| {
@@ -60,10 +61,10 @@ impl Claim {
         let _alone = finished.wait_for(|_| is_alone(&self.lanes)).await.is_ok();
     }
 
-    /// Shows that the operation with this id is changing the GPUs from now on.
+    /// Marks the GPUs as changing: the operation with this id has begun.
     pub(crate) fn begin(&self, id: &str) {
         self.show(&mut self.lanes.known().claimed, &Holder::Operation(id.to_owned()));
-        // A waiting reconciler returns, because the operation does its work.
+        // Wakes waiting reconcilers. They return, because the operation does their work.
         self.lanes.make_room();
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::Lanes;
 use crate::state::Holder;
 
-/// A grant that is being recorded. Operations on the GPU begin after it.
+/// A grant that is being recorded. An operation on the GPU begins only after the grant is dropped.
 #[derive(Debug)]
 pub(crate) struct Grant {
     lanes: Lanes,
@@ -18,10 +18,11 @@ impl Lanes {
         self.known().claimed.keys().cloned().collect()
     }
 
-    /// Registers a grant on these GPUs, on all or none. An operation that claims one of them begins after the grant.
+    /// Registers a grant on all of these GPUs, or on none. An operation that claims one of them
+    /// begins after the grant.
     ///
     /// # Errors
-    /// The UUID of a GPU that an operation has claimed, and that operation.
+    /// If an operation has claimed one of the GPUs. Returns the UUID of the GPU, and the operation.
     pub(crate) fn begin_grant(&self, gpus: &BTreeSet<String>) -> Result<Vec<Grant>, (String, Holder)> {
         let mut known = self.known();
         if let Some((gpu, holder)) = gpus.iter().find_map(|gpu| Some((gpu, known.claimed.get(gpu)?))) {

@@ -1,8 +1,9 @@
 //! One lane and one queue per GPU.
 //!
-//! A lane has one owner at a time: a reconciler or an operation. An operation takes the lanes of all its GPUs at once,
-//! and of the GPUs that are reset with them. It executes its MPS and time-slice steps itself. It waits only for the
-//! reconcilers and grants that were running before its claim.
+//! A lane has one owner at a time: a reconciler or an operation. An operation takes at once the
+//! lanes of all its GPUs and of the GPUs that are reset with them. The operation executes its MPS
+//! and time-slice steps itself. It waits only for the reconcilers and grants that were running
+//! before its claim.
 //!
 //! ```text
 //!            turn                        claim (all GPUs of an operation at once)
@@ -80,7 +81,7 @@ struct LaneStates {
     claimed: BTreeMap<String, Holder>,
     /// Running reconcilers and grants, by UUID of the GPU.
     at_work: BTreeMap<String, AtWork>,
-    /// Why operations get no lane at the moment.
+    /// Why operations get no lane. `None` while the lanes are open.
     closed: Option<ApiError>,
     queue: Queue,
 }
@@ -123,10 +124,10 @@ impl Lanes {
         self.0.finished.send_modify(|times| *times += 1);
     }
 
-    /// Refuses lanes to operations from now on, with the error `why`. The queue is unchanged.
+    /// Closes the lanes: operations get the error `why` instead of a lane. The queue is unchanged.
     ///
     /// # Errors
-    /// UUID and operation, if an operation has a GPU.
+    /// If an operation has claimed a GPU. Returns the UUID of the GPU, and the operation.
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
         let mut known = self.known();
         match known.claimed.first_key_value() {
@@ -138,22 +139,22 @@ impl Lanes {
         }
     }
 
-    /// Permits operations to get lanes again.
+    /// Opens the lanes to operations again.
     pub(crate) fn open(&self) {
         self.known().closed = None;
         self.make_room();
     }
 
-    /// Returns why operations get no lane.
+    /// Returns why operations get no lane. `None` while the lanes are open.
     pub(crate) fn closed(&self) -> Option<ApiError> {
         self.known().closed.clone()
     }
 
-    /// Refuses to read a GPU that an operation is changing, because the reading would soon be out of date. A GPU whose
-    /// operation is only being planned may be read.
+    /// Checks that no operation is changing a GPU. A reading of a GPU that is being changed would
+    /// soon be out of date. A GPU whose operation is only being planned may be read.
     ///
     /// # Errors
-    /// If an operation is changing the GPU, with its id.
+    /// If an operation is changing the GPU. The error names the operation.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
         match self.known().claimed.get(uuid) {
             Some(holder) if holder.has_begun() => Err(words::changed_by(index, uuid, holder)),

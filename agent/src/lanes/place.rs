@@ -24,7 +24,7 @@ impl Lanes {
         self.known().queue.entries().map(|(ticket, entry)| (ticket, entry.clone())).collect()
     }
 
-    /// Returns the first entry that would hold back a new entry with these needs.
+    /// Returns the first entry that a new entry with these needs would wait for.
     pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
         self.known().queue.ahead_of_newcomer(needs)
     }
@@ -41,7 +41,7 @@ impl QueuePlace {
         self.lanes.known().queue.set_needs(self.ticket, needs);
     }
 
-    /// Returns the earlier entry that holds this one back; `None` if this one is first.
+    /// Returns the earlier entry that this entry waits for; `None` if this entry is first.
     pub(crate) fn ahead(&self) -> Option<Ahead> {
         self.lanes.known().queue.ahead_of(self.ticket)
     }

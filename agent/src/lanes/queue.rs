@@ -1,4 +1,4 @@
-//! The order of arrival of everything that waits for GPUs, without I/O.
+//! The order of arrival of all operations and leases that wait for GPUs. This module does no I/O.
 //!
 //! An entry has needs on one or several GPUs: an operation needs their lanes, a lease needs parts of targets. Two
 //! entries conflict if they share a GPU and cannot both get what they need there:
@@ -6,7 +6,7 @@
 //! | | lane | part of target T |
 //! |---|---|---|
 //! | lane | always | if the operation's last plan takes T away, or changes the mode of the GPU |
-//! | part of target T | see left | if both need a part of T |
+//! | part of target T | as above | if both need a part of T |
 //!
 //! An entry is *first* if it does not conflict with any earlier entry that is first. Only first entries hold others
 //! back. So an operation that waits for one of its GPUs does not block its other GPUs.
@@ -23,7 +23,7 @@ use std::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(pub(crate) u64);
 
-/// What an operation's last plan needs for itself on one GPU.
+/// The part of a GPU that an operation's last plan needs exclusively.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reserve {
     /// These targets, by UUID.
@@ -35,7 +35,7 @@ pub(crate) enum Reserve {
 /// What an entry needs on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// The lane. The plan needs what [`Reserve`] says for itself.
+    /// The lane, and exclusive use of what [`Reserve`] names.
     Lane(Reserve),
     /// Parts of these targets, by UUID.
     Parts(BTreeSet<String>),
@@ -97,7 +97,7 @@ impl fmt::Display for Waiter {
 /// An entry of the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QueueEntry {
-    /// Its kind.
+    /// Kind of the entry.
     pub(crate) waiter: Waiter,
     pub(crate) needs: Needs,
 }
@@ -110,7 +110,7 @@ impl QueueEntry {
     }
 }
 
-/// The earlier entry that another one waits for.
+/// The earlier entry that an entry waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ahead {
     /// UUID of the GPU on which they conflict.
@@ -140,7 +140,7 @@ impl Queue {
         self.entries.iter().map(|(ticket, entry)| (*ticket, entry))
     }
 
-    /// Replaces the needs of an entry. It keeps its position.
+    /// Replaces the needs of an entry. The entry keeps its position.
     pub(crate) fn set_needs(&mut self, ticket: Ticket, needs: Needs) {
         if let Some(entry) = self.entries.get_mut(&ticket) {
             entry.needs = needs;
@@ -278,7 +278,7 @@ mod tests {
                 let would_wait_for = queue.ahead_of_newcomer(needs);
                 tickets.push(queue.push(entry(&at.to_string(), needs.clone())));
                 let now: Vec<_> = tickets.iter().map(|ticket| queue.ahead_of(*ticket)).collect();
-                // A later entry changes nothing for earlier ones, so it overtakes none.
+                // A later entry changes nothing for earlier entries, so it does not overtake them.
                 prop_assert_eq!(&now[..at], &before[..]);
                 // The answer for a new entry stays true after it has joined the queue.
                 prop_assert_eq!(&now[at], &would_wait_for);

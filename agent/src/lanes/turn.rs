@@ -27,13 +27,15 @@ impl Lanes {
     pub(crate) async fn turn(&self, uuid: &str) -> Option<Turn> {
         let (mut room, mut finished) = (self.room(), self.0.finished.subscribe());
         loop {
-            // Before the attempt, so that no change in between is missed.
+            // The changes are marked as seen before the attempt, so that a later change wakes this
+            // task.
             room.mark_unchanged();
             finished.mark_unchanged();
             if let Some(turn) = self.try_turn(uuid) {
                 return Some(turn);
             }
-            // An operation that is only being planned soon begins or gives up its claim.
+            // An operation that is only being planned will soon begin or give up its claim, so this
+            // task waits for it.
             if self.known().claimed.get(uuid).is_some_and(Holder::has_begun) {
                 return None;
             }

@@ -1,4 +1,4 @@
-//! What a lease is bound to: a scope, a cgroup, a process, its end time, or nothing.
+//! The binding of a lease: to a scope, a cgroup, a process, its end time, or nothing.
 //!
 //! ```text
 //! request ─► the caller is held by its pidfd ─► its cgroup is classified ─┬─ present cgroup: recorded, nothing moved
@@ -8,9 +8,10 @@
 //!            is read back ─► answered
 //! ```
 //!
-//! Only systemd moves a process, and only the calling one: gpushd writes to no cgroup. The name of a scope contains the
-//! epoch of the database and the number of the lease, so it is never used twice. The scope is recorded before it is
-//! created: the next gpushd finds it by its record.
+//! Only systemd moves processes, and only the process that sent the request. gpushd does not write
+//! to cgroups. The name of a scope contains the epoch of the database and the number of the lease,
+//! so it is never used twice. gpushd records a scope before it creates the scope, so that the next
+//! gpushd finds it.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -34,7 +35,8 @@ const SLICE: &str = "gpulease";
 pub(crate) struct Scopes(Result<Arc<Manager>, &'static str>);
 
 impl Scopes {
-    /// Determines whether this gpushd can create scopes. Only gpushd of the system can, as for MPS units.
+    /// Determines whether this gpushd can create scopes. Only the system's own gpushd can, as for
+    /// MPS units.
     pub(crate) fn new(is_systems_own: bool) -> Self {
         Self(if !systemd::is_the_service_manager() {
             Err("systemd is not the service manager here")
@@ -48,10 +50,10 @@ impl Scopes {
     }
 }
 
-/// What a lease will be bound to.
+/// The binding of a lease that is being granted.
 #[derive(Debug, Clone)]
 pub(super) struct Bound {
-    /// As recorded; the name of a new scope is added with the id of the lease.
+    /// The binding to record. A new scope gets its name when the id of the lease is known.
     pub(super) binding: LeaseBinding,
     /// The process to move into a new scope.
     mover: Option<Arc<CallingProcess>>,
@@ -83,11 +85,12 @@ impl CallingProcess {
     /// Opens the caller by pidfd.
     ///
     /// # Errors
-    /// When the caller has ended, or another process has its pid now.
+    /// If the caller has ended, or another process has its pid now.
     fn of(caller: &Caller) -> Result<Self, ApiError> {
         let pid = caller.peer.pid.ok_or_else(gone)?;
         let process = PidFd::open(pid).ok().flatten().ok_or_else(gone)?;
-        // Opened before the start is compared: if the pid was reused, the descriptor is of a process with another start.
+        // The pidfd is opened before the start times are compared. If the pid was reused by then,
+        // the start times differ.
         if caller.peer.start.is_none() || proc::start(pid) != caller.peer.start {
             return Err(gone());
         }
@@ -99,7 +102,7 @@ impl CallingProcess {
     /// Checks that the process is alive, and still has the user that connected.
     fn check(&self) -> Result<(), ApiError> {
         let uids = proc::uids(self.pid);
-        // Checked last: if the process is still alive, the values read before are those of this process.
+        // Checked last: if the process is still alive, the values that were read belong to it.
         if self.process.has_ended() {
             return Err(gone());
         }
@@ -116,7 +119,8 @@ fn gone() -> ApiError {
         .hint("send the request from the process that will use the lease")
 }
 
-/// Finds what a lease of this request is bound to. `named` is the binding to a process, an end time or nothing.
+/// Determines the binding of the lease of a request. `named` is the binding to use if the lease
+/// gets neither a scope nor a cgroup: to a process, an end time or nothing.
 ///
 /// # Errors
 /// If the caller has ended or changed its user, or if a new scope is needed and systemd cannot be reached.
@@ -159,7 +163,7 @@ pub(super) async fn resolve(
         }
         Choice::None(reason) => Ok(as_named(reason)),
         Choice::NewScope => {
-            // Before anything is placed or recorded.
+            // Checked before anything is placed or recorded.
             manager.check().await.map_err(|error| no_scope(&error))?;
             let binding = LeaseBinding::Scope { unit: None, cgroup: None };
             Ok(Bound { binding, mover: Some(Arc::new(process)), reason: None })
@@ -189,7 +193,7 @@ pub(super) fn record(tx: &mut Tx<'_>, epoch: &str, record: LeaseRecord) -> Resul
     tx.bind_lease(record.id, LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) })
 }
 
-/// A lease whose scope is being created. An empty scope does not yet mean that the lease has ended.
+/// Marks a lease whose scope is being created. An empty scope does not end such a lease.
 #[derive(Debug)]
 pub(super) struct Moving {
     leases: Leases,
@@ -215,7 +219,7 @@ impl Drop for Moving {
 /// Creates the scope of an active lease and moves the caller into it.
 ///
 /// # Errors
-/// When the caller has ended or changed its user, or systemd did not move it.
+/// If the caller has ended or changed its user, or systemd did not move it.
 pub(super) async fn enter(leases: &Leases, record: &LeaseRecord, bound: &Bound) -> Result<(), ApiError> {
     let (Some(process), Ok(manager)) = (&bound.mover, &leases.handles.scopes.0) else { return Ok(()) };
     let LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) } = &record.binding else { return Ok(()) };
@@ -237,7 +241,8 @@ pub(super) async fn enter(leases: &Leases, record: &LeaseRecord, bound: &Bound) 
         .hint(format!("see `journalctl -u {unit}`")))
 }
 
-/// Returns the scopes of leases that gpushd does not know, such as those of a lost database. They are never ended.
+/// Returns the scopes of leases that gpushd does not know, such as those of a lost database. gpushd
+/// never ends them.
 pub(super) fn unknown(leases: &Leases) -> Vec<String> {
     if leases.handles.scopes.0.is_err() {
         return Vec::new();

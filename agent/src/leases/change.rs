@@ -18,7 +18,7 @@ use crate::{
     state::{OpenLease, leases::shown},
 };
 
-/// Time until SIGTERM, if a revocation names none.
+/// Time until SIGTERM, if a revocation does not set it.
 const NOTICE: Duration = Duration::from_secs(60);
 
 /// Finds an open lease that the caller may change. Returns `Err(Ok(lease))` if the lease has ended.
@@ -47,8 +47,8 @@ async fn find(
     }
 }
 
-/// Finds a lease as [`find`] does. A queued lease leaves the queue, and is returned with `true`. If the lease is being
-/// granted at this moment, the function waits for the result of the grant.
+/// Finds a lease as [`find`] does. A queued lease leaves the queue, and is returned with `true`. If
+/// the lease is just being granted, the function waits for the result of the grant.
 async fn find_decided(
     leases: &Leases,
     caller: &Caller,
@@ -70,7 +70,8 @@ async fn find_decided(
     }
 }
 
-/// Returns what to write in the same transaction: the idempotency key of the request, and an audit record.
+/// Returns what to record with a change in the same transaction: the idempotency key of the
+/// request, and an audit record.
 fn also(
     caller: &Caller,
     user: Option<String>,
@@ -95,7 +96,7 @@ fn also(
     }
 }
 
-/// Returns whether a request with this key was carried out before.
+/// Returns whether a request with this key was executed before.
 async fn is_repeated(leases: &Leases, key: Option<&Key>) -> Result<bool, ApiError> {
     match key {
         Some(key) => leases.handles.idempotency.is_done(key).await,
@@ -147,7 +148,8 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
     settled(leases, caller, &lease).await
 }
 
-/// Returns a lease after a change. Waits a moment first, so that a lease without processes is returned as ended.
+/// Returns a lease after a change. Waits briefly for its end first, so that a lease without
+/// processes is returned as ended.
 async fn settled(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<Lease, ApiError> {
     /// Maximum time that an answer waits for the end of a lease.
     const SOON: Duration = Duration::from_millis(200);

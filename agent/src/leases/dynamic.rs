@@ -81,7 +81,7 @@ fn asked_by(leases: &Leases, id: LeaseId) -> Result<Actor, ApiError> {
     table.open.get(&id).map(|lease| lease.record.asked_by.clone()).ok_or_else(|| show::unknown(id))
 }
 
-/// A lease in the state granting, with its operation, which is not executed yet.
+/// A lease in the state `granting`, and its operation, which is not executed yet.
 pub(super) struct Begun {
     pub(super) record: LeaseRecord,
     creation: Creation,
@@ -99,7 +99,7 @@ impl Begun {
     /// Executes the operation, and waits for its end. The lease must be in the table.
     ///
     /// # Errors
-    /// Says why the operation did not create the devices, or why the caller was not moved into its scope.
+    /// If the operation did not create the devices, or the caller was not moved into its scope.
     pub(super) async fn finish(self, leases: &Leases, viewer: Viewer, bound: &Bound) -> Result<LeaseGrant, ApiError> {
         let (id, operation) = (self.record.id, self.record.operation);
         let moving = Moving::begin(leases, &self.record, bound);

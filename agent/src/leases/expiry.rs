@@ -1,4 +1,4 @@
-//! Leases that end because their time is over, or because their GPU or MIG device is gone.
+//! Ends leases whose time is over, or whose GPU or MIG device is gone.
 
 use std::{
     collections::BTreeSet,
@@ -59,7 +59,7 @@ pub(super) async fn lost(leases: Leases) {
         }
         match forget_gone(&leases, &host).await {
             Ok(()) => is_logged = false,
-            // It is tried again at the next change.
+            // gpushd tries again at the next change of the state.
             Err(error) if !is_logged => {
                 tracing::warn!("cannot record which MIG devices are gone, trying again until it succeeds: {error}");
                 is_logged = true;
@@ -73,10 +73,11 @@ pub(super) async fn lost(leases: Leases) {
     }
 }
 
-/// Forgets instances that gpushd created and that are gone: another program may create one in the same place.
+/// Forgets created instances that are gone, because another program may create an instance in the
+/// same place.
 ///
 /// # Errors
-/// The change cannot be recorded.
+/// If the change cannot be recorded.
 async fn forget_gone(leases: &Leases, host: &HostState) -> Result<(), gpush_store::StoreError> {
     for (gpu, created) in &host.leases.created {
         let Some(snapshot) = host.gpu(gpu) else { continue };

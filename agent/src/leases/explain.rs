@@ -1,5 +1,5 @@
-//! Explains why a request has no assignment: the obstacles, the leases that hold the capacity, and whether the
-//! obstacles pass without an action of a user.
+//! Explains why a request has no assignment: the obstacles, the leases that hold the capacity, and
+//! whether the obstacles disappear without an action of a user.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ use crate::{
 /// Maximum number of leases that an error names.
 const MOST_NAMED: usize = 16;
 
-/// Explains why a request has no assignment: the obstacles, and the leases that hold the capacity. `before` is the
-/// position of the request, if it waits.
+/// Explains why a request has no assignment: the obstacles, and the leases that hold the capacity.
+/// `before` is the position of the request in the queue, if it is queued.
 pub(super) fn explain(
     leases: &Leases,
     why: &NoAssignment,
@@ -92,17 +92,17 @@ fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet
     named.take(MOST_NAMED).collect()
 }
 
-/// Whether the obstacles of a request pass soon.
+/// Whether the obstacles of a request will disappear soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prospect {
     No,
-    /// An operation, or a lease without processes, is about to end. Most end within seconds.
+    /// An operation, or a lease without processes, is about to end, usually within seconds.
     Soon,
-    /// An MPS daemon is starting, or gpushd has restarted and has not adopted it yet.
+    /// An MPS daemon is starting, or gpushd has restarted and has not adopted the daemon yet.
     Starting,
 }
 
-/// Returns whether the obstacles of a request pass soon.
+/// Returns whether the obstacles of a request will disappear soon.
 pub(super) fn prospect(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> Prospect {
     let NoAssignment::Busy { obstacles, .. } = why else { return Prospect::No };
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);

@@ -61,13 +61,13 @@ pub(crate) enum Outcome {
     Queued(PendingGrant),
 }
 
-/// A grant that the client has not received yet. If it is dropped before its delivery, the lease ends, unless the
-/// request has a key: then the client can repeat the request.
+/// A grant that the client has not received yet. If this value is dropped before the delivery, the
+/// lease ends, unless the request has a key: then the client can repeat the request.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     leases: Leases,
     granted: Box<LeaseGrant>,
-    /// Whether the lease continues after the drop.
+    /// Whether the lease continues when this value is dropped.
     stays: bool,
 }
 
@@ -146,11 +146,12 @@ pub(super) async fn request_with(
     let wait = request.wait;
     let mut room = leases.handles.lanes.room();
     loop {
-        // The mark precedes the placement, so that the loop misses no change in between.
+        // Changes are marked as seen before the placement, so that the loop misses no change during
+        // the placement.
         room.mark_unchanged();
         let seen = match leases.handles.readings.host().await {
             Ok(seen) => seen,
-            // While the driver starts, the client may try again.
+            // If the driver is still starting, the error says that the client may try again.
             Err(error) => return Err(mps::gpus_known(&leases.handles.state.now()).err().unwrap_or(error)),
         };
         if restored::is_pending(leases) {
@@ -185,7 +186,8 @@ pub(super) async fn request_with(
                 if Instant::now() < until {
                     continue;
                 }
-                // The client may repeat the request.
+                // The daemon will soon serve clients, so the error says that the client may repeat
+                // the request.
                 let starting = || ApiError { code: Code::Unavailable, ..why.clone() }.retryable();
                 return Err(if prospect == Prospect::Starting { starting() } else { why });
             }
@@ -200,7 +202,7 @@ pub(super) async fn request_with(
     }
 }
 
-/// Returns the lease that a request with this key was granted before.
+/// Returns the lease that an earlier request with this key was granted.
 async fn known(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
     // After a crash, the operation of the lease may still be running.
     dynamic::decided(leases, id).await;
@@ -229,7 +231,7 @@ pub(super) enum NotReserved {
 pub(super) struct Reserved {
     id: ReservationId,
     members: Vec<LeaseMember>,
-    /// The MIG devices to create first.
+    /// The MIG devices that must be created first.
     missing: Option<Missing>,
     /// Guards of the GPUs on which nothing is created: operations on them begin after the grant is recorded.
     _grants: Vec<Grant>,
@@ -344,7 +346,8 @@ pub(super) async fn commit(
         tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
         return begun.finish(leases, viewer, bound).await;
     }
-    // Before the commit: if clients of another user are connected, gpushd must not record the grant.
+    // This precedes the commit, because gpushd must not record the grant if clients of another user
+    // are connected.
     if let Err(error) = mps::prepare(&leases.handles.mps, &members).await {
         free().await;
         return Err(error);
@@ -377,8 +380,8 @@ pub(super) async fn commit(
             leases.ends_changed.notify_one();
             answer(leases, record.id, viewer, bound, moving).await
         }
-        // It is not known whether the record is on disk; gpushd reads it after a restart. Until then the store refuses
-        // all changes.
+        // The record may or may not be on disk; gpushd reads it after a restart. Until then the
+        // store refuses all changes.
         Err(error @ StoreError::Uncertain { .. }) => Err(error.into()),
         Err(error) => {
             free().await;
@@ -387,11 +390,12 @@ pub(super) async fn commit(
     }
 }
 
-/// Moves the caller into the scope of an active lease, if it gets one, and returns the answer.
+/// Moves the caller into the scope of an active lease, if the lease has a new scope, and returns
+/// the answer.
 ///
 /// # Errors
-/// When the caller was not moved, or the MPS daemon has ended meanwhile. The lease then ends: without its environment
-/// the holder cannot use it.
+/// If the caller was not moved, or the MPS daemon has ended meanwhile. The lease then ends, because
+/// the holder cannot use it without its environment.
 pub(super) async fn answer(
     leases: &Leases,
     id: LeaseId,
@@ -415,7 +419,7 @@ pub(super) async fn answer(
     granted
 }
 
-/// An audit record about a lease, by the caller who requested it.
+/// Creates an audit record about a lease, in the name of the caller who requested the lease.
 pub(super) fn audit(record: &LeaseRecord, action: &str, result: &str, detail: serde_json::Value) -> NewAudit {
     NewAudit {
         by: Some(record.asked_by.clone()),

@@ -1,8 +1,9 @@
 //! Leases of Slurm jobs, which only Slurm's hooks request.
 //!
-//! The key is cluster, job and node. The restart count only decides whether the end of one run ends the lease of
-//! another. Users can neither release, renew nor enter such a lease. It ends with Epilog, a reboot, a revocation, or when
-//! its GPU is lost.
+//! The key of such a lease is cluster, job and node, without the restart count of the job. The
+//! count only determines whether the end of one run ends the lease of another run. Users can
+//! neither release, renew nor enter such a lease. It ends with Epilog, a reboot, a revocation, or
+//! when its GPU is lost.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -25,7 +26,7 @@ use crate::{
 pub(crate) struct JobTerms {
     /// The job.
     pub(crate) binding: LeaseBinding,
-    /// UUIDs of the MIG devices that Slurm allocated; `None` where it allocated whole GPUs.
+    /// UUIDs of the MIG devices that Slurm allocated; `None` if it allocated whole GPUs.
     pub(crate) targets: Option<BTreeSet<String>>,
     /// Whether Slurm allocated the devices, and so limits their number and time.
     pub(crate) has_gres: bool,
@@ -39,10 +40,10 @@ pub(crate) struct JobKey {
     pub(crate) node: String,
 }
 
-/// Requests the lease of a job. It does not wait: Slurm has its own queue.
+/// Requests the lease of a job. The request does not wait, because Slurm has its own queue.
 ///
 /// # Errors
-/// When it is denied, cannot be met, or cannot be recorded.
+/// If the request is denied, cannot be met, or cannot be recorded.
 pub(crate) async fn request_for_job(
     leases: &Leases,
     caller: &Caller,
@@ -55,8 +56,9 @@ pub(crate) async fn request_for_job(
     }
 }
 
-/// Returns the leases of a job that have not ended, each with the restart count of its run. Each component of a
-/// heterogeneous job has its own hooks and its own lease: the leader's hooks do not end those of the others.
+/// Returns the leases of a job that have not ended, each with the restart count of its run. Each
+/// component of a heterogeneous job has its own hooks and its own lease, so the hooks of the leader
+/// do not end the leases of the other components.
 pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(Arc<OpenLease>, u32)> {
     let table = leases.handles.state.leases();
     let restart = |lease: &OpenLease| match &lease.record.binding {
@@ -70,7 +72,8 @@ pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(Arc<OpenLease>, u32)
     table.open.values().filter_map(|lease| Some((Arc::clone(lease), restart(lease)?))).collect()
 }
 
-/// Returns whether a later run of the same job has a lease. Then the processes in the job's cgroup belong to that run.
+/// Returns whether a later run of the same job has a lease. If so, the processes in the job's
+/// cgroup belong to that run.
 pub(super) fn is_superseded(table: &LeaseTable, lease: &OpenLease) -> bool {
     let run = |lease: &OpenLease| match &lease.record.binding {
         LeaseBinding::Job { cluster, job, node, restart, .. } => Some((cluster.clone(), *job, node.clone(), *restart)),
@@ -86,15 +89,16 @@ pub(super) fn is_superseded(table: &LeaseTable, lease: &OpenLease) -> bool {
 /// Returns an active lease with its environment.
 ///
 /// # Errors
-/// When it is not active, or its MPS daemon does not run.
+/// If the lease is not active, or its MPS daemon does not run.
 pub(crate) fn environment_of_job(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<LeaseGrant, ApiError> {
     show::granted(leases, lease, caller.viewer)
 }
 
-/// Begins the end of the lease of a job, and records it. With `end`, the processes in the job's cgroup are ended.
+/// Releases the lease of a job, and records the release. With `end`, gpushd ends the processes in
+/// the job's cgroup.
 ///
 /// # Errors
-/// When it cannot be recorded.
+/// If the release cannot be recorded.
 pub(crate) async fn end_job(
     leases: &Leases,
     caller: &Caller,
@@ -121,11 +125,11 @@ impl Leases {
     /// Waits until all of these leases have ended.
     pub(crate) async fn all_ended(&self, ids: &[LeaseId]) {
         let mut snapshots = self.handles.state.watch();
-        // The sender lives as long as the state.
+        // Cannot fail: the sender lives as long as the state.
         let _ended = snapshots.wait_for(|host| ids.iter().all(|id| !host.leases.open.contains_key(id))).await.is_ok();
     }
 
-    /// Returns what keeps the GPUs of a lease in use; `None` if it has ended.
+    /// Returns what keeps the GPUs of a lease in use; `None` if the lease has ended.
     pub(crate) fn what_is_left(&self, id: LeaseId) -> Option<SlurmLeftover> {
         let host = self.handles.state.now();
         let lease = host.leases.open.get(&id)?;

@@ -1,4 +1,4 @@
-//! The end of leases: bindings that end, and processes that are left.
+//! Ends leases: watches their bindings, and waits for their remaining processes.
 //!
 //! ```text
 //! active ──► releasing ──► probe ─┬─ nothing left ─► end recorded ─► capacity free
@@ -6,9 +6,10 @@
 //!                            └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! Each open lease has one task. It waits for the end of what the lease is bound to: a process, or the last one in a
-//! cgroup. While the lease is releasing, it also waits for the processes of the lease, by their pidfds. When one ends,
-//! the task asks the driver and the MPS daemon again. If a process has no pidfd, the task asks at intervals.
+//! Each open lease has one task. The task waits until the binding of the lease ends: the process,
+//! or the last process in the cgroup. While the lease is releasing, the task waits for the
+//! processes of the lease instead, by their pidfds. When a process ends, the task asks the driver
+//! and the MPS daemon again. If a process has no pidfd, the task asks at intervals.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -34,7 +35,8 @@ use super::{
 };
 use crate::{mps, state::OpenLease};
 
-/// Pause between two probes of a lease that is releasing: the first, and the longest. A pidfd ends it early.
+/// First and longest pause between two probes of a releasing lease. The end of a process ends the
+/// pause early.
 const PROBE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(5));
 
 /// Longest pause between two probes while a source does not answer.
@@ -46,18 +48,19 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Maximum number of pidfds that a releasing lease waits for at a time.
 const MOST_AWAITED: usize = 64;
 
-/// The time as the state machine counts it.
+/// Returns the current time as the state machine counts it.
 fn now() -> machine::Instant {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
 }
 
-/// Time from SIGTERM to SIGKILL, where a revocation names none.
+/// Returns the time from SIGTERM to SIGKILL, for revocations that do not set it.
 pub(super) fn grace(leases: &Leases) -> Duration {
     Duration::from_secs(leases.handles.state.config().processes.grace_s.into())
 }
 
-/// Runs leases until gpushd stops: takes over those of an earlier gpushd, ends expired ones, and serves the queue.
+/// Runs leases until gpushd stops: takes over the leases of an earlier gpushd, ends expired leases,
+/// and serves the queue.
 pub(crate) async fn run(leases: Leases) {
     take_over(&leases).await;
     let (due, gone) = (expiry::expire(leases.clone()), expiry::lost(leases.clone()));
@@ -78,14 +81,14 @@ async fn take_over(leases: &Leases) {
                 }
                 watch(leases, lease.id());
             }
-            // The recovery of the lease's operation decides about it.
+            // The recovery of its operation decides whether the lease becomes active or ends.
             LeaseState::Granting => watch(leases, lease.id()),
             LeaseState::Ended => {}
         }
     }
 }
 
-/// Applies an event to a lease. Returns the effects; none when the lease is not open.
+/// Applies an event to a lease. Returns the effects; none if the lease is not open.
 pub(super) fn apply(leases: &Leases, id: LeaseId, event: Event) -> Vec<Effect> {
     leases.handles.state.change_leases(|table| {
         let Some(lease) = table.get_mut(id) else { return Vec::new() };
@@ -98,7 +101,7 @@ pub(super) fn apply(leases: &Leases, id: LeaseId, event: Event) -> Vec<Effect> {
     })
 }
 
-/// Starts the end of an active lease. Returns whether it was active.
+/// Begins to end an active lease. Returns whether the lease was active.
 pub(super) async fn begin_end(leases: &Leases, id: LeaseId, event: Event) -> bool {
     let effects = apply(leases, id, event);
     let begins = effects.contains(&Effect::WatchProcesses);
@@ -116,7 +119,7 @@ pub(super) async fn end_unused(leases: &Leases, id: LeaseId) {
     begin_end(leases, id, Event::Released).await;
 }
 
-/// Watches an open lease, or wakes the task that does.
+/// Starts a task that watches an open lease, or wakes the existing task.
 pub(super) fn watch(leases: &Leases, id: LeaseId) {
     let mut watched = leases.watched();
     if let Some(changed) = watched.get(&id) {
@@ -134,7 +137,7 @@ pub(super) fn watch(leases: &Leases, id: LeaseId) {
     });
 }
 
-/// Follows a lease to its end.
+/// Follows a lease until it ends.
 async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
@@ -152,7 +155,7 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
             LeaseState::Releasing => return finish(leases, id, changed).await,
             LeaseState::Granting => {
                 dynamic::decided(leases, id).await;
-                // It has an end time now, or its capacity is free.
+                // The lease now has an end time, or its capacity is free.
                 leases.ends_changed.notify_one();
                 leases.capacity_freed();
             }
@@ -162,7 +165,8 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
     }
 }
 
-/// Waits until what a lease is bound to has ended. Never returns if the lease is bound to nothing.
+/// Waits until the binding of a lease has ended. Never returns if there is nothing to watch, for
+/// example if the lease only has an end time.
 async fn binding_ends(leases: &Leases, lease: &OpenLease) {
     match &lease.record.binding {
         // The task is woken when the scope has been created.
@@ -184,10 +188,12 @@ async fn binding_ends(leases: &Leases, lease: &OpenLease) {
 async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     loop {
         match AsyncPidFd::open(pid) {
-            // Opened before the start is compared: the descriptor is of the process that has this start.
+            // The pidfd is opened before the start times are compared, so it refers to the process
+            // with this start time.
             Ok(Some(process)) if proc::start(pid) == start => return process.ended().await,
             Ok(_) => return,
-            // There may be too many open files. Then gpushd notices the end of the process later.
+            // For example, too many files are open. gpushd then notices the end of the process
+            // later.
             Err(error) => {
                 tracing::warn!(lease = %id, pid, "cannot watch the process that lease {id} is bound to: {error}");
                 tokio::time::sleep(UNKNOWN).await;
@@ -199,7 +205,8 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     }
 }
 
-/// Returns whether a rule of one of the lease's GPUs says that the processes of a lease end with it.
+/// Returns whether a rule of one of the lease's GPUs requires that the processes of a lease end
+/// with the lease.
 pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool {
     let host = leases.handles.state.now();
     let terms = |member: &LeaseMember| host.config.rules.get(host.gpu(&member.gpu)?.rule?)?.lease;
@@ -263,7 +270,7 @@ async fn one_ends(pids: Vec<u32>) {
     for pid in pids.into_iter().take(MOST_AWAITED) {
         match AsyncPidFd::open(pid) {
             Ok(Some(process)) => drop(watched.spawn(async move { process.ended().await })),
-            // It has ended, but the driver may still list it briefly.
+            // The process has ended, but the driver may still list it briefly.
             Ok(None) => {}
             Err(error) => tracing::debug!(pid, "cannot watch a process: {error}"),
         }
@@ -273,7 +280,8 @@ async fn one_ends(pids: Vec<u32>) {
     }
 }
 
-/// Whether failures to record a change of a lease are in the log already. Each is logged once, not at each attempt.
+/// Which failures to record a change of a lease are already in the log. Each failure is logged
+/// once, not at each attempt.
 #[derive(Debug, Default)]
 struct Logged {
     releasing: bool,
@@ -340,7 +348,7 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &L
     });
     // A process that began after the first SIGKILL is killed as well.
     let Some(signal) = signal.or(killed.then_some(Signal::SIGKILL)) else { return };
-    // A requeued job has the same cgroup in each run.
+    // The runs of a requeued job share one cgroup, so the processes may belong to a later run.
     if job::is_superseded(&leases.handles.state.leases(), lease) {
         return;
     }
@@ -350,7 +358,8 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &L
             // If a client is killed while it computes, its MPS server may end too.
             mps::terminate(&leases.handles.mps, *pid).await;
         }
-        // While the descriptor is open, the pid is that of this process.
+        // If the pid was reused, this check reads another process. The signal still goes only to
+        // the process of the pidfd.
         if proc::owner(*pid) != Some(lease.record.holder.uid) {
             continue;
         }

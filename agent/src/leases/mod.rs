@@ -10,14 +10,15 @@
 //!                                          end recorded, capacity free ◄── no process left ┘
 //! ```
 //!
-//! [`crate::state`] holds the open leases. A grant is reserved there under the placement lock. It is committed without
-//! the lock, and undone if the commit fails. If the outcome of a commit is not known, the capacity stays reserved until
-//! gpushd restarts. Capacity becomes free only after the end of a lease is on disk.
+//! [`crate::state`] holds the open leases. gpushd reserves a grant there under the placement lock,
+//! commits it without the lock, and undoes it if the commit fails. If the outcome of a commit is
+//! not known, the capacity stays reserved until gpushd restarts. Capacity becomes free only after
+//! the end of a lease is on disk.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `request` | what a request means on this host: holder, share, GPUs |
-//! | `bind` | what a lease is bound to: a scope, a cgroup, a process |
+//! | `bind` | the binding of a lease: a scope, a cgroup, a process |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `grant` | placing, reserving, committing |
 //! | `dynamic` | grants that create MIG devices |
@@ -27,7 +28,7 @@
 //! | `restored` | requests that waited when an earlier gpushd ended |
 //! | `change` | release, renewal, revocation |
 //! | `job` | leases of Slurm jobs |
-//! | `life` | the end of a lease: bindings, processes that are left |
+//! | `life` | the end of a lease: its binding and its remaining processes |
 //! | `expiry` | leases that have expired, or whose device is gone |
 //! | `processes` | which processes of a lease are left |
 //! | `show` | leases as the API shows them |
@@ -83,7 +84,7 @@ pub(crate) use self::{
 /// The parts of gpushd that leases use.
 #[derive(Debug)]
 pub(crate) struct Handles {
-    /// What gpushd knows about the host, including the open leases.
+    /// State of the host, including the open leases.
     pub(crate) state: State,
     /// Readings of the GPUs.
     pub(crate) readings: Readings,
@@ -115,7 +116,7 @@ pub(crate) struct Leases(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     handles: Handles,
-    /// Processes that name a lease, by user. Releases at the same time share one look at all processes.
+    /// Processes that name a lease, by user. Concurrent releases share one scan of all processes.
     named: Mutex<BTreeMap<u32, Weak<Coalesced<processes::Named>>>>,
     /// Locked from the placement of a request until its capacity is reserved. Never held across an await.
     placing: Mutex<()>,
@@ -125,7 +126,7 @@ pub(crate) struct Inner {
     entering: Mutex<BTreeMap<u32, usize>>,
     /// Requests of an earlier gpushd whose clients have not reconnected.
     restored: Mutex<restored::Restored>,
-    /// Locked while these requests are resolved.
+    /// Locked while the restored requests are resolved.
     resolving: tokio::sync::Mutex<()>,
     /// Leases with a task that watches for their end.
     watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
@@ -163,7 +164,7 @@ impl Leases {
         }))
     }
 
-    /// Returns the shared look at the processes of a user that name a lease.
+    /// Returns the shared scan for processes of a user that name a lease.
     fn named_by(&self, uid: u32) -> Arc<Coalesced<processes::Named>> {
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|_, shared| shared.strong_count() > 0);

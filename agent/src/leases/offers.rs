@@ -1,4 +1,4 @@
-//! What the GPUs offer now, from one snapshot, and the members of an assignment.
+//! Determines what the GPUs offer now, from one snapshot, and the members of an assignment.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,8 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
         users: &users,
         created: &table.created,
     });
-    // A rule may request several users on a target whose daemon serves one user at a time.
+    // The rule may allow several users on a target, although its daemon serves only one user at a
+    // time.
     for (target, user) in mps::single_users(&leases.handles.mps, table) {
         for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| mps.target == target) {
             mps.user = mps.user.or(Some(user));
@@ -43,7 +44,7 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     offered
 }
 
-/// Returns the members of an assignment, without those whose GPU no longer exists.
+/// Returns the members of an assignment, without members whose GPU no longer exists.
 ///
 /// # Errors
 /// If an MPS target cannot give what the request asks for.

@@ -6,7 +6,8 @@ use tokio::sync::oneshot;
 use super::{Leases, life, queue};
 use crate::lanes::Ticket;
 
-/// A client that waits for its lease. If it is dropped before the answer, the request leaves the queue.
+/// A client that waits for its lease. If this value is dropped before the answer, the request
+/// leaves the queue.
 #[derive(Debug)]
 pub(crate) struct PendingGrant {
     leases: Leases,
@@ -23,7 +24,7 @@ impl PendingGrant {
         Self { leases: leases.clone(), ticket, result: Some(result) }
     }
 
-    /// The place of its request in the order of arrival.
+    /// Returns the position of the request in the order of arrival.
     pub(super) fn ticket(&self) -> Ticket {
         self.ticket
     }

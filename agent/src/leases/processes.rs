@@ -1,16 +1,21 @@
-//! Finds the remaining processes of a lease: by its binding, in the driver's lists, and with the MPS daemons.
+//! Finds the remaining processes of a lease: by its binding, in the driver's lists, and from the
+//! MPS daemons.
 //!
-//! A process of the holder on a target belongs to the lease whose cgroup contains it, or else to the lease that its
-//! environment names. If there is neither, the process is unattributed, and counts for the holder's oldest lease on the
-//! target. The capacity of that lease stays in use, because the process may belong to it. gpushd never ends such a
-//! process. On a MIG device or a whole GPU, every process of the holder counts.
+//! A process of the holder on a target belongs to the lease whose cgroup contains it, or else to
+//! the lease that its environment names. If there is no such lease, the process is unattributed,
+//! and counts for the holder's oldest lease on the target. The capacity of that lease stays in use,
+//! because the process may belong to it. gpushd never ends such a process. A MIG device or a whole
+//! GPU has only one lease, so every process of the holder there counts for that lease.
 //!
-//! A new scope belongs to its lease, so all its processes do too. In another cgroup, such as a login session, a process
-//! counts only if it uses the GPU or names the lease: a shell does not keep a lease open.
+//! All processes in a new scope belong to the lease of the scope. In another cgroup, such as a
+//! login session, a process counts only if it uses the GPU or its environment names the lease. So a
+//! shell does not keep a lease open.
 //!
-//! For the lease of a Slurm job, the job's cgroup decides. Its path has the job id, sometimes the node and the user, never
-//! the cluster. A process of the holder on its targets cannot be attributed if it is in no cgroup of a job, or in one that
-//! may belong to jobs of several clusters or nodes: the lease waits for it, and gpushd does not end it.
+//! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the
+//! cgroup has the job id, sometimes the node and the user, never the cluster. A process of the
+//! holder on the targets cannot be attributed if it is not in the cgroup of a job. The same applies
+//! if the cgroup may belong to jobs of several clusters or nodes. The lease waits for such a
+//! process, and gpushd does not end it.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -30,10 +35,10 @@ use crate::{
 /// How long the driver may take to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// Maximum number of processes that the text names.
+/// Maximum number of processes that the list of reasons names.
 const MOST_NAMED: usize = 8;
 
-/// The processes of a lease that are left.
+/// The remaining processes of a lease.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Left {
     /// Number of processes from each source.
@@ -52,8 +57,8 @@ impl Left {
         self.own.iter().chain(&self.others).copied()
     }
 
-    /// Returns whether this is the lease of a Slurm job of which nothing is left itself. The lease then waits for
-    /// processes outside the job's cgroup, or for an MPS daemon that does not answer. A user can cause both.
+    /// Returns whether the lease of a Slurm job waits only for processes outside the job's cgroup,
+    /// or for an MPS daemon that does not answer. A user can cause both.
     pub(super) fn is_unattributed(&self) -> bool {
         let is_alive = |pid: &u32| proc::is_alive(*pid);
         self.of_job
@@ -88,12 +93,12 @@ impl Left {
     }
 }
 
-/// Finds the processes of a lease that are left now.
+/// Finds the remaining processes of a lease.
 pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     let mut left =
         Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };
     left.of_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    // The driver and the daemons answer meanwhile.
+    // Both run concurrently: the driver and the daemons answer while gpushd scans the processes.
     let (own, lists) = tokio::join!(named(leases, lease), lists(leases, lease));
     left.own = own;
     if let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding {
@@ -101,7 +106,8 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     }
     left.remaining.bound = u32::try_from(left.own.len()).ok();
     for (member, MemberLists { clients, listed }) in lease.record.members.iter().zip(lists) {
-        // On a blocking thread: environments may be large, and their pages may be swapped out.
+        // Runs on a blocking thread, because environments may be large, and their pages may be
+        // swapped out.
         let (reader, lease) = (leases.clone(), lease.clone());
         let (member, mut before) = (member.clone(), left);
         let counted = tokio::task::spawn_blocking(move || {
@@ -141,9 +147,9 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
 
 /// The processes on the target of a member; `None` if they are not known.
 struct MemberLists {
-    /// Clients of its MPS daemon.
+    /// Clients of the MPS daemon of the target.
     clients: Option<Vec<u32>>,
-    /// Processes that the driver lists.
+    /// Processes that the driver lists on the target.
     listed: Option<Vec<u32>>,
 }
 
@@ -168,9 +174,9 @@ fn job_of(pid: u32) -> Option<SlurmJob> {
     cgroup::of(pid)?.slurm_job
 }
 
-/// Returns the processes of the holder whose environment names the lease: the command of `gpushctl run`, and the
-/// processes that it started. A login shell to which the lease is only bound is not one of them. For a Slurm job,
-/// returns the processes in its cgroup.
+/// Returns the processes of the holder whose environment names the lease: the command of
+/// `gpushctl run`, and the processes that it started. A login shell that the lease is bound to is
+/// not included. For a Slurm job, returns the processes in its cgroup.
 async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     let (leases, lease) = (leases.clone(), lease.clone());
     let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
@@ -216,12 +222,12 @@ fn pids() -> impl Iterator<Item = u32> {
     proc::pids().filter_map(|pid| u32::try_from(pid).ok())
 }
 
-/// Returns the pids that the driver lists on the target of a member; `None` if they are unknown. Leaves out gpushd's
-/// MPS servers: they run as the user, and end with their clients.
+/// Returns the pids that the driver lists on the target of a member; `None` if they are unknown.
+/// Excludes the MPS servers of gpushd, which run as the user and end with their clients.
 async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
     let host = leases.handles.state.now();
     if host.gpu(&member.gpu).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {
-        // Nothing computes on it any more.
+        // No process computes on a lost GPU.
         return Some(Vec::new());
     }
     let reading = tokio::time::timeout(DRIVER, leases.handles.readings.read_now(&member.gpu)).await.ok()?.ok()?;
@@ -240,7 +246,8 @@ async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
             processes.extend(&device.processes);
         }
         if is_here {
-            // Processes on the whole GPU may not be listed in a MIG device, or not yet.
+            // The driver may list a process only for the GPU instance, or not yet for its compute
+            // instance.
             processes.extend(&instance.processes);
         }
     }

@@ -1,4 +1,4 @@
-//! Requests that wait for capacity. They share one order of arrival with operations.
+//! Requests that wait for capacity. They share one order of arrival with operations that wait.
 //!
 //! ```text
 //! enter ─► recorded as queued ─► each pass: ─┬─ room ─────────────► reserved, committed ─► answered
@@ -8,8 +8,9 @@
 //! client disconnected ─► ended: cancelled
 //! ```
 //!
-//! [`crate::lanes`] keeps the order. Each pass decides about all entries with [`gpush_core::lease::queue`]. It notes in
-//! the lanes what each entry reserves, so that a later operation does not take that capacity.
+//! [`crate::lanes`] keeps the order. Each pass decides about all entries with
+//! [`gpush_core::lease::queue`]. The pass notes in the lanes what each entry reserves, so that a
+//! later operation does not take that capacity.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -51,7 +52,7 @@ pub(super) struct Waiting {
     pub(super) viewer: Viewer,
     /// The key to record with the grant.
     pub(super) key: Option<Key>,
-    /// When its wait time is over.
+    /// When the request times out.
     pub(super) until: Option<Instant>,
     pub(super) place: QueuePlace,
     pub(super) reply: Reply,
@@ -129,8 +130,8 @@ pub(super) async fn enter(
     Ok(PendingGrant::new(leases, ticket, result))
 }
 
-/// Returns the queue in the form that the decisions need: waiting operations and leases, in order of arrival. The
-/// caller holds the placement lock.
+/// Returns the queue in the form that [`gpush_core::lease::queue`] needs: waiting operations and
+/// leases, in order of arrival. The caller must hold the placement lock.
 pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
     let waiting = leases.waiting();
     let mut queue = order::Queue::default();
@@ -182,7 +183,7 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // The clients get an answer. The records stay queued: the next gpushd takes them over.
+    // This answers the clients. Their records stay queued, and the next gpushd takes them over.
     leases.waiting().clear();
 }
 
@@ -196,7 +197,7 @@ async fn pass(leases: &Leases) {
         let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
         leaves(leases, waiting, reason, None);
     }
-    // Without a driver gpushd can grant nothing. The requests continue to wait.
+    // Without a driver gpushd cannot grant anything. The requests continue to wait.
     let Ok(seen) = leases.handles.readings.host().await else { return };
     if restored::is_pending(leases) {
         restored::resolve_all(leases, &seen).await;
@@ -243,7 +244,8 @@ fn decide(
                 Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
                     Some(Ok(reserved)) => {
                         granted.extend(leases.waiting().remove(&ticket).map(|waiting| (waiting, reserved)));
-                        // The grant changes the host. The next pass decides about the others, with a new snapshot.
+                        // The grant changes the host. The next pass decides about the other
+                        // requests, with a new snapshot.
                         again = true;
                     }
                     Some(Err(error)) => {

@@ -1,4 +1,5 @@
-//! What a request means on this host: who holds the lease, which share, on which GPUs, bound to what.
+//! Resolves a request on this host: who holds the lease, which share, on which GPUs, and its
+//! binding.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -28,20 +29,20 @@ use crate::{
     state::{GpuSnapshot, HostState, OpenLease},
 };
 
-/// A request that was checked against this host.
+/// A request that was checked and resolved on this host.
 #[derive(Debug, Clone)]
 pub(super) struct Resolved {
-    /// What is recorded.
+    /// The lease to record.
     pub(super) new: NewLease,
-    /// What is placed.
+    /// The share to place.
     pub(super) wanted: Wanted,
-    /// What the holder may lease.
+    /// The effective quota of the holder.
     pub(super) quota: Effective,
-    /// What the lease will be bound to.
+    /// The binding of the lease.
     pub(super) bound: Bound,
 }
 
-/// Checks a request and determines what it means on this host. `offered` is what the host offers when nothing is
+/// Checks a request and resolves it on this host. `offered` is what the host offers when nothing is
 /// occupied. `job` is what Slurm's hooks add to the request.
 ///
 /// # Errors
@@ -68,7 +69,7 @@ pub(super) async fn resolve(
             let kinds: Vec<LeaseKind> =
                 offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
             let share = request::default_share(&kinds)?;
-            // The kind is known only now. A count that is valid for some kind may not be valid for this one.
+            // The kind is known only now, and the valid counts depend on the kind.
             request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
             WantedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
         }
@@ -97,7 +98,8 @@ pub(super) async fn resolve(
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
     let mut quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
     if job.is_some_and(|job| job.has_gres) {
-        // Slurm limits the time of a job, and without a quota in the config also what a user's jobs take.
+        // Slurm limits the time of a job. If the config has no quota for the user, gpushd also
+        // leaves the number of devices to Slurm.
         quota.limits.longest_s = None;
         if quota.subject.is_none() {
             quota.limits = quota::Limits::default();
@@ -118,7 +120,7 @@ fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
             let message = format!("uid {own} may not request a lease for uid {uid}");
             Err(ApiError::new(Code::Denied, message).cause("only administrators may request leases for other users"))
         }
-        // The kernel's placeholder for no user.
+        // The kernel uses this value for "no user".
         Some(u32::MAX) => Err(ApiError::new(Code::BadRequest, "4294967295 is not a user id")),
         Some(uid) => Ok(uid),
         None => Ok(own),
@@ -135,10 +137,11 @@ fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<
     Ok(Some(positions.into_iter().map(|at| host.gpus[at].gpu.index).collect()))
 }
 
-/// Leaves out the GPUs that only Slurm's hooks may lease. Returns the GPUs that may be used, and those left out.
+/// Excludes the GPUs that only Slurm's hooks may lease. Returns the GPUs that may be used, and the
+/// excluded GPUs.
 ///
 /// # Errors
-/// When no other GPU is left.
+/// If no other GPU is left.
 fn for_caller(
     caller: &Caller,
     host: &HostState,
@@ -149,7 +152,8 @@ fn for_caller(
         terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
     };
     let slurms: BTreeSet<u32> = host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect();
-    // Slurm's hooks name the GPUs that Slurm allocated. A job to which Slurm allocated no GPU gets none of these GPUs.
+    // Slurm's hooks select the GPUs that Slurm allocated. If Slurm allocated no GPU to a job, the
+    // job gets none of these GPUs.
     if slurms.is_empty() || caller.viewer == Viewer::Hook && selected.is_some() {
         return Ok((selected, BTreeSet::new()));
     }
@@ -163,10 +167,10 @@ fn for_caller(
     Ok((Some(left), slurms))
 }
 
-/// Leaves out the GPUs with a dynamic layout: gpushd creates no MIG device in Prolog.
+/// Excludes the GPUs with a dynamic layout, because gpushd does not create MIG devices in Prolog.
 ///
 /// # Errors
-/// When no other GPU is left.
+/// If no other GPU is left.
 fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<BTreeSet<u32>, ApiError> {
     let is_dynamic = |gpu: &&Arc<GpuSnapshot>| {
         let rule = gpu.rule.and_then(|rule| host.config.rules.get(rule));
@@ -228,8 +232,8 @@ fn named_binding(caller: &Caller, holder: u32, request: &LeaseRequest) -> Result
     }
 }
 
-/// Finds the process that a lease is bound to. A caller cannot tell a process of another user from one that does not
-/// exist.
+/// Finds the process that a lease is bound to. For a caller, a process of another user looks like a
+/// process that does not exist.
 fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, ApiError> {
     let bad = |why: &str| {
         Err(ApiError::new(Code::BadRequest, format!("a lease cannot be bound to process {named}: {why}"))
@@ -249,7 +253,7 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
     }
 }
 
-/// Returns what a user may lease.
+/// Returns the effective quota of a user.
 async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>, gpus: usize) -> Effective {
     let config = leases.handles.state.config();
     let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
@@ -258,7 +262,7 @@ async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>
     let has_groups = quotas.iter().any(|quota| matches!(quota.subject, quota::Subject::Group(_)));
     let gids = match holder == caller.peer.uid {
         true => caller.peer.groups.clone(),
-        // The groups of another user are those that the name service lists.
+        // The name service lists the groups of a user who is not the caller.
         false if has_groups => leases.handles.users.groups_of(holder).await.unwrap_or_default(),
         false => Vec::new(),
     };

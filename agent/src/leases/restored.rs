@@ -8,9 +8,10 @@
 //!                             └─ not within `RETURN`, or the request has no key ─► cancelled
 //! ```
 //!
-//! Until the client reconnects, its request is resolved with the rights of an ordinary user. Some requests need more: a
-//! request of root without limits, or a request whose process gets a scope. Such a request keeps its place without a
-//! reservation until the client reconnects.
+//! Until the client reconnects, its request is resolved with the rights of an ordinary user. That
+//! is not possible for a request of root that exceeds the limits of users, or for a request whose
+//! process gets a scope. Such a request keeps its place without a reservation until the client
+//! reconnects.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -44,14 +45,15 @@ const RETURN: Duration = Duration::from_secs(30);
 /// Requests whose clients have not reconnected.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
-    /// Places of the requests that are not resolved.
+    /// Places in the queue of the requests that are not resolved yet.
     places: BTreeMap<LeaseId, QueuePlace>,
-    /// Resolved requests, which wait or were granted meanwhile.
+    /// Resolved requests, which wait in the queue or were granted meanwhile.
     away: BTreeMap<LeaseId, PendingGrant>,
 }
 
-/// Restores the places of queued requests that arrived before a time, or of all with `None`. Call it in the order
-/// of arrival with queued operations, before any request is served.
+/// Restores the places of queued requests that arrived before the time `before`; with `None`, of
+/// all queued requests. The caller also queues the operations, in one order of arrival, before any
+/// request is served.
 pub(crate) fn take_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
@@ -64,12 +66,13 @@ pub(crate) fn take_places(leases: &Leases, before: Option<Timestamp>) {
     }
 }
 
-/// Returns whether there is a request that has a place in the queue but is not resolved.
+/// Returns whether a restored request is not resolved yet.
 pub(super) fn is_pending(leases: &Leases) -> bool {
     !leases.restored().places.is_empty()
 }
 
-/// Resolves, as far as possible, the requests that have only their place in the queue. Call it before any placement.
+/// Resolves the restored requests that are not resolved yet, as far as possible. Call this before
+/// any placement.
 pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
     // A request and the task that serves the queue may call this concurrently.
     let _resolving = leases.resolving.lock().await;
@@ -91,8 +94,8 @@ pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
     }
 }
 
-/// Returns whether a request can be resolved without the process that sent it. A scope is for that process, and the
-/// terms of a job come with the request of Slurm's hooks.
+/// Returns whether a request can be resolved without the process that sent it. A new scope needs
+/// that process, and only Slurm's hooks send the terms of a job.
 fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
     match record.binding {
         LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => true,
@@ -138,7 +141,7 @@ fn wait(
         LeaseWait::No | LeaseWait::Unlimited => None,
     };
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
-    // The key is recorded already.
+    // The key is already recorded.
     let waiting = Waiting { id: record.id, resolved, viewer, key: None, until, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.notify_one();
@@ -148,7 +151,7 @@ fn wait(
 /// Reconnects a client with its queued request. Returns `None` if no such request waits for its client.
 ///
 /// # Errors
-/// When the request cannot be met any more, or the GPUs are not known yet.
+/// If the request cannot be met any more, or the GPUs are not known yet.
 pub(super) async fn rejoin(
     leases: &Leases,
     caller: &Caller,
@@ -190,7 +193,8 @@ pub(super) async fn rejoin(
     }
 }
 
-/// Cancels the requests whose clients cannot reconnect, and after [`RETURN`] those whose clients have not reconnected.
+/// Cancels requests whose clients cannot reconnect. After [`RETURN`], also cancels requests whose
+/// clients have not reconnected.
 pub(super) async fn expire(leases: Leases) {
     let ids: Vec<LeaseId> = leases.restored().places.keys().copied().collect();
     for id in ids {
@@ -226,7 +230,7 @@ async fn cancel(leases: &Leases, id: LeaseId) {
     cancel_place(leases, id, EndReason::Cancelled).await;
 }
 
-/// Ends a restored request that has only its place in the queue. Returns whether it had one.
+/// Ends a restored request that is not resolved yet. Returns whether there was such a request.
 pub(super) async fn cancel_place(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
     let place = leases.restored().places.remove(&id);
     let had_place = place.is_some();
@@ -256,7 +260,8 @@ async fn has_key(leases: &Leases, record: &LeaseRecord) -> bool {
     leases.handles.store.read(move |view| view.has_answer_with(uid, number)).await.unwrap_or(true)
 }
 
-/// Returns the error for a repeated request whose lease is queued without a client: the lease is about to end.
+/// Returns the error for a repeated request whose lease is still queued, but no longer waits for
+/// its client. The lease is about to end.
 pub(super) fn ends_now(id: LeaseId) -> ApiError {
     ApiError::new(Code::Unavailable, format!("lease {id} of this request is about to end"))
         .hint("send the request again")

@@ -156,7 +156,7 @@ fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiEr
     Ok(Environment { lease: record.id, devices, mps })
 }
 
-/// Returns what the holder should know about the share.
+/// Returns warnings to the holder about what the share does not limit.
 fn warnings(record: &LeaseRecord) -> Vec<String> {
     let mut warnings = Vec::new();
     match record.kind {

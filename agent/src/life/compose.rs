@@ -40,7 +40,7 @@ use crate::{
     timeslice::Timeslice,
 };
 
-/// The surroundings of gpushd.
+/// What gpushd knows about its host at start.
 pub(super) struct HostOrigin {
     /// The boot id, or why it is not known.
     pub(super) boot: Result<String, ApiError>,
@@ -58,7 +58,7 @@ pub(super) struct HostOrigin {
 pub(super) struct Parts {
     /// Queues and begins operations.
     pub(super) engine: Engine,
-    /// The driver, behind its worker.
+    /// Access to the driver, through its worker process.
     pub(super) hardware: Hardware,
     /// Time-sliced GPUs.
     pub(super) timeslice: Timeslice,
@@ -76,8 +76,8 @@ pub(super) struct Parts {
     pub(super) inbox: Inbox,
     /// Operations that a previous gpushd left unfinished, oldest first.
     pub(super) unfinished: Vec<UnfinishedOperation>,
-    /// Unfinished operations that were followed by another operation on their GPUs, with that operation. So they must
-    /// have ended.
+    /// Unfinished operations, each with a later operation that has begun on one of its GPUs. So the
+    /// unfinished operations must have ended.
     pub(super) superseded: BTreeMap<OperationId, OperationId>,
     /// The boot id, or a placeholder.
     pub(super) boot_id: String,
@@ -85,7 +85,8 @@ pub(super) struct Parts {
     pub(super) due: Due,
 }
 
-/// Creates everything. Only the supervisor of the driver and the thread for user lookups run after this.
+/// Creates all handles. After this call, only the supervisor of the driver and the thread for user
+/// lookups run.
 ///
 /// # Errors
 /// If a thread cannot be started.
@@ -334,7 +335,7 @@ pub(super) fn compose(
     })
 }
 
-/// Creates a health check that holds a handle of the part.
+/// Creates a health check that calls `check` with a clone of the handle `of`.
 fn check<T: Clone + Send + Sync + 'static>(
     of: &T,
     check: impl Fn(&T) -> Vec<ApiError> + Send + Sync + 'static,

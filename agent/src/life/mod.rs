@@ -81,8 +81,8 @@ type Serving = JoinHandle<std::io::Result<()>>;
 /// Maximum time for the driver worker to end.
 const WORKER_END: Duration = Duration::from_millis(500);
 
-/// How long gpushd still serves clients after it has waited for an operation. Clients poll the operation, and must not
-/// find the socket closed between two polls.
+/// How long gpushd continues to serve clients after the last operation has ended. Clients poll the
+/// operation, and must not find the socket closed between two polls.
 const LAST_WORD: Duration = Duration::from_millis(250);
 
 /// Maximum time for the last tasks of the runtime to end.
@@ -90,7 +90,7 @@ const RUNTIME_END: Duration = Duration::from_millis(200);
 
 /// Runs gpushd until it receives SIGTERM.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    // Before any thread starts, because it changes the environment.
+    // This runs before any thread starts, because it changes the environment.
     let handed_over = Listening::handed_over()?;
     let early = signals::arm().context("signals can't be handled")?;
     let paths = Paths::resolve(arguments, &Surroundings::of_this_process())?;
@@ -99,17 +99,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
     let boot = boot::id(&paths.boot_id_file);
-    // Before the socket: a gpushd that cannot use the state directory must not receive requests.
+    // The store is opened before the socket, because a gpushd that cannot use the state directory
+    // must not receive requests.
     let remembered = durable::open(&durable::Origin {
         directory: &paths.state_dir,
         boot_id: boot.as_deref().unwrap_or(UNKNOWN_BOOT),
         marker: &paths.store_marker,
         host_root: &arguments.host_root,
     })?;
-    // Dropping the last handle waits for pending writes. So it is dropped here, outside of the runtime.
+    // Dropping the last handle of the store waits for pending writes. So this handle is dropped
+    // last, outside of the runtime.
     let store = remembered.store.clone();
     let sockets = sockets(handed_over, &paths, &config)?;
-    // Before anything in the directory is read.
+    // The lock is taken before anything in the directory is read.
     let _mps_lock = mps::lock_base(&paths.mps_dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -136,7 +138,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     result
 }
 
-/// The surroundings of gpushd.
+/// What gpushd knows about its host at start, before the runtime.
 struct Here {
     /// The boot id, or why it is not known.
     boot: Result<String, ApiError>,
@@ -144,7 +146,7 @@ struct Here {
     host_root: PathBuf,
     /// Access to helper units and other processes of the host.
     outside: Outside,
-    /// Requests by signal before the runtime started.
+    /// Signals that arrived before the runtime started.
     early: signals::Early,
     /// Directory of MPS daemons.
     mps_dir: PathBuf,
@@ -184,7 +186,8 @@ fn access(config: &Config) -> Access {
 
 /// Returns the options of the driver worker. A library on the command line overrides the config.
 fn driver(arguments: &Arguments, config: &Config) -> Options {
-    // Not the path of the program. After an upgrade, the path has another version, whose worker uses another protocol.
+    // Not the path of the program: after an upgrade, that path has another version, whose worker
+    // uses another protocol.
     let mut options = Options::new("/proc/self/exe");
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
@@ -251,11 +254,11 @@ async fn serve(
     } = compose::compose(settings, origin, remembered, options)?;
     let Handles { state, readings, operations, mps, leases, unleased, .. } = handles.clone();
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
-    // Before any request can call the driver, and before a queued operation can begin.
+    // This runs before any request can call the driver, and before a queued operation can begin.
     handles.maintenance.resume();
     // Running daemons must be known before requests are served.
     mps::find(&mps);
-    // Leases and operations that wait have one order of arrival.
+    // Leases and operations that wait share one order of arrival.
     let enqueue = |ongoing: &Arc<Ongoing>, order, since| {
         leases::take_places(&leases, Some(since));
         engine.queue.enter_again(&engine.lanes, ongoing, order, since);
@@ -264,7 +267,7 @@ async fn serve(
     leases::take_places(&leases, None);
     startup.startup.leave(changed.into_iter());
     let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
-    // Subscribed before a worker exists, so that no event is missed.
+    // The monitor subscribes before a worker exists, so that it misses no event.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
     let monitoring = tokio::spawn(monitor.run(hardware.events(), stopping.clone()));
     let name = sockets.public.name.clone();
@@ -278,7 +281,8 @@ async fn serve(
         let (ping, pings) = mpsc::channel(1);
         let router = http::router(handles.clone());
         let serving = accept::serve(listener, socket_kind, accounts.clone(), router, closing.clone(), pings);
-        // A separate thread accepts connections, so that other tasks cannot delay it until the backlog is full.
+        // A separate thread accepts connections, so that other tasks cannot delay the accept loop
+        // until the backlog is full.
         let runtime = tokio::runtime::Handle::current();
         (tokio::task::spawn_blocking(move || runtime.block_on(serving)), ping)
     };
@@ -325,7 +329,7 @@ async fn serve(
         tracing::info!("stopping after {unfinished} operations have ended; a second SIGTERM stops at once");
         notify::send(Notification::Status("finishing operations".to_owned()));
     }
-    // The queue begins no more operations. Those that it has begun are among the tasks.
+    // The queue does not begin more operations. `tasks` includes the operations that it has begun.
     let _ = queue.await;
     tasks.close();
     tasks.wait().await;
@@ -336,7 +340,7 @@ async fn serve(
     first_reading.abort();
     following.abort();
     let _ = fed.map(|fed| fed.abort());
-    // Event streams get the ends of the operations, and then end.
+    // Event streams still send the ends of the operations, and then end.
     state.events().close();
     monitoring.abort();
     closing.cancel();

@@ -119,7 +119,8 @@ pub(crate) async fn serve(
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // File descriptors or memory have run out, until other connections end.
+                    // File descriptors or memory have run out. The loop pauses, so that other
+                    // connections can end.
                     tracing::warn!("cannot accept a connection: {error}");
                     tokio::time::sleep(EXHAUSTED).await;
                     break;
@@ -152,7 +153,8 @@ impl Limits {
         peer.uid == 0 || peer.uid == self.own
     }
 
-    /// Takes a place for a client. Looks up the details of the peer only if they affect the result.
+    /// Takes a slot for the connection of a client. Looks up the details of the peer only if they
+    /// affect the result.
     fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<ConnectionSlot, String> {
         let now = std::time::Instant::now();
         if self.is_privileged(&client.peer) {
@@ -175,14 +177,15 @@ impl Limits {
         entered.map_err(|(Refusal::Account(why) | Refusal::InAll(why))| why)
     }
 
-    /// Returns whether an identified peer may use the places reserved for admin groups. Groups in a container do not
-    /// count.
+    /// Returns whether an identified peer may use the slots that are reserved for admin groups.
+    /// Groups in a container do not count.
     fn has_admin_reserve(&self, peer: &Peer) -> bool {
         peer.is_on_this_host && self.accounts.is_admin(&peer.groups)
     }
 }
 
-/// The peer of a connection. It is identified only once, because its process may exit or change its user.
+/// The peer of a connection. gpushd identifies the peer only once, because its process may exit or
+/// change its user.
 struct Client {
     peer: Peer,
     is_identified: bool,
@@ -224,8 +227,8 @@ fn admit(
     let Ok(peer) = Peer::of(&stream) else { return };
     let mut client = Client::new(peer);
     let entered = limits.enter(&mut client, &stream);
-    // Identifies the peer at once if there is no delay. After a delay, most connections of a flooding client are
-    // closed.
+    // Without a delay, the peer is identified at once. With a delay, it is identified afterwards,
+    // when most connections of a flooding client are closed.
     if entered.as_ref().is_ok_and(|place| place.delay.is_zero()) {
         client.identify(&stream);
     }
@@ -261,8 +264,8 @@ fn admit(
     }
 }
 
-/// Sends a refusal without parsing the request. Then it reads and discards input until the peer closes the connection.
-/// If gpushd closed first, the kernel would drop the response.
+/// Sends a refusal without parsing the request. Then reads and discards input until the peer closes
+/// the connection. If gpushd closed the connection first, the kernel would drop the response.
 async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let said = async {
         let _ = stream.write_all(&answer).await;

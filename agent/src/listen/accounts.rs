@@ -1,10 +1,11 @@
-//! Accounts: the user or service to which a connection counts.
+//! Accounts: the users and services that connections are counted for.
 //!
-//! A user with a range of subordinate uids (`/etc/subuid`) can connect as any of them, through user namespaces. All
-//! these connections count to that user. Members of the admin groups have reserved connections.
+//! A user with a range of subordinate uids (`/etc/subuid`) can connect as any of these uids,
+//! through user namespaces. All these connections are counted for that user. Members of the admin
+//! groups have reserved connections.
 //!
-//! Both need lookups of users and groups, which may take seconds with a directory service. So lookups run in the
-//! background, and the accept loop uses the last result.
+//! Both rules need lookups of users and groups, which may take seconds with a directory service. So
+//! lookups run in the background, and the accept loop uses the last result.
 
 use std::{
     fs,
@@ -21,10 +22,11 @@ const SUBUID: &str = "/etc/subuid";
 /// Interval of lookups.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Maximum number of lines read from the file. A uid in a later range counts as a separate user.
+/// Maximum number of lines read from the file. A uid in a range on a later line counts as a
+/// separate user.
 const MOST: usize = 100_000;
 
-/// The user or service whose limit a connection counts towards.
+/// The user or service that a connection is counted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Account {
     /// The user with this uid, including subordinate uids.

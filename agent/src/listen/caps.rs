@@ -1,7 +1,8 @@
 //! Limits of open connections, and of new connections per second, per account and in total.
 //!
-//! A caller that opens connections continuously must neither exhaust gpushd's file descriptors nor lock out others.
-//! Connections are counted for each [`Account`]: a user with all subordinate uids.
+//! A caller that opens connections continuously must neither exhaust gpushd's file descriptors nor
+//! lock out other callers. Connections are counted for each [`Account`]: a user with all
+//! subordinate uids.
 //!
 //! | connections of the first socket | for |
 //! |---|---|
@@ -9,9 +10,9 @@
 //! | [`ADMINS`] more | members of the admin groups |
 //! | [`RESERVED`] more | root and the user that gpushd runs as |
 //!
-//! A connection beyond the rate of its account is delayed, not refused. It counts as open during the delay, so the
-//! number of delayed connections of an account is limited. The accept loop serves others meanwhile. The second socket
-//! has separate limits.
+//! A connection beyond the rate of its account is delayed, not refused. It counts as open during
+//! the delay, so the number of delayed connections of an account is limited. Meanwhile the accept
+//! loop serves other connections. The second socket has separate limits.
 
 use std::{
     collections::HashMap,
@@ -67,7 +68,7 @@ pub(crate) enum Refusal {
 #[derive(Debug, Clone, Copy)]
 struct Count {
     open: usize,
-    /// Earliest time of the next connection, without the burst.
+    /// Time from which the next connection is not delayed.
     next: Instant,
 }
 
@@ -78,7 +79,7 @@ pub(crate) struct Caps {
     in_all: usize,
 }
 
-/// A place for one connection. Dropping it releases the place.
+/// A slot for one connection. Dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot {
     caps: Caps,
@@ -88,8 +89,8 @@ pub(crate) struct ConnectionSlot {
 }
 
 impl Caps {
-    /// Creates the caps of the first socket in a process that may open `descriptors` files. They use at most five
-    /// eighths of them; the rest is for the second socket and other uses.
+    /// Creates the caps of the first socket in a process that may open `descriptors` files. At most
+    /// five eighths of them are used; the rest is for the second socket and other uses.
     pub(crate) fn public(descriptors: u64) -> Self {
         Self::new(eighths(descriptors, 5).clamp(RESERVED / 2, IN_ALL))
     }
@@ -115,7 +116,7 @@ impl Caps {
         }
     }
 
-    /// Takes a place for a connection at `now`.
+    /// Takes a slot for a connection at `now`.
     ///
     /// # Errors
     /// If the account or the total has reached its limit.
@@ -219,7 +220,8 @@ mod tests {
             delays.push(caps.enter(ALICE, Rank::User, now).unwrap().delay);
         }
         assert!(delays[..BURST as usize].iter().all(Duration::is_zero));
-        // In practice, each delayed connection keeps its place, so far fewer of them are delayed at once.
+        // In practice, each delayed connection keeps its slot, so far fewer of them are delayed at
+        // once.
         assert!(delays[999] > INTERVAL * 800, "{:?}", delays[999]);
         assert_eq!(caps.enter(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);
         assert_eq!(caps.enter(ROOT, Rank::Privileged, now).unwrap().delay, Duration::ZERO);

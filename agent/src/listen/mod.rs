@@ -1,7 +1,7 @@
 //! The listening sockets: creation, peer credentials, and limits for each caller.
 //!
 //! ```text
-//! socket   creates or takes over the listening sockets; replaces stale files, never live ones
+//! socket   creates or takes over the listening sockets; replaces stale files, never those in use
 //! accept   the loop: credentials, caps, one task per connection
 //! accounts the account of a connection: owners of subordinate uids, admin groups
 //! caps     limits of connections per account and in total

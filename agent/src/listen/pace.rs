@@ -1,4 +1,4 @@
-//! Time limits of one connection: for the head of its next request, and for being idle.
+//! Time limits of one connection: for the head of its next request, and for idle time.
 //!
 //! ```text
 //! accepted ──► head ──(request read)──► busy ──(answered)──► idle ──(first byte)──► head
@@ -31,8 +31,8 @@ use axum::http::StatusCode;
 
 use crate::http::failure::Failure;
 
-/// Maximum time for the head of a request, from its first byte. For the first request, the time counts from the
-/// connection.
+/// Maximum time for the head of a request, from its first byte. For the first request, the time
+/// starts when the connection is accepted.
 const HEAD: Duration = Duration::from_secs(1);
 
 /// Maximum time between a response and the first byte of the next request.
@@ -43,11 +43,11 @@ enum Phase {
     Head(Instant),
     Busy,
     Idle(Instant),
-    /// An endless response is being written. Contains the time when the peer last took some of it.
+    /// An endless response is being written. Contains the time when the peer last read from it.
     Streaming(Instant),
 }
 
-/// Resolution of the time when the peer last took bytes.
+/// Resolution of the time when the peer last read bytes.
 const TICK: Duration = Duration::from_secs(1);
 
 /// The phase of a connection, shared by its stream, its service and its task.
@@ -65,7 +65,7 @@ impl Pace {
         self.0.send_replace(Phase::Busy);
     }
 
-    /// Marks that the response is ready.
+    /// Marks that the response is ready to be written.
     pub(crate) fn answered(&self) {
         self.0.send_replace(Phase::Idle(Instant::now()));
     }
@@ -116,17 +116,17 @@ impl Pace {
     }
 }
 
-/// A stream that reports received and sent bytes to its pace. It also replaces hyper's own error responses, which have
-/// no body.
+/// A stream that reports received and sent bytes to its pace. The stream also replaces hyper's own
+/// error responses, which have no body.
 #[derive(Debug)]
 pub(crate) struct Paced {
     stream: UnixStream,
     pace: Pace,
-    /// A response that replaces hyper's own.
+    /// A response that is being written in place of hyper's own.
     replaced: Option<Replaced>,
 }
 
-/// A response that is written in place of another one.
+/// A response that is written in place of hyper's own.
 #[derive(Debug)]
 struct Replaced {
     bytes: Vec<u8>,
@@ -157,7 +157,8 @@ impl Paced {
         written
     }
 
-    /// Writes the replacement. Returns `None` if there is none.
+    /// Writes the replacement, and then returns the length of hyper's response. Returns `None` if
+    /// there is no replacement.
     fn poll_replaced(&mut self, cx: &mut Context<'_>) -> Option<Poll<io::Result<usize>>> {
         let replaced = self.replaced.as_mut()?;
         while replaced.written < replaced.bytes.len() {
@@ -256,7 +257,7 @@ mod tests {
         });
         for _ in 0..100 {
             tokio::time::sleep(IDLE / 2).await;
-            // Input from the peer does not count.
+            // Input from the peer does not extend the time limit.
             pace.bytes_came();
             pace.bytes_taken();
         }

@@ -1,11 +1,11 @@
 //! The listening sockets: passed by systemd, or created by gpushd.
 //!
-//! gpushd binds a new socket under a temporary name, sets its group and mode, and then renames it. So no client can
-//! connect before the permissions are right. A socket file without a listening process is replaced. A live socket, or a
-//! file that is not a socket, is not.
+//! gpushd binds a new socket under a temporary name, sets its group and mode, and then renames it.
+//! So no client can connect before the permissions are right. gpushd replaces a socket file that no
+//! process listens on. It never replaces a socket in use, or a file that is not a socket.
 //!
-//! gpushd holds the lock of the path during all of this, and as long as the socket exists: see
-//! [`gpush_host::path_lock`].
+//! gpushd takes the lock of the path before it creates the socket, and holds it as long as the
+//! socket exists: see [`gpush_host::path_lock`].
 
 use std::{
     ffi::OsString,
@@ -74,7 +74,7 @@ pub(crate) enum SocketError {
         /// The option that sets another path.
         option: &'static str,
     },
-    /// Its lock cannot be taken.
+    /// The lock of the path cannot be taken.
     #[error("cannot use the lock {} of the socket; remove that file, or give another path with \
         {option}", path.display())]
     Lock {
@@ -221,7 +221,7 @@ impl Listening {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        // Only gpushd uses the temporary file, so its permissions are set before the rename.
+        // The permissions are set before the rename, while no other process uses the file.
         let listener = UnixListener::bind(&draft).map_err(failed)?;
         let finish = || -> io::Result<u64> {
             if let Some(gid) = gid {
@@ -245,7 +245,8 @@ impl Listening {
         }
     }
 
-    /// Splits it into the listener and the file. Dropping the file removes it.
+    /// Splits the socket into its listener and its file. Dropping the [`SocketFile`] removes the
+    /// file.
     pub(crate) fn split(self) -> (UnixListener, SocketFile) {
         (self.listener, SocketFile(self.ours))
     }
@@ -265,7 +266,8 @@ impl SocketFile {
             if before.ino() != *inode {
                 return Err(io::Error::new(ErrorKind::NotFound, "another program has replaced it"));
             }
-            // Access is closed during the change, so that no group gets the mode meant for another one.
+            // Access is closed during the change, so that neither the old nor the new group gets
+            // the mode of the other.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600 & access.mode))?;
             let given = std::os::unix::fs::lchown(path, None, Some(gid.as_raw()));
             let mode = if given.is_ok() { access.mode } else { before.mode() & 0o777 };
@@ -330,7 +332,7 @@ mod tests {
         let pid = std::process::id();
         assert!(error.starts_with(&format!("another gpushd (pid {pid}) has the socket")), "{error}");
         drop(first);
-        // A process that does not use gpushd's lock.
+        // The other process does not use gpushd's lock.
         fs::remove_file(&path).unwrap_or_default();
         let other = UnixListener::bind(&path).unwrap();
         assert!(matches!(Listening::bind(&path, &access(), "--socket"), Err(SocketError::Live { .. })));

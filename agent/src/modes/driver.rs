@@ -1,4 +1,4 @@
-//! Driver calls of steps: their outcome, and the GPU afterwards.
+//! Determines the outcome of the driver calls of steps, and reads the GPU afterwards.
 //!
 //! ```text
 //! call ──► ok ───────────────────────────────────────────────► done
@@ -21,8 +21,8 @@ use gpush_nvml::{DriverError, ErrorKind, Hardware, Reading};
 use super::{GpuName, Trouble};
 use crate::state::readings::Readings;
 
-/// How long a step waits until a late call has ended and its effect is known. The driver layer kills the worker much
-/// earlier, so a call that still runs then hangs in the kernel.
+/// How long a step waits until a late call has ended and its effect is known. The driver layer
+/// kills the worker much earlier, so a call that still runs after this time hangs in the kernel.
 const SETTLE: Duration = Duration::from_secs(45);
 
 /// The driver for steps: `hardware` changes GPUs, `readings` reads them into the state.
@@ -44,7 +44,7 @@ impl Driver {
             Err(error) if error.kind == ErrorKind::GpuIsLost => Err(Trouble::Lost(explain(&what, &error))),
             Err(error) => {
                 self.settle(gpu, &what, &error).await?;
-                // A new worker may succeed where the old one failed.
+                // A new worker may succeed although the previous worker failed.
                 self.read_again(gpu, &what).await
             }
         }
@@ -93,7 +93,7 @@ impl Driver {
 /// Converts a driver error to the error of a step.
 pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
-    // Keeps `retryable`: the caller may retry after the operation has ended.
+    // `retryable` is kept, because the caller may retry after the operation has ended.
     ApiError { message: what.to_owned(), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 

@@ -1,4 +1,4 @@
-//! What each sharing mode does to a GPU. Each mode has one folder or file with its steps.
+//! The steps of each sharing mode. Each mode has one folder or file.
 //!
 //! A kind of step has three functions:
 //!
@@ -14,7 +14,7 @@
 //! | `mps` | `mps` | MPS daemons |
 //! | `timeslice` | `timeslice` | time-slice levels |
 //!
-//! `driver` determines the outcome of a driver call that returned no answer.
+//! `driver` determines the outcome of driver calls that did not return an answer.
 
 pub(crate) mod driver;
 pub(crate) mod mig;

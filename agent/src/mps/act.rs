@@ -1,8 +1,9 @@
 //! Actions on a daemon: start, stop, restart, drain, and change the settings of its clients.
 //!
-//! A daemon in use is stopped or restarted only with `force`. The refusal names the clients and the leases. A lease
-//! counts as use even before its program is connected. The program may take seconds until it calls `cuInit`, and
-//! without the daemon it would silently run without MPS.
+//! gpushd stops or restarts a daemon in use only with `force`. Otherwise the error names the
+//! clients and the leases. A lease counts as use even before the program of its holder connects.
+//! The program may take seconds until it calls `cuInit`, and would silently run without MPS if
+//! there were no daemon.
 //!
 //! A stopped daemon stays stopped when gpushd restarts, until an administrator starts it.
 
@@ -24,7 +25,8 @@ const LONGEST: u64 = 30 * 24 * 3600;
 /// An action on a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
-    /// Starts the daemon, even if it was stopped or gpushd has given up on it.
+    /// Starts the daemon, even if an administrator stopped it or gpushd no longer tries to start
+    /// it.
     Start,
     /// Stops the daemon.
     Stop,
@@ -78,7 +80,8 @@ pub(crate) async fn act(
         }
         None => None,
     };
-    // Grants and operations use this lock too, so none can begin between the check and the stop of the daemon.
+    // Grants and operations use this lock too, so no grant or operation can begin between the check
+    // and the stop of the daemon.
     let turn = entry.turn.lock().await;
     if matches!(act, Act::Start | Act::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;
@@ -112,8 +115,8 @@ pub(crate) async fn act(
             record.await?;
             entry.daemon.send(end).await?;
         }
-        // A refused action is not recorded. If a successful one cannot be recorded, the reconciler or the next gpushd
-        // starts the daemon again.
+        // A refused action is not recorded. If a successful action cannot be recorded, the
+        // reconciler or the next gpushd starts the daemon again.
         Some(end) => {
             if let Err(error) = entry.daemon.send(end).await {
                 return Err(match error.code {
@@ -150,7 +153,7 @@ async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<()
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
     let _is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
-    // Meanwhile an administrator may have stopped it, or an operation may have begun.
+    // Meanwhile an administrator may have stopped the daemon, or an operation may have begun.
     if mps.record(uuid).stopped.is_some() {
         return Ok(());
     }
@@ -174,11 +177,12 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
         let message = format!("cannot start the MPS daemon of {label}: its settings are not known yet");
         return Err(ApiError::new(Code::Unavailable, message).hint("`gpushctl status` shows its GPU").retryable());
     };
-    // If an operation keeps the daemon stopped, it must not start before the operation ends.
+    // An operation may keep the daemon stopped. The daemon must not start before that operation
+    // ends.
     eligibility::not_changing(&mps.handles.state, target.gpu, &target.gpu_uuid)
 }
 
-/// Returns the error for a daemon that is in use and so is not stopped or restarted.
+/// Returns the error for a daemon that cannot be stopped or restarted because it is in use.
 async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
     let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
     let leases = mps.leases_on(uuid);
@@ -216,7 +220,7 @@ async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry)
     error.hint(hint).retryable()
 }
 
-/// Changes the settings of a daemon's clients. They override the settings of the rule.
+/// Changes the settings of a daemon's clients. The new settings override the settings of the rule.
 ///
 /// # Errors
 /// If the settings do not fit the target, or cannot be recorded.
@@ -229,7 +233,7 @@ pub(crate) async fn set(
 ) -> Result<MpsSet, ApiError> {
     let (uuid, entry) = view::find(mps, text)?;
     let label = view::label(&entry, &uuid);
-    // Read under the lock, so that no concurrent change is lost.
+    // The settings are read under the lock, so that no concurrent change is lost.
     let turn = entry.turn.lock().await;
     if let Some(why) = Outlook::of(mps, caller.viewer).ends(&uuid, &entry) {
         return Err(view::refuse_end(&label, &entry, why));

@@ -1,8 +1,8 @@
 //! The clients of a daemon: their processes, users and leases.
 //!
-//! A client names its lease in an environment variable, which it can set to anything. gpushd accepts the name only if
-//! the client's user holds that lease. The name is for display and for the checks of unleased processes; it grants no
-//! access.
+//! A client names its lease in an environment variable, which the client can set to any value.
+//! gpushd accepts the name only if the client's user holds that lease. The name is for display and
+//! for the checks of unleased processes; it grants no access.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,8 +18,8 @@ const TERMINATE: Duration = Duration::from_secs(5);
 /// Maximum time for the driver to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// Returns a function that gets the MPS clients of a target from the driver. It is used when the daemon does not report
-/// them.
+/// Returns a function that gets the MPS clients of a target from the driver. It is called if the
+/// daemon does not report its clients.
 pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverClients {
     let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
     Arc::new(move || {
@@ -41,7 +41,8 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
 /// A target that is shared through MPS, with the data that decides which processes may run there.
 #[derive(Debug)]
 pub(crate) struct SharedTarget {
-    /// Whether the daemon is desired. If it is stopped or about to be removed, no lease is granted on the target.
+    /// Whether the daemon is desired. `false` if the daemon is stopped or about to be removed; then
+    /// no lease is granted on the target.
     pub(crate) is_given: bool,
     leases: Vec<OpenLease>,
 }
@@ -81,7 +82,8 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
 pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
-    // On a blocking thread: environments may be large, and their pages may be swapped out.
+    // Runs on a blocking thread, because environments may be large, and their pages may be swapped
+    // out.
     let reader = mps.clone();
     let named = tokio::task::spawn_blocking(move || {
         pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_lease)(pid)?))).collect()

@@ -1,8 +1,9 @@
-//! The compute mode of a GPU that is shared through MPS. It is EXCLUSIVE_PROCESS, so that programs cannot bypass the
-//! daemon. Afterwards gpushd restores the previous mode.
+//! The compute mode of GPUs that are shared through MPS. gpushd sets EXCLUSIVE_PROCESS, so that
+//! programs cannot bypass the daemon, and later restores the previous mode.
 //!
-//! The GPU needs the mode from just before an operation starts the daemon until all processes of the daemon have
-//! exited. If the daemon never started, the GPU does not need the mode, although attempts to start the daemon continue.
+//! The GPU needs EXCLUSIVE_PROCESS from just before an operation starts the daemon until all
+//! processes of the daemon have exited. If the daemon never started, the GPU does not need the
+//! mode, although gpushd continues its attempts to start the daemon.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +21,7 @@ impl Mps {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the compute mode of a whole GPU is needed for a daemon.
+    /// Returns whether a daemon needs the compute mode of a whole GPU to be EXCLUSIVE_PROCESS.
     pub(crate) fn needs_compute_mode(&self, uuid: &str) -> bool {
         self.is_in_force(uuid) || self.moving().starting.contains(uuid) || self.has_daemon_or_leftovers(uuid)
     }
@@ -33,8 +34,8 @@ impl Mps {
     }
 }
 
-/// Sets the compute mode of a GPU that is shared, or is about to be. If that fails, health and the findings of the
-/// daemon report the reason until it succeeds.
+/// Sets the compute mode of a GPU that is shared, or is about to be. If that fails, health and the
+/// findings of the daemon report the reason until an attempt succeeds.
 pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
     let gpu = &target.gpu_uuid;
     match wanted {
@@ -88,7 +89,8 @@ pub(super) async fn restore_after_failed_start(mps: &Mps, operation: &str, uuid:
     if let Some(moves) = mps.moves().get_mut(operation) {
         moves.starting.remove(uuid);
     }
-    // A daemon that runs but has not answered in time still needs the mode. Otherwise programs could bypass it.
+    // A daemon that runs but has not answered in time still needs the mode. Otherwise programs
+    // could bypass the daemon.
     if !mps.needs_compute_mode(uuid) {
         restore_compute_mode(mps, uuid).await;
     }

@@ -68,7 +68,7 @@ pub(crate) fn is_starting(mps: &Mps) -> bool {
 /// Checks that a target is shared and its daemon admits clients.
 ///
 /// # Errors
-/// Why the target does not serve.
+/// If the target does not serve. The error says why.
 pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(target).cloned() else {
         return Err(ApiError::new(Code::Conflict, format!("{target} is no longer shared through MPS"))
@@ -123,8 +123,8 @@ pub(crate) fn client_settings(
     Ok(settings)
 }
 
-/// Admits the holders of members that are reserved in the state. Replaces a daemon that still belongs to a previous
-/// user.
+/// Admits the holders of the members of a grant. The members are reserved in the state. A daemon
+/// that still belongs to a previous user is replaced.
 ///
 /// # Errors
 /// If a daemon does not serve, or clients of another user are connected.
@@ -183,8 +183,9 @@ pub(crate) fn named(mps: &Mps, pid: u32) -> Option<String> {
     (mps.handles.named_lease)(pid)
 }
 
-/// Returns whether a process is a client of another gpushd: its environment names a pipe directory elsewhere. Then the
-/// lease that it names also belongs to the other gpushd, because lease numbers are unique only within one gpushd.
+/// Returns whether a process is a client of another gpushd: its environment names a pipe directory
+/// that this gpushd does not manage. If so, the lease that the process names also belongs to the
+/// other gpushd, because lease numbers are unique only within one gpushd.
 pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
     match proc::environment(pid, PIPE_DIRECTORY) {
         Environment::Set(path) => !Path::new(OsStr::from_bytes(&path)).starts_with(&mps.base),
@@ -192,7 +193,7 @@ pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
     }
 }
 
-/// Returns the percentage of a lease on a target, in tenths.
+/// Returns the percentage of a lease on a target, in tenths of a percent.
 pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
     let here = lease.record.members.iter().filter(|member| member.target == target);
     here.map(|member| match &member.share {

@@ -18,10 +18,10 @@ use crate::{
     state::{HostState, no_driver, words},
 };
 
-/// Checks that the GPUs are known. Before that, gpushd cannot say that a target does not exist.
+/// Checks that the GPUs are known. Until they are, gpushd cannot say that a target does not exist.
 ///
 /// # Errors
-/// Why the GPUs are not known.
+/// If the GPUs are not known. The error says why.
 pub(crate) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
     match (&host.driver, &host.maintenance) {
         (_, Some(maintenance)) if !host.was_listed => Err(words::nothing_seen(maintenance)),
@@ -44,7 +44,7 @@ pub(super) fn explain(mps: &Mps, outlook: &Outlook, text: &str, not_found: ApiEr
     if let Err(error) = gpus_known(&host) {
         return error;
     }
-    // `0:2g.20gb@2` is a device of GPU 0.
+    // For example, `0:2g.20gb@2` is a device of GPU 0.
     let gpu = text.split(':').next().unwrap_or(text).trim();
     match host.position(gpu) {
         Ok(at) => {

@@ -7,8 +7,8 @@
 //!                                                              nvidia-cuda-mps-control ◄┘ one per target
 //! ```
 //!
-//! Daemons survive gpushd. The next gpushd finds them by their directories and adopts them before it reads any GPU. It
-//! decides later whether they are still desired.
+//! Daemons survive gpushd. The next gpushd finds them by their directories and adopts them before
+//! it reads any GPU. It decides later whether each daemon is still desired.
 //!
 //! | file | subject |
 //! |---|---|
@@ -82,7 +82,7 @@ use crate::{
 
 use self::{moves::Moves, wakes::Wakes};
 
-/// Pause until the next check of something that is about to end.
+/// Pause before the next check of a daemon that is about to exit.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The MPS daemons of the host, with the handles that supervise them. A handle, cheap to clone.
@@ -242,7 +242,7 @@ impl Mps {
         }
     }
 
-    /// Returns whether a whole GPU is still a target, even if it is about to be removed.
+    /// Returns whether a whole GPU is still a target, even if the target is about to be removed.
     pub(crate) fn has(&self, uuid: &str) -> bool {
         self.is_in_force(uuid) || self.entries().contains_key(uuid)
     }

@@ -26,13 +26,13 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{Entry, Mps, compute_mode, reconcile, view};
 use crate::lanes::Reserve;
 
-/// Added to the time limits for the stop and the start of a daemon.
+/// Time added to the limits for the stop and the start of a daemon.
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// Interval of checks whether an exited daemon has left processes in its directory.
 const CHECK: Duration = Duration::from_millis(5);
 
-/// What an operation has done with daemons. The data is removed when it ends.
+/// What an operation has done with daemons. The data is removed when the operation ends.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Moves {
     /// Targets whose daemons the operation keeps stopped.
@@ -91,9 +91,9 @@ fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
     users
 }
 
-/// Returns the pids of processes that do no work for a user, like [`Mps::idle`]. It first polls the daemons of the GPUs
-/// in `asked`, so that clients that have left do not block a plan. For other GPUs the last poll is used, because one of
-/// them may hang.
+/// Returns the pids of processes that do no work for a user, like [`Mps::idle`]. First polls the
+/// daemons of the GPUs in `asked`, so that clients that have exited do not block a plan. For other
+/// GPUs the last poll is used, because their daemons may hang.
 pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
     let entries: Vec<Entry> = mps.entries().values().filter(|entry| asked.contains(&entry.gpu_uuid)).cloned().collect();
     let polls = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
@@ -103,8 +103,8 @@ pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
     mps.idle()
 }
 
-/// Returns what a plan takes away on its GPU, leased or not. A waiting operation reserves this. A refused plan takes
-/// nothing away.
+/// Returns what a plan takes away on its GPU: certain targets, or the whole GPU. A waiting
+/// operation reserves this, whether it is leased or not. A refused plan takes nothing away.
 pub(crate) fn taken_away(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());
@@ -128,7 +128,8 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         let ended: BTreeMap<&String, &Entry> = entries
             .iter()
             .filter(|(uuid, entry)| {
-                // Includes a daemon that an administrator stopped: its record and its compute mode must be removed too.
+                // Includes a daemon that an administrator stopped, because its record must be
+                // removed and the compute mode restored.
                 let stands = stands(entry) || mps.is_in_force(uuid);
                 entry.gpu_uuid == gpu.uuid && stands && ends(gpu, plan, uuid)
             })
@@ -260,7 +261,8 @@ async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiErr
 /// If the daemon does not serve in time.
 pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
     mps.moves().entry(operation.to_owned()).or_default().starting.insert(uuid.to_owned());
-    // The last reading may be older than the earlier steps of the operation.
+    // The GPU is read again, because the last reading may be older than the previous steps of the
+    // operation.
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
         tracing::warn!(gpu = uuid, "cannot read it before its MPS daemon is started: {error}");
     }
@@ -313,8 +315,8 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     })
 }
 
-/// Waits until the daemons of shared MIG devices serve. Returns a sentence for each daemon that does not. That does not
-/// fail the operation.
+/// Waits until the daemons of shared MIG devices serve. Returns a sentence for each daemon that
+/// does not serve in time. Such a daemon does not make the operation fail.
 pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
     let shares = |plan: &&GpuPlan| plan.layout.iter().any(|entry| entry.to_ascii_lowercase().ends_with(":mps"));
     let on: BTreeSet<String> = plans.iter().filter(shares).map(|plan| plan.uuid.clone()).collect();
@@ -330,7 +332,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     reconciled.collect::<JoinSet<()>>().join_all().await;
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
-    // The operation keeps the daemon of the whole GPU stopped.
+    // Daemons that an operation keeps stopped are not awaited, such as the daemon of the whole GPU.
     let aside = mps.moving().aside;
     let awaited: Vec<(String, Entry)> =
         here.filter(|(uuid, _)| !aside.contains(uuid) && mps.record(uuid).stopped.is_none()).collect();
@@ -338,7 +340,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     let decided = awaited.iter().map(|(uuid, entry)| {
         let (mps, uuid, mut seen) = (mps.clone(), uuid.clone(), entry.daemon.follow());
         async move {
-            // Do not wait for a daemon that an administrator stops meanwhile.
+            // If an administrator stops a daemon meanwhile, the operation no longer waits for it.
             let is_decided = |seen: &Report| !is_late(&seen.state) || mps.record(&uuid).stopped.is_some();
             let _gone = seen.wait_for(is_decided).await.is_err();
         }

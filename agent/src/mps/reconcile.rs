@@ -8,8 +8,8 @@
 //! stopped, and not desired ─────────────────────► no entry, no directory
 //! ```
 //!
-//! An operation has the lanes of its GPUs and reconciles them itself, with [`reconcile_owned`]. A GPU whose reading
-//! hangs delays only its own task.
+//! An operation has the lanes of its GPUs and reconciles their daemons itself, with
+//! [`reconcile_owned`]. A GPU whose reading hangs delays only its own task.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -63,7 +63,8 @@ pub(crate) async fn run(mps: Mps) {
     reconcilers.join_all().await;
 }
 
-/// Reconciles a GPU at once, after each change of the GPU or the config, and when woken, until gpushd stops.
+/// Reconciles the daemons of a GPU until gpushd stops: at once, after each change of the GPU or the
+/// config, and when woken.
 async fn keep(mps: Mps, gpu_uuid: String) {
     let mut snapshots = mps.handles.state.watch();
     let mut wakeups = mps.wakes.follow(&gpu_uuid);
@@ -97,8 +98,8 @@ fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
     differs || !Arc::ptr_eq(&before.config, &now.config)
 }
 
-/// Reconciles the daemons of a GPU with their desired state. If an operation has the lane of the GPU, that operation
-/// does it instead, and this function returns true.
+/// Reconciles the daemons of a GPU with their desired state. If an operation has the lane of the
+/// GPU, that operation reconciles them instead, and this function returns true.
 pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     if !concerns(mps, gpu_uuid) {
         return false;
@@ -155,7 +156,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| gets_daemon(mps, &moving, target)) {
         enter(mps, target);
-        // Settings that override the rule end when the rule changes.
+        // Settings that override the rule are removed when the rule changes.
         records::unset(mps, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
@@ -174,7 +175,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         // GPU differs from its layout.
         let stands = mps.is_in_force(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
             || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
-        // After a reload, leases may finish first.
+        // A daemon that is not desired after a reload continues until its leases have ended.
         if target.is_none() && !aside && (unseen || stands || mps.is_leased(&uuid)) {
             continue;
         }
@@ -185,7 +186,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     reconciled.join_all().await;
 }
 
-/// Determines whether the control program can serve several users, unless that is known.
+/// Determines whether the control program can serve several users, unless the answer is known.
 async fn ask_for_many(mps: &Mps, config: &Config) {
     let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
     let _asking = mps.asking_many.lock().await;
@@ -199,7 +200,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Desired>>)
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
-        // Before the daemon starts, so that no program can bypass it.
+        // The mode is set before the daemon starts, so that no program can bypass the daemon.
         compute_mode::take(mps, target, wanted.policy.compute_mode).await;
     }
     // Stops, operations and grants use this lock too. So a daemon that was stopped meanwhile is not started here.
@@ -228,7 +229,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Desired>>)
     }
     let place = TargetDir::of(&mps.base, &entry.short);
     if place.is_taken() {
-        // Its processes are exiting, or still serve clients.
+        // The processes of the daemon are exiting, or still serve clients.
         if entry.daemon.seen().since > Timestamp::now() - SignedDuration::from_secs(5) {
             mps.settle_soon(&entry.gpu_uuid);
         }

@@ -23,7 +23,8 @@ impl Mps {
     }
 }
 
-/// Changes the record of a target, together with the writes of `also`. Concurrent changes are kept.
+/// Changes the record of a target, together with the writes of `also`. Concurrent changes of the
+/// record are not lost.
 ///
 /// # Errors
 /// If the commit fails. Then the record is unchanged.
@@ -49,7 +50,7 @@ fn take_in(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
     let record = change(known);
     let in_force = record.in_force.is_some();
     records.insert(uuid.to_owned(), record);
-    // Updated under the lock, so that changes of a target reach the state in order.
+    // The state is updated under the lock, so that changes of a target reach it in order.
     mps.handles.state.share(uuid, in_force);
 }
 
@@ -115,8 +116,8 @@ impl RecordedSettings {
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
 
-    /// Returns records for running daemons that a rule requests but that have no record. Used after a loss of the
-    /// database, when the GPUs are accepted in their present state.
+    /// Returns changes that record running daemons without a record as started, if a rule requests
+    /// them. Used after a loss of the database, when the GPUs are accepted in their present state.
     pub(crate) fn of_running_daemons(mps: &Mps, gpus: &[Gpu]) -> Self {
         let entries = mps.entries();
         let stands = |gpu: &&Gpu| {
@@ -133,7 +134,7 @@ impl RecordedSettings {
         self.0.iter().try_for_each(|(uuid, change)| tx.change_mps_target(uuid, change))
     }
 
-    /// Returns the UUIDs of these GPUs whose rules request EXCLUSIVE_PROCESS.
+    /// Returns the UUIDs of the changed GPUs whose rules request EXCLUSIVE_PROCESS.
     pub(crate) fn exclusive(&self, mps: &Mps, gpus: &[Gpu]) -> Vec<String> {
         let config = mps.handles.state.config();
         let is_exclusive = |position: usize| {

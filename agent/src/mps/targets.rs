@@ -42,7 +42,8 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) ->
         let mut reasons = view::reasons(seen, &name);
         reasons.extend(seen.news.clone());
         match seen.state {
-            // The daemon runs, but not as it should. No other log line gives the reason.
+            // The daemon runs, but does not serve its clients well. No other log line gives the
+            // reason.
             State::Hung { .. } | State::Fault { .. } => {
                 tracing::warn!(mps = target, "the MPS daemon is {}: {}", state.name(), reasons.join("; "));
             }
@@ -87,8 +88,8 @@ pub(super) fn gets_daemon(mps: &Mps, moving: &Moves, target: &Target) -> bool {
     !target.full_gpu || mps.is_in_force(&target.uuid) || moving.starting.contains(&target.uuid)
 }
 
-/// Returns whether the reading of a GPU is good enough to remove daemons. A GPU that the driver does not list may
-/// return, with all its daemons still in use.
+/// Returns whether the reading of a GPU permits the removal of its daemons. A GPU that the driver
+/// does not list may return, with all its daemons still in use.
 pub(super) fn is_reading_conclusive(gpu: Option<&Gpu>) -> bool {
     gpu.is_some_and(|gpu| match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
@@ -119,7 +120,8 @@ impl Outlook {
         self.decided.targets.iter().any(|target| !known.contains(&target.uuid) && comes(target))
     }
 
-    /// Returns why a target is about to be removed. Its leases and clients may finish first.
+    /// Returns why a target is about to be removed; `None` if it is not. Its leases and clients may
+    /// finish first.
     pub(super) fn ends(&self, uuid: &str, entry: &Entry) -> Option<String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;
         let is_wanted = self.decided.targets.iter().any(|target| target.uuid == uuid);

@@ -33,10 +33,10 @@ pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
 /// Returns the state of a daemon for the API.
 pub(super) fn state(seen: &Report) -> MpsState {
     match &seen.state {
-        // The daemon has exited before its clients, which may finish.
+        // The daemon has exited, but clients of it still run and may finish.
         State::Stopped if seen.behind => MpsState::Draining,
         State::Stopped => MpsState::Stopped,
-        // A daemon that was found is polled at once.
+        // gpushd polls a daemon at once after it has found it, so the daemon is shown as starting.
         State::Starting { .. } | State::Found { .. } => MpsState::Starting,
         State::Ready { .. } => MpsState::Ready,
         State::Hung { .. } => MpsState::Hung,
@@ -101,7 +101,7 @@ fn finishing(clients: &str, inside: usize, seen: &Report) -> String {
     }
 }
 
-/// Says that a daemon ends after the leases on its target.
+/// Returns a sentence that says that a daemon ends after the leases on its target.
 fn for_leases(inside: usize, seen: &Report) -> String {
     let clients = match inside {
         0 => String::new(),
@@ -171,7 +171,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let ill = entries.iter().filter_map(|(uuid, entry)| {
         let seen = entry.daemon.seen();
         let ill = match seen.state {
-            // A daemon without failures is in this state while processes of the previous daemon still run.
+            // `BackingOff` without failures means that processes of the previous daemon still run.
             State::Hung { .. } | State::Fault { .. } | State::GivenUp | State::BackingOff { .. } => true,
             State::Stopped
             | State::Starting { .. }
@@ -185,7 +185,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let open = entries.iter().filter_map(|(uuid, entry)| {
         compute_mode::bypass_error(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
-    // gpushd cannot solve this: the config must change.
+    // Only a change of the config can solve this.
     let too_old = Outlook::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
     let too_old = too_old.filter_map(|gpu| {
         let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
@@ -197,7 +197,8 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 /// Returns all daemons, by GPU and device.
 ///
 /// # Errors
-/// If there are no daemons and the GPUs are not known. An empty list would look complete.
+/// If there are no daemons and the GPUs are not known. An empty list would look like a complete
+/// one.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
     let entries = mps.entries().clone();
     if entries.is_empty() {
@@ -275,10 +276,11 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
     Ok((uuid, entry))
 }
 
-/// Returns a daemon without clients, leases and users.
+/// Returns the description of a daemon without its clients, leases and users.
 fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
     let seen = entry.daemon.seen();
-    // If no rule requires the target any more, look for it in the current layouts of the GPUs.
+    // If no rule requires the target any more, its place comes from the current layouts of the
+    // GPUs.
     let place = match &entry.target {
         Some(target) => Some((target.gpu, target.device.clone())),
         None => sharing::place(&outlook.gpus, uuid),
@@ -373,7 +375,8 @@ async fn shown(
     }
     let tenths: u32 = held.iter().map(|lease| leases::tenths_on(lease, uuid)).sum();
     let leases: Vec<_> = held.iter().map(|lease| lease.shown(caller.viewer)).collect();
-    // Shown to every user, as in the list of leases: a user who waits for the daemon must see who uses it.
+    // The user is shown to every caller, as in the list of leases: a user who waits for the daemon
+    // must see who uses it.
     let taken = !leases.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
     let uid = seen.user.filter(|_| taken);
     let user = match uid {

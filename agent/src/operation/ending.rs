@@ -1,4 +1,4 @@
-//! The record of an operation's end, and ends that could not be recorded at once.
+//! Records the ends of operations, and repeats the attempts that failed.
 //!
 //! ```text
 //! operation ends ─► record ─┬─ recorded ─► its effects are applied, later requests are served from the journal
@@ -28,7 +28,8 @@ use crate::state::{Effect, Settled};
 /// First and longest pause between two attempts to record an end.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Writes further changes in the transaction of an end. It may be called more than once, but takes effect once.
+/// Writes further changes in the transaction of an end. The function may be called more than once,
+/// but only one call takes effect.
 pub(crate) type EndWrites = Box<dyn FnMut(&mut Tx<'_>) -> Result<EndEffects, StoreError> + Send>;
 
 /// Applies what was recorded together with an end.
@@ -70,7 +71,8 @@ impl Operations {
             let effects = also.lock().unwrap_or_else(PoisonError::into_inner)(tx)?;
             match tx.end(id, state, error.clone()) {
                 Ok(_) => {}
-                // A caller cancelled the operation before it began, and that record contains the end.
+                // A caller cancelled the operation before it began, and the record of the
+                // cancellation contains the end.
                 Err(StoreError::Transition { from: OperationState::RolledBack, .. })
                     if state == OperationState::RolledBack => {}
                 Err(error) => return Err(error),
@@ -115,7 +117,8 @@ impl Operations {
                 }
                 Err(error) if may_succeed_later(&error) => return Err(error),
                 Err(error) => {
-                    // It must not block later operations. The next gpushd recovers this operation.
+                    // This end must not block later operations. The next gpushd recovers the
+                    // operation.
                     tracing::error!(operation = %ending.id, "its end cannot be recorded: {error}");
                     unrecorded.remove(0);
                 }

@@ -1,4 +1,4 @@
-//! Operations: those that run, those that have ended, and the clients that wait for them.
+//! Operations, unfinished and ended, and the clients that wait for them.
 //!
 //! [`gpush_api::operation`] defines the states. Memory holds the unfinished operations, each with its watchers. The
 //! journal holds all operations, and serves requests about those that have ended. Recovery in `apply` takes over the
@@ -7,7 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `ending` | the record of an end, and ends that could not be recorded at once |
-//! | `naming` | GPUs in the error of an operation |
+//! | `naming` | names of GPUs in the error of an operation |
 //! | `ongoing` | one unfinished operation, for the task that executes it |
 //! | `wire` | a record of the journal in the form of the API |
 
@@ -63,11 +63,12 @@ struct Live {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
     cancelled_by: Arc<OnceLock<Actor>>,
-    /// Whether a previous gpushd began or queued it.
+    /// Whether a previous gpushd began or queued the operation.
     taken_over: bool,
 }
 
-/// Writes further changes in the transaction of a new operation. It may be called more than once.
+/// Writes further changes in the transaction of a new operation. The function may be called more
+/// than once.
 pub(crate) type BeginWrites = Box<dyn FnMut(&mut Tx<'_>, &OperationRecord) -> Result<(), StoreError> + Send>;
 
 /// A new operation.
@@ -99,10 +100,11 @@ impl Operations {
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses to begin operations from now on, with the error `why`. Queued ones stay queued.
+    /// Refuses to begin operations from now on, with the error `why`. Queued operations stay
+    /// queued.
     ///
     /// # Errors
-    /// If a GPU is being changed: the GPU and the operation.
+    /// If an operation is changing a GPU. Returns the UUID of the GPU, and the operation.
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
         self.0.lanes.close(why)
     }
@@ -112,15 +114,15 @@ impl Operations {
         self.0.lanes.open();
     }
 
-    /// Returns why operations cannot begin.
+    /// Returns why operations cannot begin; `None` if they can.
     pub(crate) fn closed(&self) -> Option<ApiError> {
         self.0.lanes.closed()
     }
 
-    /// Refuses a GPU that an operation is changing.
+    /// Checks that no operation is changing a GPU.
     ///
     /// # Errors
-    /// If an operation is changing the GPU, with its id.
+    /// If an operation is changing the GPU. The error names the operation.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
         self.0.lanes.at_rest(index, uuid)
     }
@@ -165,7 +167,7 @@ impl Operations {
         Err(error.hint("try again when it has started: `systemctl status gpushd`"))
     }
 
-    /// Records an operation as begun. After this returns, the first driver call may follow.
+    /// Records an operation as begun. After this call, the first driver call may follow.
     ///
     /// # Errors
     /// If it cannot be recorded. Then the operation does not exist.
@@ -313,7 +315,8 @@ impl Operations {
         Ok(watch.borrow().clone())
     }
 
-    /// Records a cancellation together with the response for the idempotency key. The operation's task then ends it.
+    /// Records a cancellation together with the response for the idempotency key. The operation's
+    /// task then ends the operation.
     ///
     /// # Errors
     /// If the operation does not exist or has ended, or the cancellation cannot be recorded.
@@ -351,7 +354,7 @@ impl Operations {
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));
-        // Only the first canceller is stored.
+        // Only the first caller that cancels is stored.
         let _ = live.cancelled_by.set(by);
         live.watch.send_if_modified(|operation| {
             let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
@@ -402,7 +405,7 @@ impl Operations {
 pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> Vec<(u32, String)> {
     let own = plans.clone().into_iter().map(|plan| (plan.gpu, plan.uuid.clone()));
     let mut gpus: Vec<(u32, String)> = own.collect();
-    // GPUs that are reset together with them are claimed too.
+    // GPUs that are reset together with these GPUs are claimed too.
     for plan in plans {
         for peer in plan.reset().into_iter().flat_map(|reset| &reset.together) {
             if gpus.iter().all(|(_, known)| *known != peer.uuid) {

@@ -152,8 +152,8 @@ impl Ongoing {
         Ok(())
     }
 
-    /// Starts a queued or waiting operation on the GPUs of `claim` with the current plans. After this returns, the
-    /// first driver call may follow.
+    /// Starts a queued or waiting operation on the GPUs of `claim` with the current plans. After
+    /// this call, the first driver call may follow.
     ///
     /// # Errors
     /// If the start cannot be recorded. Then the operation has not started.
@@ -198,7 +198,7 @@ impl Ongoing {
         Ok(())
     }
 
-    /// Records that the operation is rolled back from now on, with the reason.
+    /// Records that the operation is being rolled back, with the reason.
     ///
     /// # Errors
     /// If it cannot be recorded.
@@ -217,8 +217,8 @@ impl Ongoing {
     /// Ends the operation. `also` writes further changes in the same transaction; `then` receives what was recorded.
     /// The GPUs are released before the end is published, so a caller that waited for the end can use them.
     ///
-    /// If the end cannot be recorded, it is published anyway, with that as a cause or a note. It is recorded as soon as
-    /// possible.
+    /// If the end cannot be recorded, gpushd publishes it anyway, with the failure as a cause or a
+    /// note. gpushd records the end as soon as possible.
     pub(crate) async fn end(
         self: Arc<Self>,
         state: OperationState,

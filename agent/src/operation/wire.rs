@@ -17,7 +17,8 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
         reason: record.reason,
         plans: intent.gpus.into_iter().map(|gpu| gpu.plan).collect(),
         progress: record.progress,
-        // Only in memory. After a restart, the next attempt to begin determines it again.
+        // The reasons are only in memory. After a restart, the next attempt to begin determines
+        // them again.
         waits_for: Vec::new(),
         notes: record.notes,
         error: record.error,

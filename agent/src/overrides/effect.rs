@@ -6,7 +6,8 @@ use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
 use super::Lasting;
 use crate::state::Effect;
 
-/// Records the effects of a successful operation on overrides. `lasting` has them by UUID of the GPU.
+/// Records the effects of a successful operation on overrides. `lasting` has the effects by UUID of
+/// the GPU.
 ///
 /// # Errors
 /// If the write fails.
@@ -18,7 +19,7 @@ pub(crate) fn settle(
     let mut effects = Vec::new();
     for (uuid, one) in lasting {
         match one {
-            // The override has expired while the operation waited.
+            // The expiry time of the override passed while the operation waited or ran.
             Lasting::Make { expires_at: Some(at), .. } if *at <= tx.now() => {}
             Lasting::Make { rule, layout, expires_at } => {
                 let reason = operation.reason.clone().unwrap_or_default();

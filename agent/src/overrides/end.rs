@@ -1,4 +1,4 @@
-//! The ends of overrides: they expire, or an administrator clears one.
+//! Ends overrides that expire, and overrides that an administrator clears.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::effect::{end, expect};
 use crate::state::{Effect, State, words};
 
-/// Interval of checks, in case the clock is set forward.
+/// Interval of checks. They are periodic because the clock may be set forward.
 const LOOK: Duration = Duration::from_secs(30);
 
 /// Ends overrides when they expire, until gpushd stops.
@@ -54,7 +54,7 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<Effect>, Store
     let written = store.write_ending(move |tx| {
         let mut effects = Vec::new();
         for one in &over {
-            // A newer override may have replaced it meanwhile.
+            // A newer override may have replaced this one meanwhile.
             let same = |other: &Override| other.sequence == one.sequence;
             let on_record = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
             if on_record {

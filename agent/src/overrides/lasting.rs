@@ -1,4 +1,5 @@
-//! The effect of a request on overrides. It is determined with the request, and applied if the operation succeeds.
+//! The effect of a request on overrides. gpushd determines the effect when it plans the request,
+//! and applies it if the operation succeeds.
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, PlanRequest};
 use gpush_core::{
@@ -8,7 +9,8 @@ use gpush_core::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The effect of a successful operation on a GPU's override. Until the end it is part of the operation's intent.
+/// The effect of a successful operation on a GPU's override. Until the operation ends, the effect
+/// is part of its intent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Lasting {

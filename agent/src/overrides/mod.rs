@@ -1,4 +1,5 @@
-//! Records of overrides: they are set when an operation ends, cleared, or expire. [`crate::state`] has the active ones.
+//! Records of overrides. A successful operation sets an override, and it lasts until it is cleared
+//! or expires. [`crate::state`] has the active overrides.
 //!
 //! | file | subject |
 //! |---|---|

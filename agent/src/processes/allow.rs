@@ -7,8 +7,9 @@
 //! otherwise ───────────────────────────────────────────────────────────────► not allowed
 //! ```
 //!
-//! gpushd's unit hides /home, /root and /run/user, and a network file system may deny access to root. A process
-//! chooses its own mounts and so its path. A path alone therefore allows nothing, but the process is not ended.
+//! gpushd's unit hides /home, /root and /run/user, and a network file system may deny access to
+//! root. A process can choose its mounts, and so its path. So the path alone does not allow a
+//! process, but gpushd does not end such a process.
 
 use std::{fs, io, path::PathBuf};
 
@@ -73,7 +74,7 @@ impl AllowList {
         uncertain.map_or(Match::No, Match::Uncertain)
     }
 
-    /// Returns an error for each file that gpushd cannot see although it may exist.
+    /// Returns an error for each file that may exist, but that gpushd cannot see.
     pub(super) fn invisible(&self) -> Vec<ApiError> {
         let exes = self.entries.iter().filter_map(|entry| entry.exe.as_ref()).filter(|_| self.has_effect);
         exes.filter_map(AllowedFile::invisible).collect()
@@ -106,7 +107,8 @@ impl AllowedFile {
         }
     }
 
-    /// Returns an error if gpushd cannot see the file. A missing file is no error: not every host has every program.
+    /// Returns an error if gpushd cannot see the file. A missing file is not an error, because not
+    /// every host has every program.
     fn invisible(&self) -> Option<ApiError> {
         let error = self.file.as_ref().err()?;
         let is_hidden = HIDDEN.iter().any(|dir| self.path.starts_with(dir));

@@ -1,4 +1,4 @@
-//! Finds the lease of each process, and the processes without one.
+//! Finds the lease of each process, and the processes that have no lease.
 //!
 //! ```text
 //! the reading of its GPU is old, or the GPU is being changed ─► not checked
@@ -11,16 +11,19 @@
 //! another user's lease has the whole GPU or MIG device ───────► unleased, but never ended
 //! ```
 //!
-//! In the last case, the process usually has an old environment. A MIG device that is created again in the same place has
-//! the same UUID, so the environment of an ended lease selects the device of its next holder. Ids of leases never repeat:
-//! a process with `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A process that names L9 is not
-//! reported: it may run in a container as another user.
+//! In the last case of the list, the process usually has an old environment. A MIG device that is
+//! created again at the same placement has the same UUID, so the environment of an ended lease can
+//! select the device of another user's lease. Ids of leases never repeat: a process with
+//! `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A process that names L9 is not
+//! reported, because it may run in a container as another user.
 //!
-//! On a target shared through MPS, a process that bypasses the daemon is unleased, whatever its cgroup; so is an
-//! unattributed one. gpushd does not end either of them while its user holds a lease there.
+//! On a target shared through MPS, a process that bypasses the daemon is unleased, whatever its
+//! cgroup. An unattributed process there is unleased too. gpushd does not end such a process while
+//! its user holds a lease on the target.
 //!
-//! The user is compared first, then the cgroup. The kernel reports the user, and a user cannot enter a cgroup that root
-//! created. The process itself writes its environment, which therefore counts only among the leases of its user.
+//! The user is compared first, then the cgroup. The kernel reports the user, and a user cannot
+//! enter a cgroup that root created. The process itself can write its environment, so the
+//! environment counts only among the leases of its user.
 
 use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
 use gpush_host::{
@@ -37,7 +40,8 @@ use crate::{
     state::{LeaseTable, OpenLease},
 };
 
-/// Why gpushd does not end a holder's process. It may belong to an earlier lease, or a wrapper cleared its environment.
+/// Why gpushd does not end a holder's process. The process may belong to an earlier lease, or a
+/// wrapper may have cleared its environment.
 const HOLDER: &str = "its user holds a lease";
 
 /// Why gpushd does not end a process whose lease may have been lost.
@@ -61,17 +65,17 @@ pub(super) struct ClassifiedProcess {
 pub(super) struct Attribution {
     /// For an MPS server: what it serves.
     pub(super) serves: Option<String>,
-    /// Its lease.
+    /// Id of the lease of the process.
     pub(super) lease: Option<String>,
     /// Whether `lease` is only the oldest lease of its user.
     pub(super) unattributed: bool,
-    /// Why it is unleased.
+    /// Why the process is unleased.
     pub(super) unleased: Option<String>,
-    /// Why gpushd does not end it although it is unleased.
+    /// Why gpushd does not end the process although it is unleased.
     pub(super) exempt: Option<&'static str>,
 }
 
-/// Classifies processes by the leases and MPS servers of one moment.
+/// Classifies processes by the leases and MPS servers at one moment.
 #[derive(Debug)]
 pub(super) struct Classifier<'a> {
     unleased: &'a Unleased,
@@ -81,7 +85,7 @@ pub(super) struct Classifier<'a> {
 }
 
 impl<'a> Classifier<'a> {
-    /// Takes the present leases and servers.
+    /// Creates the classifier for the present leases and MPS servers.
     pub(super) fn new(unleased: &'a Unleased) -> Self {
         Self {
             unleased,
@@ -162,14 +166,16 @@ impl<'a> Classifier<'a> {
         by_cgroup().or_else(by_job).unwrap_or_else(|| self.unleased.environments.lease_of(pid, is_own))
     }
 
-    /// Returns what the rule of a GPU says about leases. A GPU without a rule requires none.
+    /// Returns what the rule of a GPU says about leases. A GPU without a rule does not require a
+    /// lease.
     fn terms(&self, gpu: &Gpu) -> LeaseTerms {
         let host = self.unleased.state.now();
         let rule = host.gpu(&gpu.uuid).and_then(|snapshot| host.config.rules.get(snapshot.rule?)?.lease);
         rule.unwrap_or(LeaseTerms { requirement: Some(LeaseRequirement::Optional), ..LeaseTerms::default() })
     }
 
-    /// Returns why a process may have had a lease: by its own start or scope, or the start of an ancestor of its user.
+    /// Returns why a process may have had a lease: because of its start time, its scope, or the
+    /// start time of an ancestor of the same user.
     fn may_have_had_lease(&self, pid: u32, uid: u32) -> Option<&'static str> {
         let is_users = |pid: &u32| proc::owner(*pid) == Some(uid);
         let mut starts = std::iter::once(pid).chain(ancestors(pid).take_while(is_users)).filter_map(proc::start);
@@ -180,8 +186,9 @@ impl<'a> Classifier<'a> {
     }
 }
 
-/// Returns whether the desired mode of a GPU shares it, or this MIG device. If not, clients of a remaining daemon stay,
-/// and nothing bypasses the daemon.
+/// Returns whether the desired mode shares a GPU, or this MIG device of it, through MPS. If not, a
+/// remaining daemon continues to serve its clients, and other processes do not count as bypassing
+/// it.
 fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
     match gpu.mode {
         Mode::Mps => true,

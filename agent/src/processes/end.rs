@@ -75,7 +75,8 @@ async fn round(unleased: &Unleased) {
     }
 }
 
-/// Returns the unleased processes of the host. Reads no GPU if none can be unleased, or if the policy does nothing.
+/// Returns the unleased processes of the host. Reads no GPU if no process can be unleased, or if
+/// the policy does nothing.
 async fn find(unleased: &Unleased, config: &Config) -> Vec<ClassifiedProcess> {
     let mut requirements = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
     let is_needed = unleased.mps.is_used()
@@ -111,7 +112,7 @@ async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &AllowLi
             }
             Some(Action::Warned | Action::Exempt(_)) | None => match OpenedProcess::open(pid) {
                 Some(process) => (Arc::new(process), Some(Signal::SIGTERM)),
-                // It has ended, or gpushd cannot read its identity.
+                // The process has ended, or gpushd cannot read its identity.
                 None => continue,
             },
         };
@@ -162,7 +163,8 @@ async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal
     report::publish(unleased, &one, step);
 }
 
-/// Returns the process if it is still unleased and not exempt, by the present config, leases and identity.
+/// Returns the process if it is still unleased and not exempt, according to the present config,
+/// leases and identity.
 async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &str) -> Option<GpuProcess> {
     let config = unleased.state.config();
     let allow = AllowList::of(&config).await?;
@@ -179,7 +181,7 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
         exempt(unleased, &one.process, process, why);
         return None;
     }
-    // Checked last: then everything read above is about this process.
+    // Checked last: if the process is unchanged, everything that was read above is about it.
     if !process.is_unchanged() {
         unleased.forget(process.pid);
         return None;

@@ -31,9 +31,9 @@ const ANCESTORS: usize = 64;
 pub(super) enum EnvironmentLease {
     /// A lease of the process's user.
     Own(String),
-    /// A lease that is not one of the process's user, or not yet compared with them.
+    /// A lease of another user, or a lease whose user was not compared yet.
     Other(String),
-    /// None.
+    /// The environment does not name a lease.
     None,
     /// Unknown: the environment cannot be read, or was overwritten.
     Unknown,
@@ -44,7 +44,8 @@ pub(super) enum EnvironmentLease {
 pub(crate) struct Environments {
     /// Start of each process, and the lease that it named.
     leases: Mutex<HashMap<u32, (u64, String)>>,
-    /// What each program named. An environment may be large, so it is read once.
+    /// What the environment of each executed program named. An environment may be large, so it is
+    /// read once.
     read: Mutex<HashMap<u32, (Image, EnvironmentLease)>>,
 }
 
@@ -57,7 +58,8 @@ impl Environments {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the lease that a process's environment names, of any holder. Reads files that may be large.
+    /// Returns the lease that a process's environment names, whoever holds it. Reads files that may
+    /// be large.
     pub(crate) fn named_lease(&self, pid: u32) -> Option<String> {
         match self.named(pid) {
             EnvironmentLease::Own(name) | EnvironmentLease::Other(name) => Some(name),
@@ -71,15 +73,16 @@ impl Environments {
             return known.clone();
         }
         let found = named(pid);
-        // If the process executed another program meanwhile, the result may be that of either program.
+        // If the process executed another program meanwhile, the result may belong to either
+        // program.
         if proc::image(pid) == Some(image) {
             self.read().insert(pid, (image, found.clone()));
         }
         found
     }
 
-    /// Returns the lease that a process or one of its ancestors names or named. `is_own` returns whether a lease is
-    /// one of the process's user.
+    /// Returns the lease that a process or one of its ancestors names or named. `is_own` returns
+    /// whether a lease belongs to the process's user.
     pub(super) fn lease_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
         let Some(start) = proc::start(pid) else { return EnvironmentLease::Unknown };
         let own_lease = |pid: u32| match self.named(pid) {

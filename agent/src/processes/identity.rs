@@ -38,7 +38,7 @@ impl Identity {
         self.uids[1]
     }
 
-    /// Returns whether one of the uids is root's, also that of a setuid program.
+    /// Returns whether one of the uids is 0, as in a setuid program of root.
     pub(super) fn is_root(&self) -> bool {
         self.uids.contains(&0)
     }

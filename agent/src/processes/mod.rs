@@ -1,4 +1,4 @@
-//! Processes on GPUs, and those among them without a lease.
+//! Processes on GPUs, and which of them have no lease.
 //!
 //! ```text
 //! the driver's lists (compute, graphics, MPS) ─► user, command, cgroup, unit and Slurm job of each process
@@ -42,7 +42,7 @@ use crate::caller::Viewer;
 /// Returns all processes that the driver lists, as `viewer` may see them.
 ///
 /// # Errors
-/// The GPUs cannot be read.
+/// If the GPUs cannot be read.
 pub(crate) async fn list(unleased: &Unleased, viewer: Viewer) -> Result<GpuProcesses, ApiError> {
     let (classified, unknown) = classified(unleased).await?;
     let mut processes: Vec<GpuProcess> = classified.into_iter().map(|one| one.process).collect();
@@ -79,7 +79,7 @@ async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<
     Ok((processes, gpus.iter().filter_map(unknown).collect()))
 }
 
-/// Returns why the processes of a GPU are not known.
+/// Returns why the processes of a GPU are not known; `None` if they are.
 fn unknown(gpu: &Gpu) -> Option<UnknownProcesses> {
     let is_readable = match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,

@@ -21,7 +21,7 @@ pub(super) fn warn(one: &GpuProcess, done: &str) {
 /// Records an action in the audit trail, before gpushd executes it.
 ///
 /// # Errors
-/// Why the action cannot be recorded.
+/// If the action cannot be recorded. The text says why.
 pub(super) async fn record(unleased: &Unleased, one: &GpuProcess, step: UnleasedStep) -> Result<(), String> {
     if let Some(why) = &unleased.read_only {
         return Err(why.message.clone());

@@ -6,7 +6,8 @@
 //!      └► asked to end (SIGTERM, with the time of SIGKILL) ─► killed
 //! ```
 //!
-//! gpushd forgets a process that has a lease now, or whose GPU was not read. If it is unleased again, gpushd starts over.
+//! gpushd forgets a process that has a lease now, or whose GPU was not read. If the process is
+//! unleased again later, gpushd starts over.
 
 use std::{
     collections::HashMap,
@@ -27,7 +28,7 @@ use crate::{
     state::{State, readings::Readings},
 };
 
-/// The actions on unleased processes, and what they need. A handle, cheap to clone.
+/// The actions on unleased processes, and the handles that they need. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Unleased(Arc<Inner>);
 
@@ -47,7 +48,7 @@ pub(crate) struct Inner {
     pub(super) mps: Mps,
     pub(super) store: Store,
     pub(super) stopping: CancellationToken,
-    /// Why gpushd can record nothing, and so ends no process.
+    /// Why gpushd cannot record anything; `None` if it can. If set, gpushd does not end processes.
     pub(super) read_only: Option<ApiError>,
     pub(super) environments: Arc<Environments>,
     /// Start of each process, and what gpushd did about it; by pid.
@@ -60,7 +61,7 @@ pub(crate) struct Inner {
 #[derive(Debug, Clone)]
 pub(super) enum Action {
     Warned,
-    /// It is not ended, for this reason.
+    /// The process is not ended, for this reason.
     Exempt(String),
     Asked {
         process: Arc<OpenedProcess>,
@@ -70,7 +71,7 @@ pub(super) enum Action {
 }
 
 impl Unleased {
-    /// Starts without actions.
+    /// Creates the handle. No action was taken yet.
     pub(crate) fn new(
         state: State,
         readings: Readings,
@@ -127,7 +128,7 @@ impl Unleased {
         self.actions().remove(&pid);
     }
 
-    /// Forgets all other processes.
+    /// Forgets all processes except these.
     pub(super) fn retain(&self, pids: &[u32]) {
         self.actions().retain(|pid, _| pids.contains(pid));
         self.environments.forget_ended();
@@ -147,7 +148,7 @@ impl Unleased {
         self.invisible.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces those errors, and logs new ones.
+    /// Replaces the errors about allowed files that gpushd cannot see, and logs new errors.
     pub(super) fn note_invisible(&self, invisible: Vec<ApiError>) {
         let mut known = self.invisible.lock().unwrap_or_else(PoisonError::into_inner);
         for error in invisible.iter().filter(|error| !known.contains(error)) {

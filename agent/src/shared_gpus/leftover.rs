@@ -1,5 +1,6 @@
-//! Restores compute modes that were set for MPS and that no daemon needs any more. They are left over if the driver did
-//! not answer, the daemon never started, or the previous gpushd ended in between.
+//! Restores compute modes that were set for MPS and that no daemon needs any more. Such a mode is
+//! left over if the driver did not answer, the daemon never started, or the previous gpushd ended
+//! before it restored the mode.
 //!
 //! ```text
 //! a GPU was reconciled, or a restore failed ──► check: on record, and needed by no daemon?

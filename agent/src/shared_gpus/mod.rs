@@ -1,5 +1,6 @@
-//! Settings of whole GPUs while they are shared: the compute mode for MPS and time-slicing, and the time-slice level.
-//! Each setting is recorded before it is set, and the previous one is restored afterwards.
+//! Settings of whole GPUs while they are shared: the compute mode for MPS and time-slicing, and the
+//! time-slice level. gpushd records each setting before it sets it, and later restores the previous
+//! value.
 //!
 //! ```text
 //!           original mode recorded, new mode set           original mode restored
@@ -9,9 +10,10 @@
 //!     └───────────────────────────────────────────┘  └─► taken
 //! ```
 //!
-//! The driver resets both settings at a reboot. Then the records no longer apply, and the values after the reboot count
-//! as the original ones. Changes of one GPU's record are serialized, so no use restores a setting that the next use
-//! needs. Different GPUs do not wait for each other.
+//! The driver resets both settings at a reboot. Then the records no longer apply, and the values
+//! after the reboot count as the original values. Changes of one GPU's record are serialized, so
+//! that gpushd does not restore a setting that the next use needs. Changes of different GPUs do not
+//! wait for each other.
 //!
 //! A setting that cannot be read or restored stays on record. `leftover` retries the settings for MPS, and the
 //! reconciler of time-slicing retries its own.
@@ -98,7 +100,7 @@ impl SharedGpus {
         self.record(uuid).compute_mode.filter(|set| set.by == by)
     }
 
-    /// Returns whether gpushd has a time-slicing setting on a GPU.
+    /// Returns whether gpushd has changed a time-slicing setting of a GPU.
     pub(crate) fn has_turns_of(&self, uuid: &str) -> bool {
         self.records().get(uuid).is_some_and(is_of_turns)
     }
@@ -117,7 +119,7 @@ impl SharedGpus {
         self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether gpushd has a time-slicing setting on any GPU.
+    /// Returns whether gpushd has changed a time-slicing setting of any GPU.
     pub(crate) fn has_turns(&self) -> bool {
         self.records().values().any(is_of_turns)
     }
@@ -131,7 +133,7 @@ impl SharedGpus {
     /// Sets the compute mode of a GPU for a sharing mode. Returns the previous compute mode if it differed.
     ///
     /// # Errors
-    /// Why the GPU does not have the compute mode.
+    /// If the GPU does not have the compute mode. The text says why.
     pub(crate) async fn take(
         &self,
         uuid: &str,
@@ -140,14 +142,15 @@ impl SharedGpus {
         is_needed: impl Fn() -> bool,
     ) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
-        // If the need has ended since the call, the mode is already restored and must not be set again.
+        // If the need has ended since the call, the mode was already restored and must not be set
+        // again.
         if !is_needed() {
             return Ok(None);
         }
         let Some(now) = self.read(uuid).await? else { return Ok(None) };
         let record = self.record(uuid);
         let taken = match record.compute_mode {
-            // After several changes, the mode from before the first one is restored later.
+            // After several changes, the mode from before the first change is restored later.
             Some(set) => {
                 let last = Some(now).filter(|now| set.is_ours(*now)).or(set.last).filter(|last| *last != wanted);
                 Some(ComputeModeSet { set: wanted, last, by, ..set })
@@ -195,7 +198,7 @@ impl SharedGpus {
     /// changed it since. Returns the restored mode; `None` if there was nothing to restore.
     ///
     /// # Errors
-    /// Why it could not be restored. The record then stays.
+    /// If the mode could not be restored. The text says why. The record stays.
     pub(crate) async fn restore_compute_mode(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
         self.restore(uuid, by).await
@@ -232,7 +235,7 @@ impl SharedGpus {
     /// `None` removes the record.
     ///
     /// # Errors
-    /// If it cannot be recorded. Then the caller must not set the level.
+    /// If the record cannot be written. The caller must not set the level then.
     pub(crate) async fn note_level(&self, uuid: &str, level: Option<LevelSet>) -> Result<(), String> {
         let _lock = self.lock(uuid).await;
         let record = self.record(uuid);
@@ -245,7 +248,8 @@ impl SharedGpus {
     /// Reads the compute mode of a GPU. `None` in MIG mode, or if the GPU has no compute modes.
     ///
     /// # Errors
-    /// Why the mode is not known. The caller must not assume that another program has changed it.
+    /// If the mode is not known. The text says why. The caller must not assume that another program
+    /// has changed the mode.
     async fn read(&self, uuid: &str) -> Result<Option<ComputeMode>, String> {
         let why = |cause: String| format!("its compute mode can't be read: {cause}");
         let reading = self.0.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
@@ -255,12 +259,12 @@ impl SharedGpus {
         }
     }
 
-    /// Sets a compute mode. The driver layer reads it back before it reports success.
+    /// Sets a compute mode. The driver layer reads the mode back before it reports success.
     async fn set(&self, uuid: &str, mode: ComputeMode) -> Result<(), String> {
         let called = self.0.hardware.set_compute_mode(uuid, mode).await;
         self.0.readings.outdate(uuid);
         called.map_err(|error| format!("cannot set its compute mode to {mode}: {error}"))?;
-        // So that later callers see the new mode.
+        // Reads the GPU again, so that later callers see the new mode.
         let _ = self.read(uuid).await;
         Ok(())
     }

@@ -27,7 +27,7 @@ pub(super) struct Allocation {
     unknown: Vec<SlurmDevice>,
 }
 
-/// The request of a job, and the MIG devices that it is limited to.
+/// The request of a job, and the MIG devices to which it is limited.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Wanted {
     pub(super) request: LeaseRequest,
@@ -92,12 +92,12 @@ impl Allocation {
         self.devices.is_empty() && self.unknown.is_empty()
     }
 
-    /// UUIDs of the GPUs.
+    /// Returns the UUIDs of the GPUs.
     pub(super) fn gpus(&self) -> Vec<String> {
         self.devices.iter().map(|device| device.gpu.uuid.clone()).collect()
     }
 
-    /// Returns whether a device is not known.
+    /// Returns whether this host does not have one of the devices.
     pub(super) fn has_unknown(&self) -> bool {
         !self.unknown.is_empty()
     }
@@ -105,7 +105,7 @@ impl Allocation {
     /// Checks that the node can serve the job now.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// If the node cannot serve the job. The error says why.
     pub(super) fn check_node(&self) -> Result<(), ApiError> {
         if let Some(device) = self.unknown.first() {
             let name = match device {
@@ -122,7 +122,8 @@ impl Allocation {
         for device in &self.devices {
             let gpu = &device.gpu;
             let (state, passes) = match gpu.state {
-                // No lease is granted on it now, although Slurm has it free: wait for the next reading.
+                // gpushd does not grant a lease on this GPU now, although it is free for Slurm. The
+                // next reading may change that.
                 GpuState::Ready if gpu.stale || !gpu.processes_known => ("slow: its last reading is old", true),
                 GpuState::Ready => continue,
                 GpuState::Changing => ("being changed", true),
@@ -141,10 +142,11 @@ impl Allocation {
         Ok(())
     }
 
-    /// Returns the request for a job, within what Slurm allocated. `explicit` is the share that the job names.
+    /// Returns the request for a job, within what Slurm allocated. `explicit` is the request that
+    /// the job itself makes.
     ///
     /// # Errors
-    /// Why the job cannot have a lease on these devices: a reason for its user.
+    /// If the job cannot have a lease on these devices. The error is for the user of the job.
     pub(super) fn request(&self, explicit: Option<&LeaseRequest>, uid: u32) -> Result<Wanted, ApiError> {
         let refused = |message: String| ApiError::new(Code::Unsupported, message);
         // Without a request, the job gets no lease on devices that users may lease.
@@ -171,7 +173,8 @@ impl Allocation {
             None => allocated_share(&devices, targets.is_some())?,
         };
         let count = match &share {
-            // Slurm allocated whole GPUs, and the job requests a profile or size: it gets one MIG device of them.
+            // Slurm allocated whole GPUs, and the job requests a profile or size: the job gets one
+            // MIG device on them.
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } if targets.is_none() => 1,
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole => members.max(1),
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default if members > 1 => {
@@ -192,7 +195,8 @@ impl Allocation {
     }
 }
 
-/// Returns the share for a job that requests none: whole GPUs, or the allocated MIG devices.
+/// Returns the share for a job that does not request a share: whole GPUs, or the allocated MIG
+/// devices.
 fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, ApiError> {
     if is_mig {
         return Ok(LeaseShare::MigSize { memory_mib: None, slices: None });

@@ -16,10 +16,11 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How long Epilog waits for processes that gpushd cannot attribute to the job.
 const OUTSIDE: Duration = Duration::from_secs(3);
 
-/// Ends a job. Waits until its capacity is free, at most until the deadline. The caller holds the lock of the job.
+/// Ends the leases of a job. Waits until their capacity is free, at most until the deadline. The
+/// caller must hold the lock of the job.
 ///
 /// # Errors
-/// When the end cannot be recorded.
+/// If the end cannot be recorded.
 pub(super) async fn end(
     slurm: &Inner,
     caller: &Caller,
@@ -38,8 +39,9 @@ pub(super) async fn end(
     if ending.is_empty() {
         return Ok(answer);
     }
-    // A hook of another job delivers this end late, and does not wait. It does not know whether the job runs again without
-    // a lease: the processes of that run are in the same cgroup. So none is ended, and the lease waits for them.
+    // After the deadline, the hook of another job delivers this end, and does not wait. The job may
+    // already run again without a lease, with processes in the same cgroup. So gpushd does not end
+    // any process, and the lease waits for them.
     let leftovers =
         if time_until(job.until_ms).is_zero() { Leftovers::Report } else { slurm.leases.config().slurm.leftovers };
     release_all(slurm, caller, ending.iter().copied(), leftovers).await?;
@@ -59,10 +61,11 @@ pub(super) async fn end(
     Ok(answer)
 }
 
-/// Begins the end of leases of a job. `leftovers` decides whether processes that the job left are ended.
+/// Releases leases of a job. `leftovers` decides whether gpushd ends the processes that the job
+/// left.
 ///
 /// # Errors
-/// When it cannot be recorded.
+/// If a release cannot be recorded.
 pub(super) async fn release_all(
     slurm: &Inner,
     caller: &Caller,

@@ -49,13 +49,14 @@ struct Inner {
     leases: Leases,
     readings: Readings,
     store: Store,
-    /// Why nothing can be recorded.
+    /// Why the store cannot record anything; `None` if it can.
     read_only: Option<ApiError>,
     /// Jobs with a call in progress.
     busy: Mutex<BTreeMap<JobKey, Weak<tokio::sync::Mutex<()>>>>,
 }
 
-/// The answer to Prolog. If this is dropped before the answer is sent, the granted lease ends.
+/// The answer to Prolog. If this value is dropped before the answer is sent, the granted lease
+/// ends.
 #[derive(Debug)]
 pub(crate) struct Started {
     answer: SlurmJobStarted,
@@ -63,7 +64,7 @@ pub(crate) struct Started {
 }
 
 impl Started {
-    /// Returns the answer, which is sent now.
+    /// Marks the grant as delivered, and returns the answer.
     pub(crate) fn delivered(self) -> SlurmJobStarted {
         let Self { answer, delivery } = self;
         if let Some(delivery) = delivery {
@@ -82,7 +83,7 @@ impl Slurm {
     /// Begins a job on this node.
     ///
     /// # Errors
-    /// Why the node cannot serve the job.
+    /// If the node cannot serve the job. The error says why.
     pub(crate) async fn start(&self, caller: Caller, job: SlurmJobStart) -> Result<Started, ApiError> {
         let key = key(&job.cluster, job.job, &job.node)?;
         let _lock = self.lock(&key).await;
@@ -92,7 +93,7 @@ impl Slurm {
     /// Ends a job on this node.
     ///
     /// # Errors
-    /// When the end cannot be recorded.
+    /// If the end cannot be recorded.
     pub(crate) async fn end(&self, caller: Caller, job: SlurmJobEnd) -> Result<SlurmJobEnded, ApiError> {
         let key = key(&job.cluster, job.job, &job.node)?;
         let _lock = self.lock(&key).await;
@@ -131,7 +132,7 @@ fn key(cluster: &str, job: u32, node: &str) -> Result<JobKey, ApiError> {
 /// Returns the time until the deadline of the hook.
 ///
 /// # Errors
-/// If the deadline has passed. The hook has ended then, so gpushd must not grant anything.
+/// If the deadline has passed. The hook has given up by then, so gpushd must not grant anything.
 fn left(until_ms: i64) -> Result<Duration, ApiError> {
     let left = time_until(until_ms);
     if left.is_zero() {
@@ -141,7 +142,8 @@ fn left(until_ms: i64) -> Result<Duration, ApiError> {
     Ok(left)
 }
 
-/// Time until a moment in milliseconds since the Unix epoch.
+/// Returns the time until `until_ms`, in milliseconds since the Unix epoch; zero if that time has
+/// passed.
 fn time_until(until_ms: i64) -> Duration {
     let left = until_ms.saturating_sub(Timestamp::now().as_millisecond());
     u64::try_from(left).map_or(Duration::ZERO, Duration::from_millis)

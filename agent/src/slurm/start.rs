@@ -1,4 +1,4 @@
-//! Prolog: the lease of a job begins.
+//! Prolog: begins the lease of a job.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::{
 /// First and longest pause before a request with a temporary obstacle is tried again. The pause doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
-/// Begins a job. The caller holds the lock of the job.
+/// Begins a job. The caller must hold the lock of the job.
 ///
 /// # Errors
-/// Why the node cannot serve it.
+/// If the node cannot serve the job. The error says why.
 pub(super) async fn start(
     slurm: &Inner,
     caller: &Caller,
@@ -39,7 +39,8 @@ pub(super) async fn start(
         // An attempt may wait for an operation on its GPUs.
         match tokio::time::timeout(time, attempt(slurm, caller, key, job)).await {
             Ok(Ok(started)) => return Ok(started),
-            // Temporary, for example while an MPS daemon starts: try again until the deadline of the hook.
+            // The obstacle is temporary, for example an MPS daemon that is starting: try again
+            // until the deadline of the hook.
             Ok(Err(error)) if error.retryable && time_until(job.until_ms) > pause => {
                 last = Some(error);
                 tokio::time::sleep(pause).await;
@@ -55,7 +56,7 @@ pub(super) async fn start(
     if !decide::is_refusal(error.code) && !lacks_an_mps_daemon(slurm, &allocation) {
         return Err(error);
     }
-    // A failure that a user can cause fails the tasks, not the node.
+    // A failure that a user can cause must fail the tasks of the job, not the node.
     let owned = owned(&seen.host, &gpus);
     let refused = refuse(slurm, caller, job, error).await;
     Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
@@ -81,7 +82,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     }
     let wanted = match (allocation.request(job.request.as_ref(), job.uid), allocation.check_node()) {
         (wanted, Ok(())) => wanted,
-        // Whatever the state of the GPU, this request is never granted.
+        // This request is never granted, whatever the state of the GPU.
         (Err(refusal), Err(_)) if concerned && !allocation.has_unknown() => Err(refusal),
         (_, Err(error)) if concerned => return Err(error),
         (_, Err(_)) => return Ok(answer(SlurmOutcome::NotConcerned)),
@@ -97,7 +98,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
             return Ok(answer(SlurmOutcome::Granted { grant }));
         }
     }
-    // Leases of earlier runs, and of earlier jobs with this id.
+    // The other leases belong to earlier runs of the job, or to earlier jobs with this id.
     let leftovers = slurm.leases.config().slurm.leftovers;
     end::release_all(slurm, caller, earlier.iter().map(|(lease, _)| lease.id()), leftovers).await?;
     if !concerned {
@@ -117,7 +118,8 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
         Err(error) if error.retryable && !of_job(&slurm.leases, key).is_empty() => Err(error),
         Err(error) if decide::is_refusal(error.code) => {
             if error.code == Code::Blocked {
-                // A reading may have been late meanwhile. That is not a reason to refuse the job.
+                // A GPU with a late reading also looks blocked. That is not a reason to refuse the
+                // job, so the node is checked again.
                 let seen = slurm.readings.host().await?;
                 Allocation::of(&seen.host, &seen.gpus(Viewer::Log), &job.devices).check_node()?;
             }
@@ -135,7 +137,8 @@ async fn refuse(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: ApiE
     let hint = match error.code {
         // The original hint names `--wait`, but jobs cannot wait in gpushd's queue.
         Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
-        // A quota: users cannot release the leases of their jobs.
+        // The request exceeds a quota. The hint does not suggest a release, because users cannot
+        // release the leases of their jobs.
         Code::Denied if !job.devices.is_empty() => {
             Some("submit the job again when one of your jobs or leases has ended".to_owned())
         }
@@ -152,7 +155,8 @@ fn late() -> ApiError {
         .hint("see the log of gpushd: `journalctl -u gpushd`")
 }
 
-/// A job with a request and without a GPU of Slurm can use the GPUs that users may lease.
+/// Requests the lease of a job to which Slurm allocated no GPU. Such a job can use the GPUs that
+/// users may lease.
 async fn without_gres(
     slurm: &Inner,
     caller: &Caller,
@@ -183,7 +187,8 @@ async fn request(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wa
     Ok(Started { answer, delivery: Some(delivery) })
 }
 
-/// Records a refusal in the log and the audit trail. Its user sees it through TaskProlog.
+/// Records a refusal in the log and the audit trail. The user of the job sees the refusal through
+/// TaskProlog.
 async fn record_refusal(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: &ApiError) {
     tracing::info!(uid = job.uid, "job {} of {} was refused: {error}", job.job, job.cluster);
     let request = job.request.as_ref().map(spec);

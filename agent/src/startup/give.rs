@@ -76,7 +76,8 @@ pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> LayoutResu
     }
 }
 
-/// Logs the processes that block the layout. Health does not name them, because every user may read it.
+/// Logs the processes that block the layout. Health does not name them, because every user may read
+/// health.
 async fn name_holders(handles: &Handles, request: &PlanRequest) {
     let Ok(plans) = handles.planner.plan(Viewer::Log, request).await else { return };
     for plan in plans.plans {

@@ -14,10 +14,11 @@
 //! recorded when it is settled. If gpushd starts again on the same boot, it continues with the other GPUs. While a GPU
 //! cannot be identified, the record is not complete, because a rule may claim that GPU.
 //!
-//! Checks are cheap and have no limit; the pause between them grows to the second value of [`PAUSE`]. A failed attempt
-//! has destroyed and created instances, so the number of attempts is limited. [`ATTEMPTS`] take about 16 s. That is
-//! longer than a monitoring tool keeps a handle open, and than services take that start together with gpushd. After
-//! that, the GPU's drift and the error in health remain.
+//! Checks are cheap and have no limit; the pause between them grows to the second value of
+//! [`PAUSE`]. A failed attempt has destroyed and created instances, so the number of attempts is
+//! limited. All [`ATTEMPTS`] together take about 16 s. That is longer than a monitoring tool keeps
+//! a handle open, and longer than the services that start together with gpushd need. If all
+//! attempts fail, the GPU's drift and the error in health remain.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -146,7 +147,7 @@ impl Layouts {
                 handles.startup.forget(&subject);
                 None
             }
-            // If the other operation was requested by a caller, the next check settles the GPU.
+            // If a caller requested the other operation, the next check settles the GPU.
             LayoutResult::Busy(_) => {
                 tried.checks += 1;
                 tried.again = now + pause(tried.checks - 1);
@@ -230,7 +231,7 @@ impl Layouts {
     }
 }
 
-/// Returns whether this mode is set up by an operation.
+/// Returns whether an operation sets up this mode.
 pub(super) fn is_given(mode: Mode) -> bool {
     match mode {
         Mode::Mig | Mode::Mps => true,

@@ -72,7 +72,7 @@ enum ProblemSubject {
 }
 
 impl Startup {
-    /// Returns the current problems. Removes those of GPUs that have their layout now.
+    /// Returns the current problems. Removes the problems of GPUs that have their layout now.
     pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
         let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         let unread = |gpu: &Gpu| match gpu.state {
@@ -87,7 +87,7 @@ impl Startup {
         troubles.iter().map(|(_, error)| error.clone()).collect()
     }
 
-    /// Returns the progress of the layouts of this boot, from its record.
+    /// Returns which GPUs are settled on this boot, from its record.
     pub(crate) fn layouts(&self) -> Option<LayoutsAtStart> {
         let recorded = self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let layouts = |record: &BootRecord| LayoutsAtStart {
@@ -132,7 +132,8 @@ pub(crate) struct Due {
 }
 
 impl Startup {
-    /// Compares this boot with the recorded one. With `unknown`, records were lost, and no layout is applied.
+    /// Determines the work at start by comparing this boot with the recorded boot. If `unknown`,
+    /// records were lost, and no layout is applied.
     pub(crate) fn due(
         &self,
         config: &Config,
@@ -200,8 +201,9 @@ pub(crate) struct Handles {
     pub(crate) stopping: CancellationToken,
 }
 
-/// Applies layouts without a request: those of a new boot, and with `auto_reconcile` those of GPUs that drifted. When
-/// gpushd stops, no new operation begins, and running ones are followed to their end.
+/// Applies layouts that no caller requested: the layouts of a new boot, and with `auto_reconcile`
+/// the layouts of GPUs with drift. When gpushd stops, no new operation begins, and this function
+/// waits for the running operations.
 pub(crate) async fn run(handles: Handles, due: Due) {
     let mut layouts = due.record.map(Layouts::new);
     let mut snapshots = handles.state.watch();

@@ -8,11 +8,12 @@ use crate::state::HostState;
 
 /// The last known config, and the conditions that prevent layouts.
 ///
-/// An immediate attempt follows only the end of a condition, or a new config. A new cordon does not trigger one. It
-/// would also reset the pause after a failure, and each attempt may destroy instances.
+/// Only the end of a condition, or a new config, triggers an immediate attempt. A new cordon does
+/// not trigger an attempt: that would also reset the pause after a failure, and each attempt may
+/// destroy instances.
 #[derive(Debug)]
 pub(super) struct Trigger {
-    /// Compared by pointer: a reload replaces it.
+    /// Compared by pointer, because a reload replaces the config.
     config: Arc<Config>,
     in_maintenance: bool,
     is_lost: bool,

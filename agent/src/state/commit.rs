@@ -1,4 +1,5 @@
-//! Changes of conditions that a caller requests: committed to the store first, then applied, in one order.
+//! Commits the changes of conditions that callers request, and then applies them to the state, in
+//! the same order.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ pub(crate) struct Commits {
 }
 
 impl Commits {
-    /// Commits to `store` and applies to `state`.
+    /// Creates the handle that commits to `store` and applies to `state`.
     pub(crate) fn new(store: Store, state: State) -> Self {
         Self { store, state, order: Arc::default() }
     }
@@ -27,7 +28,7 @@ impl Commits {
     /// ends a condition uses the reserved space of the store, so it succeeds on a full disk.
     ///
     /// # Errors
-    /// If the commit fails. Then nothing has changed.
+    /// If the commit fails. Nothing has changed then.
     pub(crate) async fn change(
         &self,
         change: Change,
@@ -52,7 +53,8 @@ impl Commits {
                     also(tx)?;
                     Ok(cleared)
                 };
-                // gpushd may set a condition of this kind meanwhile. It is recorded after this commit, so it stays.
+                // gpushd may set a condition of this kind meanwhile. That condition is recorded
+                // after this commit, so it stays.
                 let cleared = self.store.write_ending(write).await?;
                 let ended = cleared.into_iter().map(|one| Change::Clear(scope.clone(), kind, Some(one.cause)));
                 self.state.apply(&ended.collect::<Vec<_>>());

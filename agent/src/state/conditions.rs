@@ -9,8 +9,9 @@
 //!                                                            as that operation planned it or as it was before
 //! ```
 //!
-//! A persistent fault, such as a row that waits for a reset, is noticed once and recorded. After an `uncordon`, neither
-//! the next reading nor the next gpushd cordons the GPU again for the same fault.
+//! gpushd reacts once to a persistent fault, such as a memory row that waits for a reset, and
+//! records the fault. After an `uncordon`, neither the next reading nor the next gpushd cordons the
+//! GPU again for the same fault.
 //!
 //! This module holds data only. [`Change::record`] writes a change to the store; the caller decides when.
 
@@ -27,7 +28,8 @@ pub(super) const ROW_REMAP: &str = "row-remap";
 
 /// Decides from a reading whether a degraded GPU has recovered.
 pub(crate) trait RecoveryCheck: fmt::Debug + Send + Sync {
-    /// Describes the GPU if it is as the failed operation planned, or as it was before.
+    /// Describes the GPU if it is as the failed operation planned, or as it was before; `None`
+    /// otherwise.
     fn passes(&self, reading: &Reading) -> Option<&'static str>;
 }
 
@@ -162,7 +164,7 @@ impl Conditions {
         })
     }
 
-    /// Returns the conditions of a kind for a GPU, or for the host.
+    /// Returns the conditions of a kind that concern a GPU: its own, and those of the host.
     fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &InForce)> {
         let here = move |scope: &Scope| match scope {
             Scope::Host => true,
@@ -171,7 +173,7 @@ impl Conditions {
         self.in_force.iter().filter(move |((scope, of, _), _)| *of == kind && here(scope))
     }
 
-    /// Ends the degraded states that `reading` disproves. Returns the changes to record.
+    /// Ends the degraded states that `reading` shows to be over. Returns the changes to record.
     ///
     /// `begun` is when the reading began. A check counts only if its condition was set before that time.
     pub(super) fn check_recovery(&mut self, reading: &Reading, begun: Instant) -> Vec<Change> {
@@ -267,7 +269,7 @@ mod tests {
             by: None,
         };
         conditions.apply(&Change::Degrade(new, Arc::new(AlwaysPasses)));
-        // Set "tomorrow" by a wall clock that was set back later.
+        // The wall clock was a day ahead when the condition was set, and was set back later.
         for one in conditions.in_force.values_mut() {
             one.since = Timestamp::now() + jiff::SignedDuration::from_hours(24);
         }

@@ -41,9 +41,9 @@ use super::{
 pub(super) struct Sight {
     /// Identity as last listed.
     pub(super) identity: Identity,
-    /// Whether the driver lists it now.
+    /// Whether the driver lists the GPU now.
     pub(super) listed: bool,
-    /// Why the driver cannot identify the GPU at this index, although it lists one there.
+    /// Why the driver cannot identify the GPU at this index, although it lists a GPU there.
     pub(super) list_error: Option<DriverError>,
     pub(super) last: LastReading<Arc<Reading>>,
 }
@@ -67,12 +67,12 @@ impl GpuSnapshot {
         self.reasons.iter().any(|reason| matches!(reason, Reason::Changing { .. }))
     }
 
-    /// Returns whether no attempt of this gpushd to read the GPU has finished.
+    /// Returns whether this gpushd has not finished any attempt to read the GPU.
     pub(crate) fn is_unread(&self) -> bool {
         self.reasons.iter().any(|reason| matches!(reason, Reason::NotRead))
     }
 
-    /// Returns whether the two differ in a field that events report.
+    /// Returns whether two snapshots differ in a field that events report.
     pub(crate) fn differs_from(&self, other: &Self) -> bool {
         !std::ptr::eq(self, other) && self.told != other.told
     }

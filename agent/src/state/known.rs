@@ -106,7 +106,7 @@ impl Known {
         Arc::new(GpuSnapshot::compose(self, sight, listed_at))
     }
 
-    /// Returns why no GPU can be shown.
+    /// Returns why no GPU can be shown; `None` if the GPUs can be shown.
     fn driver_error(&self) -> Option<DriverError> {
         if let Some(error) = &self.list.error
             && (error.is_driver_unavailable() || self.list.good.is_none())

@@ -5,8 +5,9 @@
 //!                 └── commit failed ──► gone
 //! ```
 //!
-//! A reservation occupies capacity as soon as it is placed, so two grants never get the same share. It has no lease id
-//! yet: the commit assigns one. Module `leases` decides; all other modules only read.
+//! A reservation occupies capacity as soon as it is placed, so two grants never get the same share.
+//! It has no lease id until the commit assigns one. Module `leases` decides; other modules read
+//! this data, or report to it how an operation ended.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,9 +40,10 @@ pub(crate) struct OpenLease {
     pub(crate) queue: Option<LeaseQueuePosition>,
     /// What a releasing lease waits for, one sentence each.
     pub(crate) waits_for: Vec<String>,
-    /// Processes that were left when it was probed last.
+    /// Processes of the lease that still ran at the last probe.
     pub(crate) left: Vec<u32>,
-    /// For the lease of a Slurm job: whether it waits only for what the user does outside the job.
+    /// For the lease of a Slurm job: whether the lease waits only for something outside the job
+    /// that its user can cause.
     pub(crate) unattributed: bool,
 }
 
@@ -58,7 +60,7 @@ impl OpenLease {
         self.record.id
     }
 
-    /// The cgroup that it is bound to.
+    /// Returns the cgroup that the lease is bound to.
     pub(crate) fn cgroup(&self) -> Option<&str> {
         match &self.record.binding {
             LeaseBinding::Scope { cgroup, .. } | LeaseBinding::Cgroup { cgroup } | LeaseBinding::Job { cgroup, .. } => {
@@ -68,8 +70,8 @@ impl OpenLease {
         }
     }
 
-    /// Returns whether the cgroup of a Slurm job is that of this lease's job, as far as its path says. A path without a
-    /// node fits the jobs of all clusters and nodes of the host.
+    /// Returns whether the cgroup of a Slurm job may belong to this lease's job, according to its
+    /// path. A path without a node fits the jobs of all clusters and nodes of the host.
     pub(crate) fn fits_job(&self, found: &cgroup::SlurmJob) -> bool {
         let LeaseBinding::Job { job, node, .. } = &self.record.binding else { return false };
         u64::from(*job) == found.id
@@ -77,8 +79,9 @@ impl OpenLease {
             && found.uid.is_none_or(|uid| uid == self.record.holder.uid)
     }
 
-    /// Replaces the record, and with it the end time. The state stays. A record that is older than the present one is
-    /// ignored: two changes may be shown in another order than they were recorded.
+    /// Replaces the record, and with it the end time. The state does not change. A record that is
+    /// older than the present record is ignored, because two changes may arrive in another order
+    /// than they were recorded.
     pub(crate) fn set_record(&mut self, record: LeaseRecord) {
         if record.sequence < self.record.sequence {
             return;
@@ -93,7 +96,8 @@ impl OpenLease {
         self.record.expires_at.is_some_and(|expires| expires <= now) || self.deadline.is_some_and(|end| end <= at)
     }
 
-    /// Returns whether all known processes that it waits for have ended, or were killed and are about to end.
+    /// Returns whether all known processes that the lease waits for have ended, or were killed and
+    /// are about to end.
     pub(crate) fn ends_now(&self) -> bool {
         match (self.state.name(), &self.record.binding) {
             (LeaseState::Releasing, _) => self.left.iter().all(|pid| proc::is_ending(*pid)),
@@ -108,7 +112,8 @@ impl OpenLease {
         }
     }
 
-    /// Names the holder and the end for a refusal: `lease L17 of alice until 2026-01-02 03:04:05 UTC`.
+    /// Describes the lease for a refusal, with its holder and its end:
+    /// `lease L17 of alice until 2026-01-02 03:04:05 UTC`.
     pub(crate) fn describe(&self) -> String {
         let holder = self.record.holder.user.clone().unwrap_or_else(|| format!("uid {}", self.record.holder.uid));
         let end = match (self.state.name(), self.record.expires_at) {
@@ -204,7 +209,7 @@ fn deadline(expires_at: Option<Timestamp>) -> Option<Instant> {
 pub(crate) struct Reservation {
     /// Uid of the user who gets the share.
     pub(crate) holder: u32,
-    /// The targets and shares that it occupies.
+    /// The targets and shares that the grant occupies.
     pub(crate) members: Vec<LeaseMember>,
 }
 
@@ -213,8 +218,8 @@ pub(crate) struct Reservation {
 pub(crate) struct Settled {
     /// The lease whose MIG devices the operation created. It is now active, or has ended.
     pub(crate) lease: Option<LeaseRecord>,
-    /// For each GPU on which the instances of gpushd changed: its UUID, and the placements of the instances that gpushd
-    /// created.
+    /// The GPUs on which the set of instances created by gpushd has changed: UUID of the GPU, and
+    /// the placements of the instances in the set.
     pub(crate) created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -224,7 +229,8 @@ pub(crate) type ReservationId = u64;
 /// All leases that have not ended.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LeaseTable {
-    /// By id, which is also the order of arrival. A change copies only the leases that it changes.
+    /// The leases by id, which is also the order of arrival. A change copies only the leases that
+    /// it changes.
     pub(crate) open: BTreeMap<LeaseId, Arc<OpenLease>>,
     /// Grants that are being recorded.
     pub(crate) reserved: BTreeMap<ReservationId, Reservation>,
@@ -282,15 +288,16 @@ impl LeaseTable {
         self.holding().any(|lease| lease.record.members.iter().any(is_alone))
     }
 
-    /// Returns the user's lease whose cgroup contains a process. `cgroups` is the text of its `/proc/PID/cgroup`.
+    /// Returns the user's lease whose cgroup contains a process. `cgroups` is the text of
+    /// `/proc/PID/cgroup` of the process.
     pub(crate) fn by_cgroup(&self, uid: u32, cgroups: &str) -> Option<&OpenLease> {
         let own = self.holding().filter(|lease| lease.record.holder.uid == uid);
         let mut bound = own.filter_map(|lease| Some((lease, lease.cgroup()?)));
         bound.find(|(_, cgroup)| cgroup::contains(cgroup, cgroups)).map(|(lease, _)| lease)
     }
 
-    /// Returns whether jobs of several clusters or nodes have the job id in the path of this cgroup. Then the path does
-    /// not identify the job.
+    /// Returns whether jobs of several clusters or nodes have the job id in the path of this
+    /// cgroup. If so, the path does not identify the job.
     pub(crate) fn is_ambiguous(&self, found: &cgroup::SlurmJob, uid: u32) -> bool {
         let place = |lease: &OpenLease| match &lease.record.binding {
             LeaseBinding::Job { cluster, node, .. } if lease.fits_job(found) && lease.record.holder.uid == uid => {
@@ -397,7 +404,7 @@ impl State {
         Arc::clone(&self.0.snapshot.borrow().leases)
     }
 
-    /// Changes the leases and publishes the differences. Then it removes leases that have ended.
+    /// Changes the leases and publishes the differences. Then removes leases that have ended.
     pub(crate) fn change_leases<T>(&self, change: impl FnOnce(&mut LeaseTable) -> T) -> T {
         self.update(|known| {
             let before = Arc::clone(&known.leases);

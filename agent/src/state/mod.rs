@@ -8,8 +8,9 @@
 //!                                                            difference from the one before ─► GPU events
 //! ```
 //!
-//! Each change replaces the snapshot, an immutable [`HostState`]. Under the same lock, it publishes how the GPUs differ
-//! from the previous snapshot. So no difference is skipped, and a snapshot has the id of the last event before it.
+//! Each change replaces the snapshot, an immutable [`HostState`]. Under the same lock, gpushd
+//! publishes how the GPUs differ from the previous snapshot. So no difference is skipped, and each
+//! snapshot has the id of the last event before it.
 //!
 //! Code that holds the lock never awaits. Requested changes are committed first (`commit`), and applied in the order of
 //! the commits. A change that gpushd itself detects, such as a fault that cordons a GPU, takes effect at once and is
@@ -103,7 +104,8 @@ pub(crate) struct Initial {
     pub(crate) overrides: Overrides,
     /// A loss of the database that no administrator has accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// Clock ticks from boot until an administrator last accepted a loss of the database; `None` if not on this boot.
+    /// Time at which an administrator last accepted a loss of the database, in clock ticks since
+    /// boot; `None` if not on this boot.
     pub(crate) known_since: Option<u64>,
     /// Recorded leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
@@ -151,7 +153,7 @@ impl State {
         Arc::clone(&self.0.snapshot.borrow())
     }
 
-    /// Subscribes to snapshots. A subscriber may miss some; only events are complete.
+    /// Subscribes to snapshots. A subscriber may miss snapshots; only events are complete.
     pub(crate) fn watch(&self) -> watch::Receiver<Arc<HostState>> {
         self.0.snapshot.subscribe()
     }
@@ -171,7 +173,7 @@ impl State {
         &self.0.events
     }
 
-    /// Returns the index of a GPU when it was last listed.
+    /// Returns the index that a GPU had when it was last listed.
     pub(crate) fn index_of(&self, uuid: &str) -> Option<u32> {
         self.known().sights.get(uuid).map(|sight| sight.identity.index)
     }
@@ -230,7 +232,8 @@ impl State {
         });
     }
 
-    /// Stores a reading of a GPU, or why it failed. It may end a degraded state or cordon the GPU.
+    /// Stores a reading of a GPU, or why it failed. The reading may end a degraded state or cordon
+    /// the GPU.
     fn read(&self, uuid: &str, last: LastReading<Arc<Reading>>) {
         self.update(|known| {
             // A stale reading may show the GPU as it was before a change.
@@ -290,7 +293,8 @@ impl State {
         drop(self.0.store.write(move |tx| tx.notice(&uuid, rows.clone())));
     }
 
-    /// Cordons a GPU for gpushd itself. The cordon takes effect at once, even if it cannot be recorded.
+    /// Cordons a GPU because gpushd itself has detected a fault. The cordon takes effect at once,
+    /// even if it cannot be recorded.
     fn cordon_at_once(
         &self,
         known: &mut Known,

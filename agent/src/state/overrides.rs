@@ -33,9 +33,9 @@ pub(crate) enum Effect {
         one: Override,
         /// The generation of the desired state that this end created.
         generation: u64,
-        /// The action that ended it, as in the audit trail.
+        /// The action that ended the override, as in the audit trail.
         action: String,
-        /// The user who ended it; `None` if gpushd did.
+        /// The user who ended the override; `None` if gpushd did.
         by: Option<Actor>,
     },
 }

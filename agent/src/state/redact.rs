@@ -1,9 +1,10 @@
 //! Removes from responses what a viewer may not see. [`Viewer::may_see`] is the only rule; docs/api.md lists what is
 //! removed.
 //!
-//! Only its owner and administrators see the pid, uid, user and command line of a process. Other users see only the
-//! state of an MPS server, and the fields of a lease that [`gpush_api::Lease::redact`] keeps. Plans and refusals are
-//! made from redacted GPUs, so their sentences do not show what a field hides.
+//! Only the owner of a process and administrators see its pid, uid, user and command line. Other
+//! users see only the state of an MPS server, and the fields of a lease that
+//! [`gpush_api::Lease::redact`] keeps. Plans and refusals are made from redacted GPUs, so their
+//! sentences do not show what a field hides.
 
 use gpush_api::{Actor, Blocker, Gpu, Happening, MpsClient, MpsDaemon, MpsServer, Process};
 
@@ -26,7 +27,7 @@ pub(crate) fn gpu(gpu: &mut Gpu, viewer: Viewer) {
     gpu.processes.iter_mut().for_each(|process| hide(process, viewer));
 }
 
-/// Removes holders from the blockers of a response that every user may read.
+/// Removes the identities of holders from the blockers of a response that every user may read.
 pub(crate) fn holders(blockers: &mut [Blocker]) {
     // A holder without a pid is a lease, which every user may see.
     let holders = blockers.iter_mut().flat_map(|blocker| &mut blocker.holders);
@@ -66,7 +67,7 @@ pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
         Happening::Unleased(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
-        // Every user may read these.
+        // Every user may read these events.
         Happening::Gpu(_)
         | Happening::Config(_)
         | Happening::Driver(_)

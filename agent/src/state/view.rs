@@ -25,12 +25,14 @@ impl Observed {
         self.gpus_for_plans(viewer, &BTreeSet::new())
     }
 
-    /// Returns the GPUs as a basis for plans. It omits the processes in `idle`, whose pids do no work for a user.
+    /// Returns the GPUs as a basis for plans. Omits the processes whose pids are in `idle`, because
+    /// they do no work for a user.
     pub(crate) fn gpus_for_plans(&self, viewer: Viewer, idle: &BTreeSet<u32>) -> Vec<Gpu> {
         self.host.gpus.iter().map(|gpu| self.one(gpu, viewer, idle)).collect()
     }
 
-    /// Returns the effective viewer. A user who may see no private detail gets the common view.
+    /// Returns the viewer whose view is shown. If no GPU has a private detail that a user may see,
+    /// the user gets the common view.
     pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
         match viewer {
             Viewer::User(uid) if !self.host.gpus.iter().any(|gpu| concerns(&gpu.gpu, uid)) => Viewer::Agent,
@@ -46,7 +48,7 @@ impl Observed {
     fn one(&self, snapshot: &GpuSnapshot, viewer: Viewer, idle: &BTreeSet<u32>) -> Gpu {
         let mut gpu = snapshot.gpu.clone();
         gpu.stale |= self.late.contains(&gpu.uuid);
-        // Before redaction, which removes the pids.
+        // This must precede the redaction, which removes the pids.
         leave_out(&mut gpu, idle);
         redact::gpu(&mut gpu, viewer);
         gpu

@@ -4,7 +4,7 @@
 //! list ─► each GPU: as desired ─────────────────────────────────────► seen
 //!           │ differs                                                  ▲
 //!           ▼                                                          │
-//!         recorded (unless it is the driver's own) ──► set ─► list ────┘ done only when listed
+//!         recorded (unless it is the default) ───────► set ─► list ────┘ done only when listed
 //! ```
 
 use gpush_api::{ApiError, Code, TimesliceLevel};
@@ -154,7 +154,7 @@ fn see(timeslice: &Timeslice, aim: &SharedGpu, told: Option<&Told>) -> Option<Le
 async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
-        // Another program has set the level since, so it stays.
+        // Another program has set the level since, so gpushd does not change it.
         well(timeslice, pace, aim).await;
         return false;
     }

@@ -19,9 +19,9 @@
 //!
 //! The driver resets both settings at a reboot, at a GPU reset, and when its last user exits. gpushd sets them again
 //! when it detects that the driver or the GPU is back.
-//!
-//! Both settings apply only to new contexts, so they do not end or slow running processes. Neither isolates processes:
-//! they share memory and faults, and no process has a guaranteed share of the time.
+//! Both settings apply only to new contexts, so they do not end or slow running processes. Neither
+//! setting isolates processes: they share memory and faults, and no process has a guaranteed share
+//! of the time.
 //!
 //! | file | subject |
 //! |---|---|
@@ -116,7 +116,7 @@ enum TroubleSubject {
 struct Seen {
     level: Level,
     since: Timestamp,
-    /// Time of the last attempt to read it.
+    /// Time of the last attempt to read the level.
     read_at: Timestamp,
     /// Why the level is not the desired one.
     failed: Option<String>,
@@ -227,7 +227,7 @@ impl Timeslice {
         self.all_seen().get(uuid).is_some_and(|seen| seen.kept == Some(level))
     }
 
-    /// Returns whether gpushd kept a GPU before at a level other than the driver's default.
+    /// Returns whether gpushd kept a GPU at a level other than the driver's default before.
     fn was_kept_at_any(&self, uuid: &str) -> bool {
         let own = TimesliceLevel::Default;
         self.all_seen().get(uuid).is_some_and(|seen| seen.kept.is_some_and(|kept| kept != own))

@@ -60,7 +60,8 @@ pub(crate) async fn settled(timeslice: &Timeslice, uuids: &[String]) -> Vec<Stri
 
 /// Sets levels and compute modes. Returns whether all GPUs could be read.
 async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
-    // The last readings may be older than the operation's last step.
+    // The GPUs are read again, because the last readings may be older than the operation's last
+    // step.
     let _read = timeslice.readings.now(uuids).await;
     let Ok(host) = timeslice.readings.known() else { return false };
     let mut gpus = host.gpus(Viewer::Agent);

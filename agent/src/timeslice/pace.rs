@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::TroubleSubject;
 
-/// Interval of readings if no change is reported, and so of runs of `nvidia-smi`.
+/// Interval of readings, and so of runs of `nvidia-smi`, if no change is reported.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Longest pause after failures.

@@ -49,7 +49,8 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
             }
         }
     };
-    // May stop at any point: every setting is recorded, and the next gpushd continues.
+    // The loop may stop at any point, because every setting is recorded, and the next gpushd
+    // continues.
     tokio::select! {
         () = timeslice.stopping.cancelled() => {}
         () = tend => {}
@@ -117,7 +118,7 @@ impl Tending {
             return;
         }
         if timeslice.is_afresh() {
-            // Also reads GPUs again that had no levels.
+            // This also makes gpushd read GPUs again that had no levels.
             self.reset();
         }
         self.pace.go_on(true);
@@ -143,7 +144,8 @@ impl Tending {
         if self.pace.is_due(new, some) {
             let busy = levels::tend(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
             for uuid in busy {
-                // Remove the GPU, so that it is checked again when its lane is free.
+                // The GPU is removed from the last check, so that it is checked again when its lane
+                // is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
                 let timeslice = timeslice.clone();
                 tokio::spawn(async move {
@@ -165,7 +167,8 @@ pub(super) fn aims(
 ) -> Vec<SharedGpu> {
     let cares = turns::care(config, gpus);
     let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
-    // A GPU whose state is unclear may return unchanged, so its data is kept. In MIG mode it has no level.
+    // A GPU whose state is unclear may return unchanged, so its data is kept. A GPU in MIG mode has
+    // no level.
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
     let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != Care::LetGo && whole(gpu));
     let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_turns_of(uuid);

@@ -1,5 +1,5 @@
-//! Runs `nvidia-smi compute-policy`, which reads the levels of all GPUs and sets the level of one. It runs as a helper
-//! unit, like resets.
+//! Runs `nvidia-smi compute-policy`, which reads the levels of all GPUs and sets the level of one.
+//! The program runs as a helper unit, as for resets.
 //!
 //! The exit status is not reliable: if one GPU of the host is in MIG mode, the whole command fails. So gpushd parses
 //! the output for each GPU. A level counts as set only after it was read back.
@@ -92,11 +92,13 @@ async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Re
 }
 
 async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
-    // One run at a time: the reconciler and operations may need it concurrently.
+    // Only one run at a time, because the reconciler and operations may need the program
+    // concurrently.
     let _alone = timeslice.smi.lock().await;
     let helpers = &timeslice.outside.helpers;
     let program = timeslice.outside.nvidia_smi(&timeslice.state.config().mode_change);
-    // The program keeps the driver open. This lock prevents resets and delays maintenance until it exits.
+    // The program keeps the driver open. This lock prevents resets and delays maintenance until the
+    // program exits.
     let _open = timeslice.outside.driverless.read().await;
     if let Some(maintenance) = timeslice.state.maintenance() {
         return Err(crate::state::words::refusal(&maintenance));

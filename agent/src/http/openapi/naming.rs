@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 /// Names whose types may differ, with the reason.
 const EXCEPTIONS: [&str; 3] = [
-    // `do` is the tag of a step; each schema has another constant. `share` is the kind of a share, a requested share, or
-    // a granted share. `lease` is the terms of a rule, as in the config, or the lease of a grant.
+    // `do` is the tag of a step, with a different constant in each schema. `share` is the kind of a
+    // share, a requested share, or a granted share. `lease` is the terms of a rule, as in the
+    // config, or the lease of a grant.
     "do", "share", "lease",
 ];
 

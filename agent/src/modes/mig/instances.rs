@@ -52,7 +52,8 @@ async fn call(
         InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
             let made = hardware.create_gpu_instance(uuid, *profile_id, *placement).await?;
             if made.placement != *placement || made.profile_id != *profile_id {
-                // A later plan would not recognize the instance as one that gpushd created.
+                // A later plan would not recognize this instance as created by gpushd, so gpushd
+                // destroys it.
                 if let Err(error) = hardware.destroy_gpu_instance(uuid, made.id).await {
                     tracing::warn!(gpu = uuid, %error, "the driver created another instance, which cannot be destroyed");
                 }

@@ -38,8 +38,9 @@ use gpush_host::identity::Users;
 use super::driver::Driver;
 use crate::{outside::Outside, state::State};
 
-/// Text that names the place of the output of a helper unit. The output may name processes of any user. So it goes to
-/// the log, which only root reads, and not into the operation, which every user may read.
+/// Text that says where the output of a helper unit is. The output may name processes of any user.
+/// So it goes to the log, which only root reads, and not into the operation, which every user may
+/// read.
 pub(crate) const LOGGED: &str = "gpushd's log has its output: `journalctl -u gpushd`";
 
 /// Handles for changes of MIG mode and resets.

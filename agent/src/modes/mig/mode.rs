@@ -96,7 +96,7 @@ async fn put_into_force(
     }
 }
 
-/// Sets the MIG mode of a GPU without a reset, so that it may stay pending.
+/// Sets the MIG mode of a GPU without a reset, so the mode may stay pending.
 ///
 /// # Errors
 /// If the driver refuses the mode, the GPU is lost, or the call may still take effect.

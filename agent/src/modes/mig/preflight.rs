@@ -1,5 +1,5 @@
-//! Checks for what blocks a reset, before anything is changed: processes that have the GPU open and that gpushd may not
-//! stop, and a virtual machine.
+//! Checks, before anything is changed, whether a reset is blocked: by processes that have the GPU
+//! open and that gpushd may not stop, or because the host is a virtual machine.
 
 use std::collections::BTreeSet;
 
@@ -96,8 +96,8 @@ impl MigMode {
     }
 }
 
-/// Refuses to reset peers that the reset would disturb. A pending MIG mode is permitted on the GPUs in `changes`, whose
-/// mode the operation itself changes.
+/// Checks that a reset would not disturb the peers, which are reset as well. A pending MIG mode is
+/// permitted on the GPUs in `changes`, because the operation itself changes their mode.
 ///
 /// # Errors
 /// If a peer is in use, has instances or an unrelated pending MIG mode, or cannot be read.

@@ -25,7 +25,7 @@ pub(crate) struct Purpose<'a> {
 /// The cancellation of an operation.
 pub(crate) struct Cancel<'a> {
     pub(crate) cancelled: &'a CancellationToken,
-    /// Returns the error of the cancellation, after it has happened.
+    /// Returns the error of the cancellation. Must be called only after the cancellation.
     pub(crate) why: &'a (dyn Fn() -> ApiError + Send + Sync),
 }
 
@@ -44,7 +44,7 @@ impl From<ApiError> for NotReset {
     }
 }
 
-/// Permits driver calls again when dropped.
+/// A pause of driver calls. Dropping it ends the pause.
 struct Paused<'a>(&'a MigMode);
 
 impl Drop for Paused<'_> {
@@ -53,7 +53,7 @@ impl Drop for Paused<'_> {
     }
 }
 
-/// Refuses a request that must read GPUs while one is being reset.
+/// Refuses a request that must read GPUs while a GPU is being reset.
 ///
 /// # Errors
 /// [`Code::Resetting`] during a reset. The condition is temporary.
@@ -67,8 +67,8 @@ pub(crate) fn not_resetting(outside: &Outside) -> Result<(), ApiError> {
 }
 
 impl MigMode {
-    /// Resets GPUs together with their peers. Meanwhile gpushd closes all its own driver handles. The reset does not
-    /// start if the operation is cancelled first.
+    /// Resets GPUs together with their peers. During the reset gpushd has no driver handle open.
+    /// The reset does not start if the operation is cancelled first.
     pub(super) async fn reset(&self, purpose: &Purpose<'_>, due: &[&ModeChange]) -> Result<(), NotReset> {
         let mut uuids: Vec<String> = due.iter().map(|change| change.gpu.uuid.clone()).collect();
         uuids.extend(due.iter().flat_map(|change| change.peers.iter().cloned()));

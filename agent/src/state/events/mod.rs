@@ -5,9 +5,9 @@
 //! differences of snapshots ─────────────────────┘ (bounded) ◄── cursor ── another
 //! ```
 //!
-//! All clients read the same ring, each at its own position. A client that reads too slowly falls behind. It then
-//! receives a `resync` event, which says that it has missed events. Publishing never waits, and following events causes
-//! no driver call.
+//! All clients read the same ring, each at its own position. A client that reads too slowly misses
+//! events. It then receives a `resync` event, which says so. Publishing never waits, and following
+//! events causes no driver call.
 //!
 //! An event id is `<epoch>-<number>`. The epoch names this run of gpushd. A client that returns with an id of another
 //! run also receives a `resync`.
@@ -78,7 +78,8 @@ impl Events {
     pub(crate) fn publish(&self, what: Happening) {
         let mut ring = self.ring();
         let last = ring.push(|number| Event { id: self.id(number), at: Timestamp::now(), what });
-        // Sent while the ring is locked, so that no listener sees a later event first.
+        // The listeners are notified while the ring is locked, so that no listener sees a later
+        // event first.
         self.0.news.send_modify(|news| news.last = last);
     }
 

@@ -3,8 +3,8 @@
 //! While the last reading is fresh, a caller gets it without a driver call. A caller that asks during a reading waits
 //! for its result. If a reading fails or takes too long, the last good reading stays, marked stale.
 //!
-//! The deadline of a wait counts from the start of the reading. So a reading that hangs delays only the callers that
-//! ask soon after it began.
+//! The deadline of a wait counts from the start of the reading. So a reading that hangs delays only
+//! callers that ask soon after the reading began.
 
 use std::{
     fmt,
@@ -87,7 +87,7 @@ struct CachedState<V> {
     error: Option<DriverError>,
     /// When the last finished attempt began.
     begun: Option<Instant>,
-    /// When gpushd last changed the value. Readings that began before do not show the change.
+    /// When gpushd last changed the value. Earlier readings do not show the change.
     changed: Option<Instant>,
     /// When the current reading began.
     running: Option<Instant>,
@@ -121,7 +121,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.state().begun.is_some()
     }
 
-    /// Starts a reading, unless the last one is fresh or another one is in progress.
+    /// Starts a reading, unless the last reading is fresh or another one is in progress.
     pub(crate) fn refresh<F>(&self, read: impl FnOnce() -> F)
     where
         F: Future<Output = Result<V, DriverError>> + Send + 'static,
@@ -180,7 +180,8 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.outdate();
     }
 
-    /// Makes the next caller read again. Finished readings and the one in progress become stale.
+    /// Makes the next caller read again. Finished readings become stale, and so does a reading in
+    /// progress.
     pub(crate) fn outdate(&self) {
         let mut state = self.state();
         state.changed = Some(Instant::now());

@@ -45,7 +45,7 @@ struct Inner {
     state: State,
     list: Cached<Arc<Vec<Listed>>>,
     gpus: Mutex<BTreeMap<String, Cached<Arc<Reading>>>>,
-    /// Readings that begin after a call, by GPU. Callers at the same time share one.
+    /// Readings that begin after a call, by GPU. Concurrent callers share a reading.
     fresh: Mutex<BTreeMap<String, Arc<Coalesced<ReadOutcome>>>>,
 }
 
@@ -120,7 +120,7 @@ impl Readings {
             return Err(error.clone());
         }
         let uuids: Vec<String> = host.gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect();
-        // GPUs that are new in the list.
+        // GPUs that are new in the list are read now.
         uuids.iter().filter(|uuid| !known.contains(uuid)).for_each(|uuid| self.refresh(uuid));
         let mut late = BTreeSet::new();
         for uuid in uuids {
