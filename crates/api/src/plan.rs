@@ -97,7 +97,7 @@ pub struct PlanRequest {
 ///
 /// If the request has an explicit layout and a `mig` rule claims the GPU, gpushd makes an override
 /// after it has applied the layout. The override is the desired layout of the GPU until it is
-/// cleared or expires. To apply the rule's own layout ends the override.
+/// cleared or expires. Applying the rule's own layout ends the override.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

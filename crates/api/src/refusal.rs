@@ -31,7 +31,7 @@ pub struct Blocker {
     pub leases: Vec<LeaseUse>,
 }
 
-/// Why a layout was refused. If several reasons apply, gpushd reports the narrowest one.
+/// Why a layout was refused. If several reasons apply, gpushd reports the simplest one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
