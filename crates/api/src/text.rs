@@ -3,7 +3,6 @@
 //! Users choose the command lines of their processes. Control characters could control another
 //! user's terminal. Bidirectional characters could reorder the text next to them. Characters
 //! without width could make one name look like another.
-//! another.
 
 use unicode_width::UnicodeWidthChar;
 

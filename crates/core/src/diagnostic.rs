@@ -173,7 +173,8 @@ impl<'a> SourcePosition<'a> {
         }
     }
 
-    /// Returns the shown part of the line, and the column of the span in that part, counted from 0.
+    /// Returns the shown part of the line, and the column of the span in that part. Columns start
+    /// at 0.
     fn window(&self) -> (String, usize) {
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         let before = self.column - 1;

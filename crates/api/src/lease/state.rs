@@ -70,7 +70,8 @@ pub enum Enforcement {
 
 /// State of a lease.
 ///
-/// `queued → granting → active → releasing → ended`. A lease can also go from any state directly to
+/// `queued → granting → active → releasing → ended`. A lease that ends early skips some of these
+/// states.
 /// `ended`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
