@@ -16,7 +16,7 @@ pub enum DeviceUse {
     Granted,
     /// Processes run on the device.
     InUse,
-    /// No process runs on the device, but its GPU or its MPS daemon accepts no new processes.
+    /// No process runs on the device, but its GPU or its MPS daemon accepts no new work.
     Reserved,
 }
 

@@ -105,7 +105,7 @@ pub struct ApiError {
     /// What to do next, often a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Kind of advice that the hint gives, if the process that created the error knows it.
+    /// Kind of advice in the hint. Not sent: only the process that created the error knows it.
     #[serde(skip)]
     pub remedy: Option<Remedy>,
     /// Whether the same request may succeed later without further action.

@@ -308,8 +308,9 @@ impl Mig {
 pub enum GpuState {
     /// The GPU can be used and changed.
     Ready,
-    /// The GPU accepts no new processes: an administrator set a cordon, or gpushd set one after a
-    /// reported fault. A request to change the layout must name the GPU.
+    /// The GPU gets no new work: gpushd grants no leases on it and admits no new MPS clients. An
+    /// administrator set a cordon, or gpushd set one after a reported fault. A request to change
+    /// the layout must name the GPU.
     Cordoned,
     /// A change failed, and its rollback failed too.
     Degraded,
@@ -326,7 +327,7 @@ pub enum GpuState {
     Maintenance,
 }
 
-/// A cordon: it keeps new processes off a GPU, for the given reason.
+/// A cordon, which blocks new work on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Cordon {

@@ -1,9 +1,9 @@
 //! Operations: the execution of plans.
 //!
 //! ```text
-//!  queued ──► waiting (for idle instances)        ┌──► done          as planned, read back
+//!  queued ──► waiting (for idle instances)        ┌──► done          as planned, verified
 //!     │          │                                │
-//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, read back; also if
+//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, verified; also if
 //!     │          │       │                        │                  nothing was started
 //!     └──────────┴───────┴──► cancelling ─────────┤
 //!                                                 └──► failed        at least one GPU is neither:

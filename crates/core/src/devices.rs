@@ -1,7 +1,7 @@
 //! The MIG devices of a host: which devices are free, and why the others are not.
 //!
 //! A device is `in_use` if the driver lists a process on it. Otherwise it is `reserved` if its GPU
-//! or its MPS daemon accepts no new processes. Otherwise it is `granted` if a lease holds it.
+//! or its MPS daemon accepts no new work. Otherwise it is `granted` if a lease holds it.
 //! Otherwise it is `free`.
 
 use std::borrow::Borrow;
@@ -42,7 +42,7 @@ fn device(
     let daemon = daemons.iter().find(|daemon| uuid.as_ref() == Some(&daemon.uuid));
     let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).filter_map(|server| server.pid).collect();
     let of_compute = compute.iter().flat_map(|compute| &compute.processes);
-    // An MPS server that has no clients does not count as use of the device.
+    // MPS servers are not listed as processes of the device. Only their clients use it.
     let is_user = |process: &&Process| process.pid.is_none_or(|pid| !servers.contains(&pid));
     let processes: Vec<Process> = instance.processes.iter().chain(of_compute).filter(is_user).cloned().collect();
     let is_here = |lease: &&Lease| lease.members.iter().any(|member| uuid.as_ref() == Some(&member.target));
@@ -80,7 +80,7 @@ fn grant(lease: &Lease) -> DeviceGrant {
     DeviceGrant { id: lease.id.to_string(), uid: holder.uid, user: holder.user, expires_at: lease.expires_at }
 }
 
-/// Returns why a device without processes accepts no new processes.
+/// Returns why a device without processes accepts no new work.
 fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDaemon>) -> Option<String> {
     let state = match gpu.state {
         GpuState::Ready => None,

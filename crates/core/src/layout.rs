@@ -6,11 +6,11 @@
 //! PROFILE = <slices>g.<memory>gb[+suffix|-suffix]
 //!
 //! 3g.40gb          one GPU instance with one compute instance that occupies all of it
-//! 1g.10gb*2        two of them
-//! 1g.10gb@4        one that starts at memory slice 4
+//! 1g.10gb*2        two 1g.10gb
+//! 1g.10gb@4        one 1g.10gb that starts at memory slice 4
 //! 1c.3g.40gb*3     three one-slice compute instances, packed into as few 3g.40gb as possible
-//! 1c.1g.20gb       the smaller of the two compute instances that a double-memory 1g offers from Hopper on
-//! 2g.20gb:mps      its MIG device is shared through MPS
+//! 1c.1g.20gb       the smaller of the two compute profiles of a double-memory 1g (Hopper and newer)
+//! 2g.20gb:mps      one 2g.20gb whose MIG device is shared through MPS
 //! none             no instances
 //! ```
 //!

@@ -4,7 +4,7 @@
 //! so that users see all of them at once:
 //!
 //! ```text
-//! bytes ──► UTF-8, TOML ──► settings (parse) ──► rules against each other (rules) ──► Config
+//! bytes ──► UTF-8, TOML ──► settings (parse) ──► all rules together (rules) ────────► Config
 //!              │                 │                          │
 //!              └─────────────────┴──────────────────────────┴──► ConfigErrors (diagnostic)
 //! ```

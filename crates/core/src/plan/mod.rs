@@ -4,7 +4,7 @@
 //! Layout ──resolve──► Target ─┐
 //!                             ├─► arrange ──► steps      the plan
 //! instances and their users ──┘       │
-//!                                     └─────► refusal    the smallest reason why not
+//!                                     └─────► refusal    the simplest reason why no plan is possible
 //! ```
 //!
 //! Every plan satisfies these constraints:

@@ -41,7 +41,7 @@ pub enum Started {
 /// What Epilog found out about a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ended {
-    /// The job has no lease on this node any more.
+    /// The job no longer has a lease on this node.
     Clean,
     /// The capacity is not free: processes of the job itself are left.
     Left,

@@ -17,7 +17,7 @@
 //!     │
 //!  Stopping ◄── not in use, or deadline ─────── Draining ◄── no longer desired (Ready, Hung, Fault)
 //!     │                                            └─ desired again ─► Ready, or Hung if it is silent
-//!     └─────── restart: desired again as soon as it has ended ──► Starting
+//!     └─────── restart: started again as soon as the daemon has ended ──► Starting
 //! ```
 //!
 //! When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like.

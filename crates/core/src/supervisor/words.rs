@@ -120,7 +120,7 @@ impl State {
     }
 }
 
-/// An event in the life of a daemon.
+/// An event of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The caller reports whether the daemon is desired.

@@ -127,7 +127,7 @@ pub enum ProcessEnding {
     Killed,
 }
 
-/// An event in the life of a lease.
+/// An event of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// The queued lease was recorded in the database.

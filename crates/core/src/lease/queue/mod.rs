@@ -4,7 +4,7 @@
 //! push ──► entries in order ──schedule(host)──► Grant      the lease can be granted now
 //!                                               Ready      the operation is first on all its GPUs
 //!                                               Waits      its reservation, and the earlier entries it waits for
-//!                                               Never      the host cannot fulfil it any more
+//!                                               Never      the host could not fulfil it even if all leases ended
 //! ```
 //!
 //! Each pass goes through the entries in order, on a copy of the host:
