@@ -92,7 +92,7 @@ pub struct ApiError {
     pub code: Code,
     /// One sentence that names the object, without its causes.
     pub message: String,
-    /// Causes, outermost first. Each cause says more than the one before.
+    /// Causes, outermost first. Each cause adds facts to the previous one.
     #[serde(default)]
     pub causes: Vec<String>,
     /// Complete errors, one for each GPU, if several GPUs of one request fail.

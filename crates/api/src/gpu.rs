@@ -124,7 +124,7 @@ pub struct GpuProfile {
     pub compute: Vec<ComputeProfile>,
 }
 
-/// Kind of use, known from which process list of the driver contains the process.
+/// Kind of use. It follows from the process list of the driver that contains the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -129,8 +129,8 @@ fn begun() -> bool {
 pub struct Operation {
     /// Operation id, `op-<number>`. Ids are unique within one state directory.
     pub id: String,
-    /// Number that increases with each change of the operation, for `GET
-    /// /v1/operations/{id}?after=N&wait_ms=M`.
+    /// Number that increases with each change of the operation, for
+    /// `GET /v1/operations/{id}?after=N&wait_ms=M`.
     pub revision: u64,
     /// Whether the operation has begun. Until it begins, the operation has changed nothing, and its
     /// plans contain only the desired layouts.

@@ -128,9 +128,9 @@ pub struct SlurmJobEnd {
     /// lease of a later run.
     #[serde(rename = "restart_count", default)]
     pub restart: u32,
-    /// Time until which the hook waits for free capacity, in milliseconds since the Unix epoch. A
-    /// hook that reports the end of another job late does not wait; gpushd then ends no process of
-    /// that job.
+    /// Time until which the hook waits for free capacity, in milliseconds since the Unix epoch. If
+    /// the hook of another job reports the end late, it does not wait, and gpushd ends no process of
+    /// the ended job.
     pub until_ms: i64,
 }
 

@@ -6,7 +6,7 @@
 
 use unicode_width::UnicodeWidthChar;
 
-/// Shown in place of a character that is not shown.
+/// Shown in place of a character that must not be shown.
 pub const REPLACEMENT: char = '?';
 
 /// Returns whether a character is shown unchanged. Control characters, Unicode's line breaks and

@@ -96,8 +96,8 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     error.hint(hints.join("; ")).retryable()
 }
 
-/// Describes a holder with all known facts: `pid 4711 (alice, python train.py, service x,
-/// /dev/nvidia0)`.
+/// Describes a holder with all known facts:
+/// `pid 4711 (alice, python train.py, service x, /dev/nvidia0)`.
 #[must_use]
 pub fn words(holder: &Holder) -> String {
     let service = holder.service.as_ref().map(|name| format!("service {name}"));

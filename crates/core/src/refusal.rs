@@ -193,8 +193,8 @@ fn instance(blocker: &Blocker) -> String {
     }
 }
 
-/// Describes a process that holds an instance with all known facts: `pid 4711 (alice, python
-/// train.py)`.
+/// Describes a process that holds an instance with all known facts:
+/// `pid 4711 (alice, python train.py)`.
 #[must_use]
 pub fn holder(process: &Process) -> String {
     let about: Vec<&str> = [process.user.as_deref(), process.command.as_deref()].into_iter().flatten().collect();

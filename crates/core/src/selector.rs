@@ -192,8 +192,8 @@ impl fmt::Display for Selector {
 }
 
 impl Selector {
-    /// Returns whether the selector matches this GPU alone. A prefix matches every GPU whose UUID
-    /// begins with it; [`Selector::matching`] checks that only one GPU does.
+    /// Returns whether the selector matches this GPU. A prefix matches every GPU whose UUID begins
+    /// with it; [`Selector::matching`] checks that there is only one such GPU.
     #[must_use]
     pub fn names(&self, gpu: &Gpu) -> bool {
         match self {
@@ -236,8 +236,9 @@ impl Selector {
     /// without repetition. A text may contain several selectors, separated by commas.
     ///
     /// # Errors
-    /// A text is not a selector or matches no GPU; the error lists the GPUs. There are more than
-    /// [`MOST`] selectors: any user can send them, and each selector is compared with every GPU.
+    /// A text is not a selector or matches no GPU; the error lists the GPUs. More than [`MOST`]
+    /// selectors are also an error, because any user can send them, and each selector is compared
+    /// with every GPU.
     pub fn resolve<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Result<Vec<usize>, ApiError> {
         let count: usize = texts.iter().map(|text| 1 + text.as_ref().matches(',').count()).sum();
         if count > MOST {

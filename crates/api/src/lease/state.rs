@@ -72,7 +72,6 @@ pub enum Enforcement {
 ///
 /// `queued → granting → active → releasing → ended`. A lease that ends early skips some of these
 /// states.
-/// `ended`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -76,7 +76,7 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
             continue;
         };
         let header = reader.clip(item.span());
-        // The keys that a misspelt key probably means are not also reported as missing.
+        // If a key is misspelt, the key that it probably means is not reported as missing too.
         let meant = reader.strangers(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
         let name = name(reader, table, &mut names);
         let matches = matches(reader, table, &header, &meant, position, &mut claims);

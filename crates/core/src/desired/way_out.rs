@@ -8,8 +8,8 @@ use super::Wish;
 /// The commands that make a changed config effective.
 const RELOAD: &str = "then `gpushctl config check FILE` and `systemctl reload gpushd`";
 
-/// Returns a rule's name for a sentence. For a rule without a name, this is a label such as `rule
-/// 2`.
+/// Returns a rule's name for a sentence. For a rule without a name, this is a label such as
+/// `rule 2`.
 pub(super) fn rule(label: &str) -> String {
     if label.starts_with("rule ") { label.to_owned() } else { format!("rule `{label}`") }
 }

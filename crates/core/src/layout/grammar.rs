@@ -1,7 +1,7 @@
 //! The parser of layouts, and its errors.
 //!
-//! The parser does not use a parser generator, because each error needs a position in the text and a
-//! suggested correction.
+//! The parser does not use a parser generator, because each error needs a position in the text and
+//! a suggested correction.
 
 use std::{fmt, ops::Range, sync::Arc};
 

@@ -62,7 +62,8 @@ pub(super) fn impossible(geometry: &Geometry, target: &Target) -> Option<Refusal
     if fits(geometry, target) { None } else { Some(smallest_reason(geometry, target)) }
 }
 
-/// Returns why a target that does not fit on an empty GPU does not fit.
+/// Returns the simplest reason why a target does not fit. Expects a target that does not fit even on
+/// an empty GPU.
 pub(super) fn smallest_reason(geometry: &Geometry, target: &Target) -> Refusal {
     let demand = Demand::of(geometry, target);
     compute_does_not_fit(geometry, target)

@@ -15,7 +15,7 @@ const LONGEST: usize = 20;
 
 /// Returns a short name for a target: `g` for a GPU or `m` for a MIG device, followed by the first
 /// eight hexadecimal digits of its UUID. If `taken` already contains that name, the name has more
-/// digits. It consists of at most 20 letters and digits.
+/// digits. The name consists of at most 20 letters and digits.
 #[must_use]
 pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
     let upper = uuid.to_ascii_uppercase();

@@ -43,10 +43,10 @@ pub enum Started {
 pub enum Ended {
     /// The job no longer has a lease on this node.
     Clean,
-    /// The capacity is not free: processes of the job itself are left.
+    /// The capacity is not free: something of the job itself still uses it.
     Left,
-    /// The capacity is not free: something outside the job, which its user may control, keeps it in
-    /// use. It remains reserved.
+    /// The capacity is not free: something outside the job, which its user may control, uses it.
+    /// The capacity remains reserved.
     Unattributed,
     /// gpushd could not record the end of the lease.
     Broken,

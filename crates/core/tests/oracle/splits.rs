@@ -333,8 +333,8 @@ impl Sample {
     }
 }
 
-/// Returns a feasible target that has one or two other profiles than the state. For such a target,
-/// an instance must be destroyed or created elsewhere, and several choices are possible.
+/// Returns a feasible target whose profiles differ from those of the state in one or two. For such a
+/// target, an instance must be destroyed or created elsewhere, and several choices are possible.
 fn neighbour(part: &Part, own: Multiset, dice: &mut Dice) -> Multiset {
     for _ in 0..40 {
         let mut multiset = own;

@@ -123,8 +123,8 @@ impl Host {
         gpu.processes.iter().map(place).collect()
     }
 
-    /// Starts some processes: usually in compute instances, rarely in a GPU instance without a
-    /// compute instance.
+    /// Starts some processes. Most of them are in a compute instance, and a few are only in a GPU
+    /// instance.
     pub(crate) fn start_some(&mut self, dice: &mut Dice) {
         for instance in self.read() {
             for compute in &instance.compute {

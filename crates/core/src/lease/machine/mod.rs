@@ -14,7 +14,7 @@
 //! - Capacity is reserved from `Granting` on. It is freed once: when the grant has certainly
 //!   failed, or when the end is durable. An end is recorded only after all sources have reported
 //!   that no process of the lease is left.
-//! - If the end of a lease is requested in `Granting`, it waits for the outcome of the grant,
+//! - If the end of a lease is requested in `Granting`, the end waits for the outcome of the grant,
 //!   because a commit or a driver call may still take effect.
 //! - `Releasing` has no time limit. The first reason does not change, but a later revocation can
 //!   still end the processes.

@@ -1,13 +1,13 @@
 //! Applies reservations and grants to a host.
 //!
-//! A queued request reserves at most its own size. It reserves the assignment that needs the fewest
-//! shares in use to end. Later requests are placed on the host with that assignment applied, so
+//! A queued request reserves at most its own size. It reserves the assignment for which the fewest
+//! shares in use must end. Later requests are placed on the host with that assignment applied, so
 //! they do not delay the earlier request.
 
 use super::{Assignment, Blocked, Host, Member, Policy, Wanted, gang};
 
 impl Host {
-    /// Returns the assignment that needs the fewest shares in use to end; `None` if the host can
+    /// Returns the assignment for which the fewest shares in use must end; `None` if the host can
     /// never fulfil the request.
     #[must_use]
     pub fn reservation(&self, wanted: &Wanted, policy: Policy) -> Option<Assignment> {

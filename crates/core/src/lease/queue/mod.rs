@@ -11,7 +11,7 @@
 //!
 //! - An entry that can be granted occupies its assignment.
 //! - An entry that cannot be granted reserves capacity on GPUs where no earlier entry has a
-//!   reservation. A lease reserves the assignment that needs the fewest occupied shares to become
+//!   reservation. A lease reserves the assignment for which the fewest occupied shares must become
 //!   free. It never reserves more than it requested. An operation reserves all targets that its
 //!   last plan removes or changes.
 //! - Later entries are placed on the remaining capacity. So a later, smaller request can be granted

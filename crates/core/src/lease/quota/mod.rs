@@ -81,7 +81,7 @@ impl Limits {
     }
 }
 
-/// A user, as the data that selects the quota.
+/// The data about a user that determines the quota.
 #[derive(Debug, Clone, Copy)]
 pub struct User<'a> {
     /// User id.

@@ -109,8 +109,8 @@ fn standard_limits_leave_a_quarter_of_the_host_to_others() {
 }
 
 proptest! {
-    /// The granted amount never exceeds an absolute limit. A user who holds more is never granted a
-    /// request that would otherwise be denied.
+    /// The granted amount never exceeds an absolute limit. A request that is denied to a user is
+    /// also denied to a user who holds more.
     #[test]
     fn granted_leases_never_exceed_the_limits(
         wishes in proptest::collection::vec((0..50_000_u64, 0..400_u32, 1..20_000_u64), 1..60),

@@ -15,8 +15,8 @@ fn only(text: &str) -> Label {
     file(text).select(None).unwrap().clone()
 }
 
-/// Returns the layouts that the only label of a text gives to a host, as `index layout` or `index
-/// off`.
+/// Returns the layouts that the only label of a text gives to a host, as `index layout` or
+/// `index off`.
 fn meant(text: &str, gpus: &[Gpu]) -> Result<Vec<String>, gpush_api::ApiError> {
     let file = file(text);
     let label = file.select(None)?;
