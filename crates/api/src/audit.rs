@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::operation::Actor;
 
-/// A record of the audit trail. Only administrators can read it.
+/// A record of the audit trail. Only administrators can read the trail.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AuditRecord {
-    /// Position in the trail. It increases even if the clock was set back.
+    /// Position in the trail. Later records have higher numbers, even if the clock was set back.
     pub sequence: u64,
     /// Time of the record, by the system clock.
     #[serde(with = "crate::timestamp")]

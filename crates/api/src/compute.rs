@@ -1,7 +1,8 @@
 //! Driver settings of a whole GPU: compute mode and time-slice level.
 //!
-//! The driver keeps both only while the GPU is initialised. A reboot resets them. Without persistence mode, the end of
-//! the last program on the GPU resets them too (NVIDIA, Driver Persistence, "Data Persistence").
+//! The driver keeps both settings only while the GPU is initialised. A reboot resets them. Without
+//! persistence mode, they are also reset when the last program on the GPU ends (NVIDIA, Driver
+//! Persistence, "Data Persistence").
 
 use std::{fmt, str::FromStr};
 
@@ -15,11 +16,13 @@ pub enum ComputeMode {
     /// Any number of processes.
     #[default]
     Default,
-    /// One thread of one process. Only old drivers support it; current drivers refuse to set it.
+    /// One thread of one process. Only old drivers support this mode; current drivers refuse to set
+    /// it.
     ExclusiveThread,
     /// No process.
     Prohibited,
-    /// One process. With MPS, that is the MPS server, so all its clients can use the GPU.
+    /// One process. With MPS, this process is the MPS server, so all clients of the server can use
+    /// the GPU.
     ExclusiveProcess,
 }
 
@@ -47,7 +50,8 @@ impl fmt::Display for ComputeMode {
 
 /// Length of the time slices on a time-sliced GPU (`nvidia-smi compute-policy`).
 ///
-/// A level applies to contexts that are created later. NVIDIA does not document the durations.
+/// A new level applies only to contexts that are created afterwards. NVIDIA does not document the
+/// durations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -57,7 +61,7 @@ pub enum TimesliceLevel {
     Default,
     /// Short slices: programs wait less, and the GPU switches more often.
     Short,
-    /// Between short and long.
+    /// Slices longer than `Short` and shorter than `Long`.
     Medium,
     /// Long slices.
     Long,
@@ -96,7 +100,7 @@ impl fmt::Display for TimesliceLevel {
     }
 }
 
-/// The error for a text that is not the name of a compute mode or time-slice level.
+/// Error: the text is not the name of a compute mode or time-slice level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownName {
     what: &'static str,

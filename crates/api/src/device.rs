@@ -10,13 +10,13 @@ use crate::gpu::Process;
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum DeviceUse {
-    /// No lease has it, and no process runs on it.
+    /// No lease includes the device, and no process runs on it.
     Free,
-    /// A lease has it, and no process runs on it.
+    /// A lease includes the device, and no process runs on it.
     Granted,
-    /// Processes run on it.
+    /// Processes run on the device.
     InUse,
-    /// No process runs on it, but its GPU or its MPS daemon takes no new work.
+    /// No process runs on the device, but its GPU or its MPS daemon accepts no new work.
     Reserved,
 }
 
@@ -50,7 +50,7 @@ pub struct DeviceGrant {
     pub expires_at: Option<Timestamp>,
 }
 
-/// A MIG device: a compute instance, or a GPU instance that has none yet.
+/// A MIG device: a compute instance, or a GPU instance that has no compute instance yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MigDevice {
@@ -60,7 +60,8 @@ pub struct MigDevice {
     pub gpu_uuid: String,
     /// GPU instance as profile and placement, such as `3g.40gb@4`.
     pub instance: String,
-    /// Profile of the compute instance, such as `1c.3g.40gb`; that of the GPU instance if it uses all compute slices.
+    /// Profile of the compute instance, such as `1c.3g.40gb`. If the compute instance uses all
+    /// compute slices, this is the profile of the GPU instance.
     pub profile: String,
     /// GPU instance id.
     pub gi: u32,
@@ -76,7 +77,7 @@ pub struct MigDevice {
     /// Use of the device.
     #[serde(rename = "use")]
     pub usage: DeviceUse,
-    /// Whether a program of any user can start on the device now: `use` is `free`.
+    /// Whether a program of any user can start on the device now: true if `use` is `free`.
     pub available: bool,
     /// Leases on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

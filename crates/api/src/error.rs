@@ -9,23 +9,24 @@ use serde::{Deserialize, Serialize};
 pub enum Code {
     /// The request is invalid.
     BadRequest,
-    /// No GPU, operation, layout, file or path has that name.
+    /// There is no GPU, operation, layout, file or path with that name.
     NotFound,
-    /// The user may not do this.
+    /// The user does not have permission.
     Denied,
     /// The GPU has no profile with that name.
     UnknownProfile,
     /// The layout does not fit on this GPU with any placement.
     LayoutImpossible,
-    /// Something in use, or the state of the GPU, blocks the request.
+    /// The state of the GPU, or something that is in use, blocks the request.
     Blocked,
-    /// Another operation has the GPU, a rule gives it another mode, or another request changed the desired state.
+    /// Another operation uses the GPU, a rule gives the GPU another mode, or another request
+    /// changed the desired state.
     Conflict,
-    /// A GPU is being reset. Until that has ended, no GPU can be read or changed.
+    /// A GPU is being reset. Until the reset ends, no GPU can be read or changed.
     Resetting,
     /// A user cancelled the operation.
     Cancelled,
-    /// The GPU model, its mode or its driver does not support this.
+    /// The GPU model, the GPU's mode or the driver does not support the request.
     Unsupported,
     /// The driver is missing, is not loaded, or has another version than its library.
     DriverUnavailable,
@@ -41,10 +42,11 @@ pub enum Code {
     Unavailable,
     /// gpushd is stopping. The request had no effect, so it can be repeated.
     Stopping,
-    /// Only from clients: no program answers on the socket, or the program does not speak this API.
+    /// Reported only by clients: no program answers on the socket, or the program does not speak
+    /// this API.
     Unreachable,
-    /// An operation could not begin, or a lease was not granted, in the given time. From clients: gpushd did not answer
-    /// in time, and the request may still take effect.
+    /// An operation did not begin, or a lease was not granted, in the given time. When a client
+    /// reports this code: gpushd did not answer in time, and the request may still take effect.
     TimedOut,
     /// A bug of gpush.
     Internal,
@@ -90,20 +92,20 @@ pub struct ApiError {
     pub code: Code,
     /// One sentence that names the object, without its causes.
     pub message: String,
-    /// Causes, outermost first. No cause repeats the previous one.
+    /// Causes, outermost first. Each cause adds facts to the previous one.
     #[serde(default)]
     pub causes: Vec<String>,
-    /// The complete error of each GPU, if several GPUs of one request fail.
+    /// Complete errors, one for each GPU, if several GPUs of one request fail.
     #[serde(default, skip_serializing_if = "<[ApiError]>::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<ApiError>, no_recursion))]
     pub errors: Box<[ApiError]>,
-    /// State afterwards, if it matters: nothing was changed, or the change was rolled back.
+    /// State after the error, if it matters: nothing was changed, or the change was rolled back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
     /// What to do next, often a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// What the hint suggests, where that is known in this process.
+    /// Kind of advice in the hint. Not sent: only the process that created the error knows it.
     #[serde(skip)]
     pub remedy: Option<Remedy>,
     /// Whether the same request may succeed later without further action.
@@ -111,14 +113,14 @@ pub struct ApiError {
     pub retryable: bool,
 }
 
-/// What a hint suggests. `gpushctl` replaces hints that do not help without gpushd.
+/// Kind of advice in a hint. `gpushctl` replaces hints that do not help without gpushd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remedy {
-    /// To choose among the GPUs of the host.
+    /// Choose among the GPUs of the host.
     ChooseGpus,
-    /// To choose among the GPUs that support MIG.
+    /// Choose among the GPUs that support MIG.
     ChooseMigGpus,
-    /// To correct `devices` in a mig-parted file.
+    /// Correct `devices` in a mig-parted file.
     CorrectDevices,
 }
 
@@ -138,8 +140,9 @@ impl ApiError {
         }
     }
 
-    /// Combines several errors. The result is retryable only if all of them are. Its code is that of the first error
-    /// that is not retryable, else that of the first.
+    /// Combines several errors. The result is retryable only if every error is retryable. Its code
+    /// is the code of the first error that is not retryable; if there is none, the code of the
+    /// first error.
     pub fn several(message: impl Into<String>, errors: Vec<Self>) -> Self {
         let lasting = errors.iter().find(|error| !error.retryable);
         let code = lasting.or(errors.first()).map_or(Code::Internal, |error| error.code);
@@ -154,7 +157,7 @@ impl ApiError {
         own.chain(self.errors.iter().flat_map(Self::sentences)).collect()
     }
 
-    /// Creates the error of a stopping gpushd, which did not carry out the request.
+    /// Creates the error for a request that gpushd did not execute because it is stopping.
     pub fn stopping(message: impl Into<String>) -> Self {
         Self::new(Code::Stopping, message).retryable()
     }
@@ -166,7 +169,7 @@ impl ApiError {
         self
     }
 
-    /// Adds a hint, and what it suggests.
+    /// Adds a hint and its kind of advice.
     #[must_use]
     pub fn remedy(mut self, remedy: Remedy, hint: impl Into<String>) -> Self {
         (self.hint, self.remedy) = (Some(hint.into()), Some(remedy));
@@ -180,7 +183,7 @@ impl ApiError {
         self
     }
 
-    /// Adds the state afterwards.
+    /// Sets the state after the error.
     #[must_use]
     pub fn outcome(mut self, outcome: impl Into<String>) -> Self {
         self.outcome = Some(outcome.into());
@@ -232,7 +235,7 @@ mod tests {
             assert!(!way_out.is_empty(), "{name}");
             rows += 1;
         }
-        // The message of serde lists every code that it accepts.
+        // The error message of serde lists every accepted code.
         let known = serde_json::from_str::<Code>("\"x\"").unwrap_err().to_string();
         assert_eq!(rows, known.matches('`').count() / 2 - 1, "{known}");
     }

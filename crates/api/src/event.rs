@@ -1,9 +1,9 @@
 //! Events: changes as they happen. `GET /v1/events` streams them.
 //!
-//! An event reports a change and the state after it. A client that missed events receives a [`Resync`]. It then reads
-//! the state again, and continues to listen.
+//! An event reports a change and the state after it. A client that missed events receives a
+//! [`Resync`]. The client then reads the whole state again and continues to listen.
 //!
-//! In JSON, an event is one object: `id`, `at`, `kind`, and the fields of that kind.
+//! In JSON, an event is one object: `id`, `at`, `kind`, and the fields of its kind.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Event {
-    /// Event id, `<epoch>-<number>`, for the header `Last-Event-ID`. The epoch names one run of gpushd. Numbers
-    /// increase within it.
+    /// Event id, `<epoch>-<number>`, for the header `Last-Event-ID`. The epoch identifies one run
+    /// of gpushd. Within a run, numbers increase.
     pub id: String,
     /// Time of the event.
     #[serde(with = "crate::timestamp")]
@@ -44,21 +44,21 @@ pub enum Happening {
     Operation(Box<OperationChange>),
     /// A GPU changed since the last reading.
     Gpu(Box<GpuChange>),
-    /// The config was reloaded, with success or not.
+    /// The config was reloaded, or the reload failed.
     Config(ConfigChange),
-    /// The driver appeared, disappeared, or has another version.
+    /// The driver appeared or disappeared, or its version changed.
     Driver(DriverChange),
-    /// The driver reported an Xid error of a GPU.
+    /// The driver reported an Xid error on a GPU.
     Xid(Xid),
-    /// An MPS daemon changed its state.
+    /// The state of an MPS daemon changed.
     Mps(Box<MpsChange>),
-    /// A lease changed its state or its end, or was revoked with notice.
+    /// The state or the end time of a lease changed, or the lease was revoked with notice.
     Lease(Box<LeaseChange>),
     /// gpushd asked an unleased process to end, or killed it.
     Unleased(Box<UnleasedChange>),
-    /// Another change, which the audit trail has too.
+    /// Another change. The audit trail contains it too.
     Change(Change),
-    /// Events are missing here. Read the state again.
+    /// Events are missing. Clients must read the state again.
     Resync(Resync),
 }
 
@@ -85,7 +85,7 @@ pub enum EventKind {
     Unleased,
     /// [`Change`].
     Change,
-    /// [`Resync`]. Sent whatever kinds are selected.
+    /// [`Resync`]. gpushd sends it even if the client did not select this kind.
     Resync,
 }
 
@@ -104,7 +104,7 @@ impl EventKind {
         Self::Resync,
     ];
 
-    /// Returns the name in JSON, in `?kinds=` and in the stream's `event:`.
+    /// Returns the name in JSON, in `?kinds=`, and in the `event:` line of the stream.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -141,7 +141,7 @@ impl Happening {
     }
 }
 
-/// An operation after a change.
+/// The state of an operation after a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct OperationChange {
@@ -151,12 +151,13 @@ pub struct OperationChange {
     pub gpu_uuids: Vec<String>,
     /// Progress, one entry for each GPU.
     pub progress: Vec<StepState>,
-    /// New note of the operation, such as what it waits for.
+    /// New note of the operation, such as the reason why it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// A GPU after a change. Listening to events causes no readings: another request caused this one.
+/// The state of a GPU after a change. A client that listens to events does not cause readings:
+/// another request caused the reading that found this change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuChange {
@@ -197,9 +198,9 @@ pub enum GpuAspect {
     State,
     /// `drift`.
     Drift,
-    /// `mig`.
+    /// `mig_enabled`.
     Mig,
-    /// `instances`.
+    /// `instance_summaries`.
     Instances,
     /// `compute_mode`.
     ComputeMode,
@@ -223,7 +224,7 @@ pub struct InstanceSeen {
     pub compute: Vec<u32>,
 }
 
-/// An MPS daemon after a change.
+/// The state of an MPS daemon after a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsChange {
@@ -233,7 +234,7 @@ pub struct MpsChange {
     pub uuid: String,
     /// UUID of the GPU: the target, or the GPU of the MIG device.
     pub gpu_uuid: String,
-    /// Index of that GPU; absent while it is not known.
+    /// Index of that GPU; absent while the index is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
     /// State of the daemon.
@@ -242,7 +243,7 @@ pub struct MpsChange {
     pub reasons: Vec<String>,
 }
 
-/// A lease after a change. Every user may read it, so it names no process.
+/// The state of a lease after a change. Every user may read it, so it names no process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseChange {
@@ -274,8 +275,8 @@ pub struct LeaseChange {
     pub processes_end_at: Option<Timestamp>,
 }
 
-/// What gpushd did about an unleased process. The audit trail has it too. Only the owner of the process and
-/// administrators see `pid`, `uid`, `user` and `command`.
+/// What gpushd did about an unleased process. The audit trail contains the same record. Only the
+/// owner of the process and administrators see `pid`, `uid`, `user` and `command`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UnleasedChange {
@@ -309,18 +310,18 @@ pub struct UnleasedChange {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum UnleasedStep {
-    /// gpushd does not end it.
+    /// gpushd does not end the process.
     Exempt,
-    /// gpushd logged a warning.
+    /// gpushd logged a warning about the process.
     Warned,
-    /// gpushd asked it to end, with SIGTERM.
+    /// gpushd sent SIGTERM, which asks the process to end.
     Asked,
-    /// It did not end in time, and gpushd killed it with SIGKILL.
+    /// The process did not end in time, and gpushd killed it with SIGKILL.
     Killed,
 }
 
 impl UnleasedStep {
-    /// Returns the words of the log and the audit trail.
+    /// Returns the text for the log and the audit trail.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -346,7 +347,7 @@ pub struct ConfigChange {
     pub pending_restart: Vec<String>,
 }
 
-/// A change of the driver.
+/// A change of the driver that gpushd uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DriverChange {
@@ -380,7 +381,7 @@ pub struct Xid {
     pub ci: Option<u32>,
 }
 
-/// A change that is not an operation. The audit trail has it too.
+/// A change that is not an operation. The audit trail contains it too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Change {
@@ -399,7 +400,7 @@ pub struct Change {
     pub gpu_uuids: Vec<String>,
 }
 
-/// Events are missing here.
+/// Notice that events are missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Resync {
@@ -412,7 +413,7 @@ pub struct Resync {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum ResyncReason {
-    /// The id is from another run of gpushd.
+    /// The event id is from another run of gpushd.
     OtherLife,
     /// gpushd no longer has the next events, because the client was disconnected or slow for too long.
     Missed,

@@ -15,7 +15,7 @@ use crate::{
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Architecture {
-    /// Kepler to Pascal. gpush can only show these GPUs.
+    /// Kepler to Pascal. gpush can only show these GPUs, not change them.
     Legacy,
     /// Volta.
     Volta,
@@ -25,7 +25,7 @@ pub enum Architecture {
     Ampere,
     /// Ada Lovelace.
     Ada,
-    /// Hopper. MIG mode changes at once, and is off after a reboot.
+    /// Hopper. A change of MIG mode takes effect without a reset. MIG mode is off after a reboot.
     Hopper,
     /// Blackwell. MIG mode works as on Hopper.
     Blackwell,
@@ -71,7 +71,8 @@ pub struct Engines {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ComputeProfile {
-    /// Name, such as `1c.3g.40gb`; the name of the GPU instance profile if it uses all compute slices.
+    /// Name, such as `1c.3g.40gb`. If the compute instance uses all compute slices, this is the
+    /// name of the GPU instance profile.
     pub name: String,
     /// Profile id, as the driver reports it.
     #[serde(rename = "profile_id")]
@@ -94,7 +95,7 @@ pub struct ComputeProfile {
 pub struct GpuProfile {
     /// Name, such as `3g.40gb`, without NVML's `MIG ` prefix.
     pub name: String,
-    /// Profile id, as the driver reports it, and takes it to create an instance.
+    /// Profile id in the driver's reports and in requests to create an instance.
     #[serde(rename = "profile_id")]
     pub id: u32,
     /// NVML enum value for queries.
@@ -123,16 +124,16 @@ pub struct GpuProfile {
     pub compute: Vec<ComputeProfile>,
 }
 
-/// How a process uses the GPU: by the list of the driver that contains it.
+/// Kind of use. It follows from the process list of the driver that contains the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum ProcessKind {
-    /// A CUDA context that the process itself holds.
+    /// The process has a CUDA context.
     Compute,
-    /// A graphics context.
+    /// The process has a graphics context.
     Graphics,
-    /// A client of an MPS server.
+    /// The process is a client of an MPS server.
     MpsClient,
 }
 
@@ -149,7 +150,8 @@ pub struct Process {
     /// User name; absent if the caller may not see it, or if the uid has no name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Command line, at most 256 characters. Only its owner and administrators see it.
+    /// Command line, at most 256 characters. Only the owner of the process and administrators see
+    /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     /// Kind of context.
@@ -185,7 +187,7 @@ pub struct ComputeInstance {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuInstance {
-    /// GPU instance id. It names a physical slot and differs from the placement.
+    /// GPU instance id. It identifies a physical slot, which is not the placement.
     #[serde(rename = "gi")]
     pub id: u32,
     /// Profile id.
@@ -200,7 +202,8 @@ pub struct GpuInstance {
     /// Compute instances, in the order of their ids.
     #[serde(default, rename = "compute_instances")]
     pub compute: Vec<ComputeInstance>,
-    /// Processes that the driver assigns to this GPU instance but to no compute instance.
+    /// Processes that the driver reports for this GPU instance, but for none of its compute
+    /// instances.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
 }
@@ -221,7 +224,7 @@ pub struct Memory {
 pub struct NvLink {
     /// Number of connected ports.
     pub links: u32,
-    /// Whether some ports connect to an NVSwitch, and through it to all its GPUs.
+    /// Whether some ports connect to an NVSwitch, and through the switch to all GPUs on it.
     #[serde(default)]
     pub switched: bool,
     /// PCI addresses of the GPUs that are connected directly.
@@ -229,8 +232,8 @@ pub struct NvLink {
     pub peers: Vec<String>,
 }
 
-/// Sensors and error counters of a GPU. A value that the driver does not report is absent. In MIG mode the driver does
-/// not report the utilization.
+/// Sensors and error counters of a GPU. A value that the driver does not report is absent. In MIG
+/// mode, the driver does not report utilization.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Sensors {
@@ -271,8 +274,8 @@ pub struct Mig {
     pub compute_slices: u8,
     /// GPU instances, in the order of their placements.
     pub instances: Vec<GpuInstance>,
-    /// Profiles, smallest first. `GET /v1/gpus` leaves them out unless `?profiles=true` is set.
-    // Shared by copies of the GPU, because profiles are large and rarely used.
+    /// Profiles, smallest first. `GET /v1/gpus` omits them unless `?profiles=true` is set.
+    // `Arc`: copies of the GPU share the profiles, because they are large and rarely used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<GpuProfile>))]
     pub profiles: Arc<Vec<GpuProfile>>,
@@ -285,7 +288,7 @@ impl Mig {
         self.enabled != self.reset_pending
     }
 
-    /// Returns whether MIG mode is off, and stays off after a GPU reset.
+    /// Returns whether MIG mode is off now and also after the next GPU reset.
     #[must_use]
     pub fn is_off(&self) -> bool {
         !self.enabled && !self.reset_pending
@@ -298,32 +301,33 @@ impl Mig {
     }
 }
 
-/// State of a GPU. If several states apply, the last one of this list counts.
+/// State of a GPU. If several states apply, gpushd reports the one that is last in this list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum GpuState {
     /// The GPU can be used and changed.
     Ready,
-    /// The GPU takes no new work: an administrator set a cordon, or gpushd did after a reported fault. Changes of the
-    /// layout must name the GPU.
+    /// The GPU gets no new work: gpushd grants no leases on it and admits no new MPS clients. An
+    /// administrator set a cordon, or gpushd set one after a reported fault. A request to change
+    /// the layout must name the GPU.
     Cordoned,
     /// A change failed, and its rollback failed too.
     Degraded,
-    /// An operation changes the GPU.
+    /// An operation is changing the GPU.
     Changing,
     /// The database was lost, so gpushd does not know the leases of the GPU. It grants and changes nothing there until
     /// a reboot or `gpushctl recover`.
     Held,
-    /// A driver call passed its deadline and may still take effect, or the GPU cannot be read.
+    /// A driver call exceeded its deadline and may still take effect, or the GPU cannot be read.
     Unknown,
     /// The driver reports that the GPU fell off the bus, or no longer lists it.
     Lost,
-    /// The host is in maintenance: gpushd has no driver handle open, and shows its last reading.
+    /// The host is in maintenance: gpushd has no open driver handle, and shows its last reading.
     Maintenance,
 }
 
-/// A cordon: a reason why a GPU takes no new work.
+/// A cordon, which blocks new work on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Cordon {
@@ -356,16 +360,17 @@ fn is_true(flag: &bool) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Gpu {
-    /// Index in the present driver session. It may change when a GPU is lost; `uuid` does not.
+    /// Index in the current driver session. The index may change when a GPU is lost; `uuid` never
+    /// changes.
     pub index: u32,
     /// UUID, `GPU-<uuid>`.
     pub uuid: String,
     /// PCI address, `0000:07:00.0`.
     pub pci: String,
-    /// PCI ids of device and vendor, in the format of NVML: `0x20B210DE`; absent if they are not known.
+    /// PCI device id and vendor id, in the format of NVML: `0x20B210DE`; absent if not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_id: Option<String>,
-    /// PCI ids of the subsystem, which name the manufacturer of the board, in the same format.
+    /// PCI subsystem ids, which identify the manufacturer of the board, in the same format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_subsystem: Option<String>,
     /// Device minor number: `/dev/nvidia<minor>`.
@@ -381,7 +386,8 @@ pub struct Gpu {
     /// Name or position of the config rule that claims the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Desired layout in canonical text: that of the active override, else that of the rule.
+    /// Desired layout in canonical text: the layout of the active override, or of the rule if there
+    /// is no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
     /// Active override, which replaces the rule's layout.
@@ -395,7 +401,7 @@ pub struct Gpu {
     /// Reasons for `state` and for `processes_known`, one sentence each.
     #[serde(default)]
     pub reasons: Vec<String>,
-    /// Cordons of the GPU. They also apply if another `state` is shown.
+    /// Cordons of the GPU. A cordon also applies while `state` shows another state.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cordons: Vec<Cordon>,
     /// MIG state; absent on GPUs without MIG.
@@ -410,7 +416,7 @@ pub struct Gpu {
     /// NVLink connections; absent if no port is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvLink>,
-    /// Utilization, temperature, power and ECC errors, from the same reading.
+    /// Utilization, temperature, power and ECC errors, at the time of the reading.
     #[serde(default)]
     pub sensors: Sensors,
     /// Processes on the whole GPU, not on a MIG device.
@@ -419,8 +425,8 @@ pub struct Gpu {
     /// Leases on the GPU and its MIG devices. A leased target is in use even if no process runs on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leases: Vec<LeaseUse>,
-    /// Whether the driver reported all processes. If false, an instance without processes may be in use, and gpushd
-    /// destroys nothing on the GPU. Absent if true.
+    /// Whether the driver reported all processes. If false, even an instance without processes may
+    /// be in use, so gpushd destroys no instance on the GPU. Absent if true.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub processes_known: bool,
     /// Error of the driver because of which `processes_known` is false.
@@ -430,7 +436,7 @@ pub struct Gpu {
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub observed_at: Timestamp,
-    /// Whether a newer reading was requested but is not available.
+    /// Whether this reading is old: a newer one was requested but is not available.
     #[serde(default)]
     pub stale: bool,
 }

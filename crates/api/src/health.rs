@@ -1,4 +1,4 @@
-//! Versions, health, maintenance, and the acceptance of a lost database.
+//! Versions, health, maintenance, and the recovery from a lost database.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub struct Version {
     pub agent: String,
     /// API version, `v1`.
     pub api: String,
-    /// Driver that gpushd uses; absent if there is none, and during maintenance.
+    /// Driver that gpushd uses; absent during maintenance, and if there is no driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver: Option<Driver>,
 }
@@ -49,22 +49,23 @@ pub enum HealthStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LayoutsAtStart {
-    /// Whether gpushd makes no further attempt in this boot.
+    /// Whether all GPUs are settled: gpushd makes no further attempt before the next boot.
     pub complete: bool,
-    /// UUIDs of the settled GPUs, on which gpushd makes no further attempt in this boot. The layout is applied, was
-    /// refused or failed too often, or no rule needs one; or a caller changed the GPU or cancelled the attempt.
+    /// UUIDs of the settled GPUs: gpushd makes no further attempt on them before the next boot. The
+    /// layout of a settled GPU is applied, was refused or failed too often, or is not required by
+    /// any rule. A GPU is also settled if a caller changed it or cancelled the attempt.
     pub settled: Vec<String>,
 }
 
-/// Maintenance of the host. gpushd has no driver handle open, so that GPUs can be reset and the driver can be replaced.
-/// It shows its last readings and changes nothing.
+/// Maintenance of the host. gpushd has no open driver handle, so that GPUs can be reset and the
+/// driver can be replaced. Meanwhile, gpushd shows its last readings and changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Maintenance {
-    /// Reason that was given on entry.
+    /// Reason from the request that started the maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// User who entered maintenance.
+    /// User who started the maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
     /// Start of the maintenance.
@@ -83,7 +84,7 @@ pub struct WhyRequest {
     pub reason: Option<String>,
 }
 
-/// Answer of `POST /v1/maintenance/enter` and `/leave`: the state afterwards.
+/// Answer of `POST /v1/maintenance/enter` and `/leave`: the state after the request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MaintenanceState {
@@ -92,17 +93,17 @@ pub struct MaintenanceState {
     pub maintenance: Option<Maintenance>,
 }
 
-/// Answer of `POST /v1/recover`: the loss that was accepted.
+/// Answer of `POST /v1/recover`: the loss of data that the administrator accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Recovered {
-    /// What was wrong with the database; absent if nothing was lost.
+    /// What was wrong with the database; absent if no data was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
-    /// Path of the damaged database, if it was kept.
+    /// Path of the damaged database, if gpushd kept it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
-    /// UUIDs of the GPUs that were in the state `held`.
+    /// UUIDs of the GPUs that left the state `held`.
     #[serde(default)]
     pub released: Vec<String>,
 }
@@ -122,7 +123,7 @@ pub struct Health {
     pub maintenance: Option<Maintenance>,
     /// Number of GPUs that the driver lists.
     pub gpu_count: u32,
-    /// Progress of the layouts of this boot; absent if gpushd does not know the id of this boot.
+    /// Progress of the layouts of this boot; absent if gpushd does not know the boot id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layouts_at_start: Option<LayoutsAtStart>,
     /// Process id of gpushd.

@@ -1,9 +1,9 @@
 //! Operations: the execution of plans.
 //!
 //! ```text
-//!  queued ──► waiting (for idle instances)        ┌──► done          as planned, read back
+//!  queued ──► waiting (for idle instances)        ┌──► done          as planned, verified
 //!     │          │                                │
-//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, read back; also if
+//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, verified; also if
 //!     │          │       │                        │                  nothing was started
 //!     └──────────┴───────┴──► cancelling ─────────┤
 //!                                                 └──► failed        at least one GPU is neither:
@@ -37,15 +37,15 @@ pub struct Actor {
 pub enum OperationState {
     /// Accepted. Another operation has its GPUs.
     Queued,
-    /// Accepted. Instances in use block it.
+    /// Accepted. Instances that are in use block the operation.
     Waiting,
     /// Its steps are being executed.
     Running,
     /// Its steps are being rolled back, because one failed or a user cancelled the operation.
     Cancelling,
-    /// gpushd ended before the operation. The next gpushd recovers it.
+    /// gpushd ended before the operation did. The next gpushd recovers the operation.
     Interrupted,
-    /// Every GPU is as planned. gpushd has read this back from the hardware.
+    /// Every GPU is as planned. gpushd has verified this on the hardware.
     Done,
     /// A step failed, or the operation was cancelled. Every GPU is as it was before.
     RolledBack,
@@ -103,7 +103,7 @@ impl OperationState {
 pub struct StepState {
     /// Index of the GPU.
     pub gpu: u32,
-    /// Number of steps that were executed and read back.
+    /// Number of steps that were executed and verified.
     pub done: u32,
     /// Number of steps of the plan.
     pub total: u32,
@@ -118,7 +118,7 @@ pub struct StepState {
     pub error: Option<ApiError>,
 }
 
-/// Default for answers of an older gpushd, which does not report this field.
+/// Default for answers of an older gpushd, which does not report `begun`.
 fn begun() -> bool {
     true
 }
@@ -129,10 +129,11 @@ fn begun() -> bool {
 pub struct Operation {
     /// Operation id, `op-<number>`. Ids are unique within one state directory.
     pub id: String,
-    /// Number that increases with each change, for `GET /v1/operations/{id}?after=N&wait_ms=M`.
+    /// Number that increases with each change of the operation, for
+    /// `GET /v1/operations/{id}?after=N&wait_ms=M`.
     pub revision: u64,
-    /// Whether the operation has begun. Before that it has changed nothing, and its plans have only the desired
-    /// layouts.
+    /// Whether the operation has begun. Until it begins, the operation has changed nothing, and its
+    /// plans contain only the desired layouts.
     #[serde(default = "begun")]
     pub begun: bool,
     /// Action, such as `mig.apply`.
@@ -156,10 +157,10 @@ pub struct Operation {
     pub plans: Vec<GpuPlan>,
     /// Progress, one entry for each GPU, in the order of `plans`.
     pub progress: Vec<StepState>,
-    /// What the operation waits for before it can begin, one sentence each.
+    /// What the operation waits for before it begins, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<String>,
-    /// Other occurrences, oldest first, such as a restart of gpushd, or what the operation waited for.
+    /// Other events, oldest first, such as a restart of gpushd, or a wait that has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// Error of the whole operation.
@@ -167,11 +168,11 @@ pub struct Operation {
     pub error: Option<ApiError>,
 }
 
-/// An operation in a list. `GET /v1/operations/{id}` has all its fields.
+/// An operation in a list, with fewer fields than `GET /v1/operations/{id}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct OperationSummary {
-    /// Operation id. The fields have the same meaning as in [`Operation`].
+    /// Operation id. All fields have the same meaning as in [`Operation`].
     pub id: String,
     /// Number that increases with each change.
     pub revision: u64,
@@ -194,7 +195,7 @@ pub struct OperationSummary {
     /// Whether the operation has begun.
     #[serde(default = "begun")]
     pub begun: bool,
-    /// Number of steps that were executed and read back, on all GPUs together.
+    /// Number of steps that were executed and verified, on all GPUs together.
     pub done: u32,
     /// Number of steps of all plans.
     pub total: u32,
@@ -217,7 +218,8 @@ impl From<&Operation> for OperationSummary {
             begun: one.begun,
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),
-            // A list shows only the message: there may be several causes, and several errors for one GPU.
+            // A list shows only the message: one error may contain several causes, and errors of
+            // several GPUs.
             error: one.error.as_ref().map(|error| {
                 let (causes, errors) = (Vec::new(), Box::default());
                 ApiError { causes, errors, ..error.clone() }

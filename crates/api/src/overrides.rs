@@ -12,7 +12,7 @@ pub struct Override {
     /// UUID of the GPU.
     #[serde(rename = "gpu_uuid")]
     pub uuid: String,
-    /// Present index of the GPU; absent while the driver does not list it.
+    /// Current index of the GPU; absent while the driver does not list the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
     /// Rule that claimed the GPU when the override was made.
@@ -29,20 +29,20 @@ pub struct Override {
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
-    /// Time of expiry, by the system clock; absent if it does not expire.
+    /// Time of expiry, by the system clock; absent if the override does not expire.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
-    /// Generation of the desired state since the override was made.
+    /// Generation of the desired state after the override was made.
     pub generation: u64,
 }
 
-/// Answer of `GET /v1/overrides`: the active overrides, in the order in which they were made.
+/// Answer of `GET /v1/overrides`: the active overrides, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Overrides {
-    /// Generation of the desired state. It increases when an override is made or ends, and when a reload changes the
-    /// config. A request with this number in `If-Match` fails if the generation has increased.
+    /// Generation of the desired state. It increases when an override is made or ends, and when a
+    /// reload changes the config. A request with an older generation in `If-Match` fails.
     pub generation: u64,
     /// Active overrides.
     pub overrides: Vec<Override>,

@@ -21,11 +21,12 @@ use crate::{
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LayoutSource {
-    /// The layout of each GPU's config rule. If the request names the GPU, this ends an active override. Other GPUs
-    /// keep their overrides.
+    /// The layout of each GPU's config rule. On GPUs that the request names, this ends an active
+    /// override. Other GPUs keep their overrides.
     #[default]
     Config,
-    /// The desired layout of each GPU: that of the active override, else that of the config rule.
+    /// The desired layout of each GPU: the layout of the active override, or of the config rule if
+    /// there is no override.
     Wanted,
     /// A layout of the config, by its name.
     Named(String),
@@ -35,7 +36,8 @@ pub enum LayoutSource {
     PerGpu(Vec<GpuLayout>),
 }
 
-/// Reads a layout source. The error for another form lists all forms, which the derived code would not do.
+/// Reads a layout source. For any other value, the error lists all accepted forms; the error of the
+/// derived code does not.
 fn layout_source<'de, D: Deserializer<'de>>(from: D) -> Result<LayoutSource, D::Error> {
     struct Forms;
 
@@ -82,8 +84,8 @@ pub struct GpuLayout {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PlanRequest {
-    /// Selectors of GPUs: index, UUID, PCI address, or model with wildcards. Empty for all GPUs that the config claims
-    /// for MIG.
+    /// Selectors of GPUs: index, UUID, PCI address, or model with wildcards. Empty for all GPUs
+    /// that the config claims for MIG.
     #[serde(default, rename = "selectors")]
     pub gpus: Vec<String>,
     /// Source of the desired layout.
@@ -93,8 +95,9 @@ pub struct PlanRequest {
 
 /// Body of `POST /v1/mig/apply`. gpushd plans all GPUs first, and changes nothing if one plan is refused.
 ///
-/// An explicit layout on a GPU that a `mig` rule claims makes an override when it has been applied. The override is the
-/// desired layout of the GPU until it is cleared or expires. The rule's own layout ends an override.
+/// If the request has an explicit layout and a `mig` rule claims the GPU, gpushd makes an override
+/// after it has applied the layout. The override is the desired layout of the GPU until it is
+/// cleared or expires. Applying the rule's own layout ends the override.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -108,12 +111,13 @@ pub struct ApplyRequest {
     /// Reason, shown to all users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Maximum seconds that the operation may be queued, at most 2592000 (30 days). It waits for other operations on
-    /// its GPUs, and for instances in use that block it. If absent, a request that would have to wait is refused.
+    /// Maximum seconds that the operation may be queued, at most 2592000 (30 days). It waits for
+    /// other operations on its GPUs, and for instances in use that block it. If absent, gpushd
+    /// refuses a request that would have to wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_s: Option<u64>,
-    /// Whether to apply the layout without making or ending an override. The difference from the desired layout is then
-    /// drift.
+    /// Whether to apply the layout without making or ending an override. gpushd then reports the
+    /// difference from the desired layout as drift.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub once: bool,
     /// Time at which the override expires; absent if it does not expire.
@@ -137,18 +141,18 @@ pub struct GpuPlan {
     pub layout: Vec<String>,
     /// Steps in the order of execution; empty if nothing has to change.
     pub steps: Vec<Step>,
-    /// Ids of the GPU instances that stay as they are.
+    /// Ids of the GPU instances that the plan does not change.
     pub keeps: Vec<u32>,
-    /// Why there is no plan. If present, `steps` is empty.
+    /// Why no plan is possible. If present, `steps` is empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
-    /// Refusal as an error with a hint.
+    /// The refusal as an error with a hint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<crate::ApiError>,
 }
 
 impl GpuPlan {
-    /// Returns whether nothing has to change.
+    /// Returns whether the plan has no steps.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
@@ -176,7 +180,7 @@ impl GpuPlan {
         self.steps.iter().find_map(|step| if let Step::MigMode(step) = step { Some(step) } else { None })
     }
 
-    /// Returns the MIG mode that the plan sets; `None` when it leaves the mode as it is.
+    /// Returns the MIG mode that the plan sets; `None` if the plan does not change it.
     #[must_use]
     pub fn mig_mode(&self) -> Option<bool> {
         self.mig_mode_step().map(MigModeStep::enables)
@@ -188,7 +192,7 @@ impl GpuPlan {
         self.mig_mode_step().and_then(MigModeStep::reset)
     }
 
-    /// Returns the reset that the plan needs, to be filled in.
+    /// Returns the reset that the plan needs, so that the caller can complete it.
     pub fn reset_mut(&mut self) -> Option<&mut Reset> {
         self.steps.iter_mut().find_map(|step| match step {
             Step::MigMode(step) => step.reset_mut(),
@@ -238,7 +242,7 @@ impl GpuPlan {
         self.steps.iter().any(Step::changes_mig)
     }
 
-    /// Returns whether `gpu`, as it was read, has MIG mode off after the plan.
+    /// Returns whether MIG mode is off after the plan. `gpu` is the state before the plan.
     #[must_use]
     pub fn leaves_whole(&self, gpu: &crate::Gpu) -> bool {
         match self.mig_mode() {
@@ -253,7 +257,7 @@ impl GpuPlan {
         u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the plan without steps and without a refusal.
+    /// Returns a copy of the plan without steps and without a refusal.
     #[must_use]
     pub fn without_steps(&self) -> Self {
         let Self { gpu, uuid, name, layout, .. } = self.clone();

@@ -9,7 +9,7 @@ use crate::{error::ApiError, lease::LeaseTerms, mps::MpsPolicy, overrides::Overr
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Mode {
-    /// Shown, but never changed.
+    /// gpushd shows the GPU, but never changes it.
     #[default]
     Unmanaged,
     /// Used as a whole, by one lease holder at a time.

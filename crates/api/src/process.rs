@@ -9,17 +9,17 @@ use crate::{error::ApiError, event::UnleasedStep, gpu::Process};
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum UnleasedPolicy {
-    /// Shows it.
+    /// Shows the process.
     #[default]
     Report,
-    /// Shows it, and logs a warning.
+    /// Shows the process, and logs a warning.
     Warn,
-    /// Shows it, logs a warning, and ends it if its user has no lease there. It gets SIGTERM, and SIGKILL after
-    /// `processes.grace_s`.
+    /// Shows the process, logs a warning, and ends the process if its user has no lease on the
+    /// target: with SIGTERM, and with SIGKILL after `processes.grace_s`.
     End,
 }
 
-/// A process on a GPU. A process on several GPUs or MIG devices has one entry for each.
+/// A process on a GPU. A process on several GPUs or MIG devices has one entry for each of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuProcess {
@@ -33,7 +33,8 @@ pub struct GpuProcess {
     /// Process and its user.
     #[serde(flatten)]
     pub process: Process,
-    /// Cgroup of the process. Only its owner and administrators see `cgroup`, `unit`, `slurm_job` and `lease_id`.
+    /// Cgroup of the process. Only the owner of the process and administrators see `cgroup`,
+    /// `unit`, `slurm_job` and `lease_id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
     /// systemd unit of the process, such as `jupyter.service` or `session-4.scope`.
@@ -42,26 +43,28 @@ pub struct GpuProcess {
     /// Id of the process's Slurm job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_job: Option<u64>,
-    /// For an MPS server: its target, such as `MPS server of GPU 4`.
+    /// For an MPS server: what it serves, such as `MPS server of GPU 4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
-    /// The lease of its user that it runs with, `L17`: by its cgroup, or named in its environment.
+    /// Lease with which the process runs, such as `L17`. It is a lease of the same user, and the
+    /// process is in the cgroup of the lease, or its environment names the lease.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
-    /// Whether neither its cgroup nor its environment tells the lease. It then counts for the oldest lease of its user.
+    /// Whether neither the cgroup nor the environment of the process identifies a lease. gpushd
+    /// then attributes the process to the oldest lease of its user on the target.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unattributed: bool,
-    /// Whether the config allows it without a lease.
+    /// Whether the config allows the process to run without a lease.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed: bool,
     /// Why the process is unleased: it needs a lease and has none. Absent for other processes, and if gpushd does not
     /// check the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unleased: Option<String>,
-    /// What gpushd did about the unleased process. Absent if it did nothing yet.
+    /// What gpushd did about the unleased process; absent if it has done nothing yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unleased_step: Option<UnleasedStep>,
-    /// The same as text, with the reason or the time left.
+    /// `unleased_step` as text, with the reason or the time left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unleased_action: Option<String>,
 }

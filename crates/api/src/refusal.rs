@@ -7,7 +7,7 @@ use crate::{
     lease::LeaseUse,
 };
 
-/// An instance in use that a plan would have to destroy.
+/// An instance that is in use and that a plan would have to destroy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Blocker {
@@ -31,7 +31,7 @@ pub struct Blocker {
     pub leases: Vec<LeaseUse>,
 }
 
-/// Why a layout was refused: the smallest reason that suffices.
+/// Why a layout was refused. If several reasons apply, gpushd reports the simplest one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -43,7 +43,7 @@ pub enum Refusal {
         /// Profiles of the GPU with the most similar names.
         nearest: Vec<String>,
     },
-    /// The profile exists, but not at this placement.
+    /// The profile exists, but not at the requested placement.
     NoSuchPlacement {
         /// Profile.
         profile: String,
@@ -104,10 +104,12 @@ pub enum Refusal {
     },
     /// Instances in use block the layout.
     Blocked {
-        /// Smallest set of these instances. If they were idle, the layout would be possible.
+        /// Smallest set of instances that block the layout. If they were idle, the layout would be
+        /// possible.
         blockers: Vec<Blocker>,
     },
-    /// A change of MIG mode, or the reset that it needs, is blocked: processes have the GPU open, or it is leased.
+    /// A change of MIG mode, or the reset that the change needs, is blocked: processes have the GPU
+    /// open, or the GPU is leased.
     Held {
         /// All processes that have the GPU open.
         holders: Vec<Holder>,
@@ -129,11 +131,11 @@ pub enum Refusal {
     NoMig,
 }
 
-/// A process that has a GPU open and blocks its reset.
+/// A process that has a GPU open and therefore blocks its reset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Holder {
-    /// Process id. Callers who may not see the process get only `devices`.
+    /// Process id. Callers who may not see the process get only the field `devices`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// User id.

@@ -1,7 +1,9 @@
-//! Calls of Slurm's hooks: Prolog begins the lease of a job on this node, Epilog ends it.
+//! Calls of Slurm's hooks. Prolog begins the lease of a job on this node, and Epilog ends the
+//! lease.
 //!
-//! Only root's hooks can make them, through the admin socket. A refusal that concerns the job alone is an answer
-//! ([`SlurmOutcome::Refused`]). An error means that the node cannot serve the job.
+//! Only hooks that run as root can make these calls, through the admin socket. If a refusal
+//! concerns only the job, the answer is [`SlurmOutcome::Refused`]. An error means that the node
+//! cannot serve the job.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,55 +25,57 @@ pub enum SlurmDevice {
         minor: u32,
         /// Id of the GPU instance.
         gpu_instance: u32,
-        /// Id of the compute instance in it.
+        /// Id of the compute instance in the GPU instance.
         compute_instance: u32,
     },
 }
 
-/// `POST /v1/slurm/jobs`: a job begins on this node. The same request again gets the same lease.
+/// Body of `POST /v1/slurm/jobs`: a job begins on this node. If the request is repeated, gpushd
+/// answers with the same lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SlurmJobStart {
     /// Cluster name.
     pub cluster: String,
-    /// Job id; of a heterogeneous job, that of the component on this node.
+    /// Job id. For a heterogeneous job: the id of the component on this node.
     pub job: u32,
     /// Node name.
     #[serde(default)]
     pub node: String,
     /// User of the job.
     pub uid: u32,
-    /// How often the job was requeued.
+    /// Number of times that the job was requeued before this run.
     #[serde(rename = "restart_count", default)]
     pub restart: u32,
-    /// Job id of the leader of a heterogeneous job.
+    /// Job id of the leader, if the job is a component of a heterogeneous job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<u32>,
-    /// The share that the job requests. Without it, a lease is made only on GPUs with `owner = "slurm"`, of what Slurm
-    /// allocated.
+    /// The share that the job requests. If absent, gpushd makes a lease only for allocated GPUs
+    /// whose rule has `owner = "slurm"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<LeaseRequest>,
-    /// What Slurm allocated.
+    /// GPUs and MIG devices that Slurm allocated.
     #[serde(rename = "slurm_devices", default)]
     pub devices: Vec<SlurmDevice>,
-    /// When the hook gives up, in milliseconds since the Unix epoch: later, nothing is granted.
+    /// Time at which the hook gives up, in milliseconds since the Unix epoch. gpushd grants nothing
+    /// after that time.
     pub until_ms: i64,
 }
 
-/// What a job gets.
+/// Result for a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SlurmOutcome {
-    /// No lease: it requests none, and none of its GPUs has `owner = "slurm"`.
+    /// No lease: the job requests no share, and none of its GPUs has a rule with `owner = "slurm"`.
     NotConcerned,
     /// A lease.
     Granted {
         /// The lease and its environment.
         grant: Box<LeaseGrant>,
     },
-    /// No lease: its tasks must fail with this reason.
+    /// No lease: the tasks of the job must fail with these reasons.
     Refused {
         /// What was refused and why, one sentence each.
         reasons: Vec<String>,
@@ -81,7 +85,7 @@ pub enum SlurmOutcome {
     },
 }
 
-/// A GPU that only Slurm's jobs can lease: its rule has `owner = "slurm"`.
+/// A GPU that only Slurm jobs can lease: its rule has `owner = "slurm"`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SlurmGpu {
@@ -98,15 +102,17 @@ pub struct SlurmGpu {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SlurmJobStarted {
-    /// What the job gets.
+    /// Result for the job.
     #[serde(flatten)]
     pub outcome: SlurmOutcome,
-    /// The GPUs that only Slurm's jobs can lease. Hooks keep the list for the time that gpushd does not answer.
+    /// The GPUs that only Slurm jobs can lease. Hooks store the list and use it while gpushd does
+    /// not answer.
     #[serde(default)]
     pub owned: Vec<SlurmGpu>,
 }
 
-/// `POST /v1/slurm/jobs/end`: a job has ended on this node. Needs nothing but the job.
+/// Body of `POST /v1/slurm/jobs/end`: a job has ended on this node. It contains no share and no
+/// devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -118,11 +124,13 @@ pub struct SlurmJobEnd {
     /// Node name.
     #[serde(default)]
     pub node: String,
-    /// How often the run that has ended was requeued before: the lease of a later run stays.
+    /// Number of times that the job was requeued before the run that has ended. gpushd keeps the
+    /// lease of a later run.
     #[serde(rename = "restart_count", default)]
     pub restart: u32,
-    /// Until when the hook waits for the capacity to be free, in milliseconds since the Unix epoch. A hook that delivers
-    /// the end late, for another job, does not wait: then no process of the job is ended.
+    /// Time until which the hook waits for free capacity, in milliseconds since the Unix epoch. If
+    /// the hook of another job reports the end late, it does not wait, and gpushd ends no process of
+    /// the ended job.
     pub until_ms: i64,
 }
 
@@ -135,10 +143,10 @@ pub struct SlurmLeftover {
     pub lease: LeaseId,
     /// Indexes of its GPUs.
     pub gpus: Vec<u32>,
-    /// What it waits for, one sentence each.
+    /// What the lease waits for, one sentence each.
     pub waits_for: Vec<String>,
-    /// Whether nothing of the job itself is left: only processes outside its cgroup, or an MPS daemon that does not
-    /// answer, keep the GPUs in use. A user can cause that.
+    /// Whether nothing of the job itself is left. Then only processes outside the job's cgroup, or
+    /// an MPS daemon that does not answer, keep the GPUs in use. A user can cause that.
     #[serde(default)]
     pub unattributed: bool,
 }
@@ -147,15 +155,15 @@ pub struct SlurmLeftover {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SlurmJobEnded {
-    /// Leases that ended; none for a job without one.
+    /// Leases that ended; empty if the job had no lease.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub ended: Vec<LeaseId>,
-    /// Leases of later runs of the job, which stay.
+    /// Leases of later runs of the job. gpushd keeps them.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub later: Vec<LeaseId>,
-    /// Leases whose capacity is not free.
+    /// Leases whose capacity is not free yet.
     #[serde(default)]
     pub left: Vec<SlurmLeftover>,
 }

@@ -34,7 +34,8 @@ impl Phase {
     pub const ALL: [Self; 5] = [Self::Before, Self::MigOn, Self::Instances, Self::MigOff, Self::After];
 }
 
-/// One step of a plan, by the kind of object that it changes. The field `do` names the step.
+/// One step of a plan. The variant is the kind of object that the step changes. In JSON, the field
+/// `do` names the step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -54,7 +55,8 @@ pub enum Step {
 #[serde(tag = "do")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsStep {
-    /// Stop an MPS daemon whose target is removed. It stays stopped until the operation ends.
+    /// Stop an MPS daemon whose target the plan removes. The daemon stays stopped until the
+    /// operation ends.
     #[serde(rename = "stop_mps_daemon")]
     StopDaemon {
         /// UUID of the daemon's target: a MIG device or a whole GPU.
@@ -75,14 +77,14 @@ pub enum MigModeStep {
     /// Enable MIG mode.
     #[serde(rename = "enable_mig")]
     Enable {
-        /// GPU reset that makes the mode effective; absent if none is needed.
+        /// GPU reset after which the new mode is effective; absent if no reset is needed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reset: Option<Reset>,
     },
     /// Disable MIG mode.
     #[serde(rename = "disable_mig")]
     Disable {
-        /// GPU reset that makes the mode effective; absent if none is needed.
+        /// GPU reset after which the new mode is effective; absent if no reset is needed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reset: Option<Reset>,
     },
@@ -120,9 +122,10 @@ pub enum InstanceStep {
         /// Placement in memory slices.
         placement: Placement,
     },
-    /// Create a compute instance in the GPU instance at `gi_placement`.
+    /// Create a compute instance in the GPU instance that has the placement `gi_placement`.
     CreateCompute {
-        /// Placement of the GPU instance, because the driver chooses the id of a new instance.
+        /// Placement of the GPU instance. The id cannot identify a new instance, because the driver
+        /// chooses the id at creation.
         gi_placement: Placement,
         /// Profile name.
         profile: String,
@@ -185,7 +188,7 @@ impl MigModeStep {
         }
     }
 
-    /// Returns the reset that the step needs, to be filled in.
+    /// Returns the reset that the step needs, so that the caller can complete it.
     pub fn reset_mut(&mut self) -> Option<&mut Reset> {
         match self {
             Self::Enable { reset } | Self::Disable { reset } => reset.as_mut(),
@@ -210,14 +213,15 @@ impl From<InstanceStep> for Step {
     }
 }
 
-/// A GPU reset, and what it affects.
+/// A GPU reset, and the objects that it affects.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Reset {
-    /// Other GPUs that are reset together with it. They must be idle and have no instances.
+    /// Other GPUs that are reset at the same time. They must be idle and have no instances.
     #[serde(default)]
     pub together: Vec<Peer>,
-    /// Services of the config. Those that run are stopped before the reset, and started after the operation.
+    /// Services of the config. The running ones are stopped before the reset, and started after the
+    /// operation.
     #[serde(default)]
     pub services: Vec<String>,
     /// Hooks that run before and after the change.
@@ -283,7 +287,8 @@ mod tests {
         assert!(serde_json::from_str::<Step>("{\"do\": \"reboot\"}").is_err());
     }
 
-    /// Whatever the order in which the parts of gpushd add steps, phases stay in order, and so do steps of one phase.
+    /// Different parts of gpushd add steps in any order. The phases must stay in order, and also
+    /// the steps of one phase.
     #[test]
     fn plan_keeps_phase_order_however_steps_are_added() {
         let steps = of_each_kind();

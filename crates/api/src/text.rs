@@ -1,16 +1,17 @@
-//! Makes foreign text safe to show. gpushd and its clients use the same rule.
+//! The rule that makes foreign text safe to show. gpushd and its clients use the same rule.
 //!
-//! Users choose the command lines of their processes. Control characters could control the terminal of another user.
-//! Bidirectional characters could reorder the text next to them. Characters without width could make one name look like
-//! another.
+//! Users choose the command lines of their processes. Control characters could control another
+//! user's terminal. Bidirectional characters could reorder the text next to them. Characters
+//! without width could make one name look like another.
 
 use unicode_width::UnicodeWidthChar;
 
-/// Replaces a character that is not shown.
+/// Shown in place of a character that must not be shown.
 pub const REPLACEMENT: char = '?';
 
-/// Returns whether a character is shown as it is. Control characters, Unicode's line breaks and characters without
-/// width are not. Characters that only change the direction of text have no width.
+/// Returns whether a character is shown unchanged. Control characters, Unicode's line breaks and
+/// characters without width are not shown. Characters that only change the direction of text have
+/// no width.
 #[must_use]
 pub fn is_plain(c: char) -> bool {
     !c.is_control()

@@ -14,7 +14,7 @@ use crate::compute::{ComputeMode, TimesliceLevel};
 pub struct TimeslicePolicy {
     /// Maximum number of leases on the GPU at a time.
     pub replicas: u32,
-    /// Length of the time slices. A change applies to programs that start later.
+    /// Length of the time slices. A change applies only to programs that start afterwards.
     #[serde(default)]
     pub level: TimesliceLevel,
     /// Compute mode that gpushd sets; if absent, gpushd does not change the mode.
@@ -23,13 +23,13 @@ pub struct TimeslicePolicy {
 }
 
 impl Default for TimeslicePolicy {
-    /// One replica: a GPU is oversubscribed only if the config says so.
+    /// Returns one replica, so that a GPU is oversubscribed only if the config says so.
     fn default() -> Self {
         Self { replicas: 1, level: TimesliceLevel::Default, compute_mode: Some(ComputeMode::Default) }
     }
 }
 
-/// Time-slicing of a GPU: the settings, and the level that the driver has.
+/// Time-slicing of a GPU: the settings, and the level that is effective in the driver.
 ///
 /// Time-slicing guarantees nothing: programs share memory and faults, and no program has a guaranteed share of the
 /// time.
@@ -46,15 +46,16 @@ pub struct TimesliceView {
     /// Effective level; present only if `state` is `known`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<TimesliceLevel>,
-    /// Why the level is not known, or why gpushd could not set the desired one.
+    /// Why the level is not known, or why gpushd could not set the desired level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Time of the first reading with this result; absent before the first reading.
+    /// Time of the first reading that had this result; absent before the first reading.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub since: Option<Timestamp>,
-    /// Time of the last attempt to read the level. While nothing changes, gpushd reads levels at most once a minute, so
-    /// this may be earlier than `observed_at` of the GPU. Absent in events.
+    /// Time of the last attempt to read the level. While nothing changes, gpushd reads levels at
+    /// most once a minute, so this time may be earlier than `observed_at` of the GPU. Absent in
+    /// events.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub read_at: Option<Timestamp>,
@@ -67,7 +68,7 @@ pub struct TimesliceView {
 pub enum TimesliceState {
     /// The level was read.
     Known,
-    /// The driver reports no levels for this GPU. Turing and later GPUs have them.
+    /// The driver reports no levels for this GPU. Only Turing and later GPUs have levels.
     Unsupported,
     /// The level could not be read, or was not read yet.
     #[default]

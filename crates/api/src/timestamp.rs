@@ -1,12 +1,12 @@
-//! Points in time on the wire: RFC 3339 in UTC with whole seconds, `2026-01-02T03:04:05Z`.
+//! Serialization of times: RFC 3339 in UTC with whole seconds, `2026-01-02T03:04:05Z`.
 //!
-//! Fractions of a second are cut off when a time is written, so that `fromdate` of jq can read every time of the API.
-//! Any RFC 3339 time is accepted as input.
+//! Serialization truncates a time to whole seconds, so that `fromdate` of jq can read every time of
+//! the API. Any RFC 3339 time is accepted as input.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Returns the time without its fraction of a second.
+/// Returns the time truncated to whole seconds.
 fn whole_second(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
@@ -76,7 +76,8 @@ mod tests {
         assert_eq!(read, Times { at: "2026-01-02T03:04:05.5Z".parse().unwrap(), until: None });
     }
 
-    /// jq's `fromdate` fails on a time with a fraction: every field of the API must use this module.
+    /// jq's `fromdate` fails on a fraction of a second, so every time field of the API must use
+    /// this module.
     #[test]
     fn every_time_of_the_api_is_written_in_whole_seconds() {
         let mut pending = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];

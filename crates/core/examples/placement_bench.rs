@@ -5,8 +5,9 @@
 //! cargo run --release -p gpush-core --example placement_bench [-- --json]
 //! ```
 //!
-//! Requests of mixed profiles arrive one at a time and stay for a random time. A request that does not fit is lost.
-//! Every strategy gets the same requests, from a fixed seed. The result depends neither on time nor on the machine.
+//! Requests of mixed profiles arrive one at a time. An accepted request keeps its instance for a
+//! random time; a request that does not fit is dropped. Every strategy gets the same requests, from
+//! a fixed seed. The result depends neither on time nor on the machine.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -23,13 +24,13 @@ use silicon::machine::{GpuInstanceHandle, Machine};
 const GPUS: u32 = 8;
 /// Number of requests in one run.
 const REQUESTS: usize = 20_000;
-/// Seeds. There is one run for each.
+/// Seeds of the random numbers. Each seed gives one run.
 const SEEDS: [u64; 3] = [1, 2, 3];
 /// Offered load in percent of the host's memory slices.
 const LOADS: [usize; 3] = [80, 100, 130];
 /// Weights of the profiles, in order of size.
 const MIXES: [(&str, [usize; 5]); 2] = [("mixed", [50, 20, 15, 10, 5]), ("large", [25, 20, 25, 20, 10])];
-/// Models, with the profiles that are requested.
+/// Models of GPUs, with the profiles that requests name.
 const MODELS: [(&str, [&str; 5]); 2] = [
     ("a100-80", ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]),
     ("h200-141", ["1g.18gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"]),
@@ -49,7 +50,7 @@ impl Dice {
 
 /// A strategy for choosing placements.
 trait Strategy {
-    /// Places an instance. Returns `false` if there is no place for it.
+    /// Places an instance. Returns `false` if no placement is free.
     fn arrive(&mut self, request: usize, profile: &str) -> bool;
     /// Frees the instance of a request.
     fn leave(&mut self, request: usize);
@@ -57,7 +58,8 @@ trait Strategy {
     fn created(&self) -> usize;
 }
 
-/// gpush's placement. Instances stay after a release, and are destroyed only if necessary.
+/// gpush's placement. An instance remains after its release, and is destroyed only if a request
+/// needs its slices.
 struct Ours {
     host: Host,
     policy: Policy,
@@ -137,7 +139,8 @@ impl Strategy for Ours {
     }
 }
 
-/// First fit: the lowest free placement on the first GPU that has one. Instances are destroyed at once.
+/// First fit: the lowest free placement on the first GPU that has one. A release destroys the
+/// instance.
 struct FirstFit {
     geometry: Geometry,
     gpus: Vec<BTreeMap<usize, (u32, Placement)>>,
@@ -179,8 +182,8 @@ impl Strategy for FirstFit {
     }
 }
 
-/// The driver's choice: the first GPU with room, where the driver chooses the placement. Instances are destroyed at
-/// once.
+/// The driver's choice: the first GPU with room, at the placement that the driver chooses. A
+/// release destroys the instance.
 struct Driver {
     geometry: Geometry,
     gpus: Vec<Machine>,
@@ -233,7 +236,7 @@ fn run(
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let slices = |name: &str| geometry.named(name).map_or(0, |profile| profile.memory_slices() as usize);
     let total: usize = weights.iter().sum();
-    // There is one arrival in each step, so the mean duration determines the offered load.
+    // One request arrives in each step, so the mean duration determines the offered load.
     let mean_slices = names.iter().zip(weights).map(|(name, weight)| slices(name) * weight).sum::<usize>();
     let capacity = GPUS as usize * usize::from(geometry.memory_slices);
     let stay = 2 * capacity * load * total / 100 / mean_slices;

@@ -1,12 +1,12 @@
-//! Measures the duration of planning: every state of an A100 and an H100 with every layout, possible or not, and whole
-//! hosts of 64 GPUs.
+//! Measures the duration of planning. Plans every state of an A100 and of an H100 with every
+//! layout, possible or not, and whole hosts of 64 GPUs.
 //!
 //! ```text
 //! cargo run --release -p gpush-core --example plan_bench [-- --json]
 //! ```
 //!
-//! Each time is the wall-clock time of a single call, so the percentiles apply to plans and not to averages. `--json`
-//! prints one object for `cargo xtask bench`.
+//! Each time is the wall-clock time of a single call, so the percentiles are percentiles of plans,
+//! not of averages. `--json` prints one object for `cargo xtask bench`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -16,11 +16,12 @@ use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::{Entry, Layout};
 use gpush_core::plan::{Target, plan};
 
-/// Number of attempts for each host. The best time counts, because planning a host takes long enough to be interrupted
-/// by other processes. Single plans are timed once.
+/// Number of attempts for each host. Only the best time is reported: a plan for a host takes so
+/// long that other processes may interrupt it. Single plans are timed once.
 const HOST_TRIES: usize = 3;
 
-/// Layouts with compute instances: several kinds of GPU instances, and many compute instances in one.
+/// Layouts with compute instances: several kinds of GPU instances, and GPU instances with many
+/// compute instances.
 const SPLITS: [&str; 4] = [
     "1c.2g.20gb*2, 2g.20gb, 1c.2g.20gb@4, 1g.10gb",
     "1c.3g.40gb*3, 2c.3g.40gb, 1c.3g.40gb",

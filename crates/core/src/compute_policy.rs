@@ -1,9 +1,10 @@
 //! Parser for `nvidia-smi compute-policy --list`: the time-slice level of each GPU.
 //!
-//! NVML has no public call for this, and nvidia-smi's output "is not guaranteed to be backwards compatible" (its
-//! manual). So the parser reads each line separately. It looks for a GPU (index, UUID or PCI address) and a level, or
-//! the reason why there is none. It ignores frames, columns and other words. A line that cannot be parsed gives no
-//! level, so the caller sees that the GPU is missing.
+//! NVML has no public call for this, and nvidia-smi's output "is not guaranteed to be backwards
+//! compatible" (its manual). So the parser reads each line separately. In a line, it looks for a
+//! GPU (index, UUID or PCI address) and for a level, or for the reason why there is no level. It
+//! ignores frames, columns and other words. A line that cannot be parsed gives no level, so the
+//! result does not contain that GPU.
 //!
 //! ```text
 //! | GPU     Name           Value        |     a heading: no GPU, no level
@@ -14,10 +15,10 @@
 
 use gpush_api::TimesliceLevel;
 
-/// A GPU as the output names it.
+/// The name of a GPU in the output.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Named {
-    /// nvidia-smi's index: the order in which NVML lists the GPUs, not the minor number.
+    /// nvidia-smi's index: the position in NVML's list of GPUs, not the minor number.
     Index(u32),
     /// `GPU-<uuid>`, in lower case after the prefix.
     Uuid(String),
@@ -26,7 +27,7 @@ pub enum Named {
 }
 
 impl Named {
-    /// Returns whether this is one of the GPU's names.
+    /// Returns whether this name is the index, UUID or PCI address of a GPU.
     #[must_use]
     pub fn is(&self, index: u32, uuid: &str, pci: &str) -> bool {
         match self {
@@ -40,20 +41,20 @@ impl Named {
 /// What the output says about a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
-    /// Its level.
+    /// The GPU has this level.
     Level(TimesliceLevel),
-    /// The GPU, or its mode, does not support levels.
+    /// The GPU does not support levels, or not in its present mode.
     Unsupported,
-    /// nvidia-smi could not read the level; with its message, such as `GPU is lost`.
+    /// nvidia-smi could not read the level. Contains its message, such as `GPU is lost`.
     Failed(String),
 }
 
-/// Returns the levels in the output, in the order of the output. The text may include standard error.
+/// Returns the levels in the output, in the same order. The text may include standard error.
 #[must_use]
 pub fn levels(output: &str) -> Vec<(Named, Told)> {
     let mut found: Vec<(Named, Told)> = Vec::new();
     for (named, told) in output.lines().filter_map(line) {
-        // Only the first line for a GPU counts, whether it has a level or a reason.
+        // Only the first line for a GPU is used, whether it has a level or a reason.
         if found.iter().all(|(known, _)| *known != named) {
             found.push((named, told));
         }
@@ -61,7 +62,7 @@ pub fn levels(output: &str) -> Vec<(Named, Told)> {
     found
 }
 
-/// Returns what the output says about the GPU with these names.
+/// Returns what the output says about the GPU with this index, UUID or PCI address.
 #[must_use]
 pub fn level_of<'a>(told: &'a [(Named, Told)], index: u32, uuid: &str, pci: &str) -> Option<&'a Told> {
     told.iter().find(|(named, _)| named.is(index, uuid, pci)).map(|(_, told)| told)
@@ -69,7 +70,7 @@ pub fn level_of<'a>(told: &'a [(Named, Told)], index: u32, uuid: &str, pci: &str
 
 fn line(text: &str) -> Option<(Named, Told)> {
     match text.split_once("Failed to ") {
-        // `Failed to retrieve compute policies for requested devices : …` names no GPU.
+        // `Failed to retrieve compute policies for requested devices : …` does not name a GPU.
         Some((_, failed)) => {
             let (subject, reason) = failed.split_once(" : ")?;
             Some((words(subject).find_map(named)?, failure(reason.trim())))
@@ -78,12 +79,12 @@ fn line(text: &str) -> Option<(Named, Told)> {
     }
 }
 
-/// Parses a table row, or one like `GPU 0: Timeslice: Default`.
+/// Parses a table row, or a line such as `GPU 0: Timeslice: Default`.
 fn row(text: &str) -> Option<(Named, Told)> {
     let mut words = words(text);
     let gpu = words.find_map(named)?;
     let rest: Vec<&str> = words.collect();
-    // Later versions may list other policies in the same row.
+    // Later versions may list other policies in the same row, so the parser searches for the name.
     let at = rest.iter().position(|word| ["timeslice", "time-slice"].contains(&word.to_lowercase().as_str()))?;
     let value = rest[at + 1..].iter().copied().filter(|word| *word != "=");
     let text = value.collect::<Vec<_>>().join(" ");

@@ -1,7 +1,8 @@
-//! MIG devices of a host with their use: which are free, and why the others are not.
+//! The MIG devices of a host: which devices are free, and why the others are not.
 //!
-//! A device is in use while the driver lists a process on it. Otherwise it is reserved while its GPU or its MPS daemon
-//! accepts no new work, granted while a lease holds it, and else free.
+//! A device is `in_use` if the driver lists a process on it. Otherwise it is `reserved` if its GPU
+//! or its MPS daemon accepts no new work. Otherwise it is `granted` if a lease holds it.
+//! Otherwise it is `free`.
 
 use std::borrow::Borrow;
 
@@ -10,8 +11,8 @@ use gpush_api::{
     Process, USERS_UNKNOWN,
 };
 
-/// Lists the MIG devices of these GPUs, sorted by GPU and placement. `daemons` are the MPS daemons of the host,
-/// `leases` its leases that have not ended.
+/// Lists the MIG devices of these GPUs, sorted by GPU and placement. `daemons` are the MPS daemons
+/// of the host. `leases` are the leases that have not ended.
 #[must_use]
 pub fn list<G: Borrow<Gpu>>(gpus: &[G], daemons: &[MpsDaemon], leases: &[Lease]) -> Vec<MigDevice> {
     let gpus = gpus.iter().map(Borrow::borrow);
@@ -41,7 +42,7 @@ fn device(
     let daemon = daemons.iter().find(|daemon| uuid.as_ref() == Some(&daemon.uuid));
     let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).filter_map(|server| server.pid).collect();
     let of_compute = compute.iter().flat_map(|compute| &compute.processes);
-    // An MPS server without clients does not use the device.
+    // MPS servers are not listed as processes of the device. Only their clients use it.
     let is_user = |process: &&Process| process.pid.is_none_or(|pid| !servers.contains(&pid));
     let processes: Vec<Process> = instance.processes.iter().chain(of_compute).filter(is_user).cloned().collect();
     let is_here = |lease: &&Lease| lease.members.iter().any(|member| uuid.as_ref() == Some(&member.target));

@@ -1,4 +1,5 @@
-//! Problems in a file: place, cause and fix. The config and mig-parted files use the same form.
+//! Problems in a file: position, cause and fix. Problems of the config and of mig-parted files have
+//! the same form.
 //!
 //! ```text
 //! /etc/gpush/config.toml:3:1: unknown key `libary` in [driver]
@@ -18,13 +19,13 @@ use gpush_api::{ApiError, Code};
 /// One problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The place in the file, in bytes.
+    /// Position in the file, in bytes.
     pub span: Range<usize>,
     /// The problem, without a full stop.
     pub message: String,
-    /// The fix.
+    /// What the author of the file should do.
     pub hint: String,
-    /// A related place and its description.
+    /// A related position, with its description.
     pub also: Option<(Range<usize>, String)>,
 }
 
@@ -39,8 +40,8 @@ impl Problem {
     }
 }
 
-/// Returns the text of a file. If the file is not UTF-8, the error contains the text with replacement characters, and
-/// its span refers to that text.
+/// Returns the text of a file. If the file is not UTF-8, the error contains the text with
+/// replacement characters, and the span of the problem refers to that text.
 #[expect(clippy::result_large_err, reason = "once a file, and mostly not")]
 pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
     let utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
@@ -91,10 +92,10 @@ pub struct FileErrors {
     problems: Vec<Problem>,
 }
 
-/// A problem with its line and column. Both count from 1; columns count characters.
+/// A problem with its line and column. Lines and columns start at 1, and columns count characters.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Located {
-    /// File.
+    /// Path of the file.
     pub path: String,
     /// Line.
     pub line: usize,
@@ -102,7 +103,7 @@ pub struct Located {
     pub column: usize,
     /// The problem.
     pub message: String,
-    /// The fix.
+    /// What the author of the file should do.
     pub hint: String,
 }
 
@@ -141,13 +142,13 @@ impl FileErrors {
 /// Maximum length of a shown source line, in characters.
 const WIDEST: usize = 110;
 
-/// A span of the file, in lines and columns.
+/// The position of a span, in lines and columns.
 struct SourcePosition<'a> {
     line: usize,
     column: usize,
     /// The whole line, without its line ending.
     content: &'a str,
-    /// Number of the span's characters on this line; at least 1.
+    /// Number of characters of the span on this line; at least 1.
     width: usize,
 }
 
@@ -172,7 +173,8 @@ impl<'a> SourcePosition<'a> {
         }
     }
 
-    /// Returns the shown part of the line, and the column of the span in that part, counted from 0.
+    /// Returns the shown part of the line, and the column of the span in that part. Columns start
+    /// at 0.
     fn window(&self) -> (String, usize) {
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         let before = self.column - 1;

@@ -1,4 +1,4 @@
-//! Durations and points in time, as users type them.
+//! Durations and points in time, in the notation that users type.
 //!
 //! | typed | meaning |
 //! |---|---|
@@ -15,23 +15,23 @@ use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp, civil::DateTime};
 /// The longest duration: 52 weeks. A longer one is probably a typing error.
 pub const LONGEST: Duration = Duration::from_secs(52 * 7 * 86_400);
 
-/// Examples for messages.
+/// Examples for error messages.
 const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d; a bare number is seconds";
 
 /// Why a text is not a duration or point in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DurationError {
-    /// Not a duration; or, where both are accepted, neither a duration nor a point in time.
+    /// The text is not a duration. Where a point in time is allowed too, it is neither.
     Malformed,
-    /// Zero, where a positive duration is needed.
+    /// The duration is zero, but must be positive.
     Zero,
-    /// Longer than [`LONGEST`].
+    /// The duration is longer than [`LONGEST`].
     TooLong,
-    /// A point in time without a time zone.
+    /// A point in time has no time zone.
     NoZone(String),
-    /// A point in time in the past, where a future one is needed.
+    /// A point in time is in the past, but must be in the future.
     Past(Timestamp),
-    /// A point in time in the future, where a past one is needed.
+    /// A point in time is in the future, but must be in the past.
     Future(Timestamp),
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for DurationError {
 
 impl std::error::Error for DurationError {}
 
-/// Parses a duration, which may be zero.
+/// Parses a duration. Zero is allowed.
 ///
 /// # Errors
 /// The text is not a duration, or the duration is longer than [`LONGEST`].
@@ -70,13 +70,13 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
 /// Parses a duration longer than zero.
 ///
 /// # Errors
-/// As [`parse`]. Zero is also an error.
+/// The same as for [`parse`]. Zero is also an error.
 pub fn parse_positive(text: &str) -> Result<Duration, DurationError> {
     let duration = parse(text)?;
     if duration.is_zero() { Err(DurationError::Zero) } else { Ok(duration) }
 }
 
-/// Returns whether a text has the form of a duration. Its length does not matter.
+/// Returns whether a text has the form of a duration, even if the duration is too long.
 #[must_use]
 pub fn is_duration(text: &str) -> bool {
     matches!(parse(text), Ok(_) | Err(DurationError::TooLong))
@@ -88,12 +88,13 @@ fn bare_seconds(text: &str) -> Option<f64> {
     digits.then(|| text.parse().ok()).flatten()
 }
 
-/// Parses numbers with units. jiff accepts other notations too; this function refuses them.
+/// Parses numbers with units. jiff also accepts other notations; this function refuses them.
 fn with_units(text: &str) -> Result<Duration, DurationError> {
     if !text.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase() || b == b'.') {
         return Err(DurationError::Malformed);
     }
-    // jiff has no separate error type for a number that is out of range.
+    // jiff does not report separately that a number is out of range, so the number of digits
+    // decides.
     let digits = text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap_or(0);
     let error = if digits > 9 { DurationError::TooLong } else { DurationError::Malformed };
     let span: Span = text.parse().map_err(|_| error.clone())?;
@@ -102,10 +103,10 @@ fn with_units(text: &str) -> Result<Duration, DurationError> {
     Duration::try_from(duration).map_err(|_| error)
 }
 
-/// Parses an end time: a duration from `now`, or a future point in time.
+/// Parses an end time: a duration from `now`, or a point in time in the future.
 ///
 /// # Errors
-/// The text is neither, or the time has passed.
+/// The text is neither, or the point in time has passed.
 pub fn parse_end(text: &str, now: Timestamp) -> Result<Timestamp, DurationError> {
     match parse_moment(text)? {
         Moment::At(at) if at <= now => Err(DurationError::Past(at)),
@@ -115,10 +116,10 @@ pub fn parse_end(text: &str, now: Timestamp) -> Result<Timestamp, DurationError>
     }
 }
 
-/// Parses a start time: a duration before `now`, or a past point in time.
+/// Parses a start time: a duration before `now`, or a point in time in the past.
 ///
 /// # Errors
-/// The text is neither, or the time is in the future.
+/// The text is neither, or the point in time is in the future.
 pub fn parse_start(text: &str, now: Timestamp) -> Result<Timestamp, DurationError> {
     match parse_moment(text)? {
         Moment::At(at) if at > now => Err(DurationError::Future(at)),
@@ -144,7 +145,7 @@ fn parse_moment(text: &str) -> Result<Moment, DurationError> {
     parse(text).map(Moment::Span)
 }
 
-/// Formats a duration so that [`parse`] can read it: `1h30m`, and `0s` for zero.
+/// Formats a duration in the notation that [`parse`] reads: `1h30m`, and `0s` for zero.
 #[must_use]
 pub fn format(duration: Duration) -> String {
     let seconds = duration.as_secs();

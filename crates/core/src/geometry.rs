@@ -1,8 +1,9 @@
-//! The geometry of one GPU: its profiles, their placements, and their resources.
+//! The geometry of a GPU: its profiles, their placements, and their resources.
 //!
-//! The driver reports the figures (`api::GpuProfile`). This module prepares them for fast queries: spans become bit
-//! masks, and engine counts become rows that can be added. gpushd builds the geometry once per reading. The rules about
-//! which instances fit together are in [`crate::plan`].
+//! The driver reports the numbers (`api::GpuProfile`). This module prepares them for fast queries:
+//! it converts spans to bit masks, and engine counts to rows that can be added. gpushd builds the
+//! geometry once for each reading. The rules about which instances fit together are in
+//! [`crate::plan`].
 
 use gpush_api::{ComputeProfile, Engines, GpuProfile, Placement};
 use gpush_geometry::Model;
@@ -13,7 +14,7 @@ pub const MOST_INSTANCES: usize = 8;
 /// Kinds of engines, in the order of the rows of [`engine_row`].
 pub const ENGINES: [&str; 5] = ["copy", "decoder", "encoder", "jpeg", "ofa"];
 
-/// Engine counts in the order of [`ENGINES`].
+/// Engine counts, in the order of [`ENGINES`].
 pub type EngineRow = [u16; ENGINES.len()];
 
 /// Returns engine counts as a row.
@@ -46,7 +47,7 @@ impl Slices {
         self.0 & other.0 != 0
     }
 
-    /// Returns the union.
+    /// Returns the union of the sets.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -56,14 +57,14 @@ impl Slices {
 /// A possible position of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spot {
-    /// The position in the driver's form.
+    /// The position as the driver reports it.
     pub placement: Placement,
     /// The position as a set of slices.
     pub slices: Slices,
 }
 
 impl Spot {
-    /// Returns the spot at a placement.
+    /// Returns the spot that has this placement.
     #[must_use]
     pub fn at(placement: Placement) -> Self {
         Self { placement, slices: Slices::of(placement) }
@@ -73,25 +74,25 @@ impl Spot {
 /// A compute instance profile within a GPU instance profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compute {
-    /// The driver's description.
+    /// The profile as the driver reports it.
     pub profile: ComputeProfile,
-    /// Possible positions, by start.
+    /// Possible positions, sorted by start.
     pub spots: Vec<Spot>,
-    /// Whether the driver reports placements for this profile. If not, the driver chooses the placement and `spots` are
-    /// a guess.
+    /// Whether the driver reports placements for this profile. If false, the driver chooses the
+    /// placement, and `spots` is a guess.
     pub placeable: bool,
 }
 
 /// A GPU instance profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// The driver's description.
+    /// The profile as the driver reports it.
     pub profile: GpuProfile,
-    /// Possible positions, by start.
+    /// Possible positions, sorted by start.
     pub spots: Vec<Spot>,
     /// Engines of one instance.
     pub engines: EngineRow,
-    /// Compute instance profiles in it.
+    /// Profiles of the compute instances that a GPU instance of this profile can contain.
     pub compute: Vec<Compute>,
 }
 
@@ -104,9 +105,9 @@ impl Profile {
 
     /// Returns the compute instance profile of `Nc.PROFILE`, where N is `slices`.
     ///
-    /// Several profiles can have the same number of slices: from Hopper on, a double-memory `1g.20gb` offers
-    /// `1c.1g.20gb` and `1g.20gb`. A profile with the right name comes first. If there is none, the number of slices
-    /// decides.
+    /// Several profiles can have the same number of slices: on Hopper and newer GPUs, a `1g.20gb`
+    /// with double memory offers `1c.1g.20gb` and `1g.20gb`. A profile with exactly this name is
+    /// preferred. If there is none, the number of slices decides.
     #[must_use]
     pub fn compute_of(&self, slices: u8) -> Option<&Compute> {
         let name = format!("{slices}c.{}", self.profile.name);
@@ -117,8 +118,9 @@ impl Profile {
         })
     }
 
-    /// Returns the compute instance profile that occupies the whole GPU instance. This is the one with the same name.
-    /// If there is none, it is the one with as many slices and the most streaming multiprocessors.
+    /// Returns the compute instance profile that occupies the whole GPU instance: the profile with
+    /// the same name. If there is none, returns the profile with the same number of slices that has
+    /// the most streaming multiprocessors.
     #[must_use]
     pub fn whole(&self) -> Option<&Compute> {
         self.compute.iter().find(|c| c.profile.name == self.profile.name).or_else(|| {
@@ -143,13 +145,14 @@ pub struct Geometry {
     pub memory_slices: u8,
     /// Compute slices of the GPU.
     pub compute_slices: u8,
-    /// Engines of the GPU. The driver does not report them, so they are computed from the profiles. For each profile,
-    /// the engines of its maximum number of instances are added; the largest sum counts.
+    /// Engines of the GPU. The driver does not report them, so they are computed from the profiles:
+    /// the most engines that the maximum number of instances of any one profile have together.
     pub engines: EngineRow,
 }
 
 impl Geometry {
-    /// Creates the geometry from the driver's profiles. Placements beyond the GPU's memory slices are ignored.
+    /// Creates the geometry from the driver's profiles. Ignores placements beyond the GPU's memory
+    /// slices.
     #[must_use]
     pub fn new(profiles: &[GpuProfile], memory_slices: u8, compute_slices: u8) -> Self {
         let profiles: Vec<Profile> = profiles.iter().map(|p| profile(p, memory_slices)).collect();
@@ -162,7 +165,7 @@ impl Geometry {
         Self { profiles, memory_slices, compute_slices, engines }
     }
 
-    /// Creates the geometry of a model from the geometry data, for planning without hardware.
+    /// Creates the geometry of a GPU model from the built-in data, for planning without hardware.
     #[must_use]
     pub fn of_model(model: &Model) -> Self {
         Self::new(&profiles_of_model(model), model.memory_slices, model.compute_slices)
@@ -206,7 +209,7 @@ fn compute(profile: ComputeProfile) -> Compute {
     Compute { profile, spots, placeable }
 }
 
-/// Returns the profiles of a model in the form in which its driver would report them.
+/// Returns the profiles of a GPU model, in the form in which its driver would report them.
 #[must_use]
 pub fn profiles_of_model(model: &Model) -> Vec<GpuProfile> {
     let spans = |spans: &[(u8, u8)]| spans.iter().map(|&(start, size)| Placement { start, size }).collect();

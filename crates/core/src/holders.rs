@@ -1,24 +1,25 @@
 //! Processes that block a reset because they have a GPU open: classification and messages.
 //!
-//! A service that the config permits gpushd to stop does not block. Every other holder does, and the message names it
-//! with a remedy. The remedies differ: stopping a monitor is harmless, stopping a kubelet is not.
+//! A process of a service that gpushd may stop, according to the config, does not block the reset.
+//! Every other process does, and the message names it with a remedy. The remedies differ: stopping
+//! a monitor is harmless, but stopping a kubelet is not.
 
 use gpush_api::{ApiError, Code, Holder, LeaseUse};
 
 use crate::lease::usage;
 
-/// The remedy for a service that holds a GPU.
+/// The remedy for a service whose process has a GPU open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Measure {
-    /// It may be stopped and restarted.
+    /// The service may be stopped and restarted.
     Stop,
-    /// It runs other users' work.
+    /// The service runs programs of other users, which must be drained first.
     Drain,
-    /// It drives the host's display.
+    /// The service drives the display of the host.
     Display,
 }
 
-/// Services known to keep GPUs open.
+/// Services that are known to keep GPUs open.
 const KNOWN: &[(&str, Measure)] = &[
     ("nvidia-dcgm", Measure::Stop),
     ("dcgm", Measure::Stop),
@@ -40,17 +41,18 @@ const KNOWN: &[(&str, Measure)] = &[
     ("xdm", Measure::Display),
 ];
 
-/// The service that manages a host's NVSwitches. It takes part in resets and does not block them.
+/// The service that manages the NVSwitches of a host. It takes part in resets, so it does not block
+/// them.
 pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager";
 
-/// Returns the holders that still block after the `stopped` services have been stopped.
+/// Returns the holders that still block the reset when the services in `stopped` have been stopped.
 #[must_use]
 pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
     let stopped = |holder: &Holder| holder.service.as_deref().is_some_and(|service| names(stopped, service));
     found.into_iter().filter(|holder| !stopped(holder) && !is_fabric_manager(holder)).collect()
 }
 
-/// Returns whether a list of services from the config contains a service.
+/// Returns whether a list of services in the config contains a service.
 #[must_use]
 pub fn names(services: &[String], service: &str) -> bool {
     services.iter().any(|name| name.strip_suffix(".service").unwrap_or(name) == service)
@@ -60,8 +62,8 @@ fn is_fabric_manager(holder: &Holder) -> bool {
     holder.uid == Some(0) && holder.service.as_deref() == Some(FABRIC_MANAGER)
 }
 
-/// Returns the error for a MIG mode change that these processes and leases block. `gpu` is the GPU's name in the
-/// sentence.
+/// Returns the error for a change of MIG mode that these processes and leases block. `gpu` is the
+/// name of the GPU in the message.
 #[must_use]
 pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     let mut error = ApiError::new(Code::Blocked, format!("MIG mode of {gpu} can't be changed while it is in use"));
@@ -94,14 +96,16 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     error.hint(hints.join("; ")).retryable()
 }
 
-/// Describes a holder as far as known: `pid 4711 (alice, python train.py, service x, /dev/nvidia0)`.
+/// Describes a holder with all known facts:
+/// `pid 4711 (alice, python train.py, service x, /dev/nvidia0)`.
 #[must_use]
 pub fn words(holder: &Holder) -> String {
     let service = holder.service.as_ref().map(|name| format!("service {name}"));
     let devices = (!holder.devices.is_empty()).then(|| holder.devices.join(" "));
     let parts = [holder.user.clone(), holder.command.clone(), service, devices];
     let about: Vec<String> = parts.into_iter().flatten().collect();
-    // For a lease without processes, `pid` is `None` and `command` describes the lease.
+    // If the holder is a lease without processes, `pid` is `None` and `command` describes the
+    // lease.
     if let (None, Some(lease)) = (holder.pid, &holder.command) {
         return lease.clone();
     }

@@ -11,7 +11,7 @@ mod table;
 
 pub use table::{Aspect, Cell, MECHANISMS, Mechanism, SOURCES, Source, TABLE, markdown};
 
-/// Returns one sentence about what the mechanism of a rule of `config` isolates, and what it does not.
+/// Returns one sentence about what the mechanism of a rule isolates, and what it does not isolate.
 #[must_use]
 pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     let shares_devices = shares_devices(config, rule);
@@ -44,7 +44,7 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     format!("{apart}; {access}")
 }
 
-/// Returns whether the layout of a rule shares MIG devices through MPS.
+/// Returns whether the rule's layout contains MIG devices that are shared through MPS.
 fn shares_devices(config: &ConfigView, rule: &RuleView) -> bool {
     let shared = |entries: &[String]| entries.iter().any(|entry| entry.ends_with(":mps"));
     match rule.layout.as_deref() {

@@ -6,18 +6,18 @@
 //! PROFILE = <slices>g.<memory>gb[+suffix|-suffix]
 //!
 //! 3g.40gb          one GPU instance with one compute instance that occupies all of it
-//! 1g.10gb*2        two of them
-//! 1g.10gb@4        one that starts at memory slice 4
+//! 1g.10gb*2        two 1g.10gb
+//! 1g.10gb@4        one 1g.10gb that starts at memory slice 4
 //! 1c.3g.40gb*3     three one-slice compute instances, packed into as few 3g.40gb as possible
-//! 1c.1g.20gb       the smaller of the two compute instances that a double-memory 1g offers from Hopper on
-//! 2g.20gb:mps      its MIG device is shared through MPS
+//! 1c.1g.20gb       the smaller of the two compute profiles of a double-memory 1g (Hopper and newer)
+//! 2g.20gb:mps      one 2g.20gb whose MIG device is shared through MPS
 //! none             no instances
 //! ```
 //!
-//! Case is ignored, and the canonical form is lower case. This module does not check whether a GPU *has* the profile:
-//! the planner does that for each GPU. An error names the place in the text and suggests a correction. Any user may
-//! send a layout, and parsing it must be cheap. So this module refuses layouts larger than any GPU ([`MOST_IN_ALL`],
-//! [`LONGEST`]).
+//! Case is ignored, and the canonical form is lower case. This module does not check whether a GPU
+//! *has* the profile; the planner checks that for each GPU. An error names the position in the text
+//! and suggests a correction. Any user may send a layout, so parsing must be cheap: this module
+//! refuses layouts that are larger than any GPU ([`MOST_IN_ALL`], [`LONGEST`]).
 
 use std::fmt;
 
@@ -31,14 +31,15 @@ pub use grammar::LayoutError;
 /// The reserved word for the empty layout.
 pub const NONE: &str = "none";
 
-/// The reserved word for layouts whose instances gpushd creates on demand for leases. Only config rules may use it.
+/// The reserved word for a layout whose instances gpushd creates on demand for leases. Only config
+/// rules may use it.
 pub const DYNAMIC: &str = "dynamic";
 
-/// Maximum count of one entry: no GPU has more GPU instances.
+/// Maximum count of one entry. No GPU has more GPU instances than this.
 pub const MOST: u8 = 8;
 
-/// Maximum number of entries, and of instances in all entries together. This is more than any GPU can have: 7 GPU
-/// instances with up to 8 compute instances each.
+/// Maximum number of entries, and of instances in all entries together. It is more than any GPU can
+/// have: 7 GPU instances with up to 8 compute instances each.
 pub const MOST_IN_ALL: usize = 64;
 
 /// Maximum total length of a layout's texts, in bytes.
@@ -54,20 +55,20 @@ pub enum Share {
 /// One entry of a layout.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// Compute slices of the compute instance, as written: the 1 of `1c.3g.40gb`. `None` for a compute instance that
-    /// occupies the whole GPU instance.
+    /// Number of compute slices of the compute instance, as written: the 1 of `1c.3g.40gb`. `None`
+    /// if one compute instance occupies the whole GPU instance.
     pub compute_slices: Option<u8>,
     /// GPU instance profile, `3g.40gb`.
     pub profile: String,
-    /// Start in memory slices, if the user fixed it.
+    /// First memory slice, if the user wrote one.
     pub start: Option<u8>,
     /// Number of instances; at least 1.
     pub count: u8,
-    /// How the MIG device is shared, if it is.
+    /// How the MIG device is shared; `None` if it is not shared.
     pub share: Option<Share>,
 }
 
-/// A layout; the order has no effect.
+/// A layout. The order of its entries has no effect.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Layout {
     /// Entries as written; empty only for the reserved layout `none`.
@@ -75,13 +76,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the reserved layout `none`: gpushd destroys idle instances and creates none.
+    /// Returns the reserved layout `none`, for which gpushd destroys idle instances and creates
+    /// none.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Returns whether it is the reserved layout `none`.
+    /// Returns whether this is the reserved layout `none`.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.entries.is_empty()
@@ -90,15 +92,16 @@ impl Layout {
     /// Parses a layout from one comma-separated text.
     ///
     /// # Errors
-    /// The first problem, with its place in the text.
+    /// The first problem, with its position in the text.
     pub fn parse(text: &str) -> Result<Self, LayoutError> {
         Self::parse_list(&[text])
     }
 
-    /// Parses a layout from a list of texts, each with one or more entries separated by commas.
+    /// Parses a layout from a list of texts. Each text contains one or more entries, separated by
+    /// commas.
     ///
     /// # Errors
-    /// The first problem, with its text and its place in that text.
+    /// The first problem, with its text and its position in that text.
     pub fn parse_list<S: AsRef<str>>(texts: &[S]) -> Result<Self, LayoutError> {
         grammar::layout(texts).map_err(|mut errors| errors.swap_remove(0))
     }
@@ -120,15 +123,15 @@ impl Layout {
         self.entries.iter().map(ToString::to_string).collect()
     }
 
-    /// Returns the first entry that shares its MIG device.
+    /// Returns the first entry whose MIG device is shared.
     #[must_use]
     pub fn shared(&self) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.share.is_some())
     }
 }
 
-/// Returns whether a text names a layout or lists entries. Names begin with a letter and entries with a digit, so there
-/// is no ambiguity.
+/// Returns whether a text names a layout or lists entries. A name begins with a letter, and an
+/// entry begins with a digit, so there is no ambiguity.
 #[must_use]
 pub fn source_of(text: &str) -> LayoutSource {
     let text = text.trim();

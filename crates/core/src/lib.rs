@@ -1,4 +1,4 @@
-//! gpush's decisions as pure functions: no I/O, no async, no NVML.
+//! The decisions of gpush as pure functions, without I/O, async code or NVML.
 
 pub mod compute_policy;
 pub mod config;

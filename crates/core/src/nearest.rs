@@ -1,16 +1,16 @@
-//! Suggestions: the known words that are most similar to a typed one.
+//! Suggestions: the known words that are most similar to a word that a user typed.
 //!
 //! Every error about an unknown name suggests similar existing names. Config keys, modes, layouts and profiles use the
 //! same measure of similarity.
 
-/// Returns the word in `known` most similar to `word`, if one is similar enough.
+/// Returns the word in `known` that is most similar to `word`; `None` if no word is similar enough.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest_few(word, known, 1).into_iter().next()
 }
 
-/// Returns the words of `known` that are similar to `word`, at most `most`. The most similar come first; ties keep the
-/// given order.
+/// Returns the words of `known` that are similar to `word`, at most `most`. The most similar words
+/// come first. Equally similar words have the given order.
 #[must_use]
 pub fn nearest_few<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, most: usize) -> Vec<&'a str> {
     let word = fold(word);
@@ -31,10 +31,11 @@ pub fn nearest_few<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, mos
     found.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
-/// Longer words are probably pasted text, not typing errors.
+/// Maximum length of a word. A longer word is probably pasted text, not a typing error.
 const LONGEST: usize = 64;
 
-/// Returns whether one word is a prefix of the other, and has at least three letters: `warn` and `warning`.
+/// Returns whether one word is a prefix of the other and has at least three letters, as `warn` and
+/// `warning`.
 fn abbreviates(a: &[char], b: &[char]) -> bool {
     a.len().min(b.len()) >= 3 && (a.starts_with(b) || b.starts_with(a))
 }
@@ -43,7 +44,8 @@ pub(crate) fn fold(word: &str) -> Vec<char> {
     word.chars().flat_map(char::to_lowercase).map(|c| if c == '-' { '_' } else { c }).collect()
 }
 
-/// Returns the edit distance of two words. It counts insertions, deletions, replacements and swaps of neighbours.
+/// Returns the edit distance of two words: the number of insertions, deletions, replacements, and
+/// swaps of adjacent characters.
 pub(crate) fn distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=b.len()).collect();

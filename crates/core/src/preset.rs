@@ -1,8 +1,9 @@
 //! Hosts for offline planning: presets, and hosts saved by `gpushctl gpu list --json`.
 //!
-//! `gpushctl mig plan` and `config check` can plan for another host. Its GPUs come from a preset, which the simulator
-//! has too, or from a file written on a real host. A preset GPU has MIG on, no instances, and a UUID of the form
-//! `GPU-00000000-…`. No real GPU has such a UUID, so users cannot confuse a preset with a real host.
+//! `gpushctl mig plan` and `config check` can plan for another host. The GPUs of that host come
+//! from a preset, which the simulator also has, or from a file that was saved on a real host. A
+//! preset GPU has MIG mode on, no instances, and a UUID of the form `GPU-00000000-…`. No real GPU
+//! has such a UUID, so users cannot confuse a preset with a real host.
 
 use std::sync::Arc;
 
@@ -89,12 +90,12 @@ fn gpu(model: &Model, index: u32) -> Gpu {
     }
 }
 
-/// Returns the product name that the driver would report: that of the model's first board.
+/// Returns the product name that the driver would report: the name of the model's first board.
 fn product(model: &Model) -> String {
     model.boards.first().map_or(&model.product, |board| &board.product).clone()
 }
 
-/// Converts an architecture of the geometry data to the API's.
+/// Converts an architecture of the geometry data to the API's type.
 #[must_use]
 pub fn architecture(of: gpush_geometry::Architecture) -> Architecture {
     match of {
@@ -109,7 +110,7 @@ pub fn architecture(of: gpush_geometry::Architecture) -> Architecture {
     }
 }
 
-/// Converts a profile of the geometry data to the form of the driver's report.
+/// Converts a profile of the geometry data to the form in which the driver would report it.
 #[must_use]
 pub fn profile(of: &gpush_geometry::GpuProfile) -> GpuProfile {
     let engines = of.engines;
@@ -151,14 +152,15 @@ fn placements(of: &[(u8, u8)]) -> Vec<Placement> {
     of.iter().map(|&(start, size)| Placement { start, size }).collect()
 }
 
-/// Maximum size of a saved host in bytes: about a thousand times that of a host with 8 GPUs.
+/// Maximum size of a saved host in bytes: about a thousand times the size of a host with 8 GPUs.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Reads a host from the output of `gpushctl gpu list --json` or `gpu show --json`. `source` is the file's name, for
-/// errors.
+/// Reads a host from the output of `gpushctl gpu list --json` or `gpu show --json`. Errors refer to
+/// the file as `source`.
 ///
 /// # Errors
-/// The file has another format or contains impossible values. No part of it is used then.
+/// The file has another format or contains impossible values. In that case, no part of the file is
+/// used.
 pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
     let again = "write it again on the host with `gpushctl gpu list --json > FILE`";
     let wrong = |cause: String| {
@@ -189,7 +191,7 @@ pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
     Ok(gpus)
 }
 
-/// Refuses values that no driver reports. The planner needs spans that end within the GPU.
+/// Refuses values that no driver reports. The planner relies on spans that end within the GPU.
 fn possible(gpu: &Gpu) -> Result<(), String> {
     let Some(mig) = &gpu.mig else { return Ok(()) };
     if mig.profiles.is_empty() {
@@ -237,7 +239,7 @@ fn possible(gpu: &Gpu) -> Result<(), String> {
     Ok(())
 }
 
-/// Upper limit for slices in a saved file. No present or likely GPU has that many.
+/// Maximum number of slices in a saved file. No existing or likely GPU has more.
 const MOST_SLICES: u8 = 64;
 
 #[cfg(test)]

@@ -1,16 +1,17 @@
-//! Text from users in messages: in backticks, on one line, with limited length.
+//! Text from users in messages: in backticks, on one line, and with a maximum length.
 //!
-//! Almost every error repeats the user's input. Characters that control or deceive a terminal ([`gpush_api::text`])
-//! must not reach a terminal or a log. Long pasted text must not hide the message.
+//! Almost every error repeats text that the user typed. Characters that control or deceive a
+//! terminal ([`gpush_api::text`]) must not reach a terminal or a log. Long pasted text must not
+//! hide the message.
 
 use std::fmt;
 
 use gpush_api::text::is_plain;
 
-/// Maximum length in characters.
+/// Maximum length of the text in characters.
 const MOST: usize = 80;
 
-/// A text in backticks, with special characters escaped, cut at 80 characters.
+/// A text in backticks. Special characters are escaped, and only the first 80 characters are shown.
 #[derive(Debug, Clone, Copy)]
 pub struct Quoted<'a>(pub &'a str);
 

@@ -1,14 +1,14 @@
-//! Refusals as errors: one sentence with the GPU and the reason, and a hint.
+//! Refusals as errors: one sentence that names the GPU and the reason, and a hint.
 //!
-//! A refusal is data ([`gpush_api::Refusal`]), so that programs can use it. Only this module converts refusals to text,
-//! both for gpushd and for `gpushctl` offline.
+//! A refusal is data ([`gpush_api::Refusal`]), so that programs can use it. Only this module
+//! converts refusals to text, for gpushd and for offline `gpushctl`.
 
 use gpush_api::{ApiError, Blocker, Code, LeaseUse, Process, Refusal, Remedy};
 
 use crate::{holders, lease::usage, plan::PartialRestore};
 
-/// Returns the error for a refusal about the GPU with this index. `gpu` is the GPU's name in the sentence, such as `GPU
-/// 0 (A100-SXM4-80GB)`.
+/// Returns the error for a refusal on the GPU with this index. `gpu` is the GPU's name in the
+/// sentence, such as `GPU 0 (A100-SXM4-80GB)`.
 #[must_use]
 pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
     let profiles = format!("gpushctl mig profiles --gpu {index}");
@@ -66,7 +66,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
     }
 }
 
-/// Returns the hint that says how to recover a lost GPU.
+/// Returns the hint about how to recover a lost GPU.
 #[must_use]
 pub fn of_a_lost_one(uuid: &str) -> String {
     format!(
@@ -74,7 +74,8 @@ pub fn of_a_lost_one(uuid: &str) -> String {
     )
 }
 
-/// Returns the error about a previous layout that was restored only in part. `gpu` is the GPU's name in the sentence.
+/// Returns the error for a previous layout that was restored only in part. `gpu` is the GPU's name
+/// in the sentence.
 #[must_use]
 pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiError {
     let missing: Vec<String> = partial.missing.iter().map(|missing| missing.what.clone()).collect();
@@ -108,7 +109,8 @@ pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiEr
     }
 }
 
-/// Explains that a virtual machine cannot reset the GPU that is passed through to it.
+/// Returns the error for a mode change in a virtual machine, which cannot reset the GPU that is
+/// passed through to it.
 fn in_a_guest(gpu: &str, to: &str) -> ApiError {
     let message = format!("MIG mode of {gpu} cannot be switched {to} here: this host is a virtual machine");
     ApiError::new(Code::Unsupported, message)
@@ -139,13 +141,14 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     }
 }
 
-/// Returns each holder once, in a short form for a hint. The causes have the details.
+/// Returns each holder once, in a short form for a hint. The causes of the error contain the
+/// details.
 fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
         let name = match (process.pid, &process.command) {
             (Some(pid), _) => format!("pid {pid}"),
-            // A lease. The cause names it.
+            // This holder is a lease. The cause of the error names it.
             (None, Some(_)) => "the lease".to_owned(),
             (None, None) => "the other processes that use it".to_owned(),
         };
@@ -157,8 +160,8 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     names
 }
 
-/// Returns the holders of one instance. For holders that the caller may not see, it names the command that shows them
-/// to permitted users.
+/// Describes the holders of one instance. For holders that the caller may not see, names the
+/// command that shows them to users with permission.
 fn held_by(blocker: &Blocker, index: u32) -> String {
     let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
     let mut holders: Vec<String> = blocker.leases.iter().map(LeaseUse::to_string).collect();
@@ -177,8 +180,8 @@ fn place(blocker: &Blocker) -> String {
     format!("{}@{}", blocker.profile, blocker.placement.start)
 }
 
-/// Returns profile, start and ids: `3g.40gb@0 (GPU instance 2, compute instance 0)`. Includes the compute profile if
-/// its name differs.
+/// Returns profile, start and ids: `3g.40gb@0 (GPU instance 2, compute instance 0)`. Also contains
+/// the profile of the compute instance if its name differs.
 fn instance(blocker: &Blocker) -> String {
     let name = place(blocker);
     match (blocker.ci, &blocker.compute_profile) {
@@ -190,7 +193,8 @@ fn instance(blocker: &Blocker) -> String {
     }
 }
 
-/// Describes a process that holds an instance: `pid 4711 (alice, python train.py)`, as far as known.
+/// Describes a process that holds an instance with all known facts:
+/// `pid 4711 (alice, python train.py)`.
 #[must_use]
 pub fn holder(process: &Process) -> String {
     let about: Vec<&str> = [process.user.as_deref(), process.command.as_deref()].into_iter().flatten().collect();
@@ -212,7 +216,7 @@ fn engine_name(engine: &str) -> &str {
     }
 }
 
-/// Merges equal words and adds their count: `2g.20gb*3`.
+/// Combines equal words, with their count: `2g.20gb*3`.
 fn counted(words: &[String]) -> Vec<String> {
     let mut counts: Vec<(&String, u32)> = Vec::new();
     for word in words {
@@ -225,7 +229,7 @@ fn counted(words: &[String]) -> Vec<String> {
     counts.into_iter().map(text).collect()
 }
 
-/// Joins words: `a`, `a or b`, `a, b or c`.
+/// Joins words to a list: `a`, `a or b`, `a, b or c`.
 fn list(words: &[String], last: &str) -> String {
     match words {
         [] => String::new(),

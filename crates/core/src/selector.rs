@@ -1,4 +1,4 @@
-//! Selectors: how users and config rules name GPUs.
+//! Selectors, which name GPUs in commands and config rules.
 //!
 //! ```text
 //! 3                     index in this driver session
@@ -10,8 +10,8 @@
 //! A100-SXM4-80GB        product name in full, as `gpushctl status` shows it; the prefix `NVIDIA ` is optional
 //! ```
 //!
-//! In a config rule, a selector that matches nothing is not an error, because a host may lose a GPU. In a command it is
-//! an error, which lists the host's GPUs.
+//! In a config rule, a selector may match no GPU, because a host may lose a GPU. In a command, a
+//! selector that matches no GPU is an error, which lists the GPUs of the host.
 
 use std::{
     borrow::Borrow,
@@ -23,7 +23,7 @@ use gpush_api::{ApiError, Code, Gpu, Remedy};
 
 use crate::quote::Quoted;
 
-/// Maximum number of selectors in one request. The largest host needs far fewer.
+/// Maximum number of selectors in one request. Even the largest host needs far fewer.
 pub const MOST: usize = 256;
 
 /// A selector of GPUs.
@@ -31,9 +31,9 @@ pub const MOST: usize = 256;
 pub enum Selector {
     /// `all`
     All,
-    /// Indexes, both ends included. A single index is a range of length one.
+    /// Indexes, both ends included. A single index is a range with equal ends.
     Indexes(u32, u32),
-    /// `GPU-` with a UUID or a prefix of one, in lower case.
+    /// `GPU-`, followed by a UUID or a prefix of one, in lower case.
     Uuid(String),
     /// PCI address.
     Pci {
@@ -192,8 +192,8 @@ impl fmt::Display for Selector {
 }
 
 impl Selector {
-    /// Returns whether the selector matches this GPU. A UUID prefix matches every GPU with that prefix;
-    /// [`Selector::matching`] checks that there is only one.
+    /// Returns whether the selector matches this GPU. A prefix matches every GPU whose UUID begins
+    /// with it; [`Selector::matching`] checks that there is only one such GPU.
     #[must_use]
     pub fn names(&self, gpu: &Gpu) -> bool {
         match self {
@@ -207,15 +207,15 @@ impl Selector {
         }
     }
 
-    /// Returns the positions in `gpus` of the GPUs that the selector matches. Returns none for a prefix of several
-    /// UUIDs.
+    /// Returns the positions in `gpus` that the selector matches. Returns none if the selector is a
+    /// prefix of several UUIDs.
     #[must_use]
     pub fn matching<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Vec<usize> {
         let found: Vec<usize> = (0..gpus.len()).filter(|at| self.names(gpus[*at].borrow())).collect();
         if matches!(self, Self::Uuid(_)) && found.len() > 1 { Vec::new() } else { found }
     }
 
-    /// Returns the first index in the selector that no GPU has.
+    /// Returns the first index of the selector that no GPU has.
     #[must_use]
     pub fn absent<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Option<u32> {
         match self {
@@ -232,12 +232,13 @@ impl Selector {
         matches!(self, Self::Uuid(_)) && gpus.iter().filter(|gpu| self.names((*gpu).borrow())).count() > 1
     }
 
-    /// Returns the positions in `gpus` that any of the texts matches, ascending and without repetition. A text may
-    /// contain several selectors separated by commas.
+    /// Returns the positions in `gpus` that any of the texts matches, in ascending order and
+    /// without repetition. A text may contain several selectors, separated by commas.
     ///
     /// # Errors
-    /// A text is not a selector, or matches no GPU; the error lists the GPUs. More than [`MOST`] selectors are also an
-    /// error: any user can send them, and each one is compared with every GPU.
+    /// A text is not a selector or matches no GPU; the error lists the GPUs. More than [`MOST`]
+    /// selectors are also an error, because any user can send them, and each selector is compared
+    /// with every GPU.
     pub fn resolve<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Result<Vec<usize>, ApiError> {
         let count: usize = texts.iter().map(|text| 1 + text.as_ref().matches(',').count()).sum();
         if count > MOST {
@@ -316,7 +317,7 @@ fn no_gpu(index: u32) -> String {
     format!("no GPU {index}")
 }
 
-/// Lists the GPUs in one sentence, and groups consecutive equal ones.
+/// Lists the GPUs in one sentence. Combines consecutive equal GPUs.
 #[must_use]
 pub fn inventory<G: Borrow<Gpu>>(gpus: &[G]) -> String {
     let gpus: Vec<&Gpu> = gpus.iter().map(Borrow::borrow).collect();
@@ -347,7 +348,8 @@ pub fn inventory<G: Borrow<Gpu>>(gpus: &[G]) -> String {
     text
 }
 
-/// Returns whether a product name matches. The prefix `NVIDIA ` is optional, because users omit it.
+/// Returns whether a product name matches the pattern. The prefix `NVIDIA ` is optional, because
+/// users often omit it.
 fn is_model(glob: &str, name: &str) -> bool {
     let bare = |text: &'_ str| text.strip_prefix("nvidia ").unwrap_or(text).to_owned();
     if glob.contains(['*', '?']) {
@@ -356,8 +358,8 @@ fn is_model(glob: &str, name: &str) -> bool {
     bare(glob) == bare(name)
 }
 
-/// Matches shell wildcards `*` and `?` against a whole text, in time proportional to the product of the
-/// lengths.
+/// Returns whether a pattern with the wildcards `*` and `?` matches the whole text. The time is at
+/// most proportional to the product of the lengths.
 fn glob_matches(glob: &str, text: &str) -> bool {
     let glob: Vec<char> = glob.chars().collect();
     let text: Vec<char> = text.chars().collect();

@@ -1,4 +1,4 @@
-//! Which GPUs need time-slicing settings, and how their level must change.
+//! Determines which GPUs need time-slicing settings, and how their level must change.
 //!
 //! ```text
 //! rule of mode timeslice, GPU without MIG, usable ────► Keep: gpushd maintains its level and compute mode
@@ -7,7 +7,8 @@
 //! lost, unknown, held, changing, maintenance, stale ──► Wait: the state is unknown, or another change runs
 //! ```
 //!
-//! A cordon has no effect here: it blocks new work, and both settings affect only programs that start later.
+//! A cordon has no effect here. It blocks new work, and both settings affect only programs
+//! that start later.
 
 use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};
 
@@ -17,18 +18,19 @@ use crate::{
     desired::{self, Wish},
 };
 
-/// How gpushd treats a GPU.
+/// How gpushd treats the time-slicing settings of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Care {
     /// gpushd maintains the settings of the policy.
     Keep(TimeslicePolicy),
-    /// gpushd changes nothing now.
+    /// gpushd changes nothing for now.
     Wait,
-    /// The GPU is not time-sliced, or no longer.
+    /// The GPU is not time-sliced, or is no longer time-sliced: gpushd restores its earlier
+    /// settings.
     LetGo,
 }
 
-/// Returns how gpushd treats each GPU, in order.
+/// Returns how gpushd treats the settings of each GPU, in order.
 #[must_use]
 pub fn care(config: &Config, gpus: &[Gpu]) -> Vec<Care> {
     desired::wishes(config, gpus).into_iter().zip(gpus).map(|(wish, gpu)| of(wish, gpu)).collect()
@@ -49,20 +51,20 @@ fn of(wish: Wish, gpu: &Gpu) -> Care {
     }
 }
 
-/// The next action for a level.
+/// The next action for the time-slice level of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
     /// The level is as desired.
     Nothing,
-    /// The level must be set. Contains the current level.
+    /// The level must be set. Contains the level that the GPU has now.
     Set(TimesliceLevel),
     /// The GPU does not support levels.
     Unsupported,
-    /// The level is unknown, with the reason.
+    /// The level is unknown. Contains the reason.
     Unknown(String),
 }
 
-/// Returns the next action for a GPU from nvidia-smi's output.
+/// Returns the next action for a GPU. `told` is what nvidia-smi's output says about the GPU.
 #[must_use]
 pub fn next(wanted: TimesliceLevel, told: Option<&Told>) -> Next {
     match told {

@@ -1,4 +1,4 @@
-//! Plans as users read them: the current instances, the requested ones, and the steps.
+//! Plans in the form that users read: the current instances, the requested ones, and the steps.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -17,7 +17,7 @@ fn resolve(geometry: &Geometry, layout: &str) -> Target {
     Target::resolve(geometry, &Layout::parse(layout).unwrap()).unwrap()
 }
 
-/// Returns the instances that a layout creates on an empty GPU. Ids count up from 1.
+/// Returns the instances that a layout creates on an empty GPU. The ids start at 1.
 fn standing(geometry: &Geometry, layout: &str) -> Vec<GpuInstance> {
     let plan = plan(geometry, &[], &resolve(geometry, layout)).unwrap();
     let mut instances: Vec<GpuInstance> = Vec::new();
@@ -106,7 +106,8 @@ fn plans_have_the_expected_text() {
     insta::assert_snapshot!(texts);
 }
 
-/// From Hopper on, a double-memory `1g` offers two compute profiles. Each name selects one of them.
+/// On Hopper and newer GPUs, a `1g` with double memory offers two compute profiles. Each name
+/// selects one of them.
 #[test]
 fn double_memory_names_mean_different_compute_profiles() {
     let ids = |key: &str, layout: &str| -> Vec<Vec<u32>> {
@@ -114,29 +115,30 @@ fn double_memory_names_mean_different_compute_profiles() {
         target.instances.iter().map(|i| i.compute.iter().map(|c| c.profile_id).collect()).collect()
     };
     assert_eq!(ids("h100-80-sxm", "1g.20gb, 1c.1g.20gb"), [[7], [0]]);
-    // Two of them never fit into one GPU instance.
+    // One GPU instance never has room for two of them.
     assert_eq!(ids("h100-80-sxm", "1c.1g.20gb*2"), [[0], [0]]);
-    // Before Hopper there is one profile, and both names select it.
+    // Before Hopper there is only one such profile, and both names select it.
     assert_eq!(ids("a100-80", "1g.20gb, 1c.1g.20gb"), [[0], [0]]);
     assert_eq!(ids("h100-80-sxm", "1c.1g.10gb, 3c.3g.40gb"), [[0], [2]]);
 }
 
-/// mig-parted and the DRA driver create compute profile 0 in a double-memory `1g`.
+/// mig-parted and the DRA driver create compute profile 0 in a `1g` with double memory.
 #[test]
 fn double_memory_instances_are_kept_by_their_own_name_only() {
     let h100 = geometry("h100-80-sxm");
     for (there, other) in [("1c.1g.20gb", "1g.20gb"), ("1g.20gb", "1c.1g.20gb")] {
         let mut instances = standing(&h100, &format!("{there}*4"));
         assert_eq!(entries(&instances)[0], format!("{there}@0"));
-        // The instances are in use and requested by their own name, at any placement, so there is nothing to do.
+        // The instances are in use. The target requests them by their own name, at any placement,
+        // so the plan has no steps.
         instances.iter_mut().for_each(|i| i.compute[0].processes.push(process()));
         for layout in [format!("{there}*4"), format!("{there}@6,{there}@2,{there}*2")] {
             assert_eq!(text(&plan(&h100, &instances, &resolve(&h100, &layout)).unwrap()), "keeps [1, 2, 3, 4]\n");
         }
         let exact = Layout::parse_list(&entries(&instances)).unwrap();
         assert!(plan(&h100, &instances, &Target::resolve(&h100, &exact).unwrap()).unwrap().steps.is_empty());
-        // Requested by the other name, an instance in use blocks the plan, and an idle one is replaced within its GPU
-        // instance.
+        // The target requests them by the other name. An instance in use blocks this plan; an idle
+        // instance is replaced within its GPU instance.
         let target = resolve(&h100, &format!("{other}, {there}*3"));
         assert!(matches!(plan(&h100, &instances, &target), Err(Refusal::Blocked { blockers }) if blockers.len() == 1));
         instances[2].compute[0].processes.clear();
@@ -154,13 +156,13 @@ fn packing_uses_fewest_gpu_instances() {
     };
     assert_eq!(packed("1c.3g.40gb*3"), [["1c.3g.40gb"; 3]]);
     assert_eq!(packed("1c.3g.40gb*4"), [vec!["1c.3g.40gb"; 3], vec!["1c.3g.40gb"]]);
-    // First fit alone would need a third GPU instance, but only two fit.
+    // First fit alone would need a third GPU instance, but only two fit on the GPU.
     assert_eq!(packed("1c.3g.40gb*2, 2c.3g.40gb*2"), [["1c.3g.40gb", "2c.3g.40gb"]; 2]);
-    // A different start means a different GPU instance. A compute instance that occupies a whole GPU instance does not
-    // share it.
+    // Entries with different starts are in different GPU instances. A compute instance that
+    // occupies a whole GPU instance does not share it.
     assert_eq!(packed("1c.3g.40gb@0, 1c.3g.40gb@4").len(), 2);
     assert_eq!(packed("3c.3g.40gb, 1c.3g.40gb"), [["3g.40gb"], ["1c.3g.40gb"]]);
-    // The order of the layout is kept.
+    // The target has the order of the layout.
     let target = resolve(&geometry, "2g.20gb, 1c.3g.40gb, 1g.10gb, 2c.3g.40gb");
     assert_eq!(
         target.instances.iter().map(|i| i.profile.as_str()).collect::<Vec<_>>(),
@@ -182,12 +184,13 @@ fn held_instances_are_kept_even_at_higher_cost() {
     let geometry = geometry("a100-80");
     let instances = standing(&geometry, "3g.40gb@0, 1g.10gb@4, 1g.10gb@6");
     let target = resolve(&geometry, "3g.40gb@4");
-    // The 3g.40gb cannot stay, with or without holds.
+    // The 3g.40gb cannot be kept, with or without an MPS daemon.
     let mut holds = Holds::default();
     holds.add_gpu_instance(1);
     assert!(plan_around(&geometry, &instances, &target, &holds).is_ok());
 
-    // One of the two small instances must be destroyed. Without holds, the planner keeps the one that leaves more room.
+    // One of the two small instances must be destroyed. If neither has an MPS daemon, the planner
+    // keeps the one that leaves more room.
     let target = resolve(&geometry, "4g.40gb, 1g.10gb");
     assert_eq!(plan(&geometry, &instances, &target).unwrap().keeps, [3]);
     let mut holds = Holds::default();
@@ -211,7 +214,7 @@ fn foreign_instances_occupy_slices_and_go_when_idle() {
     let target = resolve(&geometry, "1g.10gb");
     let away = plan(&geometry, &instances, &target).unwrap();
     assert_eq!(text(&away), "keeps [2]\n  - CI 1/0 2g.20gb\n  - GI 1 2g.20gb 0:2\n");
-    // It can be created again by its id, at its placement.
+    // The instance can be created again by its profile id, at its placement.
     let back = plan(&geometry, &instances[1..], &exact).unwrap();
     assert_eq!(text(&back), "keeps [2]\n  + GI 2g.20gb 0:2\n  + CI 2g.20gb 0:2 in 0:2\n");
 
@@ -234,7 +237,7 @@ fn driver_without_ci_placements_gets_none() {
     let exact = Target::of_instances(&geometry, &instances);
     assert!(plan(&geometry, &instances, &exact).unwrap().steps.is_empty());
 
-    // The same holds if it has not reported the placements of a profile.
+    // The same is true if the driver has not reported the placements of a profile.
     let model = gpush_geometry::model("a100-80").unwrap();
     let mut bare = profiles_of_model(&model);
     bare.iter_mut().flat_map(|p| &mut p.compute).for_each(|c| c.placements.clear());
@@ -275,7 +278,7 @@ fn impossible_states_and_figures_never_panic() {
     assert!(plan(&empty, &[], &Target::default()).unwrap().steps.is_empty());
     assert!(plan(&empty, &[], &resolve(&geometry, "7g.80gb")).is_err());
     assert!(Target::resolve(&empty, &Layout::parse("1g.10gb").unwrap()).is_err());
-    // This is larger than the grammar allows, but the planner handles it too.
+    // Such a layout is larger than the grammar allows, but the planner can handle it.
     for (entry, count) in [("1c.3g.40gb*8", 40), ("1g.10gb*8", 200)] {
         let entries = vec![Layout::parse(entry).unwrap().entries.remove(0); count];
         assert!(Target::resolve(&geometry, &Layout { entries }).is_err(), "{entry}");
@@ -300,7 +303,7 @@ fn previous_layout_is_restored_around_instances_in_use() {
     for (before, now) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|now| (*before, now))) {
         let previous = standing(&a100, before);
         let count: usize = standing(&a100, now).iter().map(|i| i.compute.len()).sum();
-        // Try each subset of the compute instances as those in use.
+        // Tries each subset of the compute instances as the ones in use.
         for users in 0..1_u32 << count {
             let mut instances = standing(&a100, now);
             for (n, compute) in instances.iter_mut().flat_map(|i| &mut i.compute).enumerate() {
@@ -347,12 +350,12 @@ fn only_cis_in_use_stay_in_a_previous_gpu_instance() {
     let found = partial_restore(&a100, &now, &previous, |_| false);
     assert_eq!((found.stays, found.missing), (Vec::new(), Vec::new()), "it is one of the three");
     assert_eq!(found.target.instances[0].compute.len(), 3);
-    // The larger one overlaps with two of the three.
+    // The larger instance overlaps two of the three previous ones.
     now[0].compute[small].processes.clear();
     now[0].compute[1 - small].processes.push(process());
     let found = partial_restore(&a100, &now, &previous, |_| false);
     assert_eq!((found.stays.len(), found.missing.len()), (1, 2), "{found:?}");
-    // If the instance is untouchable, it stays unchanged.
+    // An untouchable instance does not change.
     let found = partial_restore(&a100, &now, &previous, |_| true);
     assert_eq!(found.target.instances[0].compute.len(), 2, "{found:?}");
 }
@@ -365,7 +368,7 @@ fn foreign_instances_are_recognised_at_every_step() {
         let previous = standing(&a100, before);
         let steps = plan(&a100, &previous, &resolve(&a100, after)).unwrap().steps;
         let end = outcome(&previous, &steps);
-        // A plan from any intermediate state leads to the same placements.
+        // A plan from any intermediate state leads to the same placements as the first plan.
         let pinned = Target::resolve(&a100, &Layout::parse_list(&entries(&end)).unwrap()).unwrap();
         for taken in 0..=steps.len() {
             let now = outcome(&previous, &steps[..taken]);
@@ -380,7 +383,7 @@ fn foreign_instances_are_recognised_at_every_step() {
             if taken == steps.len() {
                 assert_eq!(rest, [], "{before} to {after}");
             }
-            // Instances that another program creates are foreign.
+            // An instance that another program creates is recognized as foreign.
             for layout in LAYOUTS {
                 for mut other in standing(&a100, layout) {
                     other.id = 77;

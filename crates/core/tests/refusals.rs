@@ -18,7 +18,8 @@ fn refuse(key: &str, layout: &str) -> Refusal {
     Target::resolve(&geometry(key), &Layout::parse(layout).unwrap()).unwrap_err()
 }
 
-/// Returns a GPU instance such as `3g.40gb@4`, with one compute instance that occupies all of it.
+/// Returns a GPU instance such as `3g.40gb@4`, with one compute instance that occupies the whole
+/// GPU instance.
 fn instance(geometry: &Geometry, id: u32, entry: &str) -> GpuInstance {
     let (name, start) = entry.split_once('@').unwrap();
     let profile = geometry.named(name).unwrap();

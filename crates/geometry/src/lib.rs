@@ -1,43 +1,45 @@
-//! MIG geometry as data: the profiles, placements and figures of each GPU model.
+//! MIG geometry as data: the profiles, placements and numbers of each GPU model.
 //!
-//! The planner (`gpush-core`) and the simulated hardware (`silicon`) both use these figures, and each checks the other.
-//! So they share only the *figures*: this crate has no rules about which instances fit together.
+//! The planner (`gpush-core`) and the simulated hardware (`silicon`) both use this data, and each
+//! checks the other. So they must share only *data*: this crate contains no rules about which
+//! instances fit together.
 //!
-//! `models/` has one JSON file per model, with one profile per line. Every row has a confidence; `estimated` names the
-//! figures that no public transcript shows. On a real host gpushd does not use this data: the driver reports the GPU's
-//! profiles.
+//! `models/` contains one JSON file for each model, with one profile on each line. Every row has a
+//! confidence. `estimated` names the fields whose values no public transcript shows. On a real
+//! host, gpushd does not use this data, because the driver reports the profiles of the GPU.
 
 use serde::Deserialize;
 
-/// The confidence in a row.
+/// How certain the data in a row is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Confidence {
-    /// Seen in a real nvidia-smi or NVML transcript, or in one of NVIDIA's tables.
+    /// The data was seen in a real nvidia-smi or NVML transcript, or in a table of NVIDIA.
     Verified,
-    /// Computed from verified rows or from the driver's published source.
+    /// The data was computed from verified rows or from the driver's published source.
     Derived,
-    /// Names or figures not confirmed on hardware, or engines copied from a similar GPU.
+    /// Names or numbers are not confirmed on hardware, or engines are copied from a similar GPU.
     Uncertain,
 }
 
-/// GPU generation. It determines how a MIG mode change works and which values the driver can read.
+/// GPU generation. It determines how a change of MIG mode works, and which values the driver can
+/// read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
-    /// Pascal: no MIG; MPS without limits for clients.
+    /// Pascal: no MIG, and MPS cannot limit its clients.
     Pascal,
     /// Volta: no MIG, no time-slice levels.
     Volta,
     /// Turing: no MIG.
     Turing,
-    /// Ampere: a MIG mode change needs a GPU reset and survives a reboot.
+    /// Ampere: a change of MIG mode needs a GPU reset. The mode survives a reboot.
     Ampere,
     /// Ada Lovelace: no MIG.
     Ada,
-    /// Hopper: a MIG mode change takes effect at once and is lost at reboot.
+    /// Hopper: a change of MIG mode takes effect without a reset. The mode is lost at a reboot.
     Hopper,
-    /// Blackwell: like Hopper.
+    /// Blackwell: MIG mode works as on Hopper.
     Blackwell,
 }
 
@@ -56,47 +58,50 @@ pub struct Engines {
     pub ofa: u8,
 }
 
-/// A board with the GPU.
+/// A board that contains the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Board {
     /// PCI device id in hex, without the vendor's 10DE.
     pub device_id: String,
     /// Name of the board.
     pub name: String,
-    /// Product name as the driver reports it. The config's model globs match this name.
+    /// Product name, as the driver reports it. Model selectors of the config match this name.
     pub product: String,
 }
 
 /// A compute instance profile within one GPU instance profile.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ComputeProfile {
-    /// Name, such as `1c.3g.40gb`. A profile that occupies the whole GPU instance has the GPU instance profile's name.
+    /// Name, such as `1c.3g.40gb`. A profile that occupies the whole GPU instance has the name of
+    /// the GPU instance profile.
     pub name: String,
-    /// Profile id that the driver reports.
+    /// Profile id, as the driver reports it.
     pub id: u32,
     /// NVML enum index for queries.
     pub index: u32,
-    /// Compute slices.
+    /// Number of compute slices.
     pub slices: u8,
     /// Maximum number of such instances in one GPU instance.
     pub max: u8,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub sm: u32,
-    /// Possible placements as (start, size) in compute slots.
+    /// Possible placements in compute slots, as (start, size).
     pub placements: Vec<(u8, u8)>,
     /// Confidence in the row.
     pub confidence: Confidence,
 }
 
-/// A figure that another driver generation reports for a profile. Profiles are identified by name, not by size.
+/// A memory size that other driver generations report for a profile. Profiles are therefore
+/// identified by name, not by size.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Variant {
-    /// Last driver branch that reports it, such as 470; `None` if the source does not name the driver.
+    /// Last driver branch that reports this size, such as 470; `None` if the source does not name
+    /// the driver.
     #[serde(default)]
     pub until: Option<u32>,
-    /// Frame buffer in MiB.
+    /// Size of the frame buffer in MiB.
     pub memory_mib: u64,
-    /// Source of the figure.
+    /// Source of the size.
     pub source: String,
 }
 
@@ -105,30 +110,31 @@ pub struct Variant {
 pub struct GpuProfile {
     /// Name, such as `3g.40gb` or `1g.10gb+me`.
     pub name: String,
-    /// Profile id that the driver reports. It identifies a fraction of the GPU, not a number of slices.
+    /// Profile id, as the driver reports it. It identifies a fraction of the GPU, not a number of
+    /// slices.
     pub id: u32,
     /// NVML enum index for queries.
     pub index: u32,
-    /// Compute slices.
+    /// Number of compute slices.
     pub slices: u8,
     /// Maximum number of such instances on one GPU.
     pub max: u8,
-    /// Frame buffer in MiB.
+    /// Size of the frame buffer in MiB.
     pub memory_mib: u64,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub sm: u32,
     /// Engines that an instance uses.
     pub engines: Engines,
-    /// Whether it supports graphics.
+    /// Whether an instance supports graphics.
     pub gfx: bool,
-    /// Possible placements as (start, size) in memory slices.
+    /// Possible placements in memory slices, as (start, size).
     pub placements: Vec<(u8, u8)>,
     /// Confidence in the row.
     pub confidence: Confidence,
-    /// Fields that no transcript shows, estimated by proportion.
+    /// Fields whose values no transcript shows. They are estimated by proportion.
     #[serde(default)]
     pub estimated: Vec<String>,
-    /// Figures from other driver generations.
+    /// Memory sizes that other driver generations report.
     #[serde(default)]
     pub variants: Vec<Variant>,
     /// Compute instance profiles.
@@ -138,37 +144,38 @@ pub struct GpuProfile {
 /// One GPU model.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Model {
-    /// Key in this crate and in the description of a simulated host, such as `a100-80`.
+    /// Key of the model in this crate and in descriptions of simulated hosts, such as `a100-80`.
     pub key: String,
     /// Common name of the product.
     pub product: String,
-    /// Generation.
+    /// GPU generation.
     pub architecture: Architecture,
     /// Confidence in the model as a whole.
     pub confidence: Confidence,
-    /// Source of the figures.
+    /// Source of the data.
     pub source: String,
-    /// First Linux driver that supports the GPU.
+    /// First Linux driver version that supports the GPU.
     pub min_driver: String,
-    /// Compute slices; 0 on GPUs without MIG.
+    /// Number of compute slices; 0 for a GPU without MIG.
     pub compute_slices: u8,
-    /// Memory slices; 0 on GPUs without MIG. Not always 8: an RTX PRO 6000 has 12.
+    /// Number of memory slices; 0 for a GPU without MIG. It is not always 8: an RTX PRO 6000 has
+    /// 12.
     pub memory_slices: u8,
-    /// Frame buffer of the board in MiB.
+    /// Size of the board's frame buffer in MiB.
     pub board_memory_mib: u64,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub sm: u32,
-    /// Boards with the GPU.
+    /// Boards that contain the GPU.
     pub boards: Vec<Board>,
-    /// Fields that no transcript shows.
+    /// Fields whose values no transcript shows.
     #[serde(default)]
     pub estimated: Vec<String>,
-    /// GPU instance profiles; empty on GPUs without MIG.
+    /// GPU instance profiles; empty for a GPU without MIG.
     pub gi_profiles: Vec<GpuProfile>,
 }
 
 impl GpuProfile {
-    /// Returns the frame buffer in MiB that a driver of this branch reports.
+    /// Returns the size of the frame buffer, in MiB, that a driver of this branch reports.
     #[must_use]
     pub fn memory_mib_under(&self, branch: u32) -> u64 {
         let reports = |variant: &&Variant| variant.until.is_some_and(|until| branch <= until);
@@ -226,7 +233,8 @@ models![
     "l40s",
 ];
 
-/// Returns the model with this key. Parses only that model's file, to keep short-lived programs fast.
+/// Returns the model with this key. Parses only the file of that model, so that short-lived
+/// programs start fast.
 #[must_use]
 pub fn model(key: &str) -> Option<Model> {
     text(key).and_then(|json| serde_json::from_str(json).ok())
@@ -239,12 +247,13 @@ pub struct Preset {
     pub name: &'static str,
     /// Short description.
     pub about: &'static str,
-    /// GPUs in order: model key and count.
+    /// Model key and number of each kind of GPU, in order.
     pub gpus: &'static [(&'static str, u32)],
 }
 
-/// Returns the PCI bus of the GPU at this index of a preset. Offline planning and the simulator use it, so both give
-/// the same addresses. One PCI domain has room for 64 GPUs.
+/// Returns the number of the PCI bus for the GPU at this index of a preset. Offline planning and
+/// the simulator both use this function, so that they give the same addresses. One PCI domain has
+/// room for 64 GPUs.
 #[must_use]
 pub fn preset_bus(index: u32) -> u32 {
     7 + 3 * index
@@ -265,12 +274,13 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-/// Start slice of each GPU instance id, by chip variant. The variant names the physical slots that the die lacks. A
-/// JSON object: variant → group (`1g`, `2g`, `1g.rev2`, `3g`, `4g`, `7g`) → id → start.
+/// Start slice of each GPU instance id, by chip variant. The variant names the physical slots that
+/// are missing on the die. The text is a JSON object: variant → group (`1g`, `2g`, `1g.rev2`, `3g`,
+/// `4g`, `7g`) → id → start.
 pub const GI_IDS: &str = include_str!("../gi-ids.json");
 
-/// Creation transcripts recorded on hardware: profiles in order, and the GPU instance ids that the driver chose. A JSON
-/// list.
+/// Transcripts of instance creation that were recorded on hardware: the profiles in order, and the
+/// GPU instance ids that the driver chose. The text is a JSON list.
 pub const TRANSCRIPTS: &str = include_str!("../transcripts.json");
 
 #[cfg(test)]
@@ -301,7 +311,7 @@ mod tests {
         };
         let three = profile("a100-40", "3g.20gb");
         assert_eq!([450, 470, 525, 595].map(|branch| three.memory_mib_under(branch)), [20096, 20096, 19968, 19968]);
-        // A figure from an unknown driver is stored, but not used.
+        // A size that an unknown driver reported is stored, but not used.
         let one = profile("b200-180", "1g.23gb");
         assert_eq!((one.variants.len(), one.memory_mib_under(570)), (1, one.memory_mib));
     }
@@ -319,8 +329,8 @@ mod tests {
         }
     }
 
-    /// Double-memory `1g` instances from Hopper on: profile 0 is smaller than the GPU instance, profile 7 occupies all
-    /// of it.
+    /// On Hopper and newer GPUs, a `1g` instance with double memory offers two compute profiles:
+    /// profile 0 is smaller than the GPU instance, and profile 7 occupies the whole GPU instance.
     #[test]
     fn double_memory_1g_has_two_compute_profiles_since_hopper() {
         let mut models = 0;
@@ -332,7 +342,8 @@ mod tests {
             match model.architecture {
                 Architecture::Hopper | Architecture::Blackwell => {
                     assert_eq!(offered, [(0, part), (7, whole)], "{key}");
-                    // On an H100 PCIe both profiles have the same number of SMs.
+                    // On an H100 PCIe, both profiles have the same number of streaming
+                    // multiprocessors.
                     assert!(double.compute[0].sm <= double.compute[1].sm, "{key}");
                     models += 1;
                 }

@@ -6,11 +6,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 /// Id of a lease: `L` and a number, such as `L17`. In JSON it is a string.
 ///
-/// Numbers increase. No number is used twice within a boot, even if the database was lost.
+/// Numbers increase. Within a boot, no number is used twice, even if the database was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub u64);
 
-/// The error for a text that is not a lease id.
+/// Error: the text is not a lease id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotALeaseId;
 
@@ -34,7 +34,7 @@ impl FromStr for LeaseId {
     /// Reads `L17` or `l17`. Refuses a bare number, because it could also be the index of a GPU.
     fn from_str(text: &str) -> Result<Self, NotALeaseId> {
         let digits = text.strip_prefix(['L', 'l']).ok_or(NotALeaseId)?;
-        // `parse` accepts a sign, and leading zeros would give one lease several names.
+        // `parse` would accept a sign. Leading zeros would give one lease several names.
         let is_number = digits.bytes().all(|b| b.is_ascii_digit()) && !digits.starts_with('0');
         if is_number { digits.parse().map(Self).map_err(|_| NotALeaseId) } else { Err(NotALeaseId) }
     }

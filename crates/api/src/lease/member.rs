@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mps::{MemoryLimit, Percentage, Priority};
 
-/// The share that a lease grants on one target.
+/// The share of one target that a lease grants.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -14,7 +14,7 @@ pub enum MemberShare {
         /// Profile, such as `1g.10gb` or `1c.3g.40gb`.
         profile: String,
     },
-    /// A part of an MPS daemon's target.
+    /// A part of a target that is shared through MPS.
     Mps {
         /// Active thread percentage.
         #[cfg_attr(feature = "openapi", schema(value_type = f64))]
@@ -36,7 +36,7 @@ pub enum MemberShare {
     Whole,
 }
 
-/// One target of a lease, with the share that is granted on it.
+/// One target of a lease, and the share that the lease grants on it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseMember {
@@ -47,13 +47,14 @@ pub struct LeaseMember {
     pub gpu: String,
     /// Share that is granted on the target.
     pub share: MemberShare,
-    /// Memory that counts for quotas, in MiB: that of the MIG device, or the leased part of the GPU's memory.
+    /// Memory that counts for quotas, in MiB: the memory of the MIG device, or the leased part of
+    /// the GPU's memory.
     pub memory_mib: u64,
     /// Memory of the whole GPU, in MiB.
     pub gpu_memory_mib: u64,
 }
 
-/// What a lease is bound to, and how gpushd finds its processes.
+/// What a lease is bound to. The binding determines how gpushd finds the processes of the lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -78,8 +79,8 @@ pub enum LeaseBinding {
         /// Process id in the host's pid namespace; absent if the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pid: Option<u32>,
-        /// Start time of the process, in clock ticks since boot. It distinguishes the process from a later one with the
-        /// same pid.
+        /// Start time of the process, in clock ticks since boot. It distinguishes the process from
+        /// a later process with the same pid.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         start: Option<u64>,
     },
@@ -87,29 +88,29 @@ pub enum LeaseBinding {
     Job {
         /// Name of the Slurm cluster.
         cluster: String,
-        /// Job id; of a heterogeneous job, that of the component on this node.
+        /// Job id. For a heterogeneous job: the id of the component on this node.
         job: u32,
-        /// Node name: one host can have several nodes.
+        /// Node name. One host can run several nodes.
         #[serde(default)]
         node: String,
         /// How often the job was requeued before this run.
         #[serde(rename = "restart_count", default)]
         restart: u32,
-        /// Job id of the leader of a heterogeneous job.
+        /// Job id of the leader, if the job is a component of a heterogeneous job.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         leader: Option<u32>,
-        /// Path of the job's cgroup. Absent when there is none, or the caller may not see it.
+        /// Path of the job's cgroup; absent if the job has none or the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cgroup: Option<String>,
     },
-    /// The end time only.
+    /// No process or cgroup: only the end time ends the lease.
     Time,
-    /// Nothing. The lease lasts until it is released.
+    /// No process, cgroup or end time: the lease lasts until it is released.
     None,
 }
 
 impl LeaseBinding {
-    /// Removes what only the holder and administrators may see.
+    /// Removes the fields that only the holder and administrators may see.
     pub(super) fn redact(&mut self) {
         match self {
             Self::Scope { unit, cgroup } => (*unit, *cgroup) = (None, None),

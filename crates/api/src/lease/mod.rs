@@ -3,8 +3,8 @@
 //! The holder and the caller who requested the lease may be different users. An administrator or a Slurm hook can
 //! request a lease for a user. The holder may use the targets.
 //!
-//! Callers who are neither the holder nor an administrator see [`Lease::redact`]ed leases: user name, kind,
-//! members and end, but no process id, cgroup, command or request.
+//! Other callers see a lease only after [`Lease::redact`]. They see user name, kind, members and
+//! end time, but no process id, cgroup, command or request.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ pub struct LeaseHolder {
 pub struct LeaseQueuePosition {
     /// Position in the queue; 1 is the first.
     pub position: u32,
-    /// Leases and operations that must end first, such as `L12` and `op-7`.
+    /// Leases and operations that must end before the lease is granted, such as `L12` and `op-7`.
     #[serde(default)]
     pub behind: Vec<String>,
     /// Reasons why the lease waits, one sentence each.
@@ -77,12 +77,12 @@ pub struct Lease {
     pub id: LeaseId,
     /// User who may use the targets.
     pub holder: LeaseHolder,
-    /// Caller who requested the lease; absent if the caller of this request may not see it.
+    /// Caller who requested the lease; absent if the caller of the present request may not see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<Actor>,
     /// Kind of the lease: how it shares GPUs.
     pub kind: LeaseKind,
-    /// What limits the holder to the share.
+    /// What keeps the holder within the share.
     pub enforcement: Enforcement,
     /// State of the lease.
     pub state: LeaseState,
@@ -116,10 +116,10 @@ pub struct Lease {
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
-    /// Position in the queue, while the lease is queued.
+    /// Position in the queue; present while the lease is queued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<LeaseQueuePosition>,
-    /// What the lease waits for in the state `releasing`, one sentence each.
+    /// What must end before the state `releasing` ends, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<String>,
     /// Revocation by an administrator.
@@ -128,8 +128,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Removes what only the holder and administrators may see: process ids, cgroups, the request, and the
-    /// sentences that can name processes.
+    /// Removes the data that only the holder and administrators may see: process ids, cgroups, the
+    /// request, and the sentences that can name processes.
     pub fn redact(&mut self) {
         self.asked_by = None;
         self.request = None;
@@ -145,18 +145,18 @@ impl Lease {
     }
 }
 
-/// A granted lease and the environment of its processes.
+/// A granted lease, and the environment for its processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseGrant {
     /// Lease, in the state `active`.
     pub lease: Lease,
-    /// Environment variables for processes of the lease, as pairs of name and value, in order.
+    /// Environment variables for processes of the lease, as ordered pairs of name and value.
     pub environment: Vec<(String, String)>,
     /// Warnings for the holder, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Why the lease is not bound to what the request asked for, one clause.
+    /// Why gpushd could not bind the lease as requested, one clause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub binding_reason: Option<String>,
 }
@@ -177,7 +177,8 @@ pub struct LeaseRenewRequest {
 pub struct LeaseRevokeRequest {
     /// Reason, shown to the holder.
     pub reason: String,
-    /// Whether gpushd ends the processes of the lease. If false, they may finish, unless the rule has `at_end = "end"`.
+    /// Whether gpushd ends the processes of the lease. If false, they may run until they finish,
+    /// unless the rule has `at_end = "end"`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub end: bool,
     /// Seconds until SIGTERM; 60 if absent. Allowed only with `end`.

@@ -11,12 +11,12 @@ pub const MOST_MEMBERS: u32 = 64;
 /// Maximum duration of a lease in seconds: 52 weeks.
 pub const LONGEST_LEASE_S: u64 = 52 * 7 * 86_400;
 
-/// The share that a request asks for on each target.
+/// The share that a lease request asks for on each target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LeaseShare {
-    /// The only kind that the GPUs offer. The request is refused if they offer several kinds.
+    /// The kind of share that the GPUs offer. The request is refused if they offer several kinds.
     #[default]
     Default,
     /// A MIG device of one profile.
@@ -24,9 +24,10 @@ pub enum LeaseShare {
         /// Profile name, such as `1g.10gb` or `1c.3g.40gb`.
         profile: String,
     },
-    /// The smallest MIG device with at least this memory and this many compute slices.
+    /// The smallest MIG device that has at least this memory and this many compute slices.
     MigSize {
-        /// Minimum memory in MiB. It is compared with the nominal size of profiles: `1g.10gb` has 10 GiB.
+        /// Minimum memory in MiB. gpushd compares it with the nominal size of profiles: `1g.10gb`
+        /// has 10 GiB.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         memory_mib: Option<u64>,
         /// Minimum number of compute slices.
@@ -35,15 +36,16 @@ pub enum LeaseShare {
     },
     /// A part of a target that is shared through MPS.
     Mps {
-        /// Active thread percentage; the rule's if absent.
+        /// Active thread percentage; if absent, the percentage of the rule.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
         percentage: Option<Percentage>,
-        /// Maximum device memory that one client process may pin, in MiB; the rule's limit if absent.
+        /// Maximum device memory that one client process may pin, in MiB; if absent, the limit of
+        /// the rule.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
         memory_limit_mib: Option<MemoryLimit>,
-        /// Priority of kernels; the rule's if absent.
+        /// Priority of kernels; if absent, the priority of the rule.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         priority: Option<Priority>,
     },
@@ -54,7 +56,7 @@ pub enum LeaseShare {
 }
 
 impl LeaseShare {
-    /// Returns the kind, if the request names one.
+    /// Returns the kind of share; `None` if the request leaves the choice to gpushd.
     #[must_use]
     pub fn kind(&self) -> Option<LeaseKind> {
         match self {
@@ -72,7 +74,7 @@ impl LeaseShare {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LeaseWait {
-    /// No wait: the request is refused if the capacity is not free.
+    /// The request does not wait: it is refused if the capacity is not free.
     #[default]
     No,
     /// At most this number of seconds.
@@ -81,18 +83,20 @@ pub enum LeaseWait {
     Unlimited,
 }
 
-/// What a lease is bound to.
+/// What a request asks gpushd to bind the lease to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum BindTo {
-    /// The process that the request names. Without one, only the end time, if any, ends the lease.
+    /// The process in the field `process`. If that field is absent, only the end time, if any, ends
+    /// the lease.
     #[default]
     Process,
-    /// A new systemd scope for the calling process and all that it starts. In a container, in a Slurm job, or in a
-    /// service that only the caller uses: the existing cgroup. Then no process is moved.
+    /// A new systemd scope for the calling process and its descendants. In a container, in a Slurm
+    /// job, or in a service that only the caller uses, the lease is bound to the existing cgroup
+    /// instead, and no process is moved.
     Scope,
-    /// The cgroup that the calling process is in: of its login session, service, container or Slurm job.
+    /// The cgroup of the calling process: its login session, service, container or Slurm job.
     Cgroup,
 }
 
@@ -102,7 +106,7 @@ impl BindTo {
     }
 }
 
-/// `POST /v1/leases`.
+/// Body of `POST /v1/leases`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -110,13 +114,14 @@ pub struct LeaseRequest {
     /// Share on each target.
     #[serde(default)]
     pub share: LeaseShare,
-    /// Selectors of the GPUs that may be used; empty for all GPUs.
+    /// Selectors of the GPUs that gpushd may choose from; empty for all GPUs.
     #[serde(rename = "selectors", default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<String>,
-    /// MPS target or MIG device that must be granted: `0:2g.20gb@2`, a short name as in `/v1/mps`, or a UUID.
+    /// MPS target or MIG device that gpushd must grant: `0:2g.20gb@2`, a short name as in
+    /// `/v1/mps`, or a UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// Number of MIG devices or whole GPUs, 1 to 64. All of them are granted, or none.
+    /// Number of MIG devices or whole GPUs, 1 to 64. gpushd grants all of them or none.
     #[serde(default = "one")]
     pub count: u32,
     /// Seconds from the grant to the end of the lease; if absent, the lease has no end time.
@@ -125,15 +130,16 @@ pub struct LeaseRequest {
     /// How long the request may wait for capacity.
     #[serde(default)]
     pub wait: LeaseWait,
-    /// User id of the holder; the caller's if absent. Only administrators may request leases for other users.
+    /// User id of the holder; if absent, the caller. Only administrators may request leases for
+    /// other users.
     #[serde(rename = "holder_uid", default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<u32>,
     /// Process to which the lease is bound, as a pid in the caller's pid namespace. The lease ends when the process
     /// exits. The process must belong to the holder, unless the caller is an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
-    /// What the lease is bound to. Where that is not possible, such as without systemd, it is bound as with `process`,
-    /// and the answer says why.
+    /// What to bind the lease to. If that is not possible, for example because the host has no
+    /// systemd, gpushd binds the lease as for `process`, and the answer says why.
     #[serde(default, skip_serializing_if = "BindTo::is_default")]
     pub bind_to: BindTo,
 }

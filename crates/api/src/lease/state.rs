@@ -23,7 +23,7 @@ impl LeaseKind {
     /// All kinds.
     pub const ALL: [Self; 4] = [Self::Mig, Self::Mps, Self::Timeslice, Self::Whole];
 
-    /// Name in JSON, in requests and in messages.
+    /// Returns the name in JSON, in requests and in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,7 +34,7 @@ impl LeaseKind {
         }
     }
 
-    /// Returns what limits a holder of this kind to its share.
+    /// Returns what keeps a holder within a share of this kind.
     #[must_use]
     pub fn enforcement(self) -> Enforcement {
         match self {
@@ -52,25 +52,26 @@ impl fmt::Display for LeaseKind {
     }
 }
 
-/// What limits the holder of a lease to the share.
+/// What keeps the holder of a lease within the share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Enforcement {
-    /// The GPU separates MIG devices: memory, compute and faults.
+    /// The GPU hardware: it isolates memory, compute and faults of MIG devices.
     Hardware,
-    /// The MPS daemon and the client's environment set ceilings. A client that changes its environment has only the
-    /// daemon's ceiling.
+    /// Ceilings that the MPS daemon and the client's environment set. For a client that changes its
+    /// environment, only the daemon's ceiling applies.
     MpsCeiling,
-    /// No other lease is granted on the GPU.
+    /// Exclusive use: gpushd grants no other lease on the GPU.
     Exclusive,
-    /// gpushd counts replicas. Nothing limits memory or compute time.
+    /// Nothing: gpushd only counts replicas. Memory and compute time have no limit.
     None,
 }
 
 /// State of a lease.
 ///
-/// `queued → granting → active → releasing → ended`; a lease can end from each of them.
+/// `queued → granting → active → releasing → ended`. A lease that ends early skips some of these
+/// states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -91,7 +92,7 @@ impl LeaseState {
     /// All states, in order.
     pub const ALL: [Self; 5] = [Self::Queued, Self::Granting, Self::Active, Self::Releasing, Self::Ended];
 
-    /// Name in JSON and in messages.
+    /// Returns the name in JSON and in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -124,19 +125,19 @@ impl fmt::Display for LeaseState {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum EndReason {
-    /// The holder released it, or the process, scope or job that it was bound to ended.
+    /// The holder released the lease, or the process, scope or job that it was bound to ended.
     Released,
-    /// Its end time was reached.
+    /// The lease reached its end time.
     Expired,
-    /// An administrator revoked it.
+    /// An administrator revoked the lease.
     Revoked,
-    /// It was cancelled before it was granted, or its waiting client disconnected.
+    /// The request was cancelled before the grant, or the waiting client disconnected.
     Cancelled,
-    /// It was not granted within the time that the request allowed.
+    /// The lease was not granted within the time that the request allowed.
     TimedOut,
     /// The host was rebooted.
     Rebooted,
-    /// One of its GPUs was lost.
+    /// The driver lost a GPU of the lease.
     GpuLost,
     /// The grant failed.
     Failed,
@@ -155,7 +156,7 @@ impl EndReason {
         Self::Failed,
     ];
 
-    /// Name in JSON and in messages.
+    /// Returns the name in JSON and in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -9,12 +9,13 @@ use serde::{Deserialize, Serialize};
 pub enum LeaseRequirement {
     /// Processes may run without a lease.
     Optional,
-    /// `[processes]` of the config says what gpushd does about processes without a lease.
+    /// Processes need a lease. `[processes]` in the config says what gpushd does about processes
+    /// without one.
     Required,
 }
 
 impl LeaseRequirement {
-    /// Name in the config and in messages.
+    /// Returns the name in the config and in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -29,15 +30,15 @@ impl LeaseRequirement {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum AtLeaseEnd {
-    /// They may finish. Until then, the lease stays in the state `releasing`.
+    /// They may run until they finish. Until then, the lease is in the state `releasing`.
     #[default]
     Report,
-    /// gpushd ends them: SIGTERM, and SIGKILL after the grace period.
+    /// gpushd ends them with SIGTERM, and with SIGKILL after the grace period.
     End,
 }
 
 impl AtLeaseEnd {
-    /// Name in the config and in messages.
+    /// Returns the name in the config and in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -55,12 +56,12 @@ pub enum LeaseOwner {
     /// Every user, within the quotas.
     #[default]
     Users,
-    /// Slurm's hooks only, for the users of jobs.
+    /// Only Slurm's hooks, for the users of jobs.
     Slurm,
 }
 
 impl LeaseOwner {
-    /// Name in the config and in messages.
+    /// Returns the name in the config and in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -74,7 +75,8 @@ impl LeaseOwner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseTerms {
-    /// Whether processes need a lease. If absent, they need one only on targets that are shared through MPS.
+    /// Whether processes need a lease. If absent, processes need one only on targets that are
+    /// shared through MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requirement: Option<LeaseRequirement>,
     /// What happens to the processes of a lease that expires or is revoked.
@@ -84,8 +86,8 @@ pub struct LeaseTerms {
 }
 
 impl LeaseTerms {
-    /// Returns whether a process on one target of the rule needs a lease. `through_mps` says that the target is
-    /// shared through MPS.
+    /// Returns whether a process needs a lease on a target of the rule. `through_mps` says whether
+    /// the target is shared through MPS.
     #[must_use]
     pub fn requirement_for(&self, through_mps: bool) -> LeaseRequirement {
         let default = if through_mps { LeaseRequirement::Required } else { LeaseRequirement::Optional };

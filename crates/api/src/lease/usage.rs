@@ -1,4 +1,4 @@
-//! A lease as the GPU or MIG device shows it.
+//! Leases as the answers about GPUs and MIG devices show them.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Lease, LeaseHolder, LeaseId, LeaseKind};
 
-/// A lease on a GPU or MIG device, as every caller may see it.
+/// A lease on a GPU or MIG device. It contains only fields that every caller may see.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseUse {
@@ -27,7 +27,8 @@ pub struct LeaseUse {
 }
 
 impl LeaseUse {
-    /// Returns the targets of a lease on the GPU with this UUID. There are none while the lease holds no capacity.
+    /// Returns one entry for each target that the lease has on the GPU with this UUID. There are
+    /// none while the lease occupies no capacity.
     pub fn of<'a>(lease: &'a Lease, gpu: &'a str) -> impl Iterator<Item = Self> + 'a {
         let members = lease.members.iter().filter(|_| lease.state.holds_capacity());
         members.filter(move |member| member.gpu == gpu).map(|member| Self {

@@ -1,7 +1,8 @@
 //! MPS: the control daemon of each target, its settings, and its clients.
 //!
-//! A percentage or a memory limit is a ceiling for clients that cooperate. It reserves nothing and isolates nothing. A
-//! client that clears its environment has only the daemon's own ceiling.
+//! A percentage or a memory limit is a ceiling for clients that cooperate. It reserves nothing and
+//! isolates nothing. For a client that clears its environment, only the daemon's own ceiling
+//! applies.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,8 @@ mod value;
 
 pub use value::{BadValue, MemoryLimit, Percentage, Priority};
 
-/// Limits that a daemon sets for each client. A client can set lower ones. They can be changed while the daemon serves.
+/// Limits that a daemon sets for each client. A client can set lower limits for itself. The limits
+/// can be changed while the daemon serves clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsSettings {
@@ -34,15 +36,17 @@ impl Default for MpsSettings {
     }
 }
 
-/// Which users' clients a daemon serves at a time.
+/// Number of users whose clients a daemon serves at the same time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsUsers {
-    /// Clients of one user. A client of another user would hang until the clients of the first user have ended.
+    /// Clients of one user. A client of another user would wait without a message until the clients
+    /// of the first user have ended.
     #[default]
     One,
-    /// Clients of several users, if the daemon supports it. They share one server, and its faults.
+    /// Clients of several users, if the daemon supports it. They share one server, so a fault
+    /// affects all of them.
     Many,
 }
 
@@ -51,7 +55,8 @@ pub enum MpsUsers {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsComputeMode {
-    /// `EXCLUSIVE_PROCESS`, so that programs cannot bypass MPS. gpushd restores the previous mode afterwards.
+    /// `EXCLUSIVE_PROCESS`, so that programs cannot bypass MPS. gpushd restores the previous mode
+    /// when MPS ends.
     #[default]
     ExclusiveProcess,
     /// gpushd does not change the mode.
@@ -65,17 +70,18 @@ pub struct MpsPolicy {
     /// Limits for each client.
     #[serde(flatten)]
     pub settings: MpsSettings,
-    /// Maximum number of clients at a time.
+    /// Maximum number of clients at the same time.
     pub max_clients: u32,
     /// Maximum sum of the percentages of all leases. More than 100 oversubscribes the target.
     pub shares_percent: u32,
-    /// Which users' clients the daemon serves at a time.
+    /// Number of users whose clients the daemon serves at the same time.
     pub users: MpsUsers,
     /// Compute mode of a whole GPU. It has no effect on MIG devices.
     pub compute_mode: MpsComputeMode,
 }
 
-/// Maximum number of clients of a Volta or newer GPU, according to NVIDIA's documentation. From CUDA 13.1 on it is 60.
+/// Maximum number of clients on Volta and newer GPUs, according to NVIDIA's documentation. Since
+/// CUDA 13.1 the maximum is 60.
 pub const MPS_CLIENTS: u32 = 48;
 
 impl Default for MpsPolicy {
@@ -97,11 +103,11 @@ impl Default for MpsPolicy {
 pub enum MpsState {
     /// The daemon does not run: an administrator or an operation stopped it, or gpushd is about to start it.
     Stopped,
-    /// The daemon was started or found, and has not answered with the desired settings yet.
+    /// The daemon was started or found, but has not answered with the desired settings yet.
     Starting,
     /// The daemon serves clients.
     Ready,
-    /// A client caused a fatal fault in a server, or servers end as soon as they are started.
+    /// A client caused a fatal fault in a server, or servers end right after they start.
     Fault,
     /// The daemon runs, but does not answer.
     Hung,
@@ -109,7 +115,7 @@ pub enum MpsState {
     BackingOff,
     /// The daemon failed too often. Only an administrator can start it.
     GivenUp,
-    /// The daemon is no longer desired. Its clients may finish.
+    /// The daemon is no longer desired. Its clients may run until they finish.
     Draining,
     /// gpushd asked the daemon to end.
     Stopping,
@@ -138,16 +144,17 @@ impl MpsState {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsServerState {
-    /// The server starts.
+    /// The server is starting.
     Initializing,
     /// The server serves clients.
     Active,
-    /// A client caused a fatal fault. The server accepts no new clients until the affected ones have ended.
+    /// A client caused a fatal fault. The server accepts no new clients until the affected clients
+    /// have ended.
     Fault,
 }
 
-/// An MPS server: the process that uses the GPU for its clients. Only the user that it runs as, and administrators, see
-/// `pid`, `uid` and `user`.
+/// An MPS server: the process that uses the GPU on behalf of its clients. Only administrators and
+/// the user that the server runs as see `pid`, `uid` and `user`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsServer {
@@ -160,19 +167,19 @@ pub struct MpsServer {
     /// User name that the server runs as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// State of the server; absent if the daemon does not report it (before version 550).
+    /// State of the server; absent if the daemon does not report it, as before version 550.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<MpsServerState>,
 }
 
-/// A client of an MPS daemon. Only its owner and administrators see the fields.
+/// A client of an MPS daemon. Only the owner of the client and administrators see the fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsClient {
     /// Process id in the host's pid namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Process id of the client's server.
+    /// Process id of the server that serves the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<u32>,
     /// User id.
@@ -184,7 +191,8 @@ pub struct MpsClient {
     /// Command line, at most 256 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Lease of the client, such as `L17`; absent if its environment does not name a lease of its user on this target.
+    /// Lease of the client, such as `L17`; absent if the client's environment does not name a lease
+    /// of its user on this target.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
 }
@@ -193,7 +201,8 @@ pub struct MpsClient {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsDaemon {
-    /// Short name of the target, which its directory and its systemd unit also have: `g5d1b03a2`.
+    /// Short name of the target, such as `g5d1b03a2`. It is part of the names of the daemon's
+    /// directory and systemd unit.
     pub target: String,
     /// UUID of the GPU, or of the MIG device.
     pub uuid: String,
@@ -208,41 +217,44 @@ pub struct MpsDaemon {
     /// Reasons for the state, and problems of the daemon, one sentence each.
     #[serde(default)]
     pub reasons: Vec<String>,
-    /// Findings that gpushd cannot prevent, one sentence each: clients without a lease, too many clients, clients of a
-    /// second user.
+    /// Problems that gpushd cannot prevent, one sentence each: clients without a lease, too many
+    /// clients, clients of a second user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
-    /// Desired policy: that of the rule, with the limits that an administrator has changed.
+    /// Desired policy: the policy of the rule, with the limits that an administrator has changed.
     #[serde(rename = "desired_policy")]
     pub wanted: MpsPolicy,
     /// Limits of the rule; present only if an administrator has changed them.
     #[serde(default, rename = "rule_settings", skip_serializing_if = "Option::is_none")]
     pub rule: Option<MpsSettings>,
-    /// Limits that the daemon reported last; absent before its first answer. It reports a memory limit in whole GiB.
+    /// Limits that the daemon reported last; absent before its first answer. The daemon reports a
+    /// memory limit in whole GiB.
     #[serde(default, rename = "effective_settings", skip_serializing_if = "Option::is_none")]
     pub in_force: Option<MpsSettings>,
     /// Process id of the control daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Start of the present state.
+    /// Time at which the daemon entered its state.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
-    /// Time of the next start, in the state `backing_off`.
+    /// Time of the next start; present in the state `backing_off`.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub next_start_at: Option<Timestamp>,
-    /// Time at which gpushd ends the remaining clients, while the daemon drains with a deadline.
+    /// Time at which gpushd ends the remaining clients; present while the daemon drains with a
+    /// deadline.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub clients_end_at: Option<Timestamp>,
     /// Number of failures within the last `mps.within_s` seconds.
     #[serde(default)]
     pub failures: u32,
-    /// Why the target is not shared through MPS any more; absent if it is. Leases and clients may finish.
+    /// Why the target is no longer shared through MPS; absent while it is shared. Leases and
+    /// clients may run until they finish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends: Option<String>,
-    /// Version of the daemon, or of the driver, and the protocol that gpushd uses.
+    /// Version of the daemon, or of the driver, and the protocol that gpushd uses with the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
     /// Value of `CUDA_MPS_PIPE_DIRECTORY` for clients.
@@ -251,7 +263,8 @@ pub struct MpsDaemon {
     /// Directory of the daemon's logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_directory: Option<String>,
-    /// User id that the daemon serves now; absent while it has neither leases nor clients.
+    /// User id of the user whom the daemon serves now; absent while the daemon has neither leases
+    /// nor clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// Name of that user.
@@ -263,7 +276,8 @@ pub struct MpsDaemon {
     /// Clients of the daemon.
     #[serde(default)]
     pub clients: Vec<MpsClient>,
-    /// Whether `clients` is complete. It may not be if the daemon does not answer and the driver does not report them.
+    /// Whether `clients` is complete. It may be incomplete if the daemon does not answer and the
+    /// driver does not report the clients.
     #[serde(default = "yes")]
     pub clients_known: bool,
     /// Leases on the target that have not ended.
@@ -272,8 +286,8 @@ pub struct MpsDaemon {
     /// Sum of the percentages of these leases, rounded up.
     #[serde(default)]
     pub granted_percent: u32,
-    /// Whether an administrator has stopped the daemon. It then stays stopped, also after a boot, until an administrator
-    /// starts it.
+    /// Whether an administrator has stopped the daemon. The daemon then stays stopped, even after a
+    /// reboot, until an administrator starts it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stays_stopped: bool,
 }
@@ -294,8 +308,8 @@ fn yes() -> bool {
     true
 }
 
-/// Body of `POST /v1/mps/{target}/settings`: limits that override those of the rule, until they are cleared or the rule
-/// changes. Absent limits do not change.
+/// Body of `POST /v1/mps/{target}/settings`: limits that override the rule's limits until they are
+/// cleared or the rule changes. A limit that is absent does not change.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -304,14 +318,15 @@ pub struct MpsSetRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
     pub percentage: Option<Percentage>,
-    /// Memory limit in MiB. A running server keeps its limit.
+    /// Memory limit in MiB. Running servers keep their previous limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
     pub memory_limit_mib: Option<MemoryLimit>,
     /// Priority of kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
-    /// Whether to clear earlier changes first, so that absent limits are those of the rule.
+    /// Whether to clear earlier changes first. Limits that are absent then return to the rule's
+    /// values.
     #[serde(default, rename = "clear", skip_serializing_if = "std::ops::Not::not")]
     pub reset: bool,
 }
@@ -322,7 +337,7 @@ pub struct MpsSetRequest {
 pub struct MpsSet {
     /// Daemon after the change.
     pub daemon: MpsDaemon,
-    /// Which clients the change reaches, one sentence each.
+    /// Which clients the change applies to, one sentence each.
     pub reaches: Vec<String>,
 }
 
@@ -331,12 +346,12 @@ pub struct MpsSet {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsEndRequest {
-    /// For `stop` and `restart`: whether to proceed although clients or leases use the daemon. The clients end. If
-    /// false, such a request is refused.
+    /// For `stop` and `restart`: whether to proceed although clients or leases use the daemon. If
+    /// true, the clients are ended. If false, gpushd refuses such a request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
-    /// For `drain`: seconds after which gpushd ends the remaining clients, at most 2592000 (30 days). If absent,
-    /// clients may run as long as they like.
+    /// For `drain`: seconds after which gpushd ends the remaining clients, at most 2592000 (30
+    /// days). If absent, clients may run as long as they like.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_after_s: Option<u64>,
 }

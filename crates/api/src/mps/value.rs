@@ -1,13 +1,14 @@
-//! Values for MPS daemons and clients. gpush checks them, because the daemon accepts invalid values without an error.
+//! Values for MPS daemons and clients. gpush validates them, because the daemon accepts invalid
+//! values without an error.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-/// The error for a text that is not a valid value.
+/// Error: the text is not a valid value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadValue {
-    /// The text.
+    /// Text that was read.
     pub text: String,
     /// Description of the expected value.
     pub what: &'static str,
@@ -26,7 +27,7 @@ impl std::error::Error for BadValue {}
 /// An active thread percentage: more than 0, at most 100, with at most one decimal. In JSON it is a number: `25`,
 /// `12.5`.
 ///
-/// The daemon reports only one decimal, so gpushd could not read back more.
+/// Only one decimal is allowed: the daemon reports only one, so gpushd could not verify more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Percentage {
     tenths: u16,
@@ -92,20 +93,23 @@ impl Serialize for Percentage {
 
 impl<'de> Deserialize<'de> for Percentage {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        // The text of the number is parsed, because a float has no exact value for 33.3.
+        // Parses the text of the number, because a float cannot represent 33.3 exactly.
         serde_json::Number::deserialize(from)?.to_string().parse().map_err(D::Error::custom)
     }
 }
 
-/// A limit of pinned device memory in whole MiB, at least one. In JSON it is the number of MiB.
+/// A limit of pinned device memory: a whole number of MiB, at least 1. In JSON it is the number of
+/// MiB.
 ///
-/// gpushd passes it only as `NM`. The daemon reads `1.5G`, `1 G` and `1T` as 1 MiB, and `512K` as 512 MiB.
+/// gpushd passes the limit to the daemon only in the form `NM`, such as `1536M`. The daemon would
+/// read `1.5G`, `1 G` and `1T` as 1 MiB, and `512K` as 512 MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryLimit {
     mib: u64,
 }
 
-/// Maximum limit: more than any GPU has, and too small to overflow in the daemon.
+/// Maximum limit in MiB: 16 TiB. It is more than any GPU has, and too small to overflow in the
+/// daemon.
 const MOST_MIB: u64 = 16 << 20;
 
 const NONE: &str = "write 1M or more, or leave it out for no limit";
@@ -140,7 +144,7 @@ impl<'de> Deserialize<'de> for MemoryLimit {
 }
 
 impl fmt::Display for MemoryLimit {
-    /// Writes the form that the daemon gets: `1536M`.
+    /// Writes the form that the daemon receives: `1536M`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}M", self.mib)
     }
@@ -186,7 +190,7 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// Returns the priority with the daemon's number.
+    /// Returns the priority that has this number in the daemon's protocol.
     #[must_use]
     pub fn of_number(number: u32) -> Option<Self> {
         match number {
@@ -196,7 +200,7 @@ impl Priority {
         }
     }
 
-    /// Returns the daemon's number.
+    /// Returns the number in the daemon's protocol.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {

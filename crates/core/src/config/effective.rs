@@ -11,7 +11,7 @@ use super::{Config, WantedLayout, leasing, rules::mode_name, sharing, timeslice}
 use crate::{desired, layout::DYNAMIC};
 
 impl Config {
-    /// Returns the whole config as TOML, including defaults. Parsing it gives the same config.
+    /// Returns the whole config as TOML, including defaults. This TOML parses to the same config.
     #[must_use]
     pub fn effective(&self) -> String {
         let mut out = String::new();
@@ -70,8 +70,9 @@ impl Config {
         out
     }
 
-    /// Returns the settings in the file that take effect only after a restart. `self` has these settings as they were
-    /// at gpushd's start, and all other settings from the file.
+    /// Returns the settings in the file that take effect only after a restart. In `self`, these
+    /// settings have the values that they had when gpushd started. All other settings of `self` are
+    /// from the file.
     #[must_use]
     pub fn pending_restart(&self, in_file: &Self) -> Vec<PendingRestart> {
         let both = self.settings().into_iter().zip(in_file.settings());
@@ -84,8 +85,8 @@ impl Config {
             .collect()
     }
 
-    /// Returns all settings of a file that differ from this config. Rules are excluded: their effect is compared for
-    /// each GPU.
+    /// Returns all settings of a file that differ from this config. Rules are not included, because
+    /// gpushd compares their effect on each GPU instead.
     #[must_use]
     pub fn differences(&self, in_file: &Self) -> Vec<SettingDiff> {
         let ours = self.by_key();
@@ -113,8 +114,8 @@ impl Config {
         settings.chain(layouts).chain(quotas).collect()
     }
 
-    /// Returns the config as the API shows it. `path` is the file that it came from, `gpus` are the GPUs that rules may
-    /// claim.
+    /// Returns the config as the API shows it. `path` is the config's file. `gpus` are the GPUs
+    /// that rules may claim.
     #[must_use]
     pub fn view(&self, path: Option<&str>, gpus: &[Gpu]) -> ConfigView {
         let claimed = desired::claims(self, gpus);

@@ -5,7 +5,7 @@ use toml::de::DeTable;
 
 use super::reader::{Reader, get};
 
-/// Values of `lease`. `None`: not supported yet.
+/// Values of the key `lease`. `None` marks a value that is not supported yet.
 const REQUIREMENTS: [(&str, Option<LeaseRequirement>); 3] = [
     ("optional", Some(LeaseRequirement::Optional)),
     ("required", Some(LeaseRequirement::Required)),
@@ -16,7 +16,7 @@ const AT_END: [(&str, AtLeaseEnd); 2] = [("report", AtLeaseEnd::Report), ("end",
 
 const OWNERS: [(&str, LeaseOwner); 2] = [("users", LeaseOwner::Users), ("slurm", LeaseOwner::Slurm)];
 
-/// Reads the keys about leases from a rule. Rules of mode `unmanaged` have no leases.
+/// Reads the lease keys of a rule. GPUs of a rule with mode `unmanaged` cannot be leased.
 pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<LeaseTerms> {
     if mode == Some(Mode::Unmanaged) {
         for key in ["lease", "at_end", "owner"] {
@@ -41,8 +41,8 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     })
 }
 
-/// Returns the requirement for a rule without the key `lease`. In mode `mig` it depends on the MIG device: a device
-/// that is shared through MPS requires a lease.
+/// Returns the requirement for a rule without the key `lease`. `None` in mode `mig`: there it
+/// depends on the MIG device, because only devices that are shared through MPS require a lease.
 fn default_requirement(mode: Option<Mode>) -> Option<LeaseRequirement> {
     match mode? {
         Mode::Mps => Some(LeaseRequirement::Required),
@@ -51,7 +51,7 @@ fn default_requirement(mode: Option<Mode>) -> Option<LeaseRequirement> {
     }
 }
 
-/// Returns the keys of a rule with their values.
+/// Returns the lease keys of a rule, with their values.
 pub(super) fn written(terms: &LeaseTerms) -> Vec<(&'static str, &'static str)> {
     let LeaseTerms { requirement, at_end, owner } = terms;
     let requirement = requirement.map(|requirement| ("lease", requirement.name()));

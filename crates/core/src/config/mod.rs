@@ -1,17 +1,17 @@
 //! The config file: the desired state of a host, and the errors that the file can have.
 //!
-//! Parsing has three passes, each in its own module. Every pass reports all errors that it finds, so that one run shows
-//! all of them:
+//! Parsing has three passes, each in its own module. Every pass reports all errors that it finds,
+//! so that users see all of them at once:
 //!
 //! ```text
-//! bytes ──► UTF-8, TOML ──► settings (parse) ──► rules against each other (rules) ──► Config
+//! bytes ──► UTF-8, TOML ──► settings (parse) ──► all rules together (rules) ────────► Config
 //!              │                 │                          │
 //!              └─────────────────┴──────────────────────────┴──► ConfigErrors (diagnostic)
 //! ```
 //!
-//! `schema` lists the keys; any other key is an error. Tests compare `config.example.toml` and `docs/config.md` with
-//! that list. A file with an error has no effect at all. A missing file at the default path is not an error: then every
-//! GPU is unmanaged.
+//! `schema` lists the keys. Any other key is an error. Tests compare `config.example.toml` and
+//! `docs/config.md` with that list. A file with an error has no effect at all. If there is no file
+//! at the default path, that is not an error: every GPU is then unmanaged.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,8 @@ pub const MOST_BYTES: usize = 1 << 20;
 /// The whole config. `Config::default()` is the config without a file: every GPU is unmanaged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Config {
-    /// Whether gpushd repairs drift whenever it finds any. Otherwise it does so only on a new boot or on request.
+    /// Whether gpushd repairs drift whenever it finds any. If false, gpushd repairs drift only
+    /// after a boot or on request.
     pub auto_reconcile: bool,
     /// `[log]`
     pub log: Log,
@@ -69,7 +70,7 @@ pub struct Config {
     pub leases: Leases,
     /// `[slurm]`
     pub slurm: Slurm,
-    /// `[[quota]]` tables in order: the first for a user applies alone.
+    /// `[[quota]]` tables, in order. For a user, only the first table that matches applies.
     pub quotas: Vec<QuotaRule>,
     /// `[layouts]`, without the reserved layout `none`.
     pub layouts: BTreeMap<String, Layout>,
@@ -80,16 +81,16 @@ pub struct Config {
 /// `[log]`
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Log {
-    /// The least severe records that are written.
+    /// The least severe level that gpushd writes to the log.
     pub level: LogLevel,
 }
 
 /// Severity of log records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
-    /// Failures.
+    /// Failures only.
     Error,
-    /// Also possible problems.
+    /// Also warnings about possible problems.
     Warn,
     /// Also gpushd's actions.
     #[default]
@@ -120,11 +121,11 @@ impl LogLevel {
 /// `[driver]`: the library to load, and time limits for its calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
-    /// An absolute path, or a name for which the dynamic linker searches.
+    /// An absolute path, or a file name that the dynamic linker searches for.
     pub library: String,
     /// Maximum number of seconds for loading and initialising the library.
     pub start_s: u32,
-    /// Maximum number of milliseconds for listing the GPUs or reading one.
+    /// Maximum number of milliseconds for listing the GPUs or for reading one GPU.
     pub read_ms: u32,
     /// Maximum number of seconds for one change.
     pub change_s: u32,
@@ -140,17 +141,18 @@ impl Default for Driver {
 /// `[api]`: the socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Api {
-    /// Group that owns the socket; `None`: gpushd's own group.
+    /// Group that owns the socket; `None` for gpushd's own group.
     pub socket_group: Option<String>,
     /// Permission bits of the socket.
     pub socket_mode: u32,
-    /// Path of the second socket, for root; `None`: in the directory of the first one.
+    /// Path of the second socket, for root; `None` for a path in the directory of the first socket.
     pub admin_socket: Option<String>,
 }
 
 impl Default for Api {
     fn default() -> Self {
-        // Any user may connect. The kernel's credentials of the peer decide what that user may see and do.
+        // Any user may connect. The peer credentials from the kernel determine what that user may
+        // see and do.
         Self { socket_group: None, socket_mode: 0o666, admin_socket: None }
     }
 }
@@ -162,12 +164,13 @@ pub struct Access {
     pub admin_groups: Vec<String>,
 }
 
-/// `[health]`: faults for which gpushd cordons a GPU, and how often it checks for them.
+/// `[health]`: the faults that make gpushd cordon a GPU, and how often gpushd checks for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Xid errors for which gpushd cordons the reporting GPU, in order.
+    /// Numbers of the Xid errors for which gpushd cordons the GPU, in order.
     pub cordon_xids: Vec<u32>,
-    /// Interval in seconds between readings of GPUs that no caller asks about; 0: no such readings.
+    /// Interval in seconds between readings of GPUs that no caller asks about; 0 disables these
+    /// readings.
     pub poll_s: u32,
 }
 
@@ -183,9 +186,9 @@ pub struct Health {
 /// - 119, 120: the firmware processor;
 /// - 140: unrecovered memory errors.
 ///
-/// Errors caused by applications (13, 31, 43, 45, 68, 109) are not included. A contained memory error (94) is not
-/// included either: it ends only the affected program, and gpushd detects rows that wait for a replacement in another
-/// way.
+/// The list does not include errors caused by applications (13, 31, 43, 45, 68, 109). It also omits
+/// a contained memory error (94), which ends only the affected program. gpushd detects memory rows
+/// that wait for a replacement in another way.
 pub const CORDON_XIDS: [u32; 10] = [46, 48, 62, 64, 74, 79, 95, 119, 120, 140];
 
 impl Default for Health {
@@ -194,16 +197,18 @@ impl Default for Health {
     }
 }
 
-/// `[mode_change]`: actions before and after a reset, which a change of MIG mode needs on Ampere.
+/// `[mode_change]`: actions before and after a GPU reset. On Ampere, a change of MIG mode needs a
+/// reset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModeChange {
-    /// systemd services that gpushd stops before the reset if they run, and starts afterwards.
+    /// systemd services that gpushd stops before the reset if they are running, and starts again
+    /// afterwards.
     pub services: Vec<String>,
     /// Absolute path of a program to run before the reset.
     pub before: Option<String>,
     /// Absolute path of a program to run after the reset.
     pub after: Option<String>,
-    /// Maximum number of seconds for a hook.
+    /// Maximum number of seconds for the program in `before` or `after`.
     pub hook_s: u32,
     /// Maximum number of seconds for stopping or starting a service.
     pub service_s: u32,
@@ -236,16 +241,16 @@ impl Default for ModeChange {
 /// A `[[gpu]]` rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Name, if it has one.
+    /// Name of the rule, if the file has one.
     pub name: Option<String>,
-    /// GPUs that the rule claims, unless an earlier rule does.
+    /// GPUs that the rule claims, unless an earlier rule claims them.
     pub matches: Vec<Selector>,
     /// How the GPUs are shared.
     pub mode: Mode,
-    /// Layout. It is always set in mode `mig`, and never in other modes.
+    /// Layout; set if and only if the mode is `mig`.
     pub layout: Option<WantedLayout>,
-    /// How MPS clients share the GPUs. Always set in mode `mps`. In mode `mig` it is set only if the file contains it,
-    /// and applies to MIG devices that the layout shares.
+    /// How MPS clients share the GPUs. In mode `mps` it is always set. In mode `mig` it is set only
+    /// if the file contains it, and it applies to the MIG devices that the layout shares.
     pub mps: Option<MpsPolicy>,
     /// How lease holders share the time of the GPUs; set if and only if the mode is `timeslice`.
     pub timeslice: Option<TimeslicePolicy>,
@@ -271,13 +276,14 @@ impl Rule {
         self.mode == Mode::Mig && self.layout == Some(WantedLayout::Dynamic)
     }
 
-    /// Returns the name, or one such as `rule 2`. `position` counts from 0.
+    /// Returns the name of the rule, or a label such as `rule 2`. `position` starts at 0.
     #[must_use]
     pub fn label(&self, position: usize) -> String {
         self.name.clone().unwrap_or_else(|| format!("rule {}", position + 1))
     }
 
-    /// Returns how MPS clients share the rule's GPUs, if they do.
+    /// Returns how MPS clients share the rule's GPUs: the settings of the rule, or the defaults of
+    /// its mode.
     #[must_use]
     pub fn mps_policy(&self) -> MpsPolicy {
         self.mps.clone().unwrap_or_else(|| sharing::default_of(self.mode))
@@ -285,7 +291,7 @@ impl Rule {
 }
 
 impl Config {
-    /// Parses a config file. `path` is its name, for errors.
+    /// Parses a config file. Errors refer to the file as `path`.
     ///
     /// # Errors
     /// All errors in the file.
@@ -301,7 +307,7 @@ impl Config {
         parse::bytes(text.as_bytes(), path)
     }
 
-    /// Returns the layout with this name, which may be the reserved `none`.
+    /// Returns the layout with this name. The name may be the reserved `none`.
     #[must_use]
     pub fn layout(&self, name: &str) -> Option<Layout> {
         if name.eq_ignore_ascii_case(crate::layout::NONE) {
@@ -310,7 +316,8 @@ impl Config {
         self.layouts.get(name).cloned()
     }
 
-    /// Returns the desired instances of a rule; `None` for rules of other modes than `mig`, and for a dynamic layout.
+    /// Returns the desired instances of a rule; `None` if the mode is not `mig` or the layout is
+    /// dynamic.
     #[must_use]
     pub fn layout_of(&self, rule: &Rule) -> Option<Layout> {
         match rule.layout.as_ref()? {

@@ -25,7 +25,8 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> ModeChange {
     }
 }
 
-/// Reads the name of a service. Refuses names that `systemctl` would not treat as the name of a unit.
+/// Reads the name of a service. Refuses a name that `systemctl` would not accept as the name of a
+/// unit.
 fn service(reader: &mut Reader<'_>, text: Text) -> Option<String> {
     let name = text.value.strip_suffix(".service").unwrap_or(&text.value).to_owned();
     let fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@' | ':');

@@ -1,5 +1,5 @@
-//! `[mps]`: the paths of NVIDIA's Multi-Process Service, and the supervision of its daemons. Rules determine which GPUs
-//! are shared through MPS, and how.
+//! `[mps]`: the paths of NVIDIA's Multi-Process Service, and the supervision of its daemons. The
+//! rules determine which GPUs are shared through MPS, and how.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use toml::de::DeTable;
 use super::reader::Reader;
 use crate::{diagnostic::Problem, quote::Quoted, supervisor::Policy};
 
-/// File name of the server. The control daemon searches for this name in its PATH.
+/// File name of the MPS server. The control daemon searches its PATH for this name.
 const SERVER: &str = "nvidia-cuda-mps-server";
 
 /// `[mps]`
@@ -22,22 +22,22 @@ pub struct Mps {
     pub log_directory: String,
     /// Size in MiB at which a log is rotated.
     pub log_mib: u32,
-    /// Interval in seconds between two probes of a daemon.
+    /// Interval in seconds between two health checks of a daemon.
     pub health_s: u32,
     /// Maximum number of seconds until a new daemon answers.
     pub start_s: u32,
-    /// Pause in seconds after the second failure. Each further failure doubles it. After the first one there is no
-    /// pause.
+    /// Pause in seconds before the restart after the second failure. Each further failure doubles
+    /// the pause. After the first failure there is no pause.
     pub pause_s: u32,
     /// Longest pause in seconds.
     pub longest_pause_s: u32,
     /// Number of failures within `within_s` after which gpushd gives up.
     pub failures: u32,
-    /// See `failures`.
+    /// Period in seconds in which `failures` are counted.
     pub within_s: u32,
-    /// Maximum number of seconds for the end of a daemon. After that gpushd kills it.
+    /// Maximum number of seconds for a daemon to end. After that time, gpushd kills it.
     pub stop_s: u32,
-    /// Whether gpushd restarts a hung daemon that has clients. This ends the clients.
+    /// Whether gpushd restarts a hung daemon that has clients. A restart ends the clients.
     pub restart_hung_with_clients: bool,
 }
 
@@ -98,7 +98,8 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Mps {
     }
 }
 
-/// Reads the path of the server. The daemon gets only its directory, as PATH, and searches there for the name.
+/// Reads the path of the server. The control daemon gets only its directory, as PATH, and searches
+/// there for the file name.
 fn server(reader: &mut Reader<'_>, table: &DeTable<'_>, default: &str) -> Option<String> {
     let text = reader.absolute_text(table, "server", default)?;
     let (directory, name) = text.value.rsplit_once('/')?;
@@ -124,8 +125,8 @@ fn server(reader: &mut Reader<'_>, table: &DeTable<'_>, default: &str) -> Option
     Some(text.value)
 }
 
-/// Reads the longest pause, which must be at least `pause_s`. If it is missing, it is `default`, or `pause_s` if that
-/// is longer.
+/// Reads the longest pause, which must be at least `pause_s`. If the key is missing, returns the
+/// larger of `default` and `pause_s`.
 fn longest_pause_s(reader: &mut Reader<'_>, table: &DeTable<'_>, pause_s: u32, default: u32) -> u32 {
     let longest = reader.number(table, "longest_pause_s", 1..=3600, default.max(pause_s));
     if longest < pause_s {

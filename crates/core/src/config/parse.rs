@@ -1,4 +1,5 @@
-//! Parses the bytes of a config: UTF-8, TOML, then the settings. `rules` parses the rules.
+//! Parses the bytes of a config: UTF-8, then TOML, then the settings. The module `rules` parses the
+//! rules.
 
 use std::ops::Range;
 
@@ -45,7 +46,8 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
     }
 }
 
-/// Converts a TOML error. Replaces the parser's message where that does not contain the solution.
+/// Converts a TOML error. Replaces the parser's message if that message does not help to fix the
+/// error.
 fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> Problem {
     let end = text.len();
     let span = error.span().unwrap_or(end..end);
@@ -78,7 +80,8 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
     Problem::new(span, format!("this is not TOML: {message}"), hint)
 }
 
-/// Finds the last header `[name]` before `before`. The parser does not keep the first of two equal tables.
+/// Finds the last header `[name]` before `before`. If two tables have the same name, the parser
+/// keeps only one position.
 fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>> {
     let header = format!("[{name}]");
     let mut at = 0;
@@ -93,7 +96,7 @@ fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>>
     found
 }
 
-/// Finds the last position before `before` that has a key of this name.
+/// Finds the last key with this name before the position `before`.
 fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Range<usize>>) {
     for (key, value) in table {
         let span = key.span();
@@ -167,7 +170,8 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         config.slurm = slurm::read(reader, table);
     }
     config.quotas = quotas::read(reader, top);
-    // A layout with an error still counts as defined, so that a rule that names it gets no second error.
+    // The list of names includes layouts with an error, so that a rule that uses such a layout gets
+    // no second error.
     let mut names = Vec::new();
     if let Some(table) = reader.table(top, LAYOUTS) {
         for (key, value) in table {
@@ -334,7 +338,7 @@ fn named_layout(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>) -> Op
     Some(layout)
 }
 
-/// Returns the texts of a layout: a list of strings or a single string.
+/// Returns the texts of a layout, which is a list of strings or a single string.
 pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, '_>) -> Option<Vec<Text>> {
     let example = "[\"3g.40gb\", \"1g.10gb*2\"]";
     let items = match value.get_ref() {
@@ -368,7 +372,7 @@ pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, 
     (texts.len() == items.len()).then_some(texts)
 }
 
-/// Parses the texts of a layout. The spans of errors refer to the file.
+/// Parses the texts of a layout. The spans of errors are positions in the file.
 pub(super) fn entries(reader: &mut Reader<'_>, texts: &[Text], value: Value<'_, '_>) -> Option<Layout> {
     let plain: Vec<&str> = texts.iter().map(|text| text.value.as_str()).collect();
     match Layout::parse_all(&plain) {

@@ -1,4 +1,4 @@
-//! `[processes]`: the treatment of unleased processes, which use a GPU without a lease.
+//! `[processes]`: what gpushd does about unleased processes, which use a GPU without a lease.
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ use crate::diagnostic::Problem;
 /// `[processes]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Processes {
-    /// Treatment of unleased processes.
+    /// What gpushd does about unleased processes.
     pub unleased: UnleasedPolicy,
-    /// Seconds from SIGTERM to SIGKILL.
+    /// Seconds between SIGTERM and SIGKILL.
     pub grace_s: u32,
-    /// Processes that never count as unleased.
+    /// Processes that gpushd never treats as unleased.
     pub allow: Vec<Allowed>,
 }
 
@@ -28,12 +28,12 @@ impl Default for Processes {
     }
 }
 
-/// Processes that never count as unleased. A process matches if it has all values that are set. At least one
-/// value is set.
+/// Processes that gpushd never treats as unleased. A process matches if it matches every field that
+/// is set. At least one field is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allowed {
-    /// Absolute path of the program. It is compared with the file that the process executes, never with the process's
-    /// name.
+    /// Absolute path of the program. gpushd compares it with the file that the process executes,
+    /// never with the name of the process.
     pub exe: Option<String>,
     /// User id.
     pub uid: Option<u32>,
@@ -96,7 +96,7 @@ fn entry(reader: &mut Reader<'_>, item: Value<'_, '_>) -> Option<Allowed> {
     let before = reader.problems.len();
     reader.strangers(table, ALLOW, &[]);
     let exe = reader.absolute(table, "exe", "/usr/bin/nvtop");
-    // 4294967295 is not a user: the kernel uses it for "no user".
+    // 4294967295 is not a user id: the kernel uses this number for "no user".
     let uid = get(table, "uid").map(|_| reader.number(table, "uid", 0..=u32::MAX - 1, 1000));
     if reader.problems.len() > before {
         return None;

@@ -1,7 +1,7 @@
 //! `[[quota]]` and `[leases]`: what users may lease.
 //!
-//! The file selects GPUs by selectors, and may give memory as a part of the host. [`Config::quotas`] resolves both for
-//! the GPUs of a host, and returns [`Quota`]s.
+//! The file selects GPUs with selectors, and may give memory as a part of the host's memory.
+//! [`Config::quotas`] resolves both for the GPUs of a host, and returns [`Quota`]s.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -29,20 +29,20 @@ use crate::{
 /// `[leases]`
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Leases {
-    /// How gpushd places leases that fit in several places.
+    /// How gpushd chooses among several possible placements of a lease.
     pub placement: Policy,
 }
 
 /// A `[[quota]]` table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuotaRule {
-    /// Users that the quota applies to. Each of them gets all of its limits.
+    /// Users that the quota applies to. The limits apply to each user separately.
     pub subjects: Vec<Subject>,
-    /// Kinds of leases that are allowed.
+    /// Allowed kinds of leases; `None` for all kinds.
     pub kinds: Option<BTreeSet<LeaseKind>>,
     /// Maximum number of leases that hold capacity.
     pub leases: Option<u32>,
-    /// Maximum number of waiting requests.
+    /// Maximum number of queued requests.
     pub waiting: Option<u32>,
     /// Maximum memory of all leases together.
     pub memory: Option<QuotaMemory>,
@@ -50,16 +50,16 @@ pub struct QuotaRule {
     pub mps_percent: Option<u32>,
     /// Maximum duration of a lease in seconds.
     pub longest_s: Option<u64>,
-    /// GPUs that are allowed.
+    /// Allowed GPUs; `None` for all GPUs.
     pub gpus: Option<Vec<Selector>>,
 }
 
-/// Memory in a quota.
+/// Amount of memory in a quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QuotaMemory {
     /// A fixed amount: `"40G"`.
     Limit(MemoryLimit),
-    /// The memory of GPUs, in thousandths of a GPU: `"1.5 GPUs"`.
+    /// The memory of a number of GPUs, in thousandths of a GPU: `"1.5 GPUs"`.
     Gpus(u32),
     /// A part of the memory of all GPUs, in tenths of a percent: `"75%"`.
     Host(u32),
@@ -75,7 +75,7 @@ pub(super) fn placement_name(policy: Policy) -> &'static str {
     }
 }
 
-/// Maximum number of leases, and of requests, in a quota.
+/// Maximum of `leases` and of `waiting` in a quota.
 const MOST_LEASES: u32 = 10_000;
 
 /// Maximum number of GPUs in a memory limit.
@@ -125,8 +125,8 @@ fn quota(reader: &mut Reader<'_>, table: &DeTable<'_>, subjects: Vec<Subject>) -
     }
 }
 
-/// Reads the users of a quota. It is an error if an earlier quota applies to the same user or to everybody, because
-/// only the first quota for a user applies.
+/// Reads the users of a quota. Reports an error if an earlier quota is for the same user or for
+/// everybody, because only the first quota for a user applies.
 fn subjects(
     reader: &mut Reader<'_>,
     table: &DeTable<'_>,
@@ -148,7 +148,7 @@ fn subjects(
         let span = get(table, "everybody").map(toml::Spanned::span).unwrap_or_default();
         found.push((Subject::Everybody, span));
     }
-    // A key with an error or a misspelt name still counts: the quota names users.
+    // A key with an error or with a misspelt name still shows that the quota names users.
     let is_wrong = reader.problems.len() > before
         || meant.iter().any(|key| ["users", "groups", "everybody"].contains(&key.as_str()));
     if found.is_empty() && !is_wrong {
@@ -180,7 +180,7 @@ fn whose(subject: &Subject) -> String {
     }
 }
 
-/// Checks the form of a user's or group's name. Does not check whether the host has this user or group.
+/// Checks the form of a user or group name, but not whether the host has this user or group.
 fn account(reader: &mut Reader<'_>, text: Text, key: &str) -> Option<String> {
     if text.value.chars().any(|c| c.is_whitespace() || matches!(c, ':' | ',' | '/' | '*')) {
         let (what, file) = if key == "users" { ("user", "passwd") } else { ("group", "group") };
@@ -261,7 +261,7 @@ fn decimal(text: &str, places: usize) -> Option<u32> {
     format!("{whole}{fraction:0<places$}").parse().ok()
 }
 
-/// Formats a decimal number so that [`decimal`] can read it.
+/// Formats a number in the form that [`decimal`] reads.
 fn written_decimal(number: u32, places: u32) -> String {
     let unit = 10u32.pow(places);
     let fraction = format!("{:0width$}", number % unit, width = places as usize);
@@ -272,7 +272,7 @@ fn written_decimal(number: u32, places: u32) -> String {
 }
 
 impl QuotaMemory {
-    /// Returns the amount on a host with this number of GPUs. Assumes that all GPUs are equal.
+    /// Returns the amount on a host with this number of GPUs, which are assumed to be equal.
     fn on_host(self, gpus: usize) -> MemoryAmount {
         match self {
             Self::Limit(limit) => MemoryAmount::Mib(limit.mib()),
@@ -294,7 +294,7 @@ impl QuotaMemory {
 }
 
 impl QuotaRule {
-    /// Returns the keys of the table with their values as TOML.
+    /// Returns the keys of the table, with their values as TOML.
     pub(super) fn written(&self) -> Vec<(&'static str, String)> {
         let names = |names: Vec<&String>| {
             let names: Vec<String> = names.into_iter().cloned().collect();
@@ -347,7 +347,8 @@ impl QuotaRule {
 }
 
 impl Config {
-    /// Returns the quotas for a host with these GPUs, in order. Only the first one for a user applies.
+    /// Returns the quotas for a host with these GPUs, in order. For a user, only the first quota
+    /// applies.
     #[must_use]
     pub fn quotas(&self, gpus: &[Gpu]) -> Vec<Quota> {
         let of = |rule: &QuotaRule| {

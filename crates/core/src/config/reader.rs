@@ -1,6 +1,7 @@
-//! Reads typed values from parsed TOML, and reports values of other types.
+//! Reads typed values from parsed TOML, and reports values that have the wrong type.
 //!
-//! This does not use serde, which stops at the first error and does not keep the positions of the values.
+//! Does not use serde, because serde stops at the first error and does not keep the positions of
+//! values.
 
 use std::{
     ops::{Range, RangeInclusive},
@@ -16,10 +17,10 @@ use toml::{
 use super::schema::{SECTIONS, Section};
 use crate::{diagnostic::Problem, nearest::nearest, quote::Quoted};
 
-/// A value with its position.
+/// A value with its position in the file.
 pub(super) type Value<'a, 'i> = &'a Spanned<DeValue<'i>>;
 
-/// The text of the file, and the problems found in it so far.
+/// The text of the file, and the problems that the reader has found so far.
 pub(super) struct Reader<'t> {
     pub(super) text: &'t str,
     pub(super) problems: Vec<Problem>,
@@ -29,9 +30,9 @@ pub(super) struct Reader<'t> {
 #[derive(Debug, Clone)]
 pub(super) struct Text {
     pub(super) value: String,
-    /// Span of the string with its quotes.
+    /// Span of the string, including its quotes.
     pub(super) span: Range<usize>,
-    /// Position of the first character between the quotes; `None` if the string has escapes.
+    /// Position of the first character between the quotes; `None` if the string contains escapes.
     inner: Option<usize>,
 }
 
@@ -88,14 +89,14 @@ impl<'t> Reader<'t> {
         ));
     }
 
-    /// Cuts a span to its first line, which is the header of a table.
+    /// Shortens a span to its first line, which is the header of a table.
     pub(super) fn clip(&self, span: Range<usize>) -> Range<usize> {
         let end = self.text.get(span.clone()).and_then(|text| text.find('\n')).map_or(span.end, |n| span.start + n);
         span.start..end
     }
 
-    /// Refuses keys that the section does not have. Returns the keys that were probably meant. `tables` are the tables
-    /// that are allowed in the section.
+    /// Reports keys that do not belong to the section. Returns the known keys that the author
+    /// probably meant. `tables` are the tables that the section may contain.
     pub(super) fn strangers(&mut self, table: &DeTable<'_>, section: Section, tables: &[&str]) -> Vec<String> {
         let mut meant_keys = Vec::new();
         for (key, value) in table {
@@ -111,7 +112,7 @@ impl<'t> Reader<'t> {
             };
             let what = if is_table && section.header.is_empty() { "table" } else { "key" };
             let known = section.keys.iter().chain(tables).copied();
-            // A table in a list describes one object, so the key cannot belong to another table.
+            // A table in a list describes one object, so its keys cannot belong to another table.
             let listed = !SECTIONS.iter().any(|own| own.header == section.header);
             let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name) && !listed);
             let within: Vec<String> = SECTIONS
@@ -136,7 +137,7 @@ impl<'t> Reader<'t> {
         meant_keys
     }
 
-    /// Returns a table of the file by name; `None` if it is missing.
+    /// Returns a table of the file by name; `None` if the table is missing.
     pub(super) fn table<'a, 'i>(&mut self, of: &'a DeTable<'i>, section: Section) -> Option<&'a DeTable<'i>> {
         let name = section.key();
         let value = get(of, name)?;
@@ -161,7 +162,8 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// Reads a whole number within bounds. Returns `default` if it is missing or wrong.
+    /// Reads a whole number within bounds. Returns `default` if the key is missing or its value is
+    /// wrong.
     pub(super) fn number(&mut self, table: &DeTable<'_>, key: &str, bounds: RangeInclusive<u32>, default: u32) -> u32 {
         let Some(value) = get(table, key) else { return default };
         if !matches!(value.get_ref(), DeValue::Integer(_)) {
@@ -201,7 +203,7 @@ impl<'t> Reader<'t> {
         (numbers.len() == items.len()).then_some(numbers)
     }
 
-    /// Converts an integer, and reports it if it is out of bounds.
+    /// Converts an integer. Reports an integer that is out of bounds.
     fn bounded(&mut self, key: &str, value: Value<'_, '_>, bounds: &RangeInclusive<u32>) -> Option<u32> {
         let DeValue::Integer(integer) = value.get_ref() else { return None };
         match i64::from_str_radix(integer.as_str(), integer.radix()).ok().and_then(|n| u32::try_from(n).ok()) {
@@ -252,7 +254,7 @@ impl<'t> Reader<'t> {
         self.absolute_text(table, key, example).map(|text| text.value)
     }
 
-    /// Reads an absolute path like [`Reader::absolute`], with its position.
+    /// Reads an absolute path like [`Reader::absolute`], and returns it with its position.
     pub(super) fn absolute_text(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Text> {
         let example = format!("\"{example}\"");
         let text = self.word(table, key, &example)?;
@@ -264,7 +266,7 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// Reads one of several words, and returns its meaning.
+    /// Reads one of several words, and returns the value of that word.
     pub(super) fn choice<T: Copy>(
         &mut self,
         table: &DeTable<'_>,
@@ -281,7 +283,7 @@ impl<'t> Reader<'t> {
         found
     }
 
-    /// Parses a value of a type of the API. The error has the same text as in the API.
+    /// Parses a value whose type belongs to the API. The error has the same text as in the API.
     pub(super) fn valued<T: FromStr<Err = BadValue>>(&mut self, text: &str, span: Range<usize>) -> Option<T> {
         match text.parse() {
             Ok(value) => Some(value),
@@ -316,7 +318,8 @@ impl<'t> Reader<'t> {
                 }
             }
         }
-        // The errors are already reported. A shortened list would only cause wrong errors.
+        // The errors of the missing texts are already reported. A shortened list would only cause
+        // misleading errors.
         (texts.len() == array.len()).then_some(texts)
     }
 
@@ -333,7 +336,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Returns the problem about a word that is not one of the known ones.
+/// Returns the problem for a word that is not one of the known words.
 pub(super) fn unknown(text: &Text, what: &str, known: &[&str]) -> Problem {
     let hint = match nearest(&text.value, known.iter().copied()) {
         Some(meant) => format!("did you mean \"{meant}\"? There are: {}", known.join(", ")),

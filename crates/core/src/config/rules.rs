@@ -1,7 +1,8 @@
-//! The `[[gpu]]` rules: each one separately, then their combination.
+//! The `[[gpu]]` rules: checks each rule separately, then all of them together.
 //!
-//! The first rule that matches a GPU claims it. If an earlier selector covers a later one, the later one can never
-//! match. This is an error, because its author expects it to have an effect.
+//! The first rule that matches a GPU claims it. If an earlier selector covers a later one, the
+//! later selector can never match. That is an error, because the author expects the later selector
+//! to have an effect.
 
 use std::ops::Range;
 
@@ -23,7 +24,7 @@ use crate::{
     selector::Selector,
 };
 
-/// Names of the modes in the config. `None`: not supported yet.
+/// Names of the modes in the config. `None` marks a mode that is not supported yet.
 const MODES: [(&str, Option<Mode>); 6] = [
     ("unmanaged", Some(Mode::Unmanaged)),
     ("exclusive", Some(Mode::Exclusive)),
@@ -44,7 +45,7 @@ pub(super) fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// A selector with its rule and its position.
+/// A selector, with the rule that contains it and its position in the file.
 struct Claim {
     rule: usize,
     selector: Selector,
@@ -75,7 +76,7 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
             continue;
         };
         let header = reader.clip(item.span());
-        // A misspelt key is not reported as missing too.
+        // If a key is misspelt, the key that it probably means is not reported as missing too.
         let meant = reader.strangers(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
         let name = name(reader, table, &mut names);
         let matches = matches(reader, table, &header, &meant, position, &mut claims);
@@ -155,7 +156,7 @@ pub(super) fn selectors(reader: &mut Reader<'_>, table: &DeTable<'_>, key: &str)
     parse_selectors(reader, &texts)
 }
 
-/// Parses selectors; `None` if one of them has an error.
+/// Parses selectors; `None` if any selector has an error.
 fn parse_selectors(reader: &mut Reader<'_>, texts: &[Text]) -> Option<Vec<Selector>> {
     let mut selectors = Vec::new();
     for text in texts {
@@ -236,7 +237,7 @@ fn layout(
     match named.filter(|text| is_name(text.value.trim())) {
         Some(text) => reference(reader, text.value.trim(), value, known),
         None => match texts.as_slice() {
-            // A list of one name probably means that layout.
+            // The author of a list with one name probably means the layout of that name.
             [only] if is_name(&only.value) && reserved(&only.value).is_none() => {
                 let hint = format!("write layout = \"{}\" without brackets to use a layout of [layouts]", only.value);
                 let what = format!("{} is the name of a layout, but a list takes entries only", Quoted(&only.value));
@@ -264,7 +265,7 @@ fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &
         return Some(WantedLayout::Named(name.to_owned()));
     }
     let names: Vec<&str> = known.iter().map(String::as_str).chain([NONE, layout::DYNAMIC]).collect();
-    // Never suggest `none`, which destroys all idle instances.
+    // `none` is never suggested, because it destroys all idle instances.
     let hint = match nearest(name, known.iter().map(String::as_str)) {
         Some(meant) => format!("did you mean \"{meant}\"? There are: {}", names.join(", ")),
         None if known.is_empty() => {
@@ -276,13 +277,14 @@ fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &
     None
 }
 
-/// Reports selectors that can never match on any host.
+/// Reports selectors that cannot match on any host.
 fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
     let mut told = None;
     for (at, claim) in claims.iter().enumerate() {
         let Some(earlier) = covering(&claims[..at], &claim.selector) else { continue };
         let everything = claims_everything(&earlier.selector);
-        // If an earlier selector claims everything, report that once for each rule, not for each selector.
+        // If an earlier selector claims every GPU, reports that once for each rule, not for each
+        // selector.
         if everything && told == Some(claim.rule) {
             continue;
         }
@@ -315,8 +317,8 @@ fn claims_everything(selector: &Selector) -> bool {
     }
 }
 
-/// Returns the earlier claim that covers a selector. If several claims cover it only together, returns the last of
-/// them.
+/// Returns the earlier claim that covers a selector. If only several claims together cover the
+/// selector, returns the last of them.
 fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> {
     if let Some(claim) = earlier.iter().find(|claim| claims_everything(&claim.selector) || claim.selector == *selector)
     {
@@ -341,8 +343,9 @@ fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> 
                 next = to + 1;
             }
         }
-        // A prefix of a UUID usually covers a longer prefix. But if the shorter one is ambiguous on the host, it claims
-        // nothing, and the longer one may match. So only equal selectors count.
+        // A prefix of a UUID usually covers a longer prefix. But a prefix that is ambiguous on the
+        // host claims nothing, so the longer prefix may still match. For this reason, only equal
+        // selectors cover each other here.
         Selector::All | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => None,
     }
 }

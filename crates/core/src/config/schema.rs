@@ -1,12 +1,12 @@
-//! The keys that a config may have. The parser refuses all others. Tests compare the example file and the reference
-//! with this list, so that every key is documented.
+//! The keys that a config may have. The parser refuses all other keys. Tests compare this list with
+//! the example file and the reference, so that every key is documented.
 
 /// A table of the config.
 #[derive(Debug, Clone, Copy)]
 pub struct Section {
     /// Header in the file; empty for the top of the file.
     pub header: &'static str,
-    /// Keys in it.
+    /// Keys of the table.
     pub keys: &'static [&'static str],
 }
 
@@ -57,7 +57,7 @@ pub const MPS: Section = Section {
 };
 /// `[processes]`
 pub const PROCESSES: Section = Section { header: "[processes]", keys: &["unleased", "grace_s", "allow"] };
-/// An entry of `processes.allow`. In the file it is an inline table, not a section.
+/// An entry of `processes.allow`, which is an inline table in the file, not a section.
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement"] };
@@ -69,17 +69,17 @@ pub const QUOTA: Section = Section {
     header: "[[quota]]",
     keys: &["users", "groups", "everybody", "kinds", "leases", "waiting", "memory", "mps_percent", "longest", "gpus"],
 };
-/// `[layouts]`: its keys are names that the administrator chooses.
+/// `[layouts]`. The administrator chooses its keys: they are names of layouts.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[[gpu]]`
 pub const RULE: Section =
     Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner"] };
-/// `[gpu.mps]`: belongs to the rule above it.
+/// `[gpu.mps]`, which belongs to the rule above it.
 pub const RULE_MPS: Section = Section {
     header: "[gpu.mps]",
     keys: &["percentage", "memory_limit", "priority", "max_clients", "shares_percent", "users", "compute_mode"],
 };
-/// `[gpu.timeslice]`: belongs to the rule above it.
+/// `[gpu.timeslice]`, which belongs to the rule above it.
 pub const RULE_TIMESLICE: Section = Section { header: "[gpu.timeslice]", keys: &["replicas", "level", "compute_mode"] };
 
 /// All sections, in the order of the file.

@@ -1,5 +1,5 @@
-//! The settings as one list. Displaying, comparing and reporting settings all use it, so that none is missing in one of
-//! them.
+//! The settings as one list. The code that displays, compares and reports settings uses this list,
+//! so that no setting is missing in any of them.
 
 use super::{
     Allowed, Config,
@@ -9,7 +9,7 @@ use super::{
     slurm,
 };
 
-/// Table, key, and value as TOML; `None` if it is not set.
+/// Table, key, and value as TOML. The value is `None` if the setting is not set.
 pub(super) type Setting = (&'static str, &'static str, Option<String>);
 
 impl Config {

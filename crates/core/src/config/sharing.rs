@@ -1,7 +1,7 @@
 //! Reads and formats the key `mps` of a rule.
 //!
-//! In mode `mps` the key applies to the whole GPU. In mode `mig` it applies to the MIG devices whose layout entry ends
-//! in `:mps`, both in the rule's layout and in an override's.
+//! In mode `mps`, the key applies to the whole GPU. In mode `mig`, it applies to the MIG devices
+//! whose layout entry ends in `:mps`, both in the rule's layout and in the layout of an override.
 
 use gpush_api::{Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Percentage, Priority};
 use toml::de::{DeTable, DeValue};
@@ -12,7 +12,7 @@ use super::{
     schema::RULE_MPS,
 };
 
-/// Maximum number of clients of any daemon, from CUDA 13.1 on.
+/// Maximum number of clients of any daemon. CUDA 13.1 introduced this maximum.
 const MOST_CLIENTS: u32 = 60;
 
 const USERS: [(&str, MpsUsers); 2] = [("one", MpsUsers::One), ("many", MpsUsers::Many)];
@@ -20,15 +20,16 @@ const USERS: [(&str, MpsUsers); 2] = [("one", MpsUsers::One), ("many", MpsUsers:
 const MPS_COMPUTE_MODES: [(&str, MpsComputeMode); 2] =
     [("exclusive_process", MpsComputeMode::ExclusiveProcess), ("keep", MpsComputeMode::Keep)];
 
-/// Returns the policy of a rule. A rule of mode `mps` always has one; a rule of mode `mig` only if the file contains
-/// it.
+/// Returns the policy of a rule. A rule with mode `mps` always has a policy; a rule with mode `mig`
+/// has one only if the file contains it.
 pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<MpsPolicy> {
     if get(rule, "mps").is_none() {
         return (mode == Some(Mode::Mps)).then(MpsPolicy::default);
     }
     let mode = match mode {
         Some(mode @ (Mode::Mig | Mode::Mps)) => mode,
-        // The error in the mode is already reported. The rest of the rule is still checked.
+        // The error in the mode is already reported. The rest of the rule is still checked, as if
+        // the mode were `mps`.
         None => Mode::Mps,
         Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice)) => {
             let problem = format!("`mps` has no effect in mode `{}`", mode_name(other));
@@ -65,13 +66,13 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
     })
 }
 
-/// Returns the defaults for missing keys. A MIG device has no compute mode to set.
+/// Returns the defaults for missing keys. A MIG device has no compute mode that could be set.
 pub(super) fn default_of(mode: Mode) -> MpsPolicy {
     let whole = MpsPolicy::default();
     if mode == Mode::Mig { MpsPolicy { compute_mode: MpsComputeMode::Keep, ..whole } } else { whole }
 }
 
-/// Reads a percentage, which may be a number, or a text with or without the percent sign.
+/// Reads a percentage: a number, or a text with or without the percent sign.
 fn percentage(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Percentage> {
     let value = get(table, "percentage")?;
     let written = match value.get_ref() {
@@ -91,7 +92,7 @@ fn percentage(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Percentage
     reader.valued(&written, value.span())
 }
 
-/// Formats the policy as the value of the rule's key, on one line.
+/// Formats the policy on one line, as the value of the rule's key `mps`.
 pub(super) fn written(policy: &MpsPolicy, mode: Mode) -> String {
     let MpsPolicy { settings, max_clients, shares_percent, users, compute_mode } = policy;
     let MpsSettings { percentage, memory_limit_mib, priority } = settings;

@@ -1,4 +1,5 @@
-//! `[slurm]`: how Slurm's hooks treat jobs, and what Epilog does about processes that a job leaves.
+//! `[slurm]`: how Slurm's hooks treat jobs, and what Epilog does about processes that remain after
+//! a job.
 
 use toml::de::DeTable;
 
@@ -7,46 +8,47 @@ use super::reader::Reader;
 /// `[slurm]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slurm {
-    /// What Prolog and Epilog do with a job that needs gpushd, while gpushd does not answer.
+    /// What Prolog and Epilog do with a job that needs gpushd while gpushd does not answer.
     pub agent_down: AgentDown,
     /// Seconds after which Prolog and Epilog give up. Slurm's PrologEpilogTimeout must be longer.
     pub deadline_s: u32,
-    /// What Epilog does about processes that a job leaves on its GPUs.
+    /// What Epilog does about processes of a job that remain on its GPUs.
     pub leftovers: Leftovers,
-    /// What Epilog does while a process that is not in the cgroup of the job keeps a GPU of the job in use.
+    /// What Epilog does while a process outside the job's cgroup keeps a GPU of the job in use.
     pub unattributed: Unattributed,
-    /// Directory of the files that Prolog writes for TaskProlog, absolute.
+    /// Absolute path of the directory for the files that Prolog writes for TaskProlog.
     pub directory: String,
 }
 
 /// What Prolog and Epilog do while gpushd does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum AgentDown {
-    /// The hook fails: Slurm drains the node, and requeues the job.
+    /// The hook fails. Slurm then drains the node and requeues the job.
     #[default]
     Fail,
-    /// The hook passes: the job runs without a lease.
+    /// The hook succeeds, and the job runs without a lease.
     Pass,
 }
 
-/// What Epilog does about processes that a job leaves on its GPUs.
+/// What Epilog does about processes of a job that remain on its GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Leftovers {
-    /// gpushd ends those in the cgroup of the job: SIGTERM, then SIGKILL.
+    /// gpushd ends the processes in the job's cgroup with SIGTERM, then with SIGKILL.
     #[default]
     End,
-    /// They are named, and Epilog fails if they do not end in time.
+    /// Epilog reports the processes, and fails if they do not end in time.
     Report,
 }
 
-/// What Epilog does while a process that cannot be attributed to the job keeps a GPU of the job in use. gpushd never ends
-/// such a process.
+/// What Epilog does while a process that cannot be attributed to the job keeps a GPU of the job in
+/// use. gpushd never ends such a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Unattributed {
-    /// Epilog passes, and the GPU stays reserved: the next jobs on it are refused. So no user can drain a node.
+    /// Epilog succeeds, and the GPU remains reserved: gpushd refuses the next jobs on it. So a user
+    /// cannot cause Slurm to drain the node.
     #[default]
     Reserve,
-    /// Epilog fails: Slurm drains the node.
+    /// Epilog fails. Slurm then drains the node.
     Drain,
 }
 

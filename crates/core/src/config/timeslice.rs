@@ -9,8 +9,8 @@ use super::{
     schema::RULE_TIMESLICE,
 };
 
-/// Values of the compute mode in a rule; `None` keeps the current mode. The mode EXCLUSIVE_THREAD is missing, because
-/// current drivers refuse it.
+/// Values of the compute mode in a rule; `None` keeps the current mode. The list does not contain
+/// EXCLUSIVE_THREAD, because current drivers refuse it.
 const COMPUTE_MODES: [(&str, Option<ComputeMode>); 4] = [
     ("default", Some(ComputeMode::Default)),
     ("exclusive_process", Some(ComputeMode::ExclusiveProcess)),
@@ -18,13 +18,14 @@ const COMPUTE_MODES: [(&str, Option<ComputeMode>); 4] = [
     ("keep", None),
 ];
 
-/// Returns the policy of a rule. A rule has one only in mode `timeslice`.
+/// Returns the policy of a rule. Only rules with mode `timeslice` have one.
 pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<TimeslicePolicy> {
     if get(rule, "timeslice").is_none() {
         return (mode == Some(Mode::Timeslice)).then(TimeslicePolicy::default);
     }
     match mode {
-        // The error in the mode is already reported. The rest of the rule is still checked.
+        // If the mode has an error, that error is already reported. The rest of the rule is still
+        // checked.
         Some(Mode::Timeslice) | None => {}
         Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps)) => {
             let problem = format!("`timeslice` has no effect in mode `{}`", mode_name(other));
@@ -47,7 +48,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     Some(policy)
 }
 
-/// Refuses several replicas with a compute mode in which the driver allows only one process.
+/// Reports several replicas if the driver allows only one process in the compute mode.
 fn refuse_unusable_replicas(reader: &mut Reader<'_>, table: &DeTable<'_>, policy: &TimeslicePolicy) {
     let admits_one = matches!(policy.compute_mode, Some(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread));
     if policy.replicas > 1 && admits_one {
@@ -60,10 +61,10 @@ fn refuse_unusable_replicas(reader: &mut Reader<'_>, table: &DeTable<'_>, policy
     }
 }
 
-/// Formats the policy as the value of the rule's key, on one line.
+/// Formats the policy on one line, as the value of the rule's key `timeslice`.
 pub(super) fn written(policy: &TimeslicePolicy) -> String {
     let TimeslicePolicy { replicas, level, compute_mode } = policy;
-    // A mode that is not in the list is written as `keep`. A file cannot contain such a mode.
+    // A mode that is not in the list is formatted as `keep`. A file cannot contain such a mode.
     let known = COMPUTE_MODES.iter().find(|(_, mode)| mode == compute_mode);
     let compute_mode = known.map_or("keep", |(name, _)| *name);
     format!("{{ replicas = {replicas}, level = \"{level}\", compute_mode = \"{compute_mode}\" }}")

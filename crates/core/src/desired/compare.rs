@@ -1,4 +1,4 @@
-//! Comparison of two configs by the desired state of each GPU.
+//! Compares two configs by the desired state of each GPU.
 
 use gpush_api::{Gpu, GpuDiff, GpuState, WantedView};
 
@@ -25,12 +25,13 @@ fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
 }
 
 fn same(one: &WantedView, other: &WantedView) -> bool {
-    // An override remains valid if only the rule's name or its MPS sharing changes.
+    // An override remains valid if only the rule's name or the rule's MPS settings change.
     (one.mode, &one.layout) == (other.mode, &other.layout)
 }
 
-/// Returns those of `uuids` for which the rules of `new` give another desired state than those of `old`. For a GPU that
-/// is not in `gpus`, the matching rule is unknown, so any change of rules counts.
+/// Returns the GPUs of `uuids` whose desired state differs between the rules of `old` and `new`.
+/// For a GPU that is not in `gpus`, the matching rule is unknown, so any difference between the
+/// rules or layouts counts.
 #[must_use]
 pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String]) -> Vec<String> {
     let (before, after) = (by_rule(old, gpus), by_rule(new, gpus));
@@ -42,7 +43,8 @@ pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String])
     uuids.iter().filter(changed).cloned().collect()
 }
 
-/// Returns four states of each GPU, in order: in the file, in the active config, with its override, and currently.
+/// Returns, for each GPU in order: its state in the file, in the effective config, with its
+/// override, and on the hardware.
 #[must_use]
 pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec<GpuDiff> {
     let mut file = in_file.map(|config| by_rule(config, gpus).into_iter());

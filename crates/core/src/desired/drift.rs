@@ -1,8 +1,8 @@
 //! Drift: the differences between a GPU and its desired state, as sentences for users.
 //!
-//! Drift is found by comparison, not by planning: instances in use can make a plan impossible, but the difference
-//! exists. If MIG mode is on, both currently and in the desired state, a GPU has drift if and only if its plan has
-//! steps.
+//! Drift is found by comparison, not by planning. A plan may be impossible while instances are in
+//! use, but the difference still exists. If MIG mode is on and also desired, a GPU has drift if and
+//! only if its plan has steps.
 
 use gpush_api::{Gpu, GpuInstance, GpuState, Mig, Mode};
 
@@ -13,14 +13,14 @@ use crate::{
     plan::{Target, Wanted},
 };
 
-/// Returns the differences, one sentence each; none if the GPU is as desired.
+/// Returns the differences, one sentence each; empty if the GPU is in its desired state.
 #[must_use]
 pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
     match wish.mode {
         Mode::Unmanaged => Vec::new(),
         Mode::Exclusive | Mode::Mps => not_whole(wish.mode, gpu),
         Mode::Timeslice => match not_whole(wish.mode, gpu) {
-            // A partitioned GPU has no levels, and only one compute mode.
+            // A partitioned GPU has no time-slice levels, and only one compute mode.
             whole if whole.is_empty() => turns::drift(wish, gpu),
             not_whole => not_whole,
         },
@@ -61,7 +61,7 @@ pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
     }
 }
 
-/// Returns sentences about a MIG mode that should be on.
+/// Returns sentences about the MIG mode of a GPU on which MIG mode is desired.
 fn mode_drift(mig: &Mig) -> Vec<String> {
     match (mig.enabled, mig.pending_mode()) {
         (false, true) => vec!["MIG mode is off until the GPU is reset".to_owned()],
@@ -91,8 +91,8 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
     drift
 }
 
-/// Returns sentences about instances. First come instances that differ only in their compute instances, then missing
-/// ones, then extra ones.
+/// Returns sentences about instances. First come instances that differ only in their compute
+/// instances, then missing instances, then extra instances.
 fn instances(have: &[GpuInstance], target: &Target) -> Vec<String> {
     let mut have: Vec<&GpuInstance> = have.iter().collect();
     // Match the entries with a fixed placement first, because only one instance can match each of them.
@@ -115,7 +115,7 @@ fn instances(have: &[GpuInstance], target: &Target) -> Vec<String> {
     sentences
 }
 
-/// Describes missing and extra instances. The text begins with `place`.
+/// Describes missing and extra instances. Each sentence begins with `place`.
 fn differences(place: &str, missing: &[String], extra: &[String]) -> Vec<String> {
     let one = |word: &str, what: &[String]| (!what.is_empty()).then(|| format!("{place}{word} {}", what.join(", ")));
     [one("missing", missing), one("extra", extra)].into_iter().flatten().collect()
@@ -152,7 +152,7 @@ fn computes_differ(wanted: &Wanted, instance: &GpuInstance) -> (Vec<String>, Vec
     (counted(missing.into_iter()), counted(extra.into_iter().map(|has| has.profile.clone())))
 }
 
-/// Formats `a, a, b` as `a*2, b`, in order of first appearance.
+/// Combines equal names: `a, a, b` becomes `a*2, b`, in order of first appearance.
 fn counted(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut counts: Vec<(String, u32)> = Vec::new();
     for name in names {

@@ -1,5 +1,5 @@
-//! Plans for a request with a separate layout for each GPU, as one operation. For the named GPUs, the request replaces
-//! the config. Other GPUs are not affected.
+//! Plans a request that gives a separate layout for each GPU, as one operation. For the named GPUs,
+//! the request replaces the config. Other GPUs are not affected.
 
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, MigModeStep, Mode, Plans, Step};
 
@@ -23,7 +23,7 @@ enum RequestedMode {
     On(Layout),
 }
 
-/// Returns a plan for each named GPU, in the host's order.
+/// Returns a plan for each named GPU, in the order of the host's GPUs.
 pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[GpuLayout]) -> Result<Plans, ApiError> {
     let bad = |message: String, hint: &str| Err(ApiError::new(Code::BadRequest, message).hint(hint));
     if !selectors.is_empty() {
@@ -52,7 +52,7 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
     for (at, want) in &wanted {
         match want {
             RequestedMode::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
-            // The other modes need MIG mode off. An unmanaged GPU is not changed.
+            // MIG mode off suits every other mode. But an unmanaged GPU must not be changed.
             RequestedMode::Off => {
                 let stands = gpus[*at].mig.as_ref().is_none_or(gpush_api::Mig::is_off);
                 if !stands && wishes[*at].mode == Mode::Unmanaged {
@@ -88,13 +88,14 @@ fn of(gpu: &Gpu, want: &RequestedMode) -> GpuPlan {
     };
     match (workable(gpu, true), want) {
         (Err(error), _) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
-        // The request explicitly wants MIG mode, so a GPU with MIG mode off needs a change.
+        // The request asks explicitly for MIG mode, so a GPU with MIG mode off needs a change, even
+        // for an empty layout.
         (Ok(()), RequestedMode::On(layout)) => plan_gpu(gpu, layout, false),
         (Ok(()), RequestedMode::Off) => off(gpu, no_plan(gpu, layout)),
     }
 }
 
-/// Plans to turn MIG mode off: first the instances are destroyed, then the mode changes.
+/// Plans to turn MIG mode off. First the instances are destroyed, then the mode changes.
 fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return answer };
     if mig.is_off() {

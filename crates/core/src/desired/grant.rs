@@ -1,9 +1,10 @@
-//! The plan of a dynamic grant. It creates the instances of an assignment, and destroys free instances that are in the
-//! way.
+//! The plan of a dynamic grant. It creates the instances of an assignment, and destroys the free
+//! instances that occupy their slices.
 //!
-//! Placement makes the assignment from the same facts, but earlier. The final plan is made after the operation has
-//! claimed the GPU, so it checks everything in the assignment again. It destroys only instances that the assignment
-//! names, that gpushd created, and that are neither leased nor used.
+//! Placement makes the assignment from an earlier reading of the GPU. The operation makes the plan
+//! after it has claimed the GPU, so the plan checks every part of the assignment again. It destroys
+//! an instance only if the assignment names the instance, gpushd created it, and it is neither
+//! leased nor in use.
 
 use std::collections::BTreeSet;
 
@@ -17,12 +18,12 @@ use crate::{
     plan::{self, Holds, entries, outcome},
 };
 
-/// Plans the part of a dynamic grant on one GPU, from a reading of the GPU with its leases. `created` contains the
-/// placements of the instances that gpushd created there; the plan destroys no others. The layout of the plan lists all
-/// instances after the grant.
+/// Plans the part of a dynamic grant on one GPU, from a reading of the GPU with its leases.
+/// `created` contains the placements of the instances that gpushd created on the GPU; the plan
+/// destroys no other instances. The layout of the plan lists all instances after the grant.
 ///
-/// The function does not return errors. A plan that cannot be executed has no steps, and contains the reason.
-/// [`Refusal::Blocked`] names instances in use.
+/// The function does not return errors. If no plan is possible, the result has no steps, and
+/// contains the reason. [`Refusal::Blocked`] names the instances in use.
 #[must_use]
 pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placement>) -> GpuPlan {
     let empty = no_plan(gpu, &Layout::none());
@@ -54,7 +55,7 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
             }
         },
         Err(refusal @ Refusal::Blocked { .. }) => refused(gpu, empty, refusal),
-        // The assignment fitted when it was made, so the GPU has changed since.
+        // The assignment was possible when placement made it, so the GPU has changed since then.
         Err(refusal) => {
             let plan = refused(gpu, empty, refusal);
             GpuPlan { error: plan.error.map(ApiError::retryable), ..plan }
@@ -62,8 +63,8 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
     }
 }
 
-/// Returns an instance that the assignment destroys but must not: it does not exist any more, or another program
-/// created it.
+/// Returns an instance that the assignment destroys although that is not allowed: the instance no
+/// longer exists, or another program created it.
 fn not_to_be_destroyed(
     gpu: &Gpu,
     instances: &[GpuInstance],
@@ -89,7 +90,8 @@ fn changed(gpu: &Gpu, cause: &str) -> ApiError {
         .retryable()
 }
 
-/// Returns the placements of gpushd's instances on a dynamic GPU after the steps of a grant.
+/// Returns the placements of the instances that gpushd created on a dynamic GPU, after the steps of
+/// a grant.
 #[must_use]
 pub fn created_after(created: &BTreeSet<Placement>, plan: &GpuPlan) -> BTreeSet<Placement> {
     let mut after = created.clone();

@@ -1,4 +1,5 @@
-//! The desired state of each GPU of a host, from the config and its overrides, and the differences from it.
+//! The desired state of each GPU of a host, from the config and its overrides, and the drift from
+//! it.
 //!
 //! ```text
 //! Config ──claims──► the rule of each GPU     ──┬──drift──► sentences: differences
@@ -6,9 +7,11 @@
 //! Gpu::overridden ───────┘ replaces the rule's layout if a rule of mode mig claims the GPU
 //! ```
 //!
-//! An override is stored with the GPU's data, like its instances. Only this module determines its effect.
+//! An override is stored in the data of its GPU, like instances. Only this module determines its
+//! effect.
 //!
-//! gpushd and `gpushctl` offline (for a preset or a saved host) both use this module, so they give the same answers.
+//! gpushd uses this module for real hosts, and `gpushctl` uses it offline for presets and saved
+//! hosts. So both give the same answers.
 
 use gpush_api::{ComputeMode, Gpu, GpuState, Mode, TimeslicePolicy};
 
@@ -39,13 +42,14 @@ pub use standing::{Standing, standing};
 /// The desired state of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
-    /// Its mode.
+    /// Sharing mode.
     pub mode: Mode,
-    /// Name or position of the rule that claims the GPU; `None` if none does.
+    /// Name or position of the rule that claims the GPU; `None` if no rule claims it.
     pub rule: Option<String>,
-    /// Layout in mode `mig`: the layout of an active override, else the rule's.
+    /// Layout in mode `mig`: the layout of the active override, or of the rule if there is no
+    /// override.
     pub layout: Option<Layout>,
-    /// The rule's layout in mode `mig`, without the override.
+    /// The rule's layout in mode `mig`, regardless of an override.
     pub configured: Option<Layout>,
     /// Whether the rule's layout is `dynamic`.
     pub dynamic_rule: bool,
@@ -56,7 +60,7 @@ pub struct Wish {
 }
 
 impl Wish {
-    /// Returns the desired state of a GPU without a rule.
+    /// Returns the desired state of a GPU that no rule claims.
     fn unmanaged() -> Self {
         Self {
             mode: Mode::Unmanaged,
@@ -80,7 +84,7 @@ impl Wish {
         if self.dynamic { Some(vec![DYNAMIC.to_owned()]) } else { self.layout.as_ref().map(Layout::canonical) }
     }
 
-    /// Returns whether the config needs the GPU without MIG.
+    /// Returns whether the rule's mode needs the whole GPU, with MIG mode off.
     #[must_use]
     pub fn wants_whole(&self) -> bool {
         match self.mode {
@@ -102,14 +106,14 @@ pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {
     claimed
 }
 
-/// Returns the desired state of each GPU, in order, from the config and the GPU's override.
+/// Returns the desired state of each GPU, in order, from the config and the overrides.
 #[must_use]
 pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
     claims(config, gpus).into_iter().zip(gpus).map(|(claimed, gpu)| wish(config, claimed, gpu)).collect()
 }
 
-/// Returns the desired state from the rule at position `claimed` and the GPU's override. An override has no
-/// effect unless the GPU's rule has mode `mig`.
+/// Returns the desired state from the rule at position `claimed` and the GPU's override. An
+/// override has an effect only if the rule has mode `mig`.
 #[must_use]
 pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
     let Some((position, rule)) = claimed.and_then(|position| Some((position, config.rules.get(position)?))) else {
@@ -117,8 +121,8 @@ pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
     };
     let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
     let layout = match &gpu.overridden {
-        // If an override cannot be parsed any more, the rule's layout must not replace it. Then the GPU stays
-        // unchanged.
+        // If this version cannot parse the override, the rule's layout must not replace it. Without
+        // a layout, the GPU is not changed.
         Some(one) if rule.mode == Mode::Mig => Layout::parse_list(&one.layout).ok(),
         Some(_) | None => configured.clone(),
     };
@@ -128,9 +132,10 @@ pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
     Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured, dynamic_rule, dynamic, timeslice }
 }
 
-/// Adds the desired state, and the drift from it, to the reading of a GPU. Sets the fields `mode`, `rule`, `layout` and
-/// `drift`, and the desired part of `timeslice`. The known level must already be in `timeslice`. `claimed` is the
-/// position of the GPU's rule, from [`claims`].
+/// Adds the desired state, and the drift from it, to the reading of a GPU. Sets the fields `mode`,
+/// `rule`, `layout` and `drift`, and the desired part of `timeslice`. If the level is known, the
+/// caller must have set it in `timeslice` before. `claimed` is the position of the GPU's rule, from
+/// [`claims`].
 pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
     let wish = wish(config, claimed, gpu);
     // The instances of a lost GPU are unknown.
@@ -148,8 +153,8 @@ pub fn describe_all(config: &Config, gpus: &mut [Gpu]) {
     }
 }
 
-/// Returns warnings about a config on a given host, one sentence each. They are about selectors and rules that match
-/// nothing, and shares that the GPUs cannot provide.
+/// Returns warnings about a config on a given host, one sentence each: selectors and rules that
+/// match nothing, and shares that the GPUs cannot provide.
 #[must_use]
 pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let claimed = claims(config, gpus);
@@ -188,8 +193,8 @@ fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     config.quotas.iter().enumerate().flat_map(of).collect()
 }
 
-/// Returns a warning if the compute mode of a rule allows no process. The config already refuses more replicas than the
-/// compute mode allows.
+/// Returns a warning if the compute mode of a rule allows no process. The parser has already
+/// refused a number of replicas that the compute mode does not allow.
 fn at_odds(rule: &Rule) -> Option<String> {
     let TimeslicePolicy { replicas, compute_mode, .. } = rule.timeslice.as_ref()?;
     if *compute_mode != Some(ComputeMode::Prohibited) {

@@ -1,5 +1,5 @@
-//! Changes of MIG mode in plans: whether they need a reset, what a reset affects, and what blocks it according to
-//! readings.
+//! Changes of MIG mode in plans: whether a change needs a reset, what the reset affects, and what
+//! blocks it according to the readings.
 
 use gpush_api::{
     ApiError, Architecture, Code, Gpu, GpuPlan, Holder, InstanceStep, LeaseUse, Mig, Peer, Refusal, Reset,
@@ -12,7 +12,8 @@ use crate::{config::Config, holders};
 #[must_use]
 pub fn needs_reset(architecture: Architecture) -> bool {
     match architecture {
-        // GPUs that are newer than this build are assumed to behave like the newest known ones.
+        // A GPU that is newer than this build probably behaves like the newest GPUs that this build
+        // knows.
         Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => false,
         Architecture::Legacy
         | Architecture::Volta
@@ -22,14 +23,14 @@ pub fn needs_reset(architecture: Architecture) -> bool {
     }
 }
 
-/// Returns the reset that is needed to set MIG mode to `enable`, without its details.
+/// Returns the reset that is needed to set MIG mode to `enable`. Its details are still empty.
 pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
-    // Cancelling a pending mode change needs no reset.
+    // If a mode change is only pending, cancelling it needs no reset.
     let changes = mig.enabled != enable;
     (changes && (needs_reset(gpu.architecture) || mig.reset_pending)).then(Reset::default)
 }
 
-/// Returns why the mode cannot change now: processes or leases use the whole GPU.
+/// Returns why MIG mode cannot change now: processes or leases use the whole GPU.
 pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
     let holder = |process: &gpush_api::Process| Holder {
         pid: process.pid,
@@ -44,24 +45,26 @@ pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
     is_used.then(|| Refusal::Held { holders: gpu.processes.iter().map(holder).collect(), leases })
 }
 
-/// Whether a fabric manager manages the host's NVSwitches. Without one, all GPUs on NVSwitches must be reset together
-/// (nvidia-smi's manual, `--gpu-reset`). GPUs that are connected directly can always be reset separately.
+/// Whether a fabric manager manages the NVSwitches of the host. Without a fabric manager, all GPUs
+/// on NVSwitches must be reset together (nvidia-smi's manual, `--gpu-reset`). GPUs that are
+/// connected directly can always be reset separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fabric {
-    /// A fabric manager runs, or there are no NVSwitches.
+    /// A fabric manager is running, or the host has no NVSwitches.
     Managed,
-    /// No fabric manager runs, or none will run during the reset.
+    /// No fabric manager is running, or none will run during the reset.
     Unmanaged,
 }
 
-/// Adds what each reset affects, and refuses resets that would destroy instances of other GPUs. This function cannot
-/// check whether a fabric manager runs. If the host has NVSwitches, it assumes one.
+/// Completes the resets of plans: adds what each reset affects, and refuses resets that would
+/// destroy instances of other GPUs. This function cannot check whether a fabric manager is running.
+/// If the host has NVSwitches, it assumes that one is running, unless the config says to stop it.
 pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let stopped = holders::names(&config.mode_change.services, holders::FABRIC_MANAGER);
     fill_in(config, gpus, plans, if stopped { Fabric::Unmanaged } else { Fabric::Managed });
 }
 
-/// Plans the resets again for a host without a running fabric manager.
+/// Completes the resets again, for a host without a running fabric manager.
 pub fn without_fabric_manager(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     fill_in(config, gpus, plans, Fabric::Unmanaged);
 }
@@ -102,8 +105,8 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
     }
 }
 
-/// Returns what prevents this reset because of other GPUs in the same request: they get instances in the operation, and
-/// a later reset would destroy them.
+/// Returns why other GPUs of the same request prevent this reset: they get instances in the
+/// operation, which the later reset would destroy.
 fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Vec<String> {
     if plan.mig_mode() == Some(true) {
         return Vec::new();
@@ -119,8 +122,8 @@ fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Ve
     peers.iter().filter_map(|at| filled(&gpus[*at])).collect()
 }
 
-/// Returns the positions of the GPUs that are reset together with the one at `own`. These are the GPUs of its group in
-/// the config, and those on the same NVSwitches if no fabric manager runs.
+/// Returns the positions of the GPUs that are reset together with the GPU at `own`: the GPUs of its
+/// group in the config and, if no fabric manager is running, the other GPUs on NVSwitches.
 fn together(config: &Config, gpus: &[Gpu], own: usize, fabric: Fabric) -> Vec<usize> {
     let groups = config.mode_change.reset_together.iter().map(|group| group.matching(gpus));
     let mut peers: Vec<usize> = groups.filter(|group| group.contains(&own)).flatten().collect();
@@ -138,7 +141,7 @@ pub fn is_switched(gpu: &Gpu) -> bool {
     gpu.nvlink.as_ref().is_some_and(|nvlink| nvlink.switched)
 }
 
-/// Returns why a GPU must not be reset; `None` if a reset destroys nothing.
+/// Returns why a GPU must not be reset; `None` if a reset would destroy nothing.
 fn not_to_be_reset(gpu: &Gpu) -> Option<String> {
     let instances = gpu.mig.as_ref().map_or(0, |mig| mig.instances.len());
     let what = if gpu.stale {

@@ -1,8 +1,8 @@
 //! Plans for a host: selects the GPUs of a request, and makes a plan for each.
 //!
-//! The whole request is refused if it is invalid, or if it names a GPU whose rule has a mode other than `mig`.
-//! Otherwise every GPU gets a plan, or the reason why there is none. So one answer shows all GPUs, and a lost GPU does
-//! not hide the others.
+//! An invalid request is refused as a whole, and also a request that names a GPU whose rule has a
+//! mode other than `mig`. Otherwise the answer contains, for every GPU, a plan or the reason why
+//! there is no plan. So one answer shows all GPUs, and a lost GPU does not hide the others.
 
 use gpush_api::{
     ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LayoutSource, MigModeStep, Mode, PlanRequest,
@@ -22,26 +22,27 @@ use crate::{
     selector::{Selector, inventory},
 };
 
-/// The goal of a request for one GPU.
+/// What a request asks for on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PlanGoal {
     /// MIG mode off.
     Whole,
     /// MIG mode on, with exactly these instances.
     Layout(Layout),
-    /// MIG mode on, with the current instances, because leases create and destroy them.
+    /// MIG mode on, with the current instances, because leases create and destroy the instances.
     Dynamic,
 }
 
 /// Plans a request for a host.
 ///
-/// Without selectors, the request is for every GPU that a `mig` rule claims. If a rule of another mode claims a GPU, a
-/// layout for it is refused. If such a GPU is named without a layout, its MIG mode is turned off, as the rule needs. An
-/// unclaimed GPU may be named with an explicit layout.
+/// Without selectors, the request is for every GPU that a `mig` rule claims. If a rule of another
+/// mode claims a GPU, a layout for it is refused. If a request names such a GPU without a layout,
+/// the plan turns MIG mode off, because the rule needs the whole GPU. A request may name an
+/// unclaimed GPU only with an explicit layout.
 ///
 /// # Errors
-/// The request is invalid, matches no GPU, or names a GPU of another mode. If a GPU cannot have its layout or cannot be
-/// used, that is not an error here: its plan reports it.
+/// The request is invalid, matches no GPU, or names a GPU of another mode. If a GPU cannot have its
+/// layout or cannot be used, the function succeeds, and the plan of the GPU contains the reason.
 pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result<Plans, ApiError> {
     let wishes = wishes(config, gpus);
     if let LayoutSource::PerGpu(each) = &request.layout {
@@ -91,7 +92,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     Ok(Plans { plans })
 }
 
-/// Returns a GPU's name for messages. Omits the UUID of a preset GPU.
+/// Returns a GPU's name for messages. Omits the UUID if the GPU is from a preset.
 pub(super) fn label(gpu: &Gpu) -> String {
     if gpu.uuid.starts_with(UUID_PREFIX) {
         return format!("GPU {}", gpu.index);
@@ -99,7 +100,7 @@ pub(super) fn label(gpu: &Gpu) -> String {
     format!("GPU {} ({})", gpu.index, gpu.uuid)
 }
 
-/// Returns the layout in the request; `None` if it uses each rule's layout.
+/// Returns the layout in the request; `None` if the request uses the layout of each rule.
 fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiError> {
     let layout = match source {
         LayoutSource::Config | LayoutSource::Wanted | LayoutSource::PerGpu(_) => return Ok(None),
@@ -118,7 +119,7 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
     {
         return error.into();
     }
-    // `none` destroys instances, so it is never suggested.
+    // `none` is never suggested, because it destroys instances.
     let known: Vec<&str> = config.layouts.keys().map(String::as_str).filter(|name| *name != NONE).collect();
     let error = ApiError::new(Code::NotFound, format!("the config has no layout {}", Quoted(name)));
     if known.is_empty() {
@@ -149,7 +150,7 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
         Mode::Mig | Mode::Unmanaged => false,
     };
     let of_mig = |at: usize| wishes[at].mode == Mode::Mig;
-    // GPUs without MIG that are already as their rules need them are not listed.
+    // A GPU without MIG that is already as its rule needs it is not listed.
     let claimed: Vec<usize> =
         (0..gpus.len()).filter(|at| of_mig(*at) || (whole(*at) && !gpus[*at].drift.is_empty())).collect();
     if !claimed.is_empty() {
@@ -182,7 +183,8 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
     Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
 }
 
-/// Returns the desired layout of the GPU. With `own`, returns the rule's layout without the override.
+/// Returns the desired layout of the GPU. With `own`, returns the rule's layout, regardless of an
+/// override.
 fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result<Layout, ApiError> {
     if let Some(layout) = if own { &wish.configured } else { &wish.layout } {
         return Ok(layout.clone());
@@ -193,7 +195,7 @@ fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
     claimed_otherwise(gpu, wish, others)?;
-    // A GPU that cannot be read shows no MIG, but may have it.
+    // The reading of a GPU that cannot be read shows no MIG, but the GPU may support MIG.
     if gpu.mig.is_none() && workable(gpu, true).is_ok() {
         return Err(no_mig(gpu, wish, others));
     }
@@ -220,7 +222,7 @@ fn no_mig(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> ApiError {
     refusal::explain(&Refusal::NoMig, gpu.index, &label(gpu)).hint(way_out::without_mig(wish, others))
 }
 
-/// Refuses a GPU whose state is not known well enough for a plan.
+/// Refuses a GPU whose state does not allow a plan.
 pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     let refuse = |code, what: &str, hint: &str| {
         let mut error = ApiError::new(code, format!("{} {what}", label(gpu)));
@@ -229,7 +231,7 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     };
     match gpu.state {
         GpuState::Ready | GpuState::Changing => Ok(()),
-        // An administrator who names the GPU wants to recover it, or knows about the cordon.
+        // A caller who names the GPU wants to recover it, or knows about the cordon.
         GpuState::Degraded | GpuState::Cordoned if named => Ok(()),
         GpuState::Cordoned => refuse(
             Code::Conflict,
@@ -287,12 +289,12 @@ pub(super) fn refused(gpu: &Gpu, mut answer: GpuPlan, refusal: Refusal) -> GpuPl
     answer
 }
 
-/// Returns the plan of one GPU, or why there is none.
+/// Returns the plan of one GPU, or a plan with the reason why there is none.
 pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     let mut answer = no_plan(gpu, layout);
     let refused = |answer, refusal| refused(gpu, answer, refusal);
     let Some(mig) = &gpu.mig else { return refused(answer, Refusal::NoMig) };
-    // A GPU with MIG mode off has no instances, so there is nothing to do.
+    // A GPU with MIG mode off has no instances, so the empty layout needs no steps.
     if explicit && layout.is_none() && mig.is_off() {
         return answer;
     }
@@ -328,7 +330,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     }
 }
 
-/// Plans a GPU whose layout is `dynamic`: turns MIG mode on and keeps every instance.
+/// Plans a GPU whose layout is `dynamic`: turns MIG mode on, and keeps every instance.
 fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return refused(gpu, answer, Refusal::NoMig) };
     if mig.enabled {
@@ -347,8 +349,9 @@ fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
     }
 }
 
-/// Refuses changes while the processes on the GPU are unknown. Instances that seem idle may be in use, so none is
-/// destroyed, and MIG mode does not change. New instances affect no process.
+/// Refuses changes while the processes on the GPU are not known. An instance without a known
+/// process may be in use, so the plan destroys no instance and does not change MIG mode. New
+/// instances do not affect any process.
 pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep]) -> Option<ApiError> {
     let destroys = steps.iter().any(|step| step.destroys().is_some());
     let spared = match (gpu.processes_known, changes_mode, destroys) {

@@ -7,7 +7,7 @@
 //! | the config's, GPU not named | keeps the override, because it is the desired layout |
 //! | the desired layout | keeps the override |
 //!
-//! On other GPUs there is no rule's layout to override.
+//! For other GPUs, no rule has a layout that an override could replace.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +20,12 @@ use crate::{
     selector::Selector,
 };
 
-/// The override of one GPU after the request.
+/// The effect of a request on the override of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// The override stays, or there is none.
+    /// The override does not change, or there is none.
     Stays,
-    /// The override is set. It replaces a previous one.
+    /// The override is set, and replaces an earlier override.
     Made {
         /// Rule that claims the GPU.
         rule: Option<String>,
@@ -69,13 +69,13 @@ pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[G
     plans.iter().map(of).collect()
 }
 
-/// Returns whether both are the same layout. The order of entries does not matter, and two equal entries equal one
-/// entry with a count.
+/// Returns whether both layouts are the same. The order of entries does not matter, and two equal
+/// entries are the same as one entry with a count of 2.
 fn same(layout: &Layout, canonical: &[String]) -> bool {
     Layout::parse_list(canonical).is_ok_and(|other| counted(layout) == counted(&other))
 }
 
-/// Counts each entry.
+/// Returns how often the layout contains each entry.
 fn counted(layout: &Layout) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for entry in &layout.entries {

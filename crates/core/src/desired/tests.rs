@@ -73,8 +73,8 @@ fn process(pid: u32) -> Process {
     }
 }
 
-/// Returns a GPU instance as the driver would report it. `compute` lists its compute instances; if it is empty, there
-/// is one that occupies the whole.
+/// Returns a GPU instance as the driver would report it. `compute` lists its compute instances. If
+/// the list is empty, one compute instance occupies the whole GPU instance.
 fn instance(gpu: &Gpu, id: u32, profile: &str, start: u8, compute: &[&str]) -> GpuInstance {
     let of = gpu.mig.as_ref().unwrap().profiles.iter().find(|p| p.name == profile).unwrap();
     let compute = if compute.is_empty() { &[profile][..] } else { compute };
@@ -264,7 +264,7 @@ fn plan_enables_mig_mode_that_is_off() {
             && plan.instance_steps().count() > 0
             && plan.error.is_none()
     );
-    // The mode change is already pending. The same steps remain.
+    // The mode change is already pending. The plan has the same steps as without it.
     let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(plan.mig_mode() == Some(true) && plan.reset().is_some() && plan.error.is_none());
     let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
@@ -277,12 +277,13 @@ fn plan_enables_mig_mode_that_is_off() {
     let error = plan.error.unwrap();
     assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 (ada, python train.py)".to_owned()]));
     assert!(plan.steps.is_empty());
-    // An impossible layout is reported as such in any mode.
+    // A layout that is impossible on the GPU is reported as impossible, whether MIG mode is on or
+    // off.
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().enabled = false;
     let plan = one(&Config::default(), &[gpu.clone()], &request(&["0"], entries("7g.80gb*2")));
     assert!(matches!(plan.refusal, Some(Refusal::TooMany { .. })), "{:?}", plan.refusal);
-    // A GPU with MIG off and no desired instances needs nothing.
+    // A GPU with MIG mode off and no desired instances needs no change.
     gpu.mig.as_mut().unwrap().set_mode(false, false);
     let plan = one(&Config::default(), &[gpu], &request(&["0"], LayoutSource::Named("none".to_owned())));
     assert!(plan.refusal.is_none() && plan.is_empty());
@@ -305,7 +306,7 @@ fn mig_off_follows_instances_and_resets_ampere_only() {
     let services = "[mode_change]\nservices = [\"nvidia-dcgm\"]\nbefore = \"/x/y\"\n";
     let reset = whole(&gpus, services).unwrap().reset().cloned().unwrap();
     assert_eq!((reset.services, reset.hooks), (vec!["nvidia-dcgm".to_owned()], vec!["/x/y".to_owned()]));
-    // On is pending, but the mode is still off: this is reverted without a reset.
+    // MIG mode is off, and a change to on is pending. The change can be cancelled without a reset.
     let pending = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
         mig.set_mode(enabled, pending);

@@ -1,10 +1,10 @@
-//! Time-sliced GPUs: compares the known level with the desired one.
+//! Time-sliced GPUs: compares the actual level with the desired level.
 
 use gpush_api::{ComputeMode, Gpu, TimesliceLevel, TimesliceState, TimesliceView};
 
 use super::{Wish, drift::not_whole};
 
-/// Returns sentences about level and compute mode of a GPU without MIG.
+/// Returns sentences about the time-slice level and the compute mode of a GPU with MIG mode off.
 pub(super) fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
     let Some(policy) = &wish.timeslice else { return Vec::new() };
     let level = gpu.timeslice.as_ref().and_then(|seen| level(seen, policy.level));
@@ -17,7 +17,7 @@ fn level(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
         (TimesliceState::Known, Some(level)) if level != wanted => {
             Some(format!("time-slice level is {level}, but the config says {wanted}"))
         }
-        // Without levels, the driver behaves as with the level `default`.
+        // Without levels, the driver behaves as it does at the level `default`.
         (TimesliceState::Unsupported, _) if wanted != TimesliceLevel::Default => {
             Some(format!("the GPU has no time-slice levels, but the config says {wanted}"))
         }
@@ -29,7 +29,7 @@ fn compute_mode(now: ComputeMode, wanted: ComputeMode) -> Option<String> {
     (now != wanted).then(|| format!("compute mode is {now}, but the config says {wanted}"))
 }
 
-/// Returns the observed and the desired time-slicing state of a GPU.
+/// Returns the actual and the desired time-slicing state of a GPU.
 pub(super) fn view(wish: &Wish, gpu: &Gpu) -> Option<TimesliceView> {
     let policy = wish.timeslice.as_ref()?;
     let (replicas, wanted) = (policy.replicas, policy.level);

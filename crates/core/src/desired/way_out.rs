@@ -1,13 +1,15 @@
-//! Hints for a GPU that cannot have a layout: commands that work for this GPU, or a change of the config.
+//! Hints for a GPU that cannot have a layout: a command that works for this GPU, or a change of the
+//! config.
 
 use gpush_api::{Gpu, GpuState, Mode};
 
 use super::Wish;
 
-/// The commands that make a config change effective.
+/// The commands that make a changed config effective.
 const RELOAD: &str = "then `gpushctl config check FILE` and `systemctl reload gpushd`";
 
-/// Returns a rule's name for a sentence. A rule without a name has a label such as `rule 2`.
+/// Returns a rule's name for a sentence. For a rule without a name, this is a label such as
+/// `rule 2`.
 pub(super) fn rule(label: &str) -> String {
     if label.starts_with("rule ") { label.to_owned() } else { format!("rule `{label}`") }
 }
@@ -19,8 +21,9 @@ pub(super) fn example(gpu: &Gpu) -> Option<&str> {
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// Returns the GPUs that can be named with a layout, as `--gpu 0-2,5`; `None` if there are none. With `by_rule`,
-/// returns the GPUs that can be named without a layout. They get the layout of their rule.
+/// Returns the GPUs that a request can name with a layout, as `--gpu 0-2,5`; `None` if there are
+/// none. With `by_rule`, returns the GPUs that a request can name without a layout, because they
+/// get the layout of their rule.
 pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<String> {
     let free = |wish: &Wish| match by_rule {
         true => wish.has_rule_layout(),
@@ -28,7 +31,7 @@ pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<Str
     };
     let works = |gpu: &Gpu| match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
-        // A cordoned GPU could be named, but is not suggested.
+        // A request may name a cordoned GPU, but the hint does not suggest one.
         GpuState::Cordoned => false,
         GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
@@ -77,7 +80,8 @@ fn no_mig_here() -> &'static str {
     "no other GPU of this host can have MIG instances either: `gpushctl gpu list`"
 }
 
-/// Returns the hint for a GPU that no rule claims and that was named without a layout.
+/// Returns the hint for a GPU that no rule claims, in a request that names the GPU without a
+/// layout.
 pub(super) fn without_layout(gpu: &Gpu) -> String {
     let index = gpu.index;
     let entries = example(gpu).unwrap_or("none");
@@ -87,8 +91,8 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
     )
 }
 
-/// Returns the hint for a request without GPUs, if no rule of the host claims a GPU for MIG. `layout`: whether the
-/// request has a layout.
+/// Returns the hint for a request that names no GPU, on a host where no rule claims a GPU for MIG.
+/// `layout` says whether the request has a layout.
 pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> String {
     let Some(others) = others(gpus, wishes, false) else {
         return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows their modes, `gpushctl config \

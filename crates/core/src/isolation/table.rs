@@ -1,14 +1,15 @@
-//! What each mechanism isolates, as a table. A row is an aspect, a column a mechanism, and each cell has its sources.
+//! A table of what each mechanism isolates. Each row is an aspect, each column a mechanism, and
+//! each cell has its sources.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// A sharing mechanism; a column.
+/// A sharing mechanism: a column of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mechanism {
-    /// A whole GPU for one lease.
+    /// Exclusive use of a whole GPU by one lease.
     Exclusive,
     /// MIG devices.
     Mig,
@@ -37,9 +38,9 @@ impl Mechanism {
 /// A document that is the source of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Source {
-    /// Number in the cells.
+    /// Number that identifies the source in cells.
     pub number: u8,
-    /// Title and sections.
+    /// Title of the document, and the sections that are used.
     pub title: &'static str,
     /// Address. For gpush's own pages, it is relative to `docs`.
     pub url: &'static str,
@@ -76,7 +77,7 @@ pub struct Cell {
     pub sources: &'static [u8],
 }
 
-/// An aspect in which users could affect each other; a row.
+/// An aspect in which users could affect each other: a row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Aspect {
     /// Name.

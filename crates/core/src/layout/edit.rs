@@ -1,6 +1,7 @@
-//! The current layout of a GPU with entries added or removed.
+//! Adds entries to the current layout of a GPU, or removes entries from it.
 //!
-//! Every current instance keeps its placement in the result, so that a plan keeps the instance.
+//! In the result, every current instance has its present placement, so that a plan keeps the
+//! instance.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +16,8 @@ struct Present {
     in_use: bool,
 }
 
-/// Returns the entries of the current instances. `shared` returns whether a device such as `2g.20gb@2` is shared
-/// through MPS.
+/// Returns the current instances as layout entries. `shared` returns whether a device such as
+/// `2g.20gb@2` is shared through MPS.
 fn present(gpu: &Gpu, shared: impl Fn(&str) -> bool) -> Vec<Present> {
     let instances = gpu.mig.iter().filter(|mig| mig.enabled).flat_map(|mig| &mig.instances);
     instances
@@ -30,7 +31,7 @@ fn present(gpu: &Gpu, shared: impl Fn(&str) -> bool) -> Vec<Present> {
         .collect()
 }
 
-/// Returns an instance as entries: one for each profile of its compute instances.
+/// Returns a GPU instance as entries: one entry for each profile of its compute instances.
 fn entries(instance: &GpuInstance, share: Option<Share>) -> Vec<Entry> {
     let mut counts: BTreeMap<&str, u8> = BTreeMap::new();
     for compute in &instance.compute {
@@ -53,7 +54,7 @@ fn of(all: Vec<Present>) -> Vec<Entry> {
     all.into_iter().flat_map(|one| one.entries).collect()
 }
 
-/// Returns the current layout of a GPU with additional entries.
+/// Returns the current layout of a GPU, with `entries` added.
 ///
 /// # Errors
 /// An entry is malformed.
@@ -64,11 +65,11 @@ pub fn added(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> Re
     Ok(Layout { entries: all })
 }
 
-/// Returns the current layout of a GPU without some entries. If several instances match an entry, idle ones are removed
-/// first, then those with the highest start.
+/// Returns the current layout of a GPU, with `entries` removed. If several instances match an
+/// entry, idle instances are removed first; among these, the instances with the highest start.
 ///
 /// # Errors
-/// An entry is malformed, or fewer instances match it than its count.
+/// An entry is malformed, or its count is higher than the number of instances that match.
 pub fn removed(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> Result<Layout, ApiError> {
     let less = Layout::parse_list(entries).map_err(ApiError::from)?;
     let mut all = present(gpu, shared);
@@ -85,7 +86,8 @@ pub fn removed(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> 
                 let hint = format!("list its instances with 'gpushctl mig list {}'", gpu.index);
                 return Err(ApiError::new(Code::NotFound, message).hint(hint));
             };
-            // If the GPU instance has other compute instances, only the compute instance is removed.
+            // If the GPU instance has other compute instances too, only the compute instance is
+            // removed.
             let own = &mut all[at].entries;
             match own.iter().position(|one| matches(one) && entry.compute_slices.is_some()) {
                 Some(part) if own.len() > 1 || own[part].count > 1 => match own[part].count {

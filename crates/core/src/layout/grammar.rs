@@ -1,6 +1,7 @@
-//! The parser of layouts, with its errors.
+//! The parser of layouts, and its errors.
 //!
-//! No parser generator is used, because each error needs a place in the text and a suggested correction.
+//! The parser does not use a parser generator, because each error needs a position in the text and
+//! a suggested correction.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -10,14 +11,14 @@ use crate::quote::Quoted;
 
 use super::{DYNAMIC, Entry, LONGEST, Layout, MOST, MOST_IN_ALL, NONE, Share};
 
-/// A problem in a layout, with its place.
+/// A problem in a layout, with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayoutError {
-    /// Index of the text in the list, from 0.
+    /// Index of the text in the list; the first index is 0.
     pub item: usize,
     /// The text, unchanged. All errors in one text share one copy.
     pub text: Arc<str>,
-    /// The place in `text`, in bytes.
+    /// Position in `text`, in bytes.
     pub span: Range<usize>,
     /// The problem, in one sentence without a full stop.
     pub message: String,
@@ -55,7 +56,7 @@ impl From<LayoutError> for ApiError {
 const SHAPE: &str =
     "an entry is [Nc.]PROFILE[@START][*COUNT][:mps], such as 3g.40gb, 1g.10gb*2, 1g.10gb@4 or 1c.3g.40gb";
 
-/// Parses a list of texts. Returns all problems; the list of errors is never empty.
+/// Parses a list of texts. If there are problems, returns all of them.
 pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutError>> {
     let mut entries = Vec::new();
     let mut errors = Vec::new();
@@ -63,7 +64,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
     let mut instances = 0;
     let pieces = pieces(texts)?;
     if pieces.iter().all(|piece| piece.content().is_empty()) && pieces.len() <= texts.len() {
-        // The whole text is empty. A single comma too many is a different error.
+        // The whole text is empty. A superfluous comma is a different error.
         let text: Arc<str> = texts.first().map_or("", AsRef::as_ref).into();
         let span = 0..text.len();
         return Err(vec![LayoutError {
@@ -91,7 +92,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
                 Ok(entry) => {
                     let before = instances;
                     instances += usize::from(entry.count);
-                    // Report this only once, at the first entry that is too many.
+                    // The error is reported only once, at the first entry above the maximum.
                     if instances > MOST_IN_ALL && before <= MOST_IN_ALL {
                         errors.push(piece.error(
                             piece.span.clone(),
@@ -123,19 +124,19 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
 /// The hint for a layout that is larger than any GPU.
 const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; each GPU that you name gets it";
 
-/// One entry: a part of a text of the list.
+/// One entry, as a part of a text in the list.
 struct Piece<'a> {
     item: usize,
     text: &'a str,
-    /// The whole text that contains the entry, for errors.
+    /// The whole text that contains the entry. Errors refer to it.
     shared: Arc<str>,
     span: Range<usize>,
 }
 
 /// Splits the texts at commas and trims spaces.
 ///
-/// Any user of the socket can send the texts. So a text that is too large for any GPU is refused by its size, before
-/// its entries are parsed.
+/// Any user of the socket can send the texts. A text that is too large for any GPU is therefore
+/// refused by its size, before its entries are parsed.
 fn pieces<S: AsRef<str>>(texts: &[S]) -> Result<Vec<Piece<'_>>, Vec<LayoutError>> {
     let mut pieces = Vec::new();
     let mut bytes = 0;
@@ -200,7 +201,7 @@ impl Piece<'_> {
         &self.text[span.clone()]
     }
 
-    /// Returns the span of a part of the content.
+    /// Returns the span of a part of the entry.
     fn at(&self, from: usize, to: usize) -> Range<usize> {
         self.span.start + from..self.span.start + to
     }
@@ -257,8 +258,8 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
     }
 }
 
-/// Returns whether several compute instances of this entry fit into one GPU instance, because each has only some of its
-/// slices.
+/// Returns whether one GPU instance can contain several compute instances of this entry, because
+/// each of them uses only some of its slices.
 fn is_shared(entry: &Entry) -> bool {
     entry.compute_slices.is_some_and(|slices| gpu_slices(&entry.profile) != Some(slices))
 }
@@ -286,7 +287,8 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
     };
     let Some(compute) = compute else { return Ok((None, name.to_owned())) };
     match compute.parse::<u8>() {
-        // `1c.1g.20gb` and `1g.20gb` have one slice each and are two profiles from Hopper on.
+        // `1c.1g.20gb` and `1g.20gb` have one slice each, but are two different profiles on Hopper
+        // and newer GPUs.
         Ok(n) if n > 0 && n <= slices => Ok((Some(n), name.to_owned())),
         Ok(_) | Err(_) => Err(piece.error(
             piece.at(0, compute.len() + 1),
@@ -296,8 +298,9 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
     }
 }
 
-/// Returns the compute slices in the name of a GPU instance profile; `None` if it is not such a name. Refuses leading
-/// zeros and very long numbers or suffixes, because no driver reports them.
+/// Returns the number of compute slices in the name of a GPU instance profile; `None` if the text
+/// is not such a name. Refuses leading zeros and very long numbers or suffixes, because no driver
+/// reports them.
 fn gpu_slices(name: &str) -> Option<u8> {
     let (slices, rest) = name.split_once("g.")?;
     let (memory, suffix) = rest.split_once("gb")?;
@@ -311,10 +314,10 @@ fn gpu_slices(name: &str) -> Option<u8> {
     (figure(slices, 2) && figure(memory, 4) && suffixes).then(|| slices.parse().ok()).flatten()
 }
 
-/// Maximum length of a profile name's suffix in bytes; the longest known is `+me.all`.
+/// Maximum length of the suffix of a profile name, in bytes. The longest known suffix is `+me.all`.
 const LONGEST_SUFFIX: usize = 32;
 
-/// Returns a number for messages, or a placeholder if it is very long.
+/// Returns a number for a message; "that many" if the number is very long.
 fn figure(digits: &str) -> &str {
     const LONGEST: usize = 20;
     if digits.len() > LONGEST { "that many" } else { digits }
@@ -324,7 +327,8 @@ fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Returns the entry that was probably meant: the numbers in the right order, with common typing errors between them.
+/// Returns the entry that the user probably meant. The text must contain the right numbers in the
+/// right order; between them may be common typing errors.
 fn meant(word: &str) -> Option<String> {
     // NVML writes `MIG 3g.40gb`. Users write `1g.10gb x2` and `2x1g.10gb`.
     let word = word.strip_prefix("mig").map_or(word, |rest| rest.trim_start_matches([' ', '-', '_', '.']));

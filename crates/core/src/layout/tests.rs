@@ -142,7 +142,7 @@ fn layout_names_and_entries_are_unambiguous() {
     }
 }
 
-/// A layout that is too large gets a single short error, however large the layout is.
+/// A layout that is too large gives a single short error, whatever its size.
 #[test]
 fn oversized_layout_gives_one_error() {
     let commas = ",".repeat(64_000);
@@ -176,7 +176,7 @@ fn largest_layout_is_accepted_and_one_more_instance_refused() {
     let mut more = most;
     more.extend(["1g.10gb", "1g.10gb"].map(str::to_owned));
     let errors = Layout::parse_all(&more).unwrap_err();
-    // The error is reported once, at the first entry that is too many.
+    // The error is reported once, at the first entry above the maximum.
     assert_eq!((errors.len(), errors[0].item), (1, 8));
     assert_eq!(errors[0].message, "with this entry the layout has more than 64 instances");
     assert!(Layout::parse(&"1g.10gb*8,".repeat(3500)).is_err());

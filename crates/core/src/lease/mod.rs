@@ -1,5 +1,5 @@
-//! Leases as pure functions: the meaning of a request, its placement, its quota, the order in which requests are
-//! served, and the states of a lease.
+//! Leases as pure functions: how requests are read, placed, limited by quotas, and ordered in the
+//! queue, and the states of a lease.
 //!
 //! ```text
 //! flags, Slurm spec ──request──► LeaseRequest ──quota──► queue ──placement──► machine ──► environment
@@ -8,9 +8,9 @@
 //! | module | subject |
 //! |---|---|
 //! | `request` | the textual grammar of requests, and their validation |
-//! | `placement` | targets for a request; a gang gets all of its targets or none |
+//! | `placement` | chooses targets for a request; a gang gets all of its targets or none |
 //! | `quota` | limits by user and group |
-//! | `queue` | order of arrival and reservations |
+//! | `queue` | order of arrival, and reservations |
 //! | `machine` | states of one lease |
 //! | `usage` | leases that block a change |
 //! | `environment` | the environment variables of a lease's processes |

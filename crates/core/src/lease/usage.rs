@@ -5,7 +5,7 @@ use gpush_api::{LeaseId, LeaseUse};
 /// Maximum number of leases that a hint names.
 const MOST_NAMED: usize = 3;
 
-/// Returns what an administrator can do about the leases; `None` if there are none.
+/// Returns a hint about what an administrator can do about the leases; `None` if there are none.
 #[must_use]
 pub fn hint(leases: &[LeaseUse]) -> Option<String> {
     let mut ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();

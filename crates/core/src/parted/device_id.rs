@@ -1,10 +1,11 @@
-//! PCI ids in the form of mig-parted's device filters: `0xDDDDVVVV`, or `0xDDDDVVVV:0xDDDDVVVV` with the subsystem.
+//! PCI ids in the notation of mig-parted's device filters: `0xDDDDVVVV`, or `0xDDDDVVVV:0xDDDDVVVV`
+//! with the subsystem.
 
 use std::{fmt, str::FromStr};
 
 use gpush_api::Gpu;
 
-/// A GPU model by its PCI ids.
+/// A GPU model, identified by its PCI ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId {
     /// Device id in the upper half, vendor id in the lower half, as NVML packs them.
@@ -20,7 +21,7 @@ impl DeviceId {
         (self.id >> 16) as u16
     }
 
-    /// Returns whether the GPU has these ids; `None` if its ids are unknown.
+    /// Returns whether a GPU has these ids; `None` if the GPU's ids are unknown.
     #[must_use]
     pub fn matches(self, gpu: &Gpu) -> Option<bool> {
         if packed(gpu.pci_id.as_deref()?)? != self.id {
@@ -43,7 +44,7 @@ fn packed(text: &str) -> Option<u32> {
 impl FromStr for DeviceId {
     type Err = String;
 
-    /// The error contains the correct form.
+    /// The error contains the correct notation.
     fn from_str(text: &str) -> Result<Self, String> {
         let (id, subsystem) = match text.split_once(':') {
             Some((id, subsystem)) => (packed(id), Some(packed(subsystem))),

@@ -1,8 +1,8 @@
 //! Exports the instances of a host's GPUs as a mig-parted file.
 //!
-//! mig-parted counts MIG devices. Its format cannot express their placements, or which of them share a GPU instance.
-//! The export reports what the file omits. It finds that by planning: the file is complete for a GPU if a plan for its
-//! content has no steps.
+//! A mig-parted file contains numbers of MIG devices. The format cannot express their placements,
+//! or which of them share a GPU instance. The export reports what the file omits. To find out, it
+//! plans the content of the file on the current GPU: the file is complete if the plan has no steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,13 +21,13 @@ use crate::{
 /// An exported file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exported {
-    /// The YAML.
+    /// The file as YAML.
     pub text: String,
     /// What the file omits, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// The state of one GPU in mig-parted's terms: MIG mode off, or counts of profiles.
+/// The state of one GPU in the terms of mig-parted: MIG mode off, or a count for each profile.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum ExportedState {
     Off,
@@ -37,7 +37,7 @@ enum ExportedState {
 /// Exports the current state of the GPUs for which `chosen` returns true, under one label.
 ///
 /// # Errors
-/// No chosen GPU has MIG.
+/// None of the chosen GPUs supports MIG.
 pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Result<Exported, ApiError> {
     let mut remarks = Vec::new();
     // The groups are in the order of their first GPU.
@@ -81,12 +81,12 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
     Ok(Exported { text, remarks })
 }
 
-/// Returns the file's content for a GPU; `None` if the GPU was not read.
+/// Returns the content of the file for a GPU; `None` if the GPU could not be read.
 fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
     let who = format!("GPU {}", gpu.index);
     match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => {}
-        // Uses the last reading. Later changes are unknown.
+        // Only the last reading is available, and the state may have changed since then.
         GpuState::Maintenance => {
             remarks.push(format!("{who} is left out: the host is in maintenance"));
             return None;
@@ -100,7 +100,7 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
             return None;
         }
     }
-    // mig-parted requires that the file includes such a GPU.
+    // A mig-parted file must include GPUs without MIG too.
     let Some(mig) = &gpu.mig else { return Some(ExportedState::Off) };
     if mig.reset_pending {
         let to = if mig.pending_mode() { "on" } else { "off" };
@@ -143,7 +143,7 @@ fn entry(profile: &str) -> Option<Entry> {
     }
 }
 
-/// Returns whether a plan for these counts leaves the GPU unchanged.
+/// Returns whether a plan for these counts would leave the GPU unchanged.
 fn says_all(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
     let entries = counts.iter().filter_map(|(name, count)| Some(Entry { count: *count, ..entry(name)? })).collect();
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
@@ -151,8 +151,8 @@ fn says_all(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
     target.and_then(|target| plan::plan(&geometry, &mig.instances, &target)).is_ok_and(|plan| plan.steps.is_empty())
 }
 
-/// Returns filters and `devices` that match exactly these GPUs. If all GPUs of a model are members, the model is
-/// matched by its id, otherwise the GPUs are matched by index.
+/// Returns filters and values of `devices` that together match exactly these GPUs. If all GPUs of a
+/// model are members, their model's id matches them. Otherwise, their indexes match them.
 fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     if members.len() == gpus.len() {
         return vec![(Vec::new(), "all".to_owned())];
@@ -192,7 +192,7 @@ fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     groups
 }
 
-/// Formats a label as a key. It is quoted unless YAML parses it as text.
+/// Formats a label as a YAML key. Quotes the label if YAML might read it as another type than text.
 fn key(label: &str) -> String {
     const WORDS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
     let simple = label.starts_with(|c: char| c.is_ascii_alphabetic())

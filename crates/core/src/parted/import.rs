@@ -1,8 +1,9 @@
 //! Converts a mig-parted file to layouts and rules for gpush's config.
 //!
-//! Without a label, all labels become `[layouts]`. With a label, its groups become `[[gpu]]` rules: mig-parted selects
-//! a label at each run, but a rule is permanent. Anything that a rule cannot express is reported. A config may have
-//! only one `[layouts]`, so rules contain their layouts and can be appended to any config.
+//! Without a label, all labels become entries of `[layouts]`. With a label, the groups of this
+//! label become `[[gpu]]` rules. mig-parted applies a label that the caller selects at each run,
+//! but a rule is permanent. The import reports what rules cannot express. A config can have only
+//! one `[layouts]` table, so the rules contain their layouts and can be appended to any config.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -15,7 +16,7 @@ use crate::{
 /// NVIDIA's PCI vendor id.
 const NVIDIA: u32 = 0x10de;
 
-/// Maximum length of a layout's name, without a number that may be added at the end.
+/// Maximum length of a layout's name, without the number that may be appended.
 const LONGEST_NAME: usize = 58;
 
 /// A converted part of a config.
@@ -27,7 +28,7 @@ pub struct Imported {
     pub remarks: Vec<String>,
 }
 
-/// Returns the layouts of `file`, or with a label the rules of that label.
+/// Returns the layouts of `file`; with a label, the rules of that label.
 #[must_use]
 pub fn import(file: &File, label: Option<&Label>) -> Imported {
     let mut remarks = Vec::new();
@@ -51,8 +52,8 @@ pub fn import(file: &File, label: Option<&Label>) -> Imported {
     Imported { text, remarks }
 }
 
-/// Writes all layouts of the file with names. A layout in a config cannot be empty, so a label without instances is
-/// reported.
+/// Writes all layouts of the file, with names. A layout in a config cannot be empty, so a label
+/// without instances is reported instead.
 fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     let mut without = Vec::new();
     let mut in_part = Vec::new();
@@ -105,7 +106,8 @@ struct Names {
 }
 
 impl Names {
-    /// Returns a unique name for a layout, derived from the label's name. It consists of letters, digits, `-` and `_`.
+    /// Returns a unique name for a layout, derived from the name of the label. The name consists of
+    /// letters, digits, `-` and `_`.
     fn fresh(&mut self, label: &str) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let mut name: String = label.chars().map(plain).take(LONGEST_NAME).collect();
@@ -139,7 +141,8 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
     if label.groups.iter().any(|group| group.want == Want::Off) {
         remarks.push("mode exclusive reports enabled MIG mode as drift, and does not disable it".to_owned());
     }
-    // In the file, the last group that names a GPU counts. In the config, the first rule that matches it counts.
+    // In the file, the last group that matches a GPU applies. In the config, the first rule that
+    // matches it applies.
     let mut rules = Vec::new();
     let before = remarks.len();
     for group in label.groups.iter().rev() {
@@ -152,7 +155,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
         }
     }
     remarks[before..].reverse();
-    // If no GPU can be in two groups, keep the order of the file.
+    // If no GPU can be in two groups, the rules have the order of the file.
     let listed = |group: &Group| matches!(group.devices, Devices::Listed(_));
     let groups = &label.groups;
     let apart = groups.iter().all(listed) || groups.iter().all(|group| !listed(group) && !group.filter.is_empty());
@@ -176,8 +179,8 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
     }
 }
 
-/// Returns the selectors of a rule for the group. Returns none if no selector can express the group, or if earlier
-/// rules match all its GPUs.
+/// Returns the selectors of a rule for the group. The list is empty if selectors cannot express the
+/// group, or if other rules already match all its GPUs.
 fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Vec<String>) -> Vec<String> {
     if claimed.all {
         remarks.push(format!("{place}: a later group selects every GPU"));
@@ -224,7 +227,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
     }
 }
 
-/// Returns the product name of a GPU model as the driver reports it.
+/// Returns the product name that the driver reports for a GPU model.
 fn product(id: DeviceId) -> Option<String> {
     if id.id & 0xffff != NVIDIA {
         return None;
@@ -238,7 +241,7 @@ fn product(id: DeviceId) -> Option<String> {
         .map(|board| board.product)
 }
 
-/// Formats indexes as ranges: `0-2`, `5` for 0, 1, 2, 5.
+/// Formats indexes as ranges: 0, 1, 2, 5 become `0-2` and `5`.
 fn ranges(indexes: &[u32]) -> Vec<String> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for index in indexes {
@@ -254,7 +257,7 @@ fn string(value: String) -> String {
     toml::Value::String(value).to_string()
 }
 
-/// Returns the text on one line, for a comment.
+/// Returns the text on one line, for a comment in the config.
 fn comment(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
 }

@@ -1,4 +1,4 @@
-//! Files of nvidia-mig-parted: parsed, checked, resolved for a host, and exported.
+//! Files of nvidia-mig-parted: parses, checks, resolves and exports them.
 //!
 //! ```text
 //! bytes ──yaml──► nodes with their places ──read──► File ──select──► Label ──resolve──► a layout for each GPU
@@ -19,9 +19,9 @@
 //!         "3g.40gb": 1
 //! ```
 //!
-//! gpush accepts every file that mig-parted accepts, with one exception: entries that mig-parted ignores or executes
-//! only in part. These are indexes of GPUs that the host does not have, filters that are not PCI ids, and counts of
-//! zero. `docs/migrating-from-mig-parted.md` lists the differences.
+//! gpush accepts every file that mig-parted accepts, except for entries that mig-parted ignores or
+//! executes only in part: indexes of GPUs that the host does not have, filters that are not PCI
+//! ids, and counts of zero. `docs/migrating-from-mig-parted.md` lists the differences.
 
 use gpush_api::ApiError;
 
@@ -47,16 +47,17 @@ pub const MOST_BYTES: usize = 1 << 20;
 /// A mig-parted file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// Name of the file in messages.
+    /// Name of the file, for messages.
     pub path: String,
-    /// Labels in the order of the file.
+    /// Labels, in the order of the file.
     pub labels: Vec<Label>,
 }
 
-/// Invalid labels of a file that also has valid ones.
+/// The invalid labels of a file that also has valid labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wrong {
-    /// Names of all labels, also of those that were not parsed because the file has too many problems.
+    /// Names of all invalid labels. They include labels that were not parsed because the file has
+    /// too many problems.
     pub labels: Vec<String>,
     /// The problems.
     pub errors: FileErrors,
@@ -77,18 +78,18 @@ impl From<&Wrong> for ApiError {
 pub struct Label {
     /// Name of the label.
     pub name: String,
-    /// Groups in the order of the file; at least one.
+    /// Groups, in the order of the file; at least one.
     pub groups: Vec<Group>,
 }
 
 /// The desired state of some GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Line in the file, counted from 1.
+    /// Line in the file; the first line is 1.
     pub line: usize,
-    /// GPU models that the group applies to; all models if empty.
+    /// GPU models that the group applies to; empty for all models.
     pub filter: Vec<DeviceId>,
-    /// GPUs of these models.
+    /// GPUs of these models that the group applies to.
     pub devices: Devices,
     /// The desired state.
     pub want: Want,
@@ -113,10 +114,10 @@ pub enum Want {
 }
 
 impl File {
-    /// Parses a file. `path` is its name, for errors.
+    /// Parses a file. Errors refer to the file as `path`.
     ///
     /// # Errors
-    /// All problems, up to a maximum number.
+    /// All problems of the file, up to a maximum number.
     pub fn from_bytes(bytes: &[u8], path: &str) -> Result<Self, FileErrors> {
         match Self::salvage(bytes, path)? {
             (file, None) => Ok(file),
@@ -124,10 +125,11 @@ impl File {
         }
     }
 
-    /// Parses the valid labels of a file.
+    /// Parses the valid labels of a file, and returns the problems of the invalid ones.
     ///
     /// # Errors
-    /// As [`File::from_bytes`], if no label is valid or a problem is outside all labels.
+    /// The same as for [`File::from_bytes`], but only if no label is valid or a problem is outside
+    /// all labels.
     pub fn salvage(bytes: &[u8], path: &str) -> Result<(Self, Option<Wrong>), FileErrors> {
         read::bytes(bytes, path)
     }

@@ -1,4 +1,5 @@
-//! Converts YAML nodes to a file. Reports all missing, unknown and invalid parts at once, each with its place.
+//! Converts YAML nodes to a file. Reports all missing, unknown and invalid parts at once, each with
+//! its position.
 
 use std::ops::Range;
 
@@ -16,13 +17,15 @@ use crate::{
 /// Maximum number of reported problems.
 const MOST_PROBLEMS: usize = 50;
 
-/// Maximum number of groups of all labels together. Aliases can multiply the content of a small file.
+/// Maximum number of groups in all labels together. YAML aliases can multiply the content of a
+/// small file.
 const MOST_GROUPS: usize = 4096;
 
 const TOP: [&str; 2] = ["version", "mig-configs"];
 const GROUP: [&str; 4] = ["devices", "device-filter", "mig-enabled", "mig-devices"];
 
-/// Parses the valid labels. Reports the invalid ones if the rest of the file is valid.
+/// Parses the valid labels. If only labels are invalid, also returns the problems of the invalid
+/// labels.
 pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), FileErrors> {
     let fail = |text: &str, problem| Err(FileErrors::new(Document::MigParted, path, text, vec![problem]));
     if bytes.len() > MOST_BYTES {
@@ -65,7 +68,7 @@ pub(super) struct PartedReader<'t> {
     text: &'t str,
     problems: Vec<Problem>,
     groups: usize,
-    /// Names of labels that are invalid, or were not read.
+    /// Names of labels that are invalid or were not read.
     wrong: Vec<String>,
     /// Whether a problem is outside all labels.
     beyond_labels: bool,
@@ -86,12 +89,12 @@ impl PartedReader<'_> {
         }
     }
 
-    /// Returns whether the maximum number of problems is reached. Then parsing can stop.
+    /// Returns whether the maximum number of problems is reached, so that parsing can stop.
     pub(super) fn full(&self) -> bool {
         self.problems.len() >= MOST_PROBLEMS
     }
 
-    /// Reports keys that are not `known`. Returns the known keys that were probably meant.
+    /// Reports keys that are not in `known`. Returns the known keys that the author probably meant.
     fn strangers(&mut self, entries: &[yaml::MapEntry], known: &[&'static str], place: &str) -> Vec<&'static str> {
         let mut all = Vec::new();
         for (key, _) in entries {
@@ -184,7 +187,7 @@ impl PartedReader<'_> {
             }
         };
         if self.groups > MOST_GROUPS {
-            // Report this once, at the first group that is too many.
+            // The problem is reported only once, at the first group above the maximum.
             return None;
         }
         self.groups += items.len();
@@ -254,7 +257,7 @@ impl PartedReader<'_> {
     }
 }
 
-/// Returns whether all keys are known. Only then a missing key is reported.
+/// Returns whether all keys are known. Only in this case, a missing key is reported.
 fn has_all_known(entries: &[yaml::MapEntry]) -> bool {
     entries.iter().all(|(key, _)| key.text().is_some_and(|name| TOP.contains(&name)))
 }

@@ -1,6 +1,7 @@
-//! Resolves a label to layouts for the GPUs of a host.
+//! Resolves a label: finds the layouts that it gives to the GPUs of a host.
 //!
-//! The result identifies GPUs by UUID, so gpushd plans for the same GPUs even if indexes change.
+//! The result identifies GPUs by UUID, so that gpushd plans for the same GPUs even if indexes
+//! change.
 
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuState, Remedy};
 
@@ -10,22 +11,24 @@ use crate::{
     selector::{Selector, inventory},
 };
 
-/// A label resolved for a host.
+/// The layouts that a label gives to the GPUs of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
-    /// The layout of each GPU that the label configures, in the host's order.
+    /// The layout of each GPU that the label configures, in the order of the host's GPUs.
     pub layouts: Vec<GpuLayout>,
-    /// GPUs that the label skips because they have no MIG, one sentence each.
+    /// GPUs that the label skips because they do not support MIG, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// Resolves `label` for the GPUs of a host. `only` contains selectors that limit it to some GPUs; an empty list means
-/// all GPUs.
+/// Resolves `label` for the GPUs of a host. The selectors in `only` limit the label to some GPUs;
+/// an empty list means all GPUs.
 ///
-/// As in mig-parted, a group with `devices: all` and MIG on skips GPUs without MIG, unless `only` selects them.
+/// A group with `devices: all` and MIG on skips GPUs without MIG, as in mig-parted, unless `only`
+/// selects them.
 ///
 /// # Errors
-/// The label names GPUs that the host does not have, or configures none, or too little is known about the host.
+/// The label names GPUs that the host does not have, the label configures no GPU, or too little is
+/// known about the host.
 pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Result<Resolved, ApiError> {
     let chosen = match only {
         [] => None,
@@ -36,7 +39,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     for group in &label.groups {
         let parts = of_the_parts(group, gpus, &place(group))?;
         for at in numbered(group, gpus, &parts, &place(group))? {
-            // As in mig-parted, if several groups match a GPU, the last one counts.
+            // If several groups match a GPU, the last group applies, as in mig-parted.
             wants[at] = Some(group);
         }
     }
@@ -100,8 +103,9 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     Ok(Resolved { layouts, remarks: left_out.iter().map(remark).collect() })
 }
 
-/// Returns whether the group skips a GPU: it wants MIG on all GPUs, and this one has no MIG. A GPU that cannot be read
-/// may have MIG, so it is not skipped, and its plan reports the problem.
+/// Returns whether the group skips a GPU, because the group enables MIG on all GPUs and this GPU
+/// does not support MIG. A GPU that cannot be read may support MIG. It is not skipped, and its plan
+/// reports the problem.
 fn leaves_out(group: &Group, gpu: &Gpu) -> bool {
     let readable = match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => true,
@@ -134,11 +138,11 @@ fn of_the_parts(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, 
     Ok(through)
 }
 
-/// Returns those of `parts` that `devices` contains.
+/// Returns the positions in `parts` whose GPUs `devices` contains.
 fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
     let indexes = match &group.devices {
         Devices::All => return Ok(parts.to_vec()),
-        // A group for other models contains indexes of other hosts.
+        // A group that matches no model of this host may contain indexes of other hosts.
         Devices::Listed(_) if parts.is_empty() => return Ok(Vec::new()),
         Devices::Listed(indexes) => indexes,
     };
@@ -151,7 +155,8 @@ fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result
             "correct `devices` in the file; if the GPU has fallen off the bus, `gpushctl status` shows that",
         ));
     }
-    // The driver numbers only the remaining GPUs. So an index at or after the lost GPU's may mean two GPUs.
+    // The driver numbers only the remaining GPUs. An index that is equal to or higher than the
+    // index of the lost GPU may mean either of two GPUs.
     let lost = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).min_by_key(|gpu| gpu.index);
     if let Some(lost) = lost
         && let Some(unsure) = indexes.iter().find(|index| **index >= lost.index)

@@ -1,4 +1,4 @@
-//! Selects a label in a file.
+//! Selects a label of a file.
 
 use gpush_api::{ApiError, Code};
 
@@ -12,7 +12,8 @@ impl File {
     /// Returns the label with this name. Without a name, returns the only label.
     ///
     /// # Errors
-    /// There is no such label, or there are several; the error lists them.
+    /// No label has this name, or the file has several labels and no name was given. The error
+    /// lists the labels.
     pub fn select(&self, name: Option<&str>) -> Result<&Label, ApiError> {
         match (name, self.labels.as_slice()) {
             (None, [only]) => Ok(only),
@@ -35,7 +36,7 @@ impl File {
         }
     }
 
-    /// Lists the labels in one sentence. Those in `first` come first.
+    /// Lists the labels in one sentence. The labels in `first` come first.
     fn there_are(&self, first: &[&str]) -> String {
         let rest = self.labels.iter().map(|label| label.name.as_str()).filter(|name| !first.contains(name));
         let names: Vec<String> = first.iter().copied().chain(rest).take(MOST_LISTED).map(shown).collect();
@@ -47,7 +48,7 @@ impl File {
     }
 }
 
-/// Returns a name unchanged if it is safe to print, otherwise quoted.
+/// Returns a name unchanged if printing it is safe; otherwise returns it quoted.
 fn shown(name: &str) -> String {
     if name.chars().any(|c| c.is_control() || c.is_whitespace()) || name.len() > 80 {
         Quoted(name).to_string()

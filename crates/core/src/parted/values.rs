@@ -1,4 +1,4 @@
-//! The values of a group: filters, devices, truth values, profiles with their counts.
+//! Parses the values of a group: filters, devices, booleans, and profiles with their counts.
 
 use std::rc::Rc;
 
@@ -92,7 +92,7 @@ impl PartedReader<'_> {
         well.then_some(Devices::Listed(indexes))
     }
 
-    /// Parses `true` and `false`, and their YAML 1.1 forms, like mig-parted.
+    /// Parses `true` and `false`, and the YAML 1.1 forms of them that mig-parted accepts.
     pub(super) fn flag(&mut self, node: &Node) -> Option<bool> {
         if let NodeKind::Scalar { text, plain: true } = &node.kind {
             match text.to_ascii_lowercase().as_str() {
@@ -109,7 +109,7 @@ impl PartedReader<'_> {
         None
     }
 
-    /// Parses profiles with their counts into a layout, in the order of the file.
+    /// Parses profiles with their counts to a layout, in the order of the file.
     pub(super) fn layout(&mut self, node: &Node) -> Option<Layout> {
         let example = "write a profile and a count on each line: \"1g.10gb\": 7; {} for no instance";
         let NodeKind::Map(entries) = &node.kind else {

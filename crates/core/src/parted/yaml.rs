@@ -1,8 +1,8 @@
-//! Parses YAML into nodes with their places.
+//! Parses YAML to nodes with their positions.
 //!
-//! This uses a parser that produces events, because serde stops at the first error and does not keep the places.
-//! Anchors, aliases and merge keys (`<<`) are supported, because such files contain them. Limits prevent that a small
-//! file expands to a very large one.
+//! The module uses a parser that produces events, because serde stops at the first error and does
+//! not keep positions. Anchors, aliases and merge keys (`<<`) are supported, because mig-parted
+//! files contain them. Limits prevent a small file from expanding to a very large one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,14 +23,15 @@ const MOST_MERGED: usize = 10_000;
 pub(super) struct Node {
     /// Span in characters.
     pub(super) span: Range<usize>,
-    /// Line, counted from 1.
+    /// Line; the first line is 1.
     pub(super) line: usize,
     pub(super) kind: NodeKind,
 }
 
 #[derive(Debug)]
 pub(super) enum NodeKind {
-    /// A text. `plain`: whether it is without quotes, so that it may be a number or a truth value.
+    /// A scalar value. `plain` says whether it is written without quotes, so that it may be a
+    /// number or a boolean.
     Scalar { text: String, plain: bool },
     /// A list.
     List(Vec<Rc<Node>>),
@@ -41,14 +42,14 @@ pub(super) enum NodeKind {
 /// A key with its value.
 pub(super) type MapEntry = (Rc<Node>, Rc<Node>);
 
-/// A problem with its place.
+/// A problem, with its position.
 #[derive(Debug)]
 pub(super) struct YamlError {
     /// Span in characters.
     pub(super) span: Range<usize>,
     pub(super) message: String,
     pub(super) hint: &'static str,
-    /// Span of the first of two equal keys.
+    /// If two keys are equal, the span of the first key.
     pub(super) first: Option<Range<usize>>,
 }
 
@@ -87,7 +88,7 @@ struct Open {
     map: bool,
 }
 
-/// Parses the only document of a text; returns `None` if there is none.
+/// Parses the only document of a text; `None` if there is no document.
 pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, YamlError> {
     let mut builder = Builder { anchors: BTreeMap::new(), stack: Vec::new(), merged: 0 };
     let mut root = None;
@@ -168,7 +169,7 @@ impl Builder {
         Ok(self.put(node, open.anchor))
     }
 
-    /// Combines keys with values, refuses duplicates, and expands merge keys.
+    /// Combines keys with their values, refuses duplicate keys, and expands merge keys.
     fn entries(&mut self, items: Vec<Rc<Node>>) -> Result<Vec<MapEntry>, YamlError> {
         let mut entries = Vec::new();
         let mut seen: BTreeMap<String, Range<usize>> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! Finds the best arrangement of a target on a GPU: which GPU instances stay, and where new ones are placed.
+//! Finds the best arrangement of a target on a GPU: which GPU instances are kept, and where new
+//! ones are placed.
 
 use std::borrow::Cow;
 
@@ -18,9 +19,9 @@ use super::target::{Target, Wanted};
 pub(super) struct Placed<'a> {
     pub(super) wanted: &'a Wanted,
     pub(super) placement: Placement,
-    /// The existing GPU instance, if it is kept.
+    /// The existing GPU instance that is kept; `None` for a new GPU instance.
     pub(super) kept: Option<&'a GpuInstance>,
-    /// The changes to its compute instances.
+    /// The changes to the compute instances of the GPU instance.
     pub(super) compute: Adaptation,
 }
 
@@ -29,7 +30,7 @@ pub(super) struct Placed<'a> {
 pub(super) struct Arrangement<'a> {
     /// Cost of the destroyed instances.
     pub(super) cost: Cost,
-    /// The requested GPU instances, in the target's order.
+    /// The requested GPU instances, in the order of the target.
     pub(super) placed: Vec<Placed<'a>>,
     /// The GPU instances to destroy.
     pub(super) destroyed: Vec<&'a GpuInstance>,
@@ -40,8 +41,8 @@ pub(super) fn fits(geometry: &Geometry, target: &Target) -> bool {
     arrange(geometry, &[], target, &Holds::default()).is_some()
 }
 
-/// Returns the best arrangement. It destroys instances in use only if every arrangement does. Returns `None` if the
-/// target does not fit on such a GPU.
+/// Returns the best arrangement. It destroys instances in use only if every possible arrangement
+/// does. Returns `None` if the target does not fit on a GPU with this geometry, even an empty one.
 pub(super) fn arrange<'a>(
     geometry: &Geometry,
     instances: &'a [GpuInstance],
@@ -75,15 +76,16 @@ pub(super) fn arrange<'a>(
     Some(Arrangement { cost: answer.cost, placed, destroyed })
 }
 
-/// Equal requested GPU instances: the same profile, the same fixed placement or none, and the same compute instances.
+/// Equal requested GPU instances: they have the same profile, the same fixed placement (or none),
+/// and the same compute instances.
 struct ProfileKind {
-    /// Their positions in the target.
+    /// Positions of the members in the target.
     members: Vec<usize>,
     group: ItemGroup,
 }
 
-/// Returns the kinds of a target. Those that are hardest to place come first. Returns `None` if the compute instances
-/// of a kind do not fit.
+/// Returns the kinds of a target, those that are hardest to place first. Returns `None` if the
+/// compute instances of a kind do not fit into its GPU instance.
 fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds: &Holds) -> Option<Vec<ProfileKind>> {
     let mut kinds: Vec<ProfileKind> = Vec::with_capacity(target.instances.len());
     for (position, wanted) in target.instances.iter().enumerate() {
@@ -114,7 +116,7 @@ fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds:
     Some(kinds)
 }
 
-/// Returns the spots for a requested GPU instance.
+/// Returns the possible spots for a requested GPU instance.
 fn spots<'a>(geometry: &'a Geometry, wanted: &Wanted) -> Cow<'a, [Spot]> {
     match (wanted.at, geometry.profile(wanted.profile_id)) {
         (Some(at), _) => Cow::Owned(vec![Spot::at(at)]),
@@ -123,7 +125,7 @@ fn spots<'a>(geometry: &'a Geometry, wanted: &Wanted) -> Cow<'a, [Spot]> {
     }
 }
 
-/// Returns the existing GPU instance of the requested profile at a placement.
+/// Returns the existing GPU instance that has the requested profile at this placement.
 fn standing<'a>(instances: &'a [GpuInstance], wanted: &Wanted, placement: Placement) -> Option<&'a GpuInstance> {
     instances.iter().find(|i| i.profile_id == wanted.profile_id && i.placement == placement)
 }

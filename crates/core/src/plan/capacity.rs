@@ -1,22 +1,23 @@
-//! The total demand of a target, independent of placements.
+//! The total demand of a target, regardless of placements.
 
 use crate::geometry::{ENGINES, EngineRow, Geometry, MOST_INSTANCES, Profile, engine_row};
 
 use super::target::Target;
 
-/// Sums over GPU instances. An instance of an unknown profile counts only as an instance, because its slices and
-/// engines are unknown. Such an instance can only be requested where it already exists.
+/// Sums over the GPU instances of a target. An instance of an unknown profile adds only to the
+/// number of instances, because its slices and engines are unknown. Such an instance can be
+/// requested only at the placement where it already exists.
 #[derive(Debug)]
 pub(crate) struct Demand<'a> {
     geometry: &'a Geometry,
     instances: usize,
-    /// Number of instances of each profile, in the geometry's order.
+    /// Number of instances of each profile, in the order of the geometry.
     numbers: Vec<u32>,
-    /// Minimum number of memory slices.
+    /// Minimum number of memory slices that the instances need.
     pub(in crate::plan) memory: u32,
-    /// Number of compute slices.
+    /// Number of compute slices that the instances need.
     pub(in crate::plan) compute: u32,
-    /// Number of engines.
+    /// Number of engines that the instances need.
     pub(in crate::plan) engines: EngineRow,
 }
 
@@ -55,7 +56,7 @@ impl<'a> Demand<'a> {
         self.geometry.profiles.iter().zip(self.numbers.iter().copied()).filter(|(_, number)| *number > 0)
     }
 
-    /// Returns whether the GPU has enough of everything.
+    /// Returns whether the GPU has enough compute slices, engines and instances for the demand.
     pub(crate) fn is_met(&self) -> bool {
         self.instances <= MOST_INSTANCES
             && self.compute <= u32::from(self.geometry.compute_slices)
@@ -63,7 +64,8 @@ impl<'a> Demand<'a> {
             && self.short_engine().is_none()
     }
 
-    /// Returns the profiles of which one more instance is possible. Checks counts, slices and engines.
+    /// Returns the profiles of which one more instance is possible. Checks counts, compute slices
+    /// and engines.
     pub(crate) fn further(&self) -> impl Iterator<Item = &'a Profile> {
         self.geometry.profiles.iter().zip(&self.numbers).map(|(p, n)| (p, *n)).filter_map(|(profile, number)| {
             let possible = self.instances < MOST_INSTANCES
@@ -74,7 +76,7 @@ impl<'a> Demand<'a> {
         })
     }
 
-    /// Returns the first kind of engine of which the GPU has too few.
+    /// Returns the first kind of engine of which the GPU has too few, as an index of [`ENGINES`].
     pub(super) fn short_engine(&self) -> Option<usize> {
         (0..ENGINES.len()).find(|&e| self.engines[e] > self.geometry.engines[e])
     }

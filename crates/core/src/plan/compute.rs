@@ -1,7 +1,9 @@
-//! Compute instances of one GPU instance: which stay, which are destroyed, and where new ones are placed.
+//! Compute instances of one GPU instance: which are kept, which are destroyed, and where new ones
+//! are placed.
 //!
-//! This uses the same exact search as for GPU instances. In a kept GPU instance, matching compute instances stay, and
-//! the others are destroyed or created. A new GPU instance has no compute instances to keep.
+//! The module uses the same exact search as for GPU instances. In a kept GPU instance, matching
+//! compute instances are kept, and other ones are destroyed or created. A new GPU instance has no
+//! compute instances to keep.
 
 use std::borrow::Cow;
 
@@ -19,20 +21,21 @@ use super::target::WantedCompute;
 pub(super) struct Adaptation {
     /// Cost of the destroyed instances.
     pub(super) cost: Cost,
-    /// Compute instances to destroy, by position in the GPU instance.
+    /// Compute instances to destroy, as positions in the GPU instance.
     pub(super) destroy: Vec<usize>,
-    /// Compute instances to create: position in the request, and the placement, unless the driver chooses it.
+    /// Compute instances to create: the position in the request, and the placement; `None` if the
+    /// driver chooses the placement.
     pub(super) create: Vec<(usize, Option<Placement>)>,
 }
 
-/// Returns whether a compute instance must stay: it is leased, or it has a process, or the driver assigns a process
-/// only to its GPU instance.
+/// Returns whether a compute instance must be kept: it is leased, a process runs in it, or the
+/// driver reports a process only for its GPU instance.
 pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> bool {
     let is_leased = !holds.leases(instance.id, compute.id).is_empty();
     is_leased || !compute.processes.is_empty() || !instance.processes.is_empty()
 }
 
-/// Returns the cost of destroying only a compute instance.
+/// Returns the cost of destroying one compute instance alone.
 fn cost_of(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> Cost {
     Cost::in_use(usize::from(in_use(instance, compute, holds)))
         + Cost::held(usize::from(holds.has_compute_instance(instance.id, compute.id)))
@@ -52,20 +55,21 @@ pub(super) fn cost_of_all(instance: &GpuInstance, holds: &Holds) -> Cost {
     cost
 }
 
-/// Returns the cost of only adding compute instances. If the driver assigns a process to the GPU instance itself, the
-/// GPU instance must not change. Otherwise a new compute instance could not be removed while that process is alive.
+/// Returns the cost of only adding compute instances. If the driver reports a process for the GPU
+/// instance itself, the GPU instance must not change: a new compute instance could not be removed
+/// again while that process runs.
 fn cost_of_adding(instance: Option<&GpuInstance>, create: &[(usize, Option<Placement>)]) -> Cost {
     let charged = instance.is_some_and(|i| !i.processes.is_empty());
     Cost::in_use(usize::from(charged && !create.is_empty()))
 }
 
-/// Returns whether the compute instances fit into one GPU instance of a profile.
+/// Returns whether the compute instances fit together into one GPU instance of the profile.
 pub(super) fn fits(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
     adapt(profile, wanted, None, &Holds::default()).is_some()
 }
 
-/// Returns the best changes from the compute instances of `instance` (none for a new one) to `wanted`. Returns `None`
-/// if `wanted` does not fit into one GPU instance.
+/// Returns the best changes from the compute instances of `instance` to `wanted`. For a new GPU
+/// instance, `instance` is `None`. Returns `None` if `wanted` does not fit into one GPU instance.
 pub(super) fn adapt(
     profile: Option<&Profile>,
     wanted: &[WantedCompute],
@@ -86,7 +90,7 @@ pub(super) fn adapt(
     }
     let answer = SearchProblem { groups: &groups, destroy_all, further: &[] }.solve()?;
 
-    // A driver that reports no placements does not accept them either.
+    // A driver that does not report placements does not accept them in requests either.
     let told = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));
     let mut stays = vec![false; standing.len()];
     let mut create = Vec::new();
@@ -110,8 +114,9 @@ pub(super) fn adapt(
     Some(Adaptation { cost, destroy, create })
 }
 
-/// Handles the common case without a search: the request is one compute instance that occupies the whole GPU instance,
-/// and an existing GPU instance has none or exactly this one.
+/// Handles the common case without a search. The request is one compute instance that occupies the
+/// whole GPU instance, and the existing GPU instance, if any, has no compute instance or exactly
+/// this one.
 fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Option<&GpuInstance>) -> Option<Adaptation> {
     let ([want], Some(whole)) = (wanted, profile?.whole()) else { return None };
     if want.profile_id != whole.profile.id || want.at.is_some() {
@@ -127,7 +132,7 @@ fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Optio
     }
 }
 
-/// Checks only slices and counts. The search checks placements.
+/// Checks only slices and counts, because the search checks placements.
 fn within_capacity(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
     let Some(profile) = profile else { return wanted.len() <= MOST_INSTANCES };
     let known = || wanted.iter().filter_map(|w| profile.compute(w.profile_id));
@@ -142,7 +147,7 @@ fn within_capacity(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool 
 struct PresentCompute {
     profile_id: u32,
     spot: Spot,
-    /// The cost of destroying it, which is saved if it stays.
+    /// The cost of destroying the instance, which is saved if the instance is kept.
     saving: Cost,
 }
 
@@ -169,13 +174,14 @@ impl PresentCompute {
     }
 
     fn is(&self, want: &WantedCompute, spot: Spot) -> bool {
-        // Start and profile identify the instance. Its size may differ, because the driver may reserve more slots than
-        // the plan expected.
+        // The start and the profile identify the instance. Its size may differ from the planned
+        // size, because the driver may reserve more slots than planned.
         self.profile_id == want.profile_id && self.spot.placement.start == spot.placement.start
     }
 }
 
-/// Returns a spot for a compute instance whose placement the driver does not report: the lowest free one.
+/// Returns a guess for a compute instance whose placement the driver does not report: the lowest
+/// free spot.
 fn guess(profile: Option<&Compute>, taken: Slices) -> Spot {
     profile
         .and_then(|p| p.spots.iter().find(|s| !s.slices.meets(taken)).or_else(|| p.spots.first()))
@@ -183,10 +189,10 @@ fn guess(profile: Option<&Compute>, taken: Slices) -> Spot {
         .unwrap_or(SOMEWHERE)
 }
 
-/// The spot of a compute instance with unknown profile and placement. It counts as occupying all slices.
+/// The spot of a compute instance whose profile and placement are unknown. It occupies all slices.
 const SOMEWHERE: Spot = Spot { placement: Placement { start: 0, size: u8::MAX }, slices: Slices::ALL };
 
-/// Returns the spots for a requested compute instance.
+/// Returns the possible spots for a requested compute instance.
 fn spots<'a>(profile: Option<&'a Profile>, want: &WantedCompute) -> Cow<'a, [Spot]> {
     match (want.at, profile.and_then(|p| p.compute(want.profile_id))) {
         (Some(at), _) => Cow::Owned(vec![Spot::at(at)]),
@@ -195,7 +201,8 @@ fn spots<'a>(profile: Option<&'a Profile>, want: &WantedCompute) -> Cow<'a, [Spo
     }
 }
 
-/// Returns whether gpush chooses the placement: there is a choice, and the driver reports placements.
+/// Returns whether gpush chooses the placement: several placements are possible, and the driver
+/// reports placements.
 fn is_ours_to_place(profile: Option<&Profile>, want: &WantedCompute) -> bool {
     match profile.and_then(|p| p.compute(want.profile_id)) {
         Some(compute) => compute.placeable && compute.spots.len() > 1,
@@ -203,8 +210,8 @@ fn is_ours_to_place(profile: Option<&Profile>, want: &WantedCompute) -> bool {
     }
 }
 
-/// Groups equal requested compute instances. Those that are hardest to place come first. Also returns the positions of
-/// each group's members in the request.
+/// Groups equal requested compute instances, those that are hardest to place first. Also returns,
+/// for each group, the positions of its members in the request.
 fn group(
     profile: Option<&Profile>,
     wanted: &[WantedCompute],

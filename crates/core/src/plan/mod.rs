@@ -4,29 +4,30 @@
 //! Layout ──resolve──► Target ─┐
 //!                             ├─► arrange ──► steps      the plan
 //! instances and their users ──┘       │
-//!                                     └─────► refusal    the smallest reason why not
+//!                                     └─────► refusal    the simplest reason why no plan is possible
 //! ```
 //!
 //! Every plan satisfies these constraints:
 //!
-//! - Instances in use stay.
-//! - Fixed placements are used.
-//! - No step exceeds slices, engines or counts, so the driver has no reason to refuse one.
+//! - Instances in use are kept.
+//! - Every fixed placement is used.
+//! - No step exceeds the slices, engines or counts of the GPU, so the driver has no reason to
+//!   refuse a step.
 //!
 //! Among these plans, the planner chooses by these criteria, in this order:
 //!
 //! 1. fewest destroyed instances with an MPS daemon;
 //! 2. fewest destroyed GPU instances;
-//! 3. fewest destroyed compute instances in GPU instances that stay;
+//! 3. fewest destroyed compute instances in GPU instances that are kept;
 //! 4. fewest destroyed memory slices;
 //! 5. most (profile, placement) pairs that remain possible;
 //! 6. lowest placements, by start and then profile id.
 //!
-//! `tests/oracle` shows by exhaustive search that there is no better plan.
+//! `tests/oracle` shows, by an exhaustive search, that no better plan exists.
 //!
-//! A compute instance is *in use* if a process runs in it, or if it is leased, even if it is idle. If the driver
-//! assigns a process to a GPU instance without the compute instance, all its compute instances count as in use, and
-//! none is added.
+//! A compute instance is *in use* if a process runs in it, or if it is leased, even without a
+//! process. If the driver reports a process for a GPU instance but for none of its compute
+//! instances, all its compute instances are in use, and no compute instance is added.
 //!
 //! | file | subject |
 //! |---|---|
@@ -34,13 +35,13 @@
 //! | `packing` | how many GPU instances a list of compute instances needs |
 //! | `capacity` | the total demand of a target |
 //! | `arrange` | the best arrangement of GPU instances |
-//! | `compute` | the same within one GPU instance |
-//! | `search` | the exact search that both use |
+//! | `compute` | the best arrangement of compute instances in one GPU instance |
+//! | `search` | the exact search that `arrange` and `compute` use |
 //! | `objective` | the cost of a plan |
-//! | `steps` | the arrangement as ordered steps |
+//! | `steps` | the ordered steps that lead to the arrangement |
 //! | `refusal` | why there is no plan |
 //! | `partial_restore` | the part of a previous layout that can be restored |
-//! | `outcome` | the instances after a plan, and foreign instances |
+//! | `outcome` | the instances after a plan, and instances of other programs |
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,39 +67,39 @@ pub use outcome::{entries, others, outcome};
 pub use partial_restore::{Missing, PartialRestore, partial_restore};
 pub use target::{Target, Wanted, WantedCompute};
 
-/// A plan: its steps, and the instances that stay.
+/// A plan: its steps, and the instances that it keeps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Steps in order; empty if the GPU already has the target.
+    /// Steps, in order; empty if the GPU already has the instances of the target.
     pub steps: Vec<InstanceStep>,
-    /// Ids of the GPU instances that stay, sorted by placement.
+    /// Ids of the GPU instances that are kept, sorted by placement.
     pub keeps: Vec<u32>,
-    /// Placement of each GPU instance of the target, in the target's order.
+    /// Placement of each GPU instance of the target, in the order of the target.
     pub placements: Vec<Placement>,
 }
 
-/// Leased instances, which are never destroyed, and instances with an MPS daemon, which are destroyed only if there is
-/// no other way.
+/// Leased instances, which a plan never destroys, and instances with an MPS daemon, which a plan
+/// destroys only if no other plan is possible.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Holds {
     gpu_instances: BTreeSet<u32>,
     compute_instances: BTreeSet<(u32, u32)>,
-    /// Leases by the ids of GPU instance and compute instance.
+    /// Leases, by the ids of their GPU instance and compute instance.
     leases: BTreeMap<(u32, u32), Vec<LeaseUse>>,
 }
 
 impl Holds {
-    /// Adds a GPU instance by id.
+    /// Adds a GPU instance with an MPS daemon, by its id.
     pub fn add_gpu_instance(&mut self, gi: u32) {
         self.gpu_instances.insert(gi);
     }
 
-    /// Adds a compute instance by the id of its GPU instance and its own id.
+    /// Adds a compute instance with an MPS daemon, by the id of its GPU instance and its own id.
     pub fn add_compute_instance(&mut self, gi: u32, ci: u32) {
         self.compute_instances.insert((gi, ci));
     }
 
-    /// Adds the leases on MIG devices of these instances. Leases on other targets are ignored.
+    /// Adds the leases on the MIG devices of these instances. Ignores leases on other targets.
     #[must_use]
     pub fn with_leases(mut self, instances: &[GpuInstance], leases: &[LeaseUse]) -> Self {
         for instance in instances {
@@ -130,16 +131,16 @@ impl Holds {
 /// Returns a plan that changes a GPU from `instances` to `target`.
 ///
 /// # Errors
-/// The smallest reason why there is no plan.
+/// The simplest reason why no plan is possible.
 pub fn plan(geometry: &Geometry, instances: &[GpuInstance], target: &Target) -> Result<Plan, Refusal> {
     plan_around(geometry, instances, target, &Holds::default())
 }
 
-/// Returns a plan that changes a GPU from `instances` to `target`, and destroys instances of `holds` only if necessary.
+/// Returns a plan that changes a GPU from `instances` to `target` and respects `holds`.
 ///
 /// # Errors
-/// The smallest reason why there is no plan. Leased instances count as in use. Instances with an MPS daemon are
-/// destroyed only if there is no other plan.
+/// The simplest reason why no plan is possible. Leased instances are in use. Instances with an MPS
+/// daemon are destroyed only if no other plan is possible.
 pub fn plan_around(
     geometry: &Geometry,
     instances: &[GpuInstance],

@@ -1,8 +1,9 @@
-//! The cost of a plan. It is used to compare plans.
+//! The cost of a plan, by which plans are compared.
 //!
-//! Destroyed instances count first, and one instance of a higher class outweighs any number of the next class. One
-//! integer contains all counts, with the highest class in the highest bits. So the search adds, subtracts and compares
-//! costs in single instructions. If costs are equal, the search compares the remaining room, then the placements.
+//! The cost counts destroyed instances in classes. One instance of a higher class outweighs any
+//! number of instances of the next class. A single integer contains all counts, with the highest
+//! class in the highest bits, so that the search adds, subtracts and compares costs in single
+//! instructions. If costs are equal, the search compares the remaining room, then the placements.
 //!
 //! ```text
 //! bits 48…59  in use      instances in use destroyed: above zero, the plan is blocked
@@ -16,7 +17,8 @@ use std::ops::{Add, AddAssign, Sub};
 
 const FIELD: u32 = 12;
 
-/// Counts of destroyed objects. A saving is also a cost, which is subtracted.
+/// Counts of destroyed objects. The saving of a kept object is also a cost, which the search
+/// subtracts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Cost(i64);
 
@@ -24,37 +26,38 @@ impl Cost {
     pub(super) const NONE: Self = Self(0);
 
     fn field(n: usize, number: u32) -> Self {
-        // A larger count would overflow into the next field, so it is limited to the field's maximum.
+        // A larger count would overflow into the next field, so it is limited to the maximum of the
+        // field.
         let count = i64::try_from(n).unwrap_or(i64::MAX).min((1 << FIELD) - 1);
         Self(count << (FIELD * number))
     }
 
-    /// Returns the cost of instances in use.
+    /// Returns the cost of destroying instances in use.
     pub(super) fn in_use(n: usize) -> Self {
         Self::field(n, 4)
     }
 
-    /// Returns the cost of instances with an MPS daemon.
+    /// Returns the cost of destroying instances with an MPS daemon.
     pub(super) fn held(n: usize) -> Self {
         Self::field(n, 3)
     }
 
-    /// Returns the cost of GPU instances.
+    /// Returns the cost of destroying GPU instances.
     pub(super) fn gpu_instances(n: usize) -> Self {
         Self::field(n, 2)
     }
 
-    /// Returns the cost of compute instances in GPU instances that stay.
+    /// Returns the cost of destroying compute instances in GPU instances that are kept.
     pub(super) fn compute_instances(n: usize) -> Self {
         Self::field(n, 1)
     }
 
-    /// Returns the cost of memory slices.
+    /// Returns the cost of destroying memory slices.
     pub(super) fn slices(n: usize) -> Self {
         Self::field(n, 0)
     }
 
-    /// Returns whether anything in use is destroyed.
+    /// Returns whether the plan destroys instances in use.
     pub(super) fn touches_use(self) -> bool {
         self >= Self::in_use(1)
     }

@@ -1,14 +1,15 @@
-//! The instances after a plan, and instances that do not come from it.
+//! The instances after a plan, and the instances that belong to other programs.
 //!
-//! After an interruption, a GPU may have previous instances, instances of the plan, and instances that another program
-//! has created since. gpush never destroys the last kind, not even idle ones.
+//! After an interruption, a GPU may have instances from before the plan, instances of the plan, and
+//! instances that another program has created since. gpush never destroys instances of the last
+//! kind, not even idle ones.
 
 use std::collections::BTreeSet;
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep};
 
-/// Returns the instances after executing `steps` on `before`. The ids of new instances are placeholders, because the
-/// driver chooses them.
+/// Returns the instances after `steps` have been executed on `before`. The ids of new instances are
+/// placeholders, because the driver chooses the real ids.
 #[must_use]
 pub fn outcome<'a>(before: &[GpuInstance], steps: impl IntoIterator<Item = &'a InstanceStep>) -> Vec<GpuInstance> {
     let mut after = before.to_vec();
@@ -48,7 +49,7 @@ pub fn outcome<'a>(before: &[GpuInstance], steps: impl IntoIterator<Item = &'a I
     after
 }
 
-/// Returns the layout of exactly these GPU instances, including their placements.
+/// Returns a layout that describes exactly these GPU instances, with their placements.
 #[must_use]
 pub fn entries(instances: &[GpuInstance]) -> Vec<String> {
     let entry = |instance: &GpuInstance, compute: &ComputeInstance| {
@@ -60,14 +61,15 @@ pub fn entries(instances: &[GpuInstance]) -> Vec<String> {
     if all.is_empty() { vec![crate::layout::NONE.to_owned()] } else { all }
 }
 
-/// Returns the ids of foreign GPU instances in `now`. An instance is foreign if it is neither in `before` nor in
-/// `after`, or if it has a compute instance that is in neither.
+/// Returns the ids of the GPU instances in `now` that belong to other programs. These are instances
+/// that are in neither `before` nor `after`, or that have a compute instance that is in neither.
 #[must_use]
 pub fn others(now: &[GpuInstance], before: &[GpuInstance], after: &[GpuInstance]) -> BTreeSet<u32> {
     let ours = |instance: &GpuInstance| {
         let is_same = |one: &&GpuInstance| (one.profile_id, one.placement) == (instance.profile_id, instance.placement);
         let known: Vec<&GpuInstance> = before.iter().chain(after).filter(is_same).collect();
-        // The driver may choose the placement of a compute instance.
+        // The driver may have chosen the placement of the compute instance, so placements are not
+        // compared.
         let knows = |compute: &ComputeInstance| {
             known.iter().flat_map(|one| &one.compute).any(|one| one.profile_id == compute.profile_id)
         };

@@ -1,8 +1,9 @@
 //! Packs compute instances into the fewest GPU instances.
 //!
-//! `1c.3g.40gb*4` requests only compute instances; this module determines the number of `3g.40gb`. It puts each compute
-//! instance, in the written order, into the first GPU instance with enough room, unless that would need more GPU
-//! instances than necessary.
+//! `1c.3g.40gb*4` requests only compute instances; this module determines the number of `3g.40gb`
+//! for them. It takes the compute instances in the written order, and puts each one into the first
+//! GPU instance with enough room. It deviates from this only if the total number of GPU instances
+//! would not be the minimum.
 
 use gpush_api::{Placement, Refusal};
 
@@ -16,9 +17,9 @@ use super::target::{Wanted, WantedCompute};
 pub(super) struct Pack<'a> {
     /// Profile of the GPU instances.
     pub(super) profile: &'a Profile,
-    /// Placement, if it is fixed. Then there can be only one GPU instance.
+    /// Fixed placement, if any. With a fixed placement, only one GPU instance is possible.
     pub(super) at: Option<Placement>,
-    /// Position of the GPU instances in the target's list.
+    /// Position in the target's list at which the GPU instances are inserted.
     pub(super) position: usize,
     /// Compute instances, in the written order.
     pub(super) compute: Vec<WantedCompute>,
@@ -29,7 +30,7 @@ impl<'a> Pack<'a> {
         Self { profile, at, position, compute: Vec::new() }
     }
 
-    /// Returns the GPU instances that contain the compute instances.
+    /// Returns the GPU instances, with the compute instances in them.
     pub(super) fn into_instances(self) -> Result<Vec<Wanted>, Refusal> {
         let slices =
             |c: &WantedCompute| self.profile.compute(c.profile_id).map_or(0, |p| usize::from(p.profile.slices));
@@ -56,11 +57,12 @@ impl<'a> Pack<'a> {
     }
 }
 
-/// Puts each compute instance into the first bin that leaves room for all later ones.
+/// Puts each compute instance into the first bin that leaves enough room for all later compute
+/// instances.
 fn fill(profile: &Profile, compute: &[WantedCompute], bins: &mut [Vec<WantedCompute>]) -> bool {
     let Some((first, later)) = compute.split_first() else { return true };
     for n in 0..bins.len() {
-        // Bins with equal contents give the same result.
+        // A bin with the same content as an earlier bin gives the same result.
         if bins[..n].contains(&bins[n]) {
             continue;
         }

@@ -1,8 +1,9 @@
-//! Finds the part of a previous layout that can be restored although some instances must stay.
+//! Finds the part of a previous layout that can be restored when some instances cannot be
+//! destroyed.
 //!
-//! During a change, a process may start in one of the new instances. If the change then fails, that instance stays.
-//! Every previous instance that does not overlap with it is restored, because a part of the layout is better than
-//! nothing.
+//! During a change, a process may start in one of the new instances. If the change then fails, that
+//! instance cannot be destroyed. gpush restores every previous instance that does not overlap it,
+//! because a part of the layout is better than nothing.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +18,13 @@ use super::target::{Target, Wanted};
 /// The part of a previous layout that can be restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartialRestore {
-    /// The instances that stay, and those that are restored.
+    /// All instances after the restore: the kept ones and the restored ones.
     pub target: Target,
-    /// New instances that stay, with their processes.
+    /// New instances that are kept, with their processes.
     pub stays: Vec<Blocker>,
-    /// The instances that are not restored.
+    /// The previous instances that are not restored.
     pub missing: Vec<Missing>,
-    /// Ids of GPU instances that stay because another program created them.
+    /// Ids of GPU instances that are kept because another program created them.
     pub others: BTreeSet<u32>,
 }
 
@@ -32,12 +33,13 @@ pub struct PartialRestore {
 pub struct Missing {
     /// Name of the instance: `3g.40gb@4`, or `1c.3g.40gb in 3g.40gb@4`.
     pub what: String,
-    /// Placements of the GPU instances that block it.
+    /// Placements of the GPU instances that prevent the restore.
     pub behind: Vec<Placement>,
 }
 
-/// Returns the part of `previous` that can be restored. Instances of `now` that are in use, or for which `untouchable`
-/// returns true, stay. If a GPU instance existed before, only its compute instances in use must stay.
+/// Returns the part of `previous` that can be restored. An instance of `now` is kept if it is in
+/// use or if `untouchable` returns true for it. If a GPU instance existed before the change, only
+/// its compute instances in use are kept.
 #[must_use]
 pub fn partial_restore(
     geometry: &Geometry,
@@ -64,7 +66,7 @@ pub fn partial_restore(
                 found.target = more;
                 continue;
             }
-            // There are free slices, but not enough engines.
+            // Enough slices are free, but not enough engines.
             behind = standing.iter().map(|i| i.placement).collect();
         }
         found.missing.push(Missing { what: name(instance), behind });
@@ -73,7 +75,8 @@ pub fn partial_restore(
 }
 
 impl PartialRestore {
-    /// Keeps an instance. It stays unchanged, or gets back as many of its previous compute instances as possible.
+    /// Keeps an instance. It either does not change, or gets back as many of its previous compute
+    /// instances as possible.
     fn keep(&mut self, geometry: &Geometry, instance: &GpuInstance, before: Option<&GpuInstance>, whole: bool) {
         let as_it_stands = wanted(geometry, instance);
         let Some(before) = before else {

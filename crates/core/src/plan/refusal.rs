@@ -1,8 +1,9 @@
-//! Finds the smallest reason that explains why a target is refused.
+//! Finds the simplest reason why a target is refused.
 //!
-//! Reasons are tried from the most specific to the least specific: a name, a placement, two placements, a count, a sum.
-//! The last one is "these cannot be arranged", with as few entries as possible. Instances in use are checked after all
-//! of them, because they can only block a target that fits on an empty GPU.
+//! The checks go from the most specific reason to the least specific: a name, a placement, two
+//! placements, a count, a sum. The last reason is "these cannot be arranged", with as few entries
+//! as possible. Instances in use are checked after all of these, because they can only block a
+//! target that fits on an empty GPU.
 
 use gpush_api::{Blocker, GpuInstance, LeaseUse, Process, Refusal};
 
@@ -19,13 +20,14 @@ use super::target::{Target, Wanted};
 /// Maximum number of suggested names.
 const MOST_NAMES: usize = 3;
 
-/// Maximum edit distance of a suggested name that has another number of slices.
+/// Maximum edit distance of a suggested name whose number of slices differs.
 const MOST_EDITS: usize = 2;
 
-/// Maximum number of entries for the exhaustive search of a smallest subset. No GPU has this many slices.
+/// Maximum number of entries for which all subsets are searched. No GPU has room for more instances
+/// than this.
 const MOST_TRIED: usize = 12;
 
-/// Returns the refusal of a profile name that the GPU does not have.
+/// Returns the refusal of a profile name that does not exist on the GPU.
 pub(super) fn unknown_profile(geometry: &Geometry, name: &str) -> Refusal {
     let names = geometry.profiles.iter().map(|p| (p.profile.name.as_str(), p.profile.slices));
     Refusal::UnknownProfile { profile: name.to_owned(), nearest: nearest_names(name, names) }
@@ -38,8 +40,7 @@ pub(super) fn unknown_compute_profile(profile: &Profile, slices: u8) -> Refusal 
     Refusal::UnknownProfile { nearest: nearest_names(&name, names), profile: name }
 }
 
-/// Returns the most similar names. Names with the same number of slices come first; other names are returned only if
-/// there are none.
+/// Returns the most similar names. If any names have the same number of slices, returns only those.
 fn nearest_names<'a>(written: &str, names: impl Iterator<Item = (&'a str, u8)>) -> Vec<String> {
     let digits = written.len() - written.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let slices: Option<u8> = written[..digits].parse().ok();
@@ -55,12 +56,14 @@ fn nearest_names<'a>(written: &str, names: impl Iterator<Item = (&'a str, u8)>) 
     ranked.into_iter().take(MOST_NAMES).map(|(_, name, _)| name.to_owned()).collect()
 }
 
-/// Returns why the target does not fit on such a GPU, even an empty one; `None` if it fits.
+/// Returns why the target does not fit on a GPU with this geometry, even an empty one; `None` if it
+/// fits.
 pub(super) fn impossible(geometry: &Geometry, target: &Target) -> Option<Refusal> {
     if fits(geometry, target) { None } else { Some(smallest_reason(geometry, target)) }
 }
 
-/// Returns why a target does not fit on an empty GPU.
+/// Returns the simplest reason why a target does not fit. Expects a target that does not fit even on
+/// an empty GPU.
 pub(super) fn smallest_reason(geometry: &Geometry, target: &Target) -> Refusal {
     let demand = Demand::of(geometry, target);
     compute_does_not_fit(geometry, target)
@@ -87,8 +90,8 @@ fn placements_overlap(target: &Target) -> Option<Refusal> {
     })
 }
 
-/// Returns the refusal if there are too many instances of one profile, because of slices, engines or the driver's
-/// limit.
+/// Returns the refusal if the target has more instances of one profile than slices, engines or the
+/// driver's limit allow.
 fn too_many(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> {
     let (profile, wanted) = demand.numbers().find(|(profile, n)| *n > u32::from(profile.profile.max))?;
     let slices_suffice = profile.memory_slices() * wanted <= u32::from(geometry.memory_slices)
@@ -123,7 +126,7 @@ fn no_engine(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> {
     })
 }
 
-/// Finds a smallest subset of the entries that cannot be placed together.
+/// Finds a smallest set of entries that cannot be placed together.
 fn no_arrangement(geometry: &Geometry, target: &Target) -> Refusal {
     let all = &target.instances;
     let impossible = |subset: &u32| {
@@ -148,8 +151,8 @@ fn members(all: &[Wanted], subset: u32) -> impl Iterator<Item = &Wanted> {
     all.iter().enumerate().filter(move |(n, _)| subset & (1 << n) != 0).map(|(_, wanted)| wanted)
 }
 
-/// Returns the instances in use that the best arrangement would destroy. There is no smaller set, because the search
-/// counts these instances first.
+/// Returns the instances in use that the best arrangement would destroy. No smaller set exists,
+/// because the search minimizes the number of these instances first.
 pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &Holds) -> Refusal {
     let mut blockers = Vec::new();
     for instance in &arrangement.destroyed {
@@ -170,7 +173,7 @@ pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &Holds) -> Refusal {
     Refusal::Blocked { blockers }
 }
 
-/// Returns the compute instances of an instance that are in use, with their processes and leases.
+/// Returns the compute instances at `positions` that are in use, with their processes and leases.
 fn users(
     instance: &GpuInstance,
     positions: impl Iterator<Item = usize>,

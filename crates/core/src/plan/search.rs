@@ -1,12 +1,15 @@
-//! The exact search. It assigns a separate spot to each item, and keeps existing items where possible.
+//! The exact search. It assigns a spot to each item, without overlaps, and keeps existing items
+//! where possible.
 //!
-//! The planner uses it for GPU instances on a GPU and for compute instances in a GPU instance. Each requested item gets
-//! one of its possible spots, and no two items share a slice. Of all assignments, the search returns the one that
-//! destroys least. Among equals, it prefers more remaining room, then lower placements. Equal items form a group and
-//! take spots in ascending order, so no arrangement is examined twice.
+//! The planner uses the search for GPU instances on a GPU and for compute instances in a GPU
+//! instance. Each requested item gets one of its possible spots, and no two items share a slice.
+//! The search returns the assignment that destroys least. Among equal assignments, it prefers more
+//! remaining room, then lower placements. Equal items form a group and take spots in ascending
+//! order, so that the search examines no arrangement twice.
 //!
-//! The algorithm is branch and bound over at most [`MOST_INSTANCES`] items. The bound is the largest possible saving of
-//! the groups that are not placed yet. The inner loop uses only masks and integers, and allocates nothing.
+//! The algorithm is branch and bound, over at most [`MOST_INSTANCES`] items. The bound is the
+//! largest possible saving of the items that are not placed yet. The inner loop uses only masks and
+//! integers, and allocates nothing.
 
 use std::cmp::Reverse;
 
@@ -19,13 +22,13 @@ use super::objective::Cost;
 pub(super) struct Candidate {
     /// Slices that the spot covers.
     pub(super) slices: Slices,
-    /// Order among equals: the start, then the profile id.
+    /// Order among spots of equal cost: by start, then by profile id.
     pub(super) rank: u64,
-    /// Cost saved by keeping the same item, if it exists at this spot.
+    /// Cost that is saved if the same item already exists at this spot and is kept.
     pub(super) saving: Cost,
 }
 
-/// Returns the rank of a profile at a start.
+/// Returns the rank of a profile that starts at `start`.
 pub(super) fn rank(start: u8, profile_id: u32) -> u64 {
     u64::from(start) << 32 | u64::from(profile_id)
 }
@@ -35,7 +38,7 @@ pub(super) fn rank(start: u8, profile_id: u32) -> u64 {
 pub(super) struct ItemGroup {
     /// Number of items.
     pub(super) count: usize,
-    /// Possible spots, by start.
+    /// Possible spots, sorted by start.
     pub(super) candidates: Vec<Candidate>,
 }
 
@@ -46,7 +49,8 @@ pub(super) struct SearchProblem<'a> {
     pub(super) groups: &'a [ItemGroup],
     /// Cost of destroying all existing items.
     pub(super) destroy_all: Cost,
-    /// Spots of additional instances. The more of them stay free, the better.
+    /// Spots of instances that could be created in addition. The more of them remain free, the
+    /// better.
     pub(super) further: &'a [Slices],
 }
 
@@ -55,12 +59,13 @@ pub(super) struct SearchProblem<'a> {
 pub(super) struct Answer {
     /// Cost of the arrangement.
     pub(super) cost: Cost,
-    /// Candidate of each item, group by group.
+    /// Index of each item's candidate, group by group.
     chosen: [u8; MOST_INSTANCES],
 }
 
 impl Answer {
-    /// Returns the candidate index of item `n`. Items are counted through the groups in order.
+    /// Returns the candidate index of item `n`. The numbers of items continue from one group to the
+    /// next.
     pub(super) fn candidate(&self, n: usize) -> usize {
         usize::from(self.chosen[n])
     }
@@ -79,7 +84,8 @@ impl SearchProblem<'_> {
             things[count..count + group.count].fill(index);
             count += group.count;
         }
-        // Begins at the last item. The last k items of a group save at most the sum of its k largest savings.
+        // Starts at the last item. The last k items of a group save at most the sum of the k
+        // largest savings of the group.
         let mut thing = count;
         for group in self.groups.iter().rev() {
             let after = most_saved[thing];
@@ -101,7 +107,7 @@ impl SearchProblem<'_> {
     }
 }
 
-/// Keeps the largest values in `largest`, in descending order.
+/// Inserts a value into `largest`, which contains the largest values so far in descending order.
 fn insert_largest(largest: &mut [Cost], mut value: Cost) {
     for kept in largest {
         if value > *kept {
@@ -121,7 +127,7 @@ struct PlanSearch<'a> {
     problem: &'a SearchProblem<'a>,
     /// Group of each item.
     things: &'a [usize],
-    /// Largest possible saving of each item and all later ones.
+    /// For each item, the largest possible saving of this item and all later items together.
     most_saved: [Cost; MOST_INSTANCES + 1],
     chosen: [u8; MOST_INSTANCES],
     best: Option<Best>,

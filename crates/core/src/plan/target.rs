@@ -1,8 +1,8 @@
-//! The target of a GPU: a layout resolved against the GPU's geometry.
+//! The target of a GPU: a layout that was resolved for the geometry of this GPU.
 //!
-//! A layout is text for any number of GPUs. A target is for one GPU: every entry is one GPU instance, with the driver's
-//! profile id and its compute instances. A rollback makes a target from existing instances, with their placements
-//! ([`Target::of_instances`]).
+//! A layout is text, for any number of GPUs. A target is for one GPU: it contains GPU instances
+//! with the profile ids of the driver, and their compute instances. A rollback makes a target from
+//! existing instances, with their placements ([`Target::of_instances`]).
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use super::{packing, refusal};
 /// The exact set of instances for one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Target {
-    /// GPU instances, in the layout's order.
+    /// GPU instances, in the order of the layout.
     pub instances: Vec<Wanted>,
 }
 
@@ -25,21 +25,21 @@ pub struct Target {
 pub struct Wanted {
     /// Profile id, as the driver reports it.
     pub profile_id: u32,
-    /// Placement, if it is fixed.
+    /// Fixed placement; `None` if any placement is allowed.
     pub at: Option<Placement>,
-    /// The exact set of compute instances; may be empty.
+    /// The exact set of compute instances, which may be empty.
     pub compute: Vec<WantedCompute>,
     /// Profile name.
     pub profile: String,
 }
 
-/// A requested compute instance. It does not contain whether its MIG device is shared, because a change of sharing does
-/// not need a new instance.
+/// A requested compute instance. The type does not say whether its MIG device is shared, because a
+/// change of sharing does not need a new instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedCompute {
     /// Profile id that the driver reports within the GPU instance profile.
     pub profile_id: u32,
-    /// Placement in compute slots, if it is fixed.
+    /// Fixed placement in compute slots; `None` if any placement is allowed.
     pub at: Option<Placement>,
     /// Profile name.
     pub profile: String,
@@ -49,8 +49,8 @@ impl Target {
     /// Resolves a layout for a GPU with this geometry.
     ///
     /// # Errors
-    /// The smallest reason why the layout does not fit even on an empty GPU of this kind. If a target is returned, only
-    /// instances in use can block it.
+    /// The simplest reason why the layout does not fit, even on an empty GPU of this kind. If the
+    /// function succeeds, only instances in use can block the target.
     pub fn resolve(geometry: &Geometry, layout: &Layout) -> Result<Self, Refusal> {
         let mut instances = Vec::new();
         let mut packs: Vec<packing::Pack<'_>> = Vec::new();
@@ -82,7 +82,8 @@ impl Target {
                 })),
             }
         }
-        // Begin at the last pack, so that earlier positions stay valid.
+        // Packs are inserted from the last to the first, so that the positions of earlier packs
+        // remain valid.
         for pack in packs.into_iter().rev() {
             let position = pack.position;
             instances.splice(position..position, pack.into_instances()?);
@@ -94,10 +95,10 @@ impl Target {
         }
     }
 
-    /// Returns the target of the existing instances, with all placements.
+    /// Returns the target that describes the existing instances, with all placements.
     ///
-    /// Instances whose profile is missing in the geometry are included. Profile id and placement suffice to create them
-    /// again.
+    /// It includes instances whose profile is not in the geometry: the profile id and the placement
+    /// suffice to create them again.
     #[must_use]
     pub fn of_instances(geometry: &Geometry, instances: &[GpuInstance]) -> Self {
         let wanted = |instance: &GpuInstance| Wanted {

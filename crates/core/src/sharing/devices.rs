@@ -1,8 +1,9 @@
-//! The MIG devices that a layout's `:mps` entries select.
+//! Finds the MIG devices that the `:mps` entries of a layout select.
 //!
-//! A layout contains counts of devices, and placements for some of them. Entries with a placement are resolved first,
-//! shared or not: they select the device at that placement. The other devices of a kind are equal. Of these, devices
-//! that are already shared are selected first, then those with the lowest placement.
+//! A layout contains numbers of devices, and placements for some of them. Entries with a placement,
+//! shared or not, are resolved first: each selects the device at its placement. The other devices
+//! of a kind are interchangeable. Among these, devices that are already shared are selected first,
+//! then the devices with the lowest placement.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +19,8 @@ pub(super) struct SharedDevice<'a> {
     pub(super) compute: &'a ComputeInstance,
 }
 
-/// Returns the display name of a MIG device: `2g.20gb@2`, or `1c.3g.40gb@0/2` for a part of its GPU instance, with its
-/// compute slot. The name does not depend on other devices.
+/// Returns the display name of a MIG device: `2g.20gb@2`. For a part of a GPU instance, the name
+/// contains the compute slot: `1c.3g.40gb@0/2`. The name does not depend on other devices.
 #[must_use]
 pub fn words(instance: &GpuInstance, compute: &ComputeInstance) -> String {
     let start = instance.placement.start;
@@ -35,7 +36,8 @@ impl SharedDevice<'_> {
         words(self.instance, self.compute)
     }
 
-    /// Returns the compute slices of the device; if unknown, those of the whole GPU.
+    /// Returns the number of compute slices of the device; if it is unknown, the number of the
+    /// whole GPU.
     pub(super) fn slices(&self, mig: &Mig) -> u8 {
         part(&self.compute.profile).or_else(|| whole(&self.instance.profile)).unwrap_or(mig.compute_slices)
     }
@@ -85,17 +87,18 @@ impl DeviceKind {
     }
 }
 
-/// Returns the number of compute slices: 1 for `1c.3g.40gb`.
+/// Returns the number of compute slices in the name of a compute instance profile: 1 for
+/// `1c.3g.40gb`.
 fn part(compute_profile: &str) -> Option<u8> {
     compute_profile.split_once("c.")?.0.parse().ok()
 }
 
-/// Returns the number of compute slices: 3 for `3g.40gb`.
+/// Returns the number of compute slices in the name of a GPU instance profile: 3 for `3g.40gb`.
 fn whole(profile: &str) -> Option<u8> {
     profile.split_once('g')?.0.parse().ok()
 }
 
-/// Number of requested devices of a kind, shared and not shared.
+/// Number of requested devices of a kind: shared through MPS, and not shared.
 #[derive(Debug, Clone, Copy, Default)]
 struct DesiredDevices {
     shared: usize,
@@ -113,7 +116,8 @@ impl DesiredDevices {
     }
 }
 
-/// Returns the existing devices that the layout shares, sorted by placement.
+/// Returns the existing devices that the layout shares, sorted by placement. `had` contains the
+/// UUIDs of the devices that were shared before.
 pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let mut wanted: BTreeMap<DeviceKind, BTreeMap<Option<u8>, DesiredDevices>> = BTreeMap::new();
@@ -129,7 +133,8 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) 
         for (start, wanted) in places {
             let is_here = |device: &SharedDevice<'_>| Some(device.instance.placement.start) == start;
             chosen.extend(take(&mut pool, wanted.shared, is_here));
-            // Entries without sharing select devices that are not shared yet, from the end of that order.
+            // Entries without `:mps` select devices from the other end of the order, so that
+            // devices that are already shared remain for the `:mps` entries.
             pool.reverse();
             take(&mut pool, wanted.plain, is_here);
             pool.reverse();

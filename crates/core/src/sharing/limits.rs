@@ -1,4 +1,4 @@
-//! Limits of a target: memory and clients.
+//! Limits of a target: its memory and its number of clients.
 
 use gpush_api::{
     ApiError, Architecture, Code, Gpu, GpuInstance, MPS_CLIENTS, MemoryLimit, Mig, Mode, MpsSettings, TimesliceLevel,
@@ -7,9 +7,9 @@ use gpush_api::{
 use super::{Target, label, too_old};
 use crate::{config::Config, desired};
 
-/// Returns the maximum number of clients of a MIG device. According to NVIDIA's MIG guide, it is proportional to the
-/// size of the compute instance. If `wanted` exceeds a GPU's default, this function assumes that the driver supports
-/// that.
+/// Returns the maximum number of clients of a MIG device. According to NVIDIA's MIG guide, it is
+/// proportional to the size of the compute instance. If `wanted` is more than a GPU's default, the
+/// driver is assumed to support that number.
 #[must_use]
 pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
     let whole = wanted.max(MPS_CLIENTS);
@@ -17,10 +17,11 @@ pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
     wanted.min(part.max(1))
 }
 
-/// Refuses settings that exceed a target's memory. `label` is the target's name in the message.
+/// Refuses settings that exceed the memory of a target. `label` is the target's name in the
+/// message.
 ///
 /// # Errors
-/// The memory limit exceeds the memory, so it would have no effect.
+/// The memory limit is higher than the memory, so it would have no effect.
 pub fn fits(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), ApiError> {
     match over(settings, memory_mib) {
         Some(limit) => Err(ApiError::new(Code::BadRequest, sentence(limit, label, memory_mib))
@@ -29,14 +30,14 @@ pub fn fits(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), 
     }
 }
 
-/// Returns the same problem as a clause.
+/// Returns the problem that [`fits`] reports, as a clause.
 pub(super) fn too_much(target: &Target) -> Option<String> {
     let memory_mib = target.memory_mib?;
     over(&target.policy.settings, memory_mib).map(|limit| sentence(limit, "it", memory_mib))
 }
 
-/// Returns settings of rules that GPUs cannot provide with any layout, one sentence each. So a config check on a host
-/// finds them before anything is shared.
+/// Returns settings of rules that GPUs cannot provide with any layout, one sentence each. With this
+/// function, a config check finds them before a GPU is shared.
 #[must_use]
 pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let mut findings = Vec::new();
@@ -84,8 +85,8 @@ pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     findings
 }
 
-/// Returns whether `nvidia-smi compute-policy` may be able to set levels. Only an attempt shows whether the GPU
-/// supports it.
+/// Returns whether `nvidia-smi compute-policy` may be able to set time-slice levels. Only an
+/// attempt shows whether the GPU supports levels.
 fn takes_levels(architecture: Architecture) -> bool {
     match architecture {
         Architecture::Legacy | Architecture::Volta => false,
@@ -98,14 +99,15 @@ fn takes_levels(architecture: Architecture) -> bool {
     }
 }
 
-/// Returns the memory of a GPU instance, which its compute instances share.
+/// Returns the memory of a GPU instance. Its compute instances share this memory.
 pub(super) fn memory_of(mig: &Mig, instance: &GpuInstance) -> Option<u64> {
     let profile = mig.profiles.iter().find(|profile| profile.id == instance.profile_id);
     let told = instance.memory.map(|memory| memory.total_mib);
     told.or(profile.map(|profile| profile.memory_mib)).filter(|mib| *mib > 0)
 }
 
-/// Returns the memory limit if it exceeds the memory. If the memory is unknown, the limit never exceeds it.
+/// Returns the memory limit if it is higher than the memory. Returns `None` if the memory is
+/// unknown.
 fn over(settings: &MpsSettings, memory_mib: u64) -> Option<MemoryLimit> {
     settings.memory_limit_mib.filter(|limit| memory_mib > 0 && limit.mib() > memory_mib)
 }
@@ -115,7 +117,7 @@ fn sentence(limit: MemoryLimit, label: &str, memory_mib: u64) -> String {
         (gib, 0) => format!("{gib}G"),
         _ => limit.to_string(),
     };
-    // Round down, so that the GPU really has the shown amount.
+    // Rounds down, so that the message never shows more memory than the GPU has.
     let memory = match (memory_mib / 1024, memory_mib % 1024 * 10 / 1024) {
         (0, _) => format!("{memory_mib} MiB"),
         (gib, 0) => format!("{gib} GiB"),

@@ -1,5 +1,5 @@
-//! The GPUs and MIG devices that should have an MPS daemon, and the limits of its clients. They result from the config,
-//! its overrides, and the existing devices.
+//! Determines which GPUs and MIG devices should have an MPS daemon, and the limits of its clients.
+//! The inputs are the config, its overrides, and the existing devices.
 //!
 //! ```text
 //! rule of mode mps ──► the GPU, without MIG ─────────────────────────────┐
@@ -7,12 +7,13 @@
 //!                                  existing MIG devices ────► devices ───┘
 //! ```
 //!
-//! A daemon exists only for an existing device, so a device in a layout becomes a target when it exists. If several
-//! devices are equal, those that have daemons keep them: moving a daemon would end its clients. So the result depends
-//! on `had`, the devices that were shared before.
+//! A daemon can exist only for an existing device, so a device of a layout becomes a target only
+//! when it exists. Among equal devices, those that already have daemons are preferred, because
+//! moving a daemon to another device would end its clients. So the result depends on `had`: the
+//! UUIDs of the devices that were shared before.
 //!
-//! While a GPU cannot be read, or is being changed, no daemon is added, and existing ones stay. A failed reading must
-//! not end running work.
+//! While a GPU cannot be read or is being changed, no daemon is added to it, and existing daemons
+//! are kept. A failed reading must not end running clients.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -42,11 +43,11 @@ pub struct Target {
     pub gpu_uuid: String,
     /// Display name of the MIG device, `2g.20gb@2` or `1c.3g.40gb@0/2`; `None` for a whole GPU.
     pub device: Option<String>,
-    /// Memory, if known.
+    /// Memory in MiB, if known.
     pub memory_mib: Option<u64>,
     /// Limits of the clients.
     pub policy: MpsPolicy,
-    /// Whether it is a whole GPU.
+    /// Whether the target is a whole GPU.
     pub full_gpu: bool,
 }
 
@@ -58,14 +59,14 @@ impl Target {
     }
 }
 
-/// Why something cannot be shared, or not as desired.
+/// Why a GPU or MIG device cannot be shared, or cannot be shared as desired.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// UUID of the GPU or MIG device; `None` if the driver reports none.
+    /// UUID of the GPU or MIG device; `None` if the driver does not report it.
     pub target: Option<String>,
-    /// Its name for messages, as in [`Target::label`].
+    /// Name of the target for messages, as in [`Target::label`].
     pub label: String,
-    /// Why, as a clause.
+    /// The reason, as a clause.
     pub reason: String,
 }
 
@@ -85,18 +86,19 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Targets and problems.
+/// The targets of a host, and the problems with them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sharing {
     /// Targets, sorted by GPU and placement.
     pub targets: Vec<Target>,
     /// Desired sharing that is not possible.
     pub findings: Vec<Finding>,
-    /// UUIDs of GPUs whose MIG devices cannot be read now. Their daemons stay unchanged.
+    /// UUIDs of GPUs whose MIG devices cannot be read now. The daemons of these GPUs do not change.
     pub unseen: BTreeSet<String>,
 }
 
-/// Determines what is shared through MPS. `had` contains the UUIDs of the targets that have a daemon.
+/// Determines which targets are shared through MPS. `had` contains the UUIDs of the targets that
+/// already have a daemon.
 #[must_use]
 pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
@@ -106,7 +108,8 @@ pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing 
     sharing
 }
 
-/// Determines the sharing of one GPU, like [`decide`]. `claimed` is the position of its rule, from [`desired::claims`].
+/// Determines the sharing of one GPU in the same way as [`decide`]. `claimed` is the position of
+/// the GPU's rule, from [`desired::claims`].
 #[must_use]
 pub fn decide_gpu(config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
@@ -124,13 +127,14 @@ fn one(sharing: &mut Sharing, config: &Config, claimed: Option<usize>, gpu: &Gpu
     }
 }
 
-/// Returns the targets of [`decide`].
+/// Returns only the targets of [`decide`].
 #[must_use]
 pub fn targets(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<Target> {
     decide(config, gpus, had).targets
 }
 
-/// Returns the GPU of a target, and the display name if it is a MIG device. Uses the current GPUs.
+/// Finds a target among the current GPUs. Returns the index of its GPU and, for a MIG device, the
+/// display name.
 #[must_use]
 pub fn place(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
     let only = BTreeSet::from([uuid.to_owned()]);
@@ -140,13 +144,13 @@ pub fn place(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
     })
 }
 
-/// Returns the problems of [`decide`].
+/// Returns only the problems of [`decide`], as sentences.
 #[must_use]
 pub fn findings(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<String> {
     decide(config, gpus, had).findings.iter().map(Finding::to_string).collect()
 }
 
-/// Handles a whole GPU.
+/// Determines the sharing of a whole GPU.
 fn whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) {
     if let Some(reason) = too_old(gpu) {
         sharing.findings.push(Finding::of_gpu(gpu, reason));
@@ -169,12 +173,12 @@ fn whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) 
     settle(sharing, gpu, vec![target], had);
 }
 
-/// Handles the MIG devices of a GPU whose layout shares some of them.
+/// Determines the sharing of a GPU's MIG devices, if the layout shares some of them.
 fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSet<String>) {
     let known = match (&wish.layout, &gpu.overridden) {
         (Some(layout), _) if layout.shared().is_none() => return,
         (layout @ Some(_), _) => layout.as_ref(),
-        // The override's layout is unknown, so existing sharing stays.
+        // The layout of the override is unknown, so existing sharing does not change.
         (None, Some(_)) => None,
         (None, None) => return,
     };
@@ -184,7 +188,7 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
         }
         return;
     };
-    // Drift reports a MIG mode that is off, and missing instances.
+    // The drift of the GPU already reports that MIG mode is off or that instances are missing.
     if !mig.enabled {
         return;
     }
@@ -215,7 +219,7 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
     settle(sharing, gpu, targets, had);
 }
 
-/// Accepts the targets that the GPU's state allows.
+/// Adds those targets that the state of the GPU allows, and reports the others.
 fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet<String>) {
     let start = start(gpu);
     for target in targets {
@@ -234,13 +238,13 @@ fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet
     }
 }
 
-/// Whether a GPU may get new daemons.
+/// Whether new daemons may be started on a GPU.
 #[derive(Debug, Clone, Copy)]
 enum Start {
     New,
-    /// Only existing daemons stay, with the reason why no others start.
+    /// No: existing daemons are kept, but no new one starts. Contains the reason.
     OnlyWhatWas(&'static str),
-    /// Nothing can be shared.
+    /// No: the GPU cannot be shared at all. Contains the reason.
     Never(&'static str),
 }
 
@@ -255,16 +259,16 @@ fn start(gpu: &Gpu) -> Start {
         GpuState::Ready | GpuState::Cordoned if gpu.stale => {
             Start::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it")
         }
-        // A cordon does not stop daemons. Admission blocks new clients.
+        // A cordon does not stop daemons: admission keeps new clients away.
         GpuState::Ready | GpuState::Cordoned => Start::New,
     }
 }
 
-/// Returns whether the reading of a GPU's instances is current.
+/// Returns whether the reading of the GPU's instances is current.
 fn is_seen(gpu: &Gpu) -> bool {
     match gpu.state {
         GpuState::Unknown | GpuState::Maintenance => false,
-        // Its devices certainly do not exist any more.
+        // The devices of a lost GPU certainly no longer exist.
         GpuState::Lost => true,
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,
     }

@@ -1,4 +1,4 @@
-//! Names of targets: short names for directories and units, and names for users.
+//! Names of targets: short names for directories and systemd units, and names for users.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,16 @@ use gpush_api::{ApiError, Code, MpsDaemon};
 
 use crate::{nearest::nearest, quote::Quoted};
 
-/// Number of hexadecimal digits in a short name. It has more if the name would not be unique.
+/// Number of hexadecimal digits in a short name. A name has more digits if it would not be unique.
 const DIGITS: usize = 8;
 
-/// Maximum length of a short name. It is part of a socket's path, whose length is limited.
+/// Maximum length of a short name, which is part of the path of a socket. The length of such a path
+/// is limited.
 const LONGEST: usize = 20;
 
-/// Returns a short name for a target: `g` for a GPU or `m` for a MIG device, and the first eight hexadecimal digits of
-/// its UUID. If `taken` contains that name, it has more digits. It consists of at most 20 letters and digits.
+/// Returns a short name for a target: `g` for a GPU or `m` for a MIG device, followed by the first
+/// eight hexadecimal digits of its UUID. If `taken` already contains that name, the name has more
+/// digits. The name consists of at most 20 letters and digits.
 #[must_use]
 pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
     let upper = uuid.to_ascii_uppercase();
@@ -21,19 +23,20 @@ pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
         Some(rest) => ('m', rest),
         None => ('g', upper.as_str()),
     };
-    // Old drivers derive the UUIDs of MIG devices from those of their GPUs: `MIG-GPU-…/1/0`.
+    // Old drivers derive the UUID of a MIG device from the UUID of its GPU: `MIG-GPU-…/1/0`.
     let rest = rest.strip_prefix("GPU-").unwrap_or(rest);
     let digits: String = rest.chars().filter(char::is_ascii_hexdigit).map(|c| c.to_ascii_lowercase()).collect();
     let name = |length: usize| format!("{kind}{}", &digits[..length.min(digits.len())]);
     let free =
         (DIGITS..LONGEST).take_while(|length| *length <= digits.len()).map(name).find(|name| !taken.contains(name));
-    // If all digits are equal, add a number. `x` is not a hexadecimal digit.
+    // If even the longest name is taken, a number is added after `x`, which is not a hexadecimal
+    // digit.
     let numbered = || (2_u32..=u32::MAX).map(|n| format!("{}x{n}", name(DIGITS))).find(|name| !taken.contains(name));
     free.or_else(numbered).unwrap_or_else(|| name(DIGITS))
 }
 
-/// Returns a target's name for users: `0` or `0:2g.20gb@2`. If the driver does not report the target, returns its short
-/// name.
+/// Returns a target's name for users: `0` or `0:2g.20gb@2`. If the driver does not report the
+/// target, returns the short name.
 #[must_use]
 pub fn name_of(daemon: &MpsDaemon) -> String {
     match (daemon.gpu, &daemon.device) {
@@ -43,11 +46,12 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
     }
 }
 
-/// Returns the position of the daemon that a text names. The text may be a target's short name, a name such as
-/// `0:2g.20gb@2`, or a UUID or its prefix. For a GPU that is shared as a whole, it may be the index. Case is ignored.
+/// Returns the position of the daemon that a text names. The text may be the short name of a
+/// target, a name such as `0:2g.20gb@2`, a UUID, or a prefix of a UUID. For a GPU that is shared as
+/// a whole, it may also be the index. Case is ignored.
 ///
 /// # Errors
-/// No daemon or several daemons match; the error lists the daemons.
+/// No daemon matches, or several daemons match. The error lists the daemons.
 pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     let typed = text.trim();
     if typed.is_empty() {
@@ -89,7 +93,8 @@ fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let listed: Vec<String> = daemons.iter().map(listed).collect();
     let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)))
         .cause(format!("there are: {}", listed.join(", ")));
-    // The index of a GPU whose MIG devices are shared. The user must name one of the devices.
+    // The text may be the index of a GPU whose MIG devices are shared. The user must name one of
+    // these devices.
     let on_it: Vec<String> = match typed.parse::<u32>() {
         Ok(gpu) => daemons.iter().filter(|daemon| daemon.gpu == Some(gpu)).map(name_of).collect(),
         Err(_) => Vec::new(),
@@ -97,11 +102,12 @@ fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     if !on_it.is_empty() {
         return error.hint(format!("GPU {typed} is not shared as a whole; name one of {}", on_it.join(", ")));
     }
-    // Never suggest a device of another GPU.
+    // If the text begins with the index of a GPU, a device of another GPU is never suggested.
     let index = |name: &str| name.split_once(':').map(|(gpu, _)| gpu.to_owned());
     let names = daemons.iter().flat_map(|daemon| [name_of(daemon), daemon.target.clone()]);
     let names: Vec<String> = names.filter(|name| index(typed).is_none() || index(name) == index(typed)).collect();
-    // Any name is similar to one or two letters. For a number, no other number is suggested.
+    // With one or two letters, any name would be similar. For a number, no other number is
+    // suggested.
     let telling = typed.len() > 2 && typed.parse::<u32>().is_err();
     let near = nearest(typed, names.iter().map(String::as_str)).filter(|_| telling);
     match near {

@@ -15,7 +15,7 @@ fn config(text: &str) -> Config {
     Config::parse(text, "config.toml").unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Returns a host whose GPUs have MIG off.
+/// Returns a host whose GPUs have MIG mode off.
 fn whole_host(preset: &str) -> Vec<Gpu> {
     let mut gpus = preset::gpus(preset).unwrap();
     for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
@@ -124,7 +124,7 @@ fn entries_share_existing_devices() {
     let layout = ["3g.40gb@4:mps", "1c.3g.40gb@0:mps", "1c.3g.40gb@0*2"];
     let config = config(&format!("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = {layout:?}\n"));
     let mut gpus = preset::gpus("dgx-a100").unwrap();
-    // There is no device, so there is no target and no problem.
+    // The device does not exist yet, so there is no target and no problem.
     assert_eq!(decide(&config, &gpus, &BTreeSet::new()), Sharing::default());
     put(&mut gpus[0], "3g.40gb", 4, &[("3g.40gb", 0)]);
     put(&mut gpus[0], "3g.40gb", 0, &[("1c.3g.40gb", 0), ("1c.3g.40gb", 1), ("1c.3g.40gb", 2)]);
@@ -133,7 +133,8 @@ fn entries_share_existing_devices() {
     let had = BTreeSet::from([gpus[0].mig.as_ref().unwrap().instances[1].compute[2].uuid.clone().unwrap()]);
     let found = targets(&config, &gpus, &had);
     assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/2", "GPU 0, 3g.40gb@4"]);
-    // With MIG there is no compute mode, and a part of the GPU serves a proportional number of clients.
+    // With MIG, no compute mode is set, and the number of clients is proportional to the size of
+    // the device.
     let policies: Vec<_> = found.iter().map(|target| (target.policy.compute_mode, target.policy.max_clients)).collect();
     assert_eq!(policies, [(MpsComputeMode::Keep, 6), (MpsComputeMode::Keep, 20)]);
     assert!(found.iter().all(|target| !target.full_gpu && target.gpu_uuid == gpus[0].uuid));
@@ -156,7 +157,7 @@ fn shared_devices_stay_among_equal_ones() {
     assert_eq!(shares("2g.20gb:mps,2g.20gb*2", &[]), "2g.20gb@0");
     assert_eq!(shares("2g.20gb:mps,2g.20gb*2", &[4]), "2g.20gb@4");
     assert_eq!(shares("2g.20gb*2:mps,2g.20gb", &[4]), "2g.20gb@0 2g.20gb@4");
-    // An entry with a placement has priority over existing sharing.
+    // An entry with a placement has priority over a device that is already shared.
     assert_eq!(shares("2g.20gb@2:mps,2g.20gb*2", &[4]), "2g.20gb@2");
     assert_eq!(shares("2g.20gb@0,2g.20gb:mps", &[0]), "2g.20gb@2");
     assert_eq!(shares("2g.20gb*3:mps", &[2]), "2g.20gb@0 2g.20gb@2 2g.20gb@4");
@@ -188,7 +189,7 @@ fn override_replaces_the_rules_sharing() {
     let found = targets(&config, &gpus, &BTreeSet::new());
     assert_eq!(words_of(&found), ["GPU 0, 3g.40gb@4"]);
     assert_eq!(found[0].policy.settings.percentage.tenths(), 500);
-    // The desired layout is unknown. Existing sharing stays, and none is added.
+    // The desired layout is unknown, so existing sharing does not change and no device is added.
     gpus[0].overridden = Some(unknown);
     assert_eq!(targets(&config, &gpus, &uuids(&found)), found);
     assert!(targets(&config, &gpus, &BTreeSet::new()).is_empty());
@@ -291,7 +292,7 @@ proptest! {
         let found = targets(&config, &gpus, &before);
         let now = uuids(&found);
         prop_assert_eq!(now.len(), found.len(), "two daemons on one device");
-        // All requested devices that exist, including those with a placement.
+        // The result contains all requested devices that exist, including those with a placement.
         let anywhere: usize = entries.iter().filter(|(_, shared)| *shared).map(|(count, _)| usize::from(*count)).sum();
         let there = |start: &&u8| stand[usize::from(**start)];
         let placed = fixed.iter().filter(there).count();
@@ -301,12 +302,12 @@ proptest! {
             let words = Some(format!("1g.10gb@{start}"));
             prop_assert!(found.iter().any(|target| target.device == words));
         }
-        // A shared device is replaced only by one with an explicit placement.
+        // A shared device may be replaced only by a device with an explicit placement.
         let gone = before.difference(&now).count();
         let new = found.iter().filter(|target| !before.contains(&target.uuid));
         let new = new.filter(|target| !fixed.iter().any(|start| target.device == Some(format!("1g.10gb@{start}"))));
         prop_assert!(gone == 0 || new.count() == 0, "{:?} had {:?}", found, before);
-        // A repeated call gives the same result.
+        // A second call with the result of the first gives the same result.
         prop_assert_eq!(targets(&config, &gpus, &now), found);
     }
 }

@@ -1,67 +1,69 @@
-//! Whether a hook fails. A failed Prolog or Epilog drains the node, so no choice of a user may lead to it.
+//! Decides whether a hook fails. A Prolog or Epilog that fails drains the node, so no user must be
+//! able to cause a failure.
 //!
-//! | Prolog | exit status | the tasks |
+//! | Prolog | exit status | the tasks of the job |
 //! |---|---|---|
-//! | no request, and no GPU with `owner = "slurm"` | 0 | run |
-//! | a lease is granted | 0 | run with its environment |
-//! | the request is refused: it is wrong, over a quota, without a free share | 0 | fail with the reason |
+//! | the job has no request, and no GPU with `owner = "slurm"` | 0 | run |
+//! | gpushd grants a lease | 0 | run with the environment of the lease |
+//! | gpushd refuses the request: it is wrong, exceeds a quota, or no share is free | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "pass"` | 0 | run without a lease |
 //! | gpushd does not answer, `agent_down = "fail"` | 1 | do not start |
-//! | the node cannot serve the job: held, degraded, cordoned, wrong gres.conf, the database fails | 1 | do not start |
+//! | the node cannot serve the job: held, degraded, cordoned, wrong gres.conf, database failure | 1 | do not start |
 //!
 //! | Epilog | exit status |
 //! |---|---|
 //! | the job has no lease, its lease has ended, or the lease belongs to a later run | 0 |
-//! | gpushd does not answer | as for Prolog; the end is delivered later |
+//! | gpushd does not answer | as for Prolog; a later hook reports the end |
 //! | processes of the job still use a GPU at the deadline | 1 |
-//! | only processes outside the job's cgroup use it, `unattributed = "reserve"` | 0; the GPU stays reserved |
-//! | only processes outside the job's cgroup use it, `unattributed = "drain"` | 1 |
+//! | only processes outside the job's cgroup use a GPU, `unattributed = "reserve"` | 0; the GPU remains reserved |
+//! | only processes outside the job's cgroup use a GPU, `unattributed = "drain"` | 1 |
 //! | gpushd cannot record the end | 1 |
 
 use gpush_api::Code;
 
 use crate::config::{AgentDown, Slurm, Unattributed};
 
-/// The result of a job in Prolog.
+/// What Prolog found out about a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Started {
-    /// gpush has nothing to do with the job.
+    /// The job requests no share, and has no GPU with `owner = "slurm"`.
     NotConcerned,
-    /// It has a lease.
+    /// The job has a lease.
     Granted,
     /// The job has no lease, and its tasks must fail.
     Refused,
-    /// The node cannot serve it.
+    /// The node cannot serve the job.
     Broken,
     /// gpushd did not answer in time.
     NoAnswer,
 }
 
-/// The result of a job in Epilog.
+/// What Epilog found out about a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ended {
-    /// The job has no lease on this node any more.
+    /// The job no longer has a lease on this node.
     Clean,
-    /// The capacity is not free: something of the job itself is left.
+    /// The capacity is not free: something of the job itself still uses it.
     Left,
-    /// The capacity is not free, because of something that the user does outside the job. It stays reserved.
+    /// The capacity is not free: something outside the job, which its user may control, uses it.
+    /// The capacity remains reserved.
     Unattributed,
-    /// The end could not be recorded.
+    /// gpushd could not record the end of the lease.
     Broken,
     /// gpushd did not answer in time.
     NoAnswer,
 }
 
-/// How Prolog ends.
+/// How Prolog ends, and what the tasks do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// The tasks run.
+    /// The tasks run without a lease.
     Pass,
     /// The tasks run with a lease.
     Lease,
-    /// The tasks fail, and the node stays in use.
+    /// The tasks fail, and the node remains in use.
     FailTasks,
-    /// The node is drained.
+    /// Prolog fails, and Slurm drains the node.
     FailNode,
 }
 
@@ -79,7 +81,7 @@ pub fn prolog(started: Started, concerned: bool, agent_down: AgentDown) -> Verdi
     }
 }
 
-/// Returns whether Epilog fails. `had_lease` says whether Prolog left a file of the job.
+/// Returns whether Epilog fails. `had_lease` says whether Prolog left a file for the job.
 #[must_use]
 pub fn epilog_fails(ended: Ended, had_lease: bool, config: &Slurm) -> bool {
     match ended {
@@ -90,7 +92,8 @@ pub fn epilog_fails(ended: Ended, had_lease: bool, config: &Slurm) -> bool {
     }
 }
 
-/// Returns whether an error of a grant concerns the request alone. Other errors mean that the node cannot serve it.
+/// Returns whether an error of a grant concerns only the request. Any other error means that the
+/// node cannot serve the job.
 #[must_use]
 pub fn is_refusal(code: Code) -> bool {
     match code {
@@ -117,8 +120,8 @@ pub fn is_refusal(code: Code) -> bool {
     }
 }
 
-/// Returns whether the end of one run of a job ends a lease of another run: a late Epilog must not end a later run's
-/// lease.
+/// Returns whether the end of one run of a job also ends the lease of another run. An Epilog that
+/// comes late must not end the lease of a later run.
 #[must_use]
 pub fn ends(epilog_restart: u32, lease_restart: u32) -> bool {
     lease_restart <= epilog_restart

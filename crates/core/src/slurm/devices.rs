@@ -1,10 +1,11 @@
-//! The devices that Slurm allocated to a job.
+//! Finds the devices that Slurm allocated to a job.
 //!
-//! `SLURM_JOB_GPUS` has indexes of gres.conf. They are neither minor numbers nor the driver's indexes. A device is found
+//! `SLURM_JOB_GPUS` contains indexes of gres.conf, which are neither minor numbers nor indexes of
+//! the driver. A device is found:
 //!
-//! 1. by its UUID, if `CUDA_VISIBLE_DEVICES` has one, as it has for MIG devices;
-//! 2. else by its `UniqueId` in gres.conf, or its device file there, `/dev/nvidia<minor>`. A MIG device has two more files,
-//!    with the numbers of its capabilities.
+//! 1. by its UUID, if `CUDA_VISIBLE_DEVICES` contains UUIDs, as it does for MIG devices;
+//! 2. otherwise by its `UniqueId` or its device file in gres.conf, `/dev/nvidia<minor>`. A MIG
+//!    device has two more device files, with the numbers of its capabilities.
 
 use std::fmt;
 
@@ -18,28 +19,29 @@ use crate::{lease::environment::DeviceUuid, quote::Quoted};
 pub enum NotMapped {
     /// gres.conf has no device file for an index.
     NoFile {
-        /// The index.
+        /// Index of the device.
         index: u32,
     },
-    /// A device file of gres.conf is not that of a GPU.
+    /// A device file in gres.conf does not belong to a GPU.
     NotAGpu {
-        /// The index.
+        /// Index of the device.
         index: u32,
         /// The device file, quoted.
         file: String,
     },
-    /// The device files of a MIG device in gres.conf do not have the numbers of its capabilities.
+    /// The device files in gres.conf do not have the capability numbers of a MIG device.
     NotAMigDevice {
-        /// The index.
+        /// Index of the device.
         index: u32,
         /// The device files, quoted.
         files: String,
     },
-    /// `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` have different lengths, and one of them has UUIDs.
+    /// `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` have different lengths, and
+    /// `CUDA_VISIBLE_DEVICES` contains UUIDs.
     Differ {
-        /// Number of indexes.
+        /// Number of indexes in `SLURM_JOB_GPUS`.
         indexes: usize,
-        /// Number of entries of `CUDA_VISIBLE_DEVICES`.
+        /// Number of entries in `CUDA_VISIBLE_DEVICES`.
         visible: usize,
     },
 }
@@ -66,7 +68,8 @@ impl fmt::Display for NotMapped {
 
 impl std::error::Error for NotMapped {}
 
-/// Returns the devices of a job, in Slurm's order. `gpu` returns the device of gres.conf with an index.
+/// Returns the devices of a job, in Slurm's order. `gpu` returns the device of gres.conf that has a
+/// given index.
 ///
 /// # Errors
 /// The first device that cannot be found.
@@ -74,7 +77,7 @@ pub fn devices(job: &Job, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<Vec
     let is_uuid = |entry: &String| DeviceUuid::new(entry).is_ok();
     let uuid = |entry: &String| SlurmDevice::Uuid(entry.clone());
     if job.gres.is_empty() {
-        // Other entries are not devices of the job: Slurm sets both variables, or none.
+        // Other entries are not devices of the job, because Slurm sets both variables or neither.
         return Ok(job.visible.iter().filter(|entry| is_uuid(entry)).map(uuid).collect());
     }
     if job.visible.iter().any(is_uuid) {
@@ -102,7 +105,8 @@ fn by_file(index: u32, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<SlurmD
         .ok_or_else(|| NotMapped::NotAMigDevice { index, files: Quoted(&gpu.files.join(",")).to_string() })
 }
 
-/// Returns the MIG device with these files: `nvidia-cap<number>` of its GPU instance and of its compute instance.
+/// Returns the MIG device that has these files: one `nvidia-cap<number>` for its GPU instance and
+/// one for its compute instance.
 fn mig_device(minor: u32, files: &[String]) -> Option<SlurmDevice> {
     let (first, per_gpu, per_instance) = CAPS;
     let number = |file: &String| file.rsplit('/').next()?.strip_prefix("nvidia-cap")?.parse::<u32>().ok();
@@ -115,7 +119,8 @@ fn mig_device(minor: u32, files: &[String]) -> Option<SlurmDevice> {
     is_its.then_some(SlurmDevice::Mig { minor, gpu_instance: of_gpu / per_instance, compute_instance })
 }
 
-/// Returns the `Gres=` of a node in the text of slurm.conf, which decides the order of typed GPUs.
+/// Returns the value of `Gres=` for a node in the text of slurm.conf. It determines the order of
+/// GPUs that have types.
 #[must_use]
 pub fn node_gres(slurm_conf: &str, node: &str) -> Option<String> {
     lines(slurm_conf).iter().find_map(|line| {
@@ -126,8 +131,9 @@ pub fn node_gres(slurm_conf: &str, node: &str) -> Option<String> {
     })
 }
 
-/// Returns whether a job has GPUs with `owner = "slurm"`. Used while gpushd does not answer: `cached` is its last list
-/// of these GPUs. Without it, all devices count as such GPUs if a rule of the config has `owner = "slurm"`.
+/// Returns whether a job has GPUs with `owner = "slurm"`, while gpushd does not answer. `cached` is
+/// the last list of these GPUs from gpushd. If there is no list, every device counts as such a GPU
+/// if a rule of the config has `owner = "slurm"`.
 #[must_use]
 pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: bool) -> bool {
     let Some(cached) = cached else { return has_rule && !devices.is_empty() };
@@ -170,7 +176,7 @@ mod tests {
 
     #[test]
     fn index_of_gres_conf_is_mapped_by_its_device_file() {
-        // CUDA_VISIBLE_DEVICES has indexes of Slurm too: they are never used.
+        // CUDA_VISIBLE_DEVICES also contains indexes of Slurm here. They are never used.
         assert_eq!(devices(&job(&[0], &["0"]), file), Ok(vec![SlurmDevice::Minor(2)]));
         assert_eq!(devices(&job(&[1, 0], &["1", "0"]), file).unwrap(), [SlurmDevice::Minor(3), SlurmDevice::Minor(2)]);
         // nvidia-cap21 and nvidia-cap23: GPU instance 2, compute instance 1.

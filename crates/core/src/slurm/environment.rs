@@ -1,49 +1,50 @@
 //! The environment of Prolog and Epilog.
 //!
-//! Slurm sets the variables, but some have text of the user: the comment, and the option of the SPANK plugin. That text
-//! can be anything, so it is stored unchanged and parsed later. It never causes an error here.
+//! Slurm sets the variables, but some contain text of the user: the comment, and the option of the
+//! SPANK plugin. That text can be anything, so it is stored unchanged and parsed later. Reading it
+//! here never causes an error.
 
 use std::fmt;
 
 use super::job_files::FileName;
 
-/// Variable with the option `--gpush` of the SPANK plugin.
+/// Variable that contains the value of `--gpush`, an option of the SPANK plugin.
 pub const SPANK_OPTION: &str = "SPANK__SLURM_SPANK_OPTION_gpush_gpush";
 
-/// Maximum number of indexes in a list. A node has fewer GPUs and MIG devices.
+/// Maximum number of indexes in a list. No node has this many GPUs and MIG devices.
 const MOST_INDEXES: usize = 1024;
 
-/// A job as Prolog and Epilog see it.
+/// A job, as the environment of Prolog and Epilog describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Job {
-    /// Cluster name; `slurm` when it is not known.
+    /// Cluster name; `slurm` if it is not known.
     pub cluster: String,
-    /// Job id; of a heterogeneous job, that of the component.
+    /// Job id. For a heterogeneous job: the id of the component.
     pub id: u32,
-    /// Node name; empty when it is not known.
+    /// Node name; empty if it is not known.
     pub node: String,
-    /// User of the job; Epilog needs none.
+    /// User id of the job; not needed for Epilog.
     pub uid: Option<u32>,
-    /// How often the job was requeued.
+    /// Number of times that the job was requeued before this run.
     pub restart: u32,
-    /// Job id of the leader of a heterogeneous job, for its other components.
+    /// Job id of the leader, if the job is another component of a heterogeneous job.
     pub leader: Option<u32>,
-    /// Indexes in gres.conf of the devices that Slurm allocated, in order.
+    /// Indexes in gres.conf of the devices that Slurm allocated, in Slurm's order.
     pub gres: Vec<u32>,
-    /// `CUDA_VISIBLE_DEVICES`, by entry.
+    /// Entries of `CUDA_VISIBLE_DEVICES`.
     pub visible: Vec<String>,
-    /// Thread percentage that gres/mps gives, as it is.
+    /// Thread percentage from gres/mps, unchanged.
     pub thread_percentage: Option<String>,
-    /// Comment of the user, as it is.
+    /// Comment of the user, unchanged.
     pub comment: Option<String>,
-    /// Option `--gpush` of the user, as it is.
+    /// Value of the user's option `--gpush`, unchanged.
     pub option: Option<String>,
 }
 
-/// The environment is not that of a hook.
+/// Error: the environment is not the environment of a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotAHook {
-    /// The variable that is missing or not a number.
+    /// Name of the variable that is missing or not a number.
     pub variable: &'static str,
 }
 
@@ -59,7 +60,7 @@ impl Job {
     /// Reads the environment. `get` returns the value of a variable.
     ///
     /// # Errors
-    /// When there is no job id, which Slurm always sets.
+    /// The job id, which Slurm always sets, is missing or not a number.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, NotAHook> {
         let text = |name: &str| get(name).filter(|value| !value.is_empty());
         let number = |name: &str| text(name).and_then(|value| value.trim().parse::<u32>().ok());
@@ -88,14 +89,14 @@ impl Job {
         !self.gres.is_empty() || self.visible.iter().any(is_device)
     }
 
-    /// Name of the file of the job in the hooks' directory.
+    /// Returns the name of the job's file in the directory of the hooks.
     #[must_use]
     pub fn file_name(&self) -> FileName {
         FileName::of_job(&self.cluster, self.id, &self.node)
     }
 }
 
-/// `0,2-3` as numbers. Ignores other text: Slurm writes the list, so it has none.
+/// Parses a list such as `0,2-3` to numbers. Ignores other text, which Slurm does not write.
 fn indexes(text: &str) -> Vec<u32> {
     let mut indexes = Vec::new();
     for entry in text.split(',') {
@@ -142,7 +143,7 @@ mod tests {
         assert_eq!((job.restart, job.leader, job.uid, job.has_devices()), (0, None, None, false));
         assert_eq!(read(&[]), Err(NotAHook { variable: "SLURM_JOB_ID" }));
         assert!(!read(&[("SLURM_JOB_ID", "7"), ("CUDA_VISIBLE_DEVICES", "NoDevFiles")]).unwrap().has_devices());
-        // The leader is not an alias of itself.
+        // The leader is not a component of another job, so the result has no leader.
         assert_eq!(read(&[("SLURM_JOB_ID", "7"), ("SLURM_HET_JOB_ID", "7")]).unwrap().leader, None);
     }
 

@@ -1,7 +1,8 @@
-//! The file of a job, which Prolog writes and TaskProlog reads, and what TaskProlog prints.
+//! The file of a job, which Prolog writes and TaskProlog reads, and the output of TaskProlog.
 //!
-//! TaskProlog runs as the user, for each task, and needs no socket. It prints lines of Slurm's protocol:
-//! `export NAME=value`, `unset NAME`, `print TEXT`. The text is built from typed values only.
+//! TaskProlog runs as the user for each task, and needs no socket. It prints lines of Slurm's
+//! protocol: `export NAME=value`, `unset NAME`, `print TEXT`. The lines are built from typed values
+//! only.
 
 use std::fmt::Write as _;
 
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lease::environment::{Environment, Format};
 
-/// Longest reason that is printed, in characters.
+/// Maximum length of a printed reason, in characters.
 const LONGEST_REASON: usize = 500;
 
 /// The file of a job.
@@ -22,50 +23,51 @@ pub struct JobFile {
     pub job: u32,
     /// Node name.
     pub node: String,
-    /// How often the job was requeued.
+    /// Number of times that the job was requeued before this run.
     pub restart: u32,
-    /// What Prolog did.
+    /// What Prolog has done for the job.
     #[serde(flatten)]
     pub state: JobState,
 }
 
-/// What Prolog did for a job.
+/// What Prolog has done for a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum JobState {
-    /// It has begun: a lease may exist.
+    /// Prolog has begun: a lease may exist.
     Begun,
     /// The job has a lease.
     Granted {
         /// The lease.
         lease: LeaseId,
-        /// Environment of its processes, in order.
+        /// Environment of the lease's processes, in order.
         environment: Vec<(String, String)>,
     },
-    /// The job has no lease, and its tasks fail.
+    /// The job has no lease, and its tasks must fail.
     Refused {
         /// What was refused and why.
         reasons: Vec<String>,
         /// What the user can do.
         hint: Option<String>,
     },
-    /// gpushd did not answer, and the config lets the job run without a lease.
+    /// gpushd did not answer, and the config allows the job to run without a lease.
     Passed,
 }
 
-/// What TaskProlog prints, and its exit status.
+/// The output of TaskProlog, and whether it fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskProlog {
     /// Lines of Slurm's protocol, each with a newline.
     pub text: String,
-    /// Whether the task fails.
+    /// Whether TaskProlog makes the task fail.
     pub fails: bool,
 }
 
 impl JobFile {
-    /// Returns what TaskProlog prints. `visible` is the task's `CUDA_VISIBLE_DEVICES`.
+    /// Returns the output of TaskProlog. `visible` is the task's `CUDA_VISIBLE_DEVICES`.
     ///
-    /// A task that Slurm gave fewer devices than the job has (`--gpus-per-task`) keeps Slurm's variable.
+    /// If Slurm gave the task fewer devices than the job has (`--gpus-per-task`), the output does
+    /// not change Slurm's variable.
     #[must_use]
     pub fn task_prolog(&self, visible: Option<&str>) -> TaskProlog {
         match &self.state {
@@ -78,13 +80,13 @@ impl JobFile {
                 text: "print gpush: gpushd did not answer: this task runs without a lease\n".to_owned(),
                 fails: false,
             },
-            // Tasks start only after Prolog has ended.
+            // Tasks start only after Prolog has ended, so Prolog did not complete.
             JobState::Begun => fail("Prolog did not end on this node", None),
         }
     }
 }
 
-/// Returns what TaskProlog prints when the file of the job cannot be used.
+/// Returns the output of TaskProlog if the file of the job cannot be used.
 #[must_use]
 pub fn fail(reason: &str, hint: Option<&str>) -> TaskProlog {
     let mut text = String::new();
@@ -107,7 +109,7 @@ fn lines(environment: &Environment, visible: Option<&str>) -> String {
     all.split_inclusive('\n').filter(is_devices).collect()
 }
 
-/// One line without control characters.
+/// Returns the text on one line, without control characters.
 fn line(text: &str) -> String {
     let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     plain.take(LONGEST_REASON).collect()
@@ -144,7 +146,7 @@ mod tests {
             printed.text.contains("export GPUSH_LEASE=L5\n")
                 && printed.text.contains("unset CUDA_MPS_PIPE_DIRECTORY\n")
         );
-        // As many devices as the job has, or not known.
+        // The task has all devices of the job, or their number is not known.
         for visible in [Some("0,1"), None, Some("")] {
             assert!(granted(2).task_prolog(visible).text.contains("export CUDA_VISIBLE_DEVICES="), "{visible:?}");
         }

@@ -1,11 +1,11 @@
 //! gres.conf, which maps the index of a GRES device to its device files.
 //!
-//! `SLURM_JOB_GPUS` in a hook contains indexes of this file. An index is neither the minor number of a device file nor
-//! the index of NVML: with `File=/dev/nvidia[2-3]` the index 0 is `/dev/nvidia2`. Slurm numbers the devices in the
-//! order of the file. If slurm.conf gives the node typed GPUs, their order there comes first:
-//! [`GresConf::ordered_by`].
+//! `SLURM_JOB_GPUS` in a hook contains indexes of this file. An index is neither the minor number
+//! of a device file nor an index of NVML: with `File=/dev/nvidia[2-3]`, index 0 is `/dev/nvidia2`.
+//! Slurm numbers the devices in the order of the file. If slurm.conf gives the node GPUs with
+//! types, the order of the types in slurm.conf has priority: [`GresConf::ordered_by`].
 //!
-//! All rules were compared with slurmd 22.05 (`slurmd -G`).
+//! All rules of this module were compared with slurmd 22.05 (`slurmd -G`).
 
 mod read;
 #[cfg(test)]
@@ -21,12 +21,13 @@ use crate::quote::Quoted;
 pub struct GresConf {
     /// Records that concern the node, in the order of the file.
     pub records: Vec<GresRecord>,
-    /// Whether Slurm finds devices itself. Then it numbers GPUs in the order of the library (NVML), and uses the
-    /// records only as a check: [`GresConf::gpu`] is not valid.
+    /// Whether and how Slurm detects devices itself. If it does, it numbers GPUs in the order of
+    /// the library (NVML) and uses the records only as a check. In that case, the result of
+    /// [`GresConf::gpu`] is not valid.
     pub auto_detect: Option<AutoDetect>,
     /// Keys that this parser does not know. slurmd may know them, or refuse the file.
     pub unknown_keys: Vec<UnknownKey>,
-    /// GPUs in the order of their index.
+    /// GPUs, in the order of their indexes.
     gpus: Vec<GresDevice>,
 }
 
@@ -39,30 +40,30 @@ pub enum AutoDetect {
     Nvidia,
     /// Slurm uses only the file.
     Off,
-    /// A library for the devices of another vendor, or a value that slurmd ignores.
+    /// Slurm uses a library for devices of another vendor, or slurmd ignores the value.
     Other(String),
 }
 
 /// A line of gres.conf with a `Name=`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GresRecord {
-    /// Name: `gpu`, `mps`, `shard`. Slurm compares it exactly.
+    /// Name: `gpu`, `mps` or `shard`. Slurm distinguishes upper and lower case.
     pub name: String,
     /// Type, such as `h200`.
     pub gres_type: Option<String>,
-    /// Device files in order.
+    /// Device files, in order.
     pub files: Vec<String>,
     /// Whether the files belong to one device (`MultipleFiles=`).
     pub multiple_files: bool,
-    /// `Count=`, or the number of devices.
+    /// Value of `Count=`; if absent, the number of devices.
     pub count: u64,
-    /// `Cores=`, as written.
+    /// Value of `Cores=`, as written.
     pub cores: Option<String>,
-    /// `Flags=`, as written.
+    /// Values of `Flags=`, as written.
     pub flags: Vec<String>,
-    /// `UniqueId=`: the UUID of a MIG device (24.05 and later).
+    /// Value of `UniqueId=`: the UUID of a MIG device (24.05 and later).
     pub unique_id: Option<String>,
-    /// Its place.
+    /// Position of the line.
     pub place: Position,
 }
 
@@ -73,22 +74,22 @@ pub struct GresDevice {
     pub name: String,
     /// Type, such as `h200`.
     pub gres_type: Option<String>,
-    /// Its device file; of a MIG device the one of its GPU.
+    /// Device file. For a MIG device: the device file of its GPU.
     pub file: String,
-    /// All its device files. A MIG device also has those of its capabilities.
+    /// All device files. For a MIG device, they include the files of its capabilities.
     pub files: Vec<String>,
-    /// `UniqueId=`: the UUID of a MIG device.
+    /// Value of `UniqueId=`: the UUID of a MIG device.
     pub unique_id: Option<String>,
-    /// The place of its record.
+    /// Position of the device's record.
     pub place: Position,
 }
 
-/// A line of gres.conf, or of a file that it includes.
+/// Position of a line in gres.conf, or in a file that gres.conf includes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
     /// The included file as written after `Include`; `None` for gres.conf itself.
     pub included: Option<String>,
-    /// The line, from 1.
+    /// Line number; the first line is 1.
     pub line: usize,
 }
 
@@ -103,38 +104,38 @@ impl fmt::Display for Position {
 pub struct UnknownKey {
     /// The key.
     pub key: String,
-    /// Its place.
+    /// Position of the key.
     pub place: Position,
 }
 
-/// A gres.conf that slurmd refuses as well.
+/// Error in a gres.conf. slurmd also refuses such a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {problem}")]
 pub struct GresConfError {
-    /// Where the problem is.
+    /// Position of the problem.
     pub place: Position,
-    /// What the problem is.
+    /// What is wrong.
     pub problem: GresProblem,
 }
 
 /// What is wrong with a line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GresProblem {
-    /// A part of the line is not a pair.
+    /// A part of the line is not a `Key=Value` pair.
     #[error(transparent)]
     NotKeyValue(#[from] LineError),
-    /// The line begins with another key than Slurm permits.
+    /// The line begins with a key that Slurm does not allow there.
     #[error("the line begins with {}, not with Name, NodeName or AutoDetect", Quoted(.0))]
     FirstKey(String),
     /// A line with device files has no `Name=`.
     #[error("the line has no Name")]
     NoName,
-    /// A list of nodes or files is wrong.
+    /// The list of nodes or files is invalid.
     #[error("{key}: {error}")]
     List {
-        /// `File`, `MultipleFiles` or `NodeName`.
+        /// Key of the list: `File`, `MultipleFiles` or `NodeName`.
         key: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the list.
         error: HostListError,
     },
     /// A line has both `File` and `MultipleFiles`.
@@ -146,30 +147,30 @@ pub enum GresProblem {
     /// `Count` differs from the number of files.
     #[error("Count is {count}, but the line has {files} device files")]
     CountDiffers {
-        /// `Count=`.
+        /// Value of `Count=`.
         count: u64,
-        /// The number of files.
+        /// Number of device files.
         files: usize,
     },
     /// Two records have the same device file.
     #[error("the device file {} belongs to the GPU of {first} as well", Quoted(.file))]
     Duplicate {
-        /// The file.
+        /// The device file.
         file: String,
-        /// The first record with it.
+        /// Position of the first record with this file.
         first: Position,
     },
     /// An included file cannot be read.
     #[error("cannot read the included file {}", Quoted(.0))]
     Include(String),
-    /// Files include each other without end.
+    /// Files include each other in a cycle.
     #[error("{} is included too deeply: files include each other", Quoted(.0))]
     IncludeDepth(String),
 }
 
 impl GresConf {
-    /// Parses the text of gres.conf for the node with this `NodeName`. `read_include` returns the text of an included
-    /// file; a relative path is relative to the directory of slurm.conf.
+    /// Parses the text of gres.conf for the node with this `NodeName`. `read_include` returns the
+    /// text of an included file. A relative path starts in the directory of slurm.conf.
     ///
     /// # Errors
     /// slurmd would refuse the file.
@@ -177,20 +178,21 @@ impl GresConf {
         read::read(text, node, &read_include)
     }
 
-    /// Returns the GPU with this index of `SLURM_JOB_GPUS`.
+    /// Returns the GPU that has this index in `SLURM_JOB_GPUS`.
     #[must_use]
     pub fn gpu(&self, index: u32) -> Option<&GresDevice> {
         self.gpus.get(usize::try_from(index).ok()?)
     }
 
-    /// Returns all GPUs in the order of their index.
+    /// Returns all GPUs, in the order of their indexes.
     #[must_use]
     pub fn gpus(&self) -> &[GresDevice] {
         &self.gpus
     }
 
-    /// Orders the GPUs by the `Gres=` of the node in slurm.conf, such as `gpu:a:2,gpu:b:2`. Slurm takes the types in
-    /// this order and drops GPUs above the count. A text without GPUs changes nothing.
+    /// Orders the GPUs by the `Gres=` of the node in slurm.conf, such as `gpu:a:2,gpu:b:2`. Slurm
+    /// takes the types in this order, and ignores the GPUs of a type above its count. A text
+    /// without GPUs changes nothing.
     #[must_use]
     pub fn ordered_by(mut self, node_gres: &str) -> Self {
         let wanted: Vec<_> = node_gres.split(',').filter_map(gpus_of).collect();
@@ -232,7 +234,7 @@ impl GresConf {
 }
 
 impl GresRecord {
-    /// Returns its devices; none for a record without files.
+    /// Returns the devices of the record; empty for a record without files.
     #[must_use]
     pub fn devices(&self) -> Vec<GresDevice> {
         let device = |files: &[String]| {
@@ -254,8 +256,8 @@ impl GresRecord {
 }
 
 impl GresDevice {
-    /// Returns the minor number in the name of its device file: 2 for `/dev/nvidia2`. A file without a number has
-    /// none.
+    /// Returns the minor number in the name of the device file: 2 for `/dev/nvidia2`. Returns
+    /// `None` if the name has no number.
     #[must_use]
     pub fn minor(&self) -> Option<u32> {
         let digits = self.file.len() - self.file.trim_end_matches(|c: char| c.is_ascii_digit()).len();
@@ -263,7 +265,8 @@ impl GresDevice {
     }
 }
 
-/// Returns the type and count of an element of `Gres=`: `gpu:a:2(S:0)`, `gpu:4`, `gpu`. `None` for another GRES.
+/// Returns the type and count in an element of `Gres=`, such as `gpu:a:2(S:0)`, `gpu:4` or `gpu`;
+/// `None` for another GRES.
 fn gpus_of(element: &str) -> Option<(Option<&str>, u64)> {
     let element = element.split('(').next()?.trim();
     let mut words = element.split(':').filter(|word| *word != "no_consume");

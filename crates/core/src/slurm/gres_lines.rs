@@ -1,28 +1,31 @@
-//! The lines of gres.conf and slurm.conf that describe the GPUs and MIG devices of a node as they are now.
+//! Writes the lines of gres.conf and slurm.conf that describe the current GPUs and MIG devices of a
+//! node.
 //!
-//! Whole GPUs come first, then MIG devices: Slurm numbers them in this order. A MIG device has the device file of its
-//! GPU and the two of its capabilities. Slurm learns its UUID only through NVML, so a node with MIG devices has
-//! `AutoDetect=nvml`; then slurmd compares the lines with what it finds.
+//! Whole GPUs come first, then MIG devices, because Slurm numbers them in this order. A MIG device
+//! has the device file of its GPU and two files of its capabilities. Slurm learns the UUID of a MIG
+//! device only through NVML, so the file of a node with MIG devices contains `AutoDetect=nvml`.
+//! slurmd then compares the lines with the devices that it finds.
 
 use std::fmt::{self, Write as _};
 
 use gpush_api::{Gpu, GpuInstance, Mode};
 
-/// The GPU lines for a node's gres.conf and slurm.conf.
+/// The lines about GPUs for the gres.conf and slurm.conf of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GresLines {
     node: String,
     has_mig: bool,
-    /// Lines of gres.conf after `AutoDetect`.
+    /// Lines of gres.conf that follow `AutoDetect`.
     records: Vec<String>,
-    /// Count of each type, in Slurm's order.
+    /// Count of each type, in the order of Slurm.
     types: Vec<(String, u32)>,
-    /// Comments about GPUs that need one.
+    /// Comments about GPUs, for the administrator.
     notes: Vec<String>,
 }
 
-/// First capability file of GPU instances, files of each GPU, and of each GPU instance: NVIDIA's driver numbers them
-/// so. `/proc/driver/nvidia-caps/mig-minors` has the same numbers.
+/// Numbers of capability files in NVIDIA's driver: the number of the first one, how many each GPU
+/// has, and how many each GPU instance has. `/proc/driver/nvidia-caps/mig-minors` contains the same
+/// numbers.
 pub(super) const CAPS: (u32, u32, u32) = (3, 135, 9);
 
 /// Returns the lines for the GPUs of a node.
@@ -31,7 +34,7 @@ pub fn gres_lines(node: &str, gpus: &[Gpu]) -> GresLines {
     let mut lines =
         GresLines { node: node.to_owned(), has_mig: false, records: Vec::new(), types: Vec::new(), notes: Vec::new() };
     let is_mig = |gpu: &&Gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
-    // One record for GPUs of a type whose minor numbers follow each other in the order of the driver.
+    // Consecutive GPUs of one type, in the order of the driver, share one record.
     let mut whole: Vec<(String, Vec<u32>)> = Vec::new();
     for gpu in gpus.iter().filter(|gpu| !is_mig(gpu)) {
         let gres_type = type_of(&gpu.name);
@@ -90,7 +93,7 @@ impl GresLines {
         }
     }
 
-    /// Adds a comment about the GPUs with these indexes, which users can lease.
+    /// Adds a comment that users can lease the GPUs with these indexes.
     #[must_use]
     pub fn leased_by_users(mut self, gpus: &[u32]) -> Self {
         if !gpus.is_empty() {
@@ -118,7 +121,8 @@ impl GresLines {
         text
     }
 
-    /// Returns the value of `Gres=` in slurm.conf, such as `gpu:h100:2,gpu:1g.10gb:7`; `None` without a device.
+    /// Returns the value of `Gres=` for slurm.conf, such as `gpu:h100:2,gpu:1g.10gb:7`; `None` if
+    /// the node has no device.
     #[must_use]
     pub fn node_gres(&self) -> Option<String> {
         let types: Vec<String> = self.types.iter().map(|(name, count)| format!("gpu:{name}:{count}")).collect();
@@ -142,7 +146,7 @@ impl fmt::Display for GresLines {
     }
 }
 
-/// Returns `[0-2,5]`, or `0` for one number, in this order.
+/// Formats numbers as ranges in the given order: `[0-2,5]`, or `0` for a single number.
 fn range(minors: &[u32]) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for minor in minors {
@@ -158,8 +162,9 @@ fn range(minors: &[u32]) -> String {
     if minors.len() == 1 { texts.concat() } else { format!("[{}]", texts.join(",")) }
 }
 
-/// Returns the type of a GPU from its product name: `h100` from `NVIDIA H100 80GB HBM3`. With `AutoDetect=nvml` it must
-/// be a part of the name that slurmd finds, which is the product name in lower case.
+/// Returns the type of a GPU, derived from its product name: `h100` from `NVIDIA H100 80GB HBM3`.
+/// With `AutoDetect=nvml`, the type must be a part of the name that slurmd finds, which is the
+/// product name in lower case.
 fn type_of(product: &str) -> String {
     let name = product.trim().to_ascii_lowercase();
     let name = name.strip_prefix("nvidia ").unwrap_or(&name);
@@ -222,7 +227,8 @@ mod tests {
         ");
     }
 
-    /// Fault: nothing said that a job and the lease of a user can have the same GPU.
+    /// Regression test: the output did not say that a job and a lease of a user can get the same
+    /// GPU.
     #[test]
     fn gpus_that_users_can_lease_are_named() {
         let note = |gpus: &[u32]| gres_lines("n1", &host()).leased_by_users(gpus).gres_conf();
@@ -234,8 +240,8 @@ mod tests {
         assert!(!note(&[]).contains("users can"));
     }
 
-    /// Numbers of capability files as NVIDIA's driver gives them: 3 + 135 * minor + 9 * GPU instance, then the compute
-    /// instances.
+    /// NVIDIA's driver numbers the capability files: a GPU instance has 3 + 135 * minor + 9 * id,
+    /// and its compute instances follow.
     #[test]
     fn mig_devices_follow_whole_gpus_with_their_capability_files() {
         let mut gpus = host();

@@ -1,8 +1,8 @@
-//! Lists of hosts, such as `gpu[01-04,7],login`. Slurm uses the same form for device files.
+//! Lists of hosts, such as `gpu[01-04,7],login`. Slurm uses the same notation for device files.
 
 use crate::quote::Quoted;
 
-/// Maximum number of names that a list may expand to. Slurm permits 1024 device files on a node.
+/// Maximum number of names to which a list may expand. Slurm allows 1024 device files on a node.
 const MOST: usize = 1 << 14;
 
 /// Maximum number of digits in a range.
@@ -20,7 +20,7 @@ enum Part {
     Ranges(Vec<Range>),
 }
 
-/// `01-04`: numbers with at least `width` digits.
+/// A range such as `01-04`, whose numbers have at least `width` digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Range {
     low: u32,
@@ -31,10 +31,10 @@ struct Range {
 /// Why a text is not a list of hosts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostListError {
-    /// A bracket has no partner.
+    /// A bracket has no matching bracket.
     #[error("a bracket has no partner in {}", Quoted(.0))]
     Bracket(String),
-    /// A range is not `3` or `0-3`, or runs backwards.
+    /// A range is not of the form `3` or `0-3`, or its end is less than its start.
     #[error("{} is not a range such as `0-3`", Quoted(.0))]
     Range(String),
     /// The list expands to too many names.
@@ -59,10 +59,10 @@ impl HostList {
         self.patterns.iter().any(|pattern| matches(pattern, name))
     }
 
-    /// Returns all names in order.
+    /// Returns all names of the list, in order.
     ///
     /// # Errors
-    /// There are too many.
+    /// The list has too many names.
     pub fn expand(&self) -> Result<Vec<String>, HostListError> {
         let mut all = Vec::new();
         for pattern in &self.patterns {
@@ -112,7 +112,7 @@ impl Range {
     }
 }
 
-/// Splits a list at the commas outside of brackets.
+/// Splits a list at the commas that are outside of brackets.
 fn split(text: &str) -> Result<Vec<&str>, HostListError> {
     let mut words = Vec::new();
     let (mut from, mut inside) = (0, false);
@@ -136,7 +136,7 @@ fn split(text: &str) -> Result<Vec<&str>, HostListError> {
     Ok(words)
 }
 
-/// Parses a word, whose brackets are paired.
+/// Parses one word of a list. Its brackets must match.
 fn parts(word: &str) -> Result<Vec<Part>, HostListError> {
     let mut parts = Vec::new();
     let mut rest = word;
@@ -212,7 +212,8 @@ mod tests {
     }
 
     proptest! {
-        /// Membership agrees with expansion, and no text causes a panic.
+        /// A name is in the list if and only if the expanded list contains it. No text causes a
+        /// panic.
         #[test]
         fn membership_agrees_with_expansion(text in "([a-c]{0,2}(\\[[0-9]{1,2}(-[0-9]{1,2})?(,[0-9]{1,2})?\\])?,?){0,3}") {
             if let Ok(list) = HostList::parse(&text) {

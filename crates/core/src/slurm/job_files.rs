@@ -1,19 +1,21 @@
-//! Names of the files of jobs, and which of them belongs to a task.
+//! Names of the files of jobs, and the choice of the file that belongs to a task.
 //!
 //! ```text
 //! ci-42@n1       job 42 of cluster `ci` on node `n1`
 //! ci-41+42@n1    link to `ci-42@n1`: job 42 is a component of the heterogeneous job 41
 //! ```
 //!
-//! Slurm sets the job id and the node in the environment of each task. The cluster in it can be changed by the user. So the
-//! cluster and the node only choose between several files. They do not decide whether a task runs.
+//! Slurm sets the job id and the node in the environment of each task. The user can change the
+//! cluster in that environment. So the cluster and the node only choose between several files. They
+//! do not decide whether a task runs.
 
 use std::fmt;
 
-/// Maximum number of characters of a cluster or a node in a file name. Slurm limits names of clusters to 40.
+/// Maximum length of a cluster or node name in a file name, in characters. Slurm limits cluster
+/// names to 40.
 const LONGEST: usize = 64;
 
-/// A cluster and a node, as they are in file names.
+/// A cluster and a node, in the form for file names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct HookPlace {
     cluster: String,
@@ -21,28 +23,28 @@ pub struct HookPlace {
 }
 
 impl HookPlace {
-    /// Creates the place. Replaces characters that a file name must not have.
+    /// Creates the place. Replaces characters that file names must not contain.
     #[must_use]
     pub fn new(cluster: &str, node: &str) -> Self {
         Self { cluster: plain(cluster), node: plain(node) }
     }
 }
 
-/// Replaces characters that a file name must not have, or that separate its parts.
+/// Replaces characters that file names must not contain, or that separate their parts.
 fn plain(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' };
     let text: String = text.chars().take(LONGEST).map(plain).collect();
-    // The file is not hidden, and not `..`.
+    // Without leading dots, the file cannot be hidden, and its name cannot be `..`.
     text.trim_start_matches('.').to_owned()
 }
 
-/// Name of the file of a job, or of the link to it.
+/// Name of the file of a job, or of a link to that file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileName {
     place: HookPlace,
-    /// The job id by which tasks know the job: for a link, that of the leader.
+    /// Job id in the environment of the tasks. For a link, it is the id of the leader.
     job: u32,
-    /// For a link, the id of the component.
+    /// For a link: the job id of the component.
     component: Option<u32>,
 }
 
@@ -53,13 +55,14 @@ impl FileName {
         Self { place: HookPlace::new(cluster, node), job, component: None }
     }
 
-    /// Returns the name of the link by which the tasks of a heterogeneous job find the file of its component.
+    /// Returns the name of the link through which the tasks of a heterogeneous job find the file of
+    /// this component.
     #[must_use]
     pub fn of_component(&self, leader: u32) -> Self {
         Self { place: self.place.clone(), job: leader, component: Some(self.job) }
     }
 
-    /// Parses a name; `None` for another file.
+    /// Parses a file name; `None` if the name belongs to another kind of file.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let (job, node) = name.rsplit_once('@')?;
@@ -69,7 +72,7 @@ impl FileName {
             None => (job, None),
         };
         let parsed = Self { place: HookPlace::new(cluster, node), job: job.parse().ok()?, component };
-        // Other files have a suffix, or characters that no name has.
+        // Names of other files have a suffix, or characters that no job file name contains.
         (parsed.to_string() == name).then_some(parsed)
     }
 }
@@ -87,33 +90,36 @@ impl fmt::Display for FileName {
 /// A task, as its environment describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
-    /// Job id: Slurm sets it for each task.
+    /// Job id, which Slurm sets for each task.
     pub job: u32,
-    /// `SLURM_CLUSTER_NAME`.
+    /// Value of `SLURM_CLUSTER_NAME`.
     pub cluster: Option<String>,
-    /// `SLURMD_NODENAME`.
+    /// Value of `SLURMD_NODENAME`.
     pub node: Option<String>,
 }
 
-/// Which file belongs to a task.
+/// The file that belongs to a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileChoice {
-    /// There is none: gpush has nothing to do with the job.
+    /// No file: the job does not use gpush.
     None,
-    /// This one.
+    /// This file.
     File(FileName),
-    /// The job has no file here, but jobs with the same id and user have files for other clusters or nodes. The task gets
-    /// none of their leases. It fails if one of them was refused: its user may have changed the cluster or node.
+    /// No file for this cluster and node, but jobs with the same id and user have files for other
+    /// clusters or nodes. The task gets none of their leases. If one of these jobs was refused, the
+    /// task fails, because its user may have changed the cluster or node.
     Elsewhere(Vec<FileName>),
-    /// Several clusters or nodes of this host have a file of such a job, and the environment names none of them.
+    /// Several clusters or nodes of this host have a file for such a job, and the environment names
+    /// none of them.
     Several,
 }
 
-/// Chooses the file of a task among the `files` of its user. `known` are the clusters and nodes whose hooks run here.
+/// Chooses the file of a task among the `files` of its user. `known` contains the clusters and
+/// nodes whose hooks run on this host.
 #[must_use]
 pub fn choose(task: &Task, files: &[FileName], known: &[HookPlace]) -> FileChoice {
     let mut found: Vec<&FileName> = files.iter().filter(|file| file.job == task.job).collect();
-    // The job's own file comes first, then the first component of a heterogeneous job.
+    // The job's own file comes first, followed by the files of the components, lowest id first.
     found.sort_by_key(|file| file.component);
     let named = HookPlace::new(task.cluster.as_deref().unwrap_or_default(), task.node.as_deref().unwrap_or_default());
     if let Some(file) = found.iter().find(|file| file.place == named) {
@@ -196,7 +202,7 @@ mod tests {
         let both = [file("a", 5, "n1"), file("b", 5, "n1")];
         assert_eq!(choose(&task(5, "b", "n1"), &both, &known), FileChoice::File(both[1].clone()));
         assert_eq!(choose(&task(5, "x", "n1"), &both, &known), FileChoice::Several);
-        // The node alone decides.
+        // Only the node decides, because the cluster is unknown.
         let nodes = [file("a", 5, "n1"), file("a", 5, "n2")];
         assert_eq!(choose(&task(5, "x", "n2"), &nodes, &known), FileChoice::File(nodes[1].clone()));
     }

@@ -1,4 +1,4 @@
-//! The form of Slurm's files: logical lines of `Key=Value` pairs.
+//! The notation of Slurm's files: logical lines that contain `Key=Value` pairs.
 //!
 //! ```text
 //! # a comment ends with the line; `\#` is a `#`
@@ -7,38 +7,38 @@
 //! Include /etc/slurm/gpus.conf
 //! ```
 
-/// A line of a file, after comments are removed and continuations are joined.
+/// A logical line of a file: without comments, and with its continuation lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogicalLine {
-    /// The number of its first line in the file, from 1.
+    /// Number of the line's first physical line in the file; the first line is 1.
     pub number: usize,
-    /// The text, never empty.
+    /// The text, which is never empty.
     pub text: String,
 }
 
 /// A `Key=Value` pair. Slurm ignores the case of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyValue {
-    /// The key as written.
+    /// The key, as written.
     pub key: String,
     /// The value, without quotes.
     pub value: String,
 }
 
 impl KeyValue {
-    /// Returns whether it has this key.
+    /// Returns whether the pair has this key.
     #[must_use]
     pub fn is(&self, key: &str) -> bool {
         self.key.eq_ignore_ascii_case(key)
     }
 }
 
-/// The rest of a line that is not a `Key=Value` pair.
+/// Error: the rest of a line, which is not a `Key=Value` pair.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{} is not a `Key=Value` pair", crate::quote::Quoted(.0))]
 pub struct LineError(pub String);
 
-/// Returns the logical lines of a file, without empty ones.
+/// Returns the logical lines of a file, without empty lines.
 #[must_use]
 pub fn lines(text: &str) -> Vec<LogicalLine> {
     let mut found = Vec::new();
@@ -79,7 +79,7 @@ fn without_comment(line: &str) -> &str {
 }
 
 impl LogicalLine {
-    /// Returns the file that an `Include` line names; `None` for another line.
+    /// Returns the file that an `Include` line names; `None` if the line is not an `Include` line.
     #[must_use]
     pub fn include(&self) -> Option<&str> {
         let (word, rest) = self.text.split_once(char::is_whitespace)?;
@@ -102,8 +102,8 @@ impl LogicalLine {
     }
 }
 
-/// Reads a pair from the beginning of a text, which has no leading space. Slurm permits spaces around `=`, and an
-/// operator before it (`File+=…`).
+/// Parses a pair at the beginning of a text without leading spaces. Returns the pair and the rest.
+/// Slurm allows spaces around `=`, and an operator before it (`File+=…`).
 fn pair(text: &str) -> Option<(KeyValue, &str)> {
     let end = text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).unwrap_or(text.len());
     let (key, rest) = text.split_at(end);

@@ -1,5 +1,5 @@
-//! Slurm: the decisions of its hooks, and its files as slurmd reads them. Everything here is pure: the caller reads the
-//! files and the environment.
+//! Slurm: the decisions of its hooks, and its files as slurmd reads them. All functions are pure:
+//! the caller reads the files and the environment.
 //!
 //! ```text
 //! Prolog's environment ──environment──► Job ─┬─request──► share, refusal, or none
@@ -13,15 +13,15 @@
 //! | module | subject |
 //! |---|---|
 //! | `environment` | variables of Prolog and Epilog |
-//! | `request` | the share that a job requests, by all channels |
+//! | `request` | the share that a job requests, from any source |
 //! | `devices` | the devices that Slurm allocated |
 //! | `decide` | the exit status of a hook |
 //! | `file` | the file of a job, and what TaskProlog prints |
-//! | `job_files` | names of the files of jobs, and which of them belongs to a task |
+//! | `job_files` | names of the files of jobs, and the file that belongs to a task |
 //! | [`GresConf`] | gres.conf, which maps the index of a GRES device to its device files |
 //! | [`gres_lines()`] | the lines of gres.conf for a node |
-//! | [`HostList`] | `node[01-04,7]`, which Slurm uses for nodes and for device files |
-//! | [`mod@lines`] | the form that all files of Slurm have |
+//! | [`HostList`] | the notation `node[01-04,7]`, which Slurm uses for nodes and for device files |
+//! | [`mod@lines`] | the notation that all files of Slurm have |
 
 pub mod decide;
 pub mod devices;

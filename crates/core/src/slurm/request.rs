@@ -1,10 +1,11 @@
-//! The share that a job requests. The channels, strongest first:
+//! The share that a job requests. It comes from the first of these sources that contains a request:
 //!
 //! 1. the option `--gpush` of the SPANK plugin;
-//! 2. the comment, if it has a request ([`crate::lease::request::from_comment`]);
-//! 3. gres/mps: its percentage is a thread percentage.
+//! 2. the comment of the job ([`crate::lease::request::from_comment`]);
+//! 3. gres/mps, whose percentage is a thread percentage.
 //!
-//! gres/shard and gres/gpu look alike in Prolog, so they request nothing: a shard needs one of the first two.
+//! In Prolog, gres/shard looks like gres/gpu, so neither requests a share. A job that needs a shard
+//! must use the first or the second source.
 
 use std::fmt;
 
@@ -16,26 +17,26 @@ use crate::{
     quote::Quoted,
 };
 
-/// Why the request of a job is refused before gpushd is asked.
+/// Why a hook refuses the request of a job without asking gpushd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BadRequest {
     /// The request is wrong.
     Request {
-        /// Where it is: `--gpush`, or `--comment`.
+        /// Source of the request: `--gpush` or `--comment`.
         channel: &'static str,
-        /// What is wrong.
+        /// What is wrong with the request.
         error: RequestError,
     },
-    /// gres/mps gives a percentage that is not one.
+    /// The percentage from gres/mps is not valid.
     GresPercentage {
-        /// As Slurm gives it, quoted.
+        /// The percentage from Slurm, quoted.
         text: String,
     },
-    /// The request has a higher thread percentage than gres/mps gives.
+    /// The request has a higher thread percentage than gres/mps allows.
     OverGres {
-        /// Requested.
+        /// Requested percentage.
         requested: Percentage,
-        /// What gres/mps gives.
+        /// Percentage from gres/mps.
         given: Percentage,
     },
 }
@@ -57,12 +58,12 @@ impl fmt::Display for BadRequest {
 impl std::error::Error for BadRequest {}
 
 impl BadRequest {
-    /// Returns what the user can do.
+    /// Returns a hint: what the user can do.
     #[must_use]
     pub fn hint(&self) -> String {
         match self {
             Self::Request { error, .. } => error.hint(),
-            // Slurm 22.05 computes such a percentage where one node has gres/shard and gres/mps.
+            // Slurm 22.05 computes such a percentage if a node has both gres/shard and gres/mps.
             Self::GresPercentage { .. } => {
                 "tell the administrator: a node must not have both gres/mps and gres/shard".to_owned()
             }
@@ -73,10 +74,10 @@ impl BadRequest {
     }
 }
 
-/// Returns the request of a job; `None` when it has none.
+/// Returns the request of a job; `None` if the job has no request.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The request is wrong.
 pub fn requested(job: &Job) -> Result<Option<LeaseRequest>, BadRequest> {
     let wrong = |channel| move |error| BadRequest::Request { channel, error };
     let explicit = match (&job.option, &job.comment) {
@@ -87,7 +88,7 @@ pub fn requested(job: &Job) -> Result<Option<LeaseRequest>, BadRequest> {
     let Some(given) = &job.thread_percentage else { return Ok(explicit) };
     let given = match given.trim().parse::<Percentage>() {
         Ok(given) => given,
-        // A request that is not for MPS does not need it.
+        // A request that is not for MPS does not need the percentage.
         Err(_) if explicit.as_ref().is_some_and(|request| !matches!(request.share, LeaseShare::Mps { .. })) => {
             return Ok(explicit);
         }
@@ -140,7 +141,7 @@ mod tests {
         assert_eq!(percentage(&job(None, Some("note"), Some("50"))).as_deref(), Some("50"));
         assert_eq!(percentage(&job(None, Some("mps"), Some("50"))).as_deref(), Some("50"));
         assert_eq!(percentage(&job(None, Some("note $(reboot)\n"), None)), None);
-        // A wrong option is an error, although the comment is right.
+        // A wrong option is an error even if the comment is correct.
         assert!(requested(&job(Some("mps=0"), Some("gpush:mps=20"), None)).is_err());
     }
 
@@ -148,7 +149,7 @@ mod tests {
     fn gres_percentage_limits_the_request() {
         let over = requested(&job(Some("mps=60"), None, Some("50"))).unwrap_err();
         assert!(matches!(over, BadRequest::OverGres { .. }), "{over}");
-        // As Slurm 22.05 gives it where gres/shard and gres/mps are on one node.
+        // Slurm 22.05 gives this percentage if a node has both gres/shard and gres/mps.
         let wrong = requested(&job(None, None, Some("1250"))).unwrap_err();
         assert!(matches!(wrong, BadRequest::GresPercentage { .. }) && !wrong.hint().is_empty());
         assert!(requested(&job(Some("whole"), None, Some("1250"))).unwrap().is_some());

@@ -1,13 +1,14 @@
-//! Brackets: actions around the steps of an operation. A bracket is opened before the first step, and closed when the
-//! operation ends, with any outcome.
+//! Brackets: actions around the steps of an operation. A bracket is opened before the first step,
+//! and closed when the operation ends, whatever its outcome.
 //!
 //! ```text
 //! opened:      time-slice levels ─► MPS daemons ─► services ─► hook after (noted) ─► hook before ─► steps
 //! closed:                           MPS daemons ◄─ services ◄─ hook after ◄──────────────────────── end
 //! ```
 //!
-//! gpushd records services and hooks in the journal before it opens them, so that the next gpushd can close them. The
-//! reconcilers of MPS daemons and time-slice levels close the other brackets after the operation has ended.
+//! gpushd records services and hooks in the journal before it opens their brackets, so that the
+//! next gpushd can close them. The reconcilers of MPS daemons and time-slice levels close the other
+//! brackets after the operation has ended.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +21,16 @@ use crate::config::ModeChange;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "bracket", rename_all = "snake_case")]
 pub enum Bracket {
-    /// Resets time-slice levels that no rule needs after the operation.
+    /// When opened, resets time-slice levels that no rule needs after the operation.
     Timeslice,
-    /// Stops an MPS daemon, as a step of a plan.
+    /// When opened, stops an MPS daemon. This is a step of a plan.
     MpsDaemon {
         /// Position of the plan in the operation.
         position: usize,
         /// The step.
         step: MpsStep,
     },
-    /// Stops a service if it runs.
+    /// When opened, stops a service if it is running.
     Service {
         /// Name of the service.
         service: String,
@@ -51,7 +52,8 @@ pub enum Bracket {
 }
 
 impl Bracket {
-    /// Returns whether the journal records the bracket before it is opened, so that any later gpushd can close it.
+    /// Returns whether gpushd records the bracket in the journal before opening it, so that a later
+    /// gpushd can close it.
     #[must_use]
     pub fn is_noted(&self) -> bool {
         match self {
@@ -61,8 +63,8 @@ impl Bracket {
     }
 }
 
-/// Returns the brackets of an operation with these plans, in the order of opening. Services and hooks are needed only
-/// if the operation resets a GPU.
+/// Returns the brackets of an operation with these plans, in the order in which they are opened.
+/// Services and hooks are included only if the operation resets a GPU.
 #[must_use]
 pub fn brackets(plans: &[GpuPlan], operation: &str, change: &ModeChange) -> Vec<Bracket> {
     let mut brackets = vec![Bracket::Timeslice];

@@ -1,11 +1,12 @@
-//! The steps that an interrupted operation still has to execute.
+//! The steps that an interrupted operation must still execute.
 
 use gpush_api::{GpuPlan, MigModeStep, Step};
 
-/// Returns the plan that an interrupted operation still has to execute. Its MIG steps come from `rest`, which was
-/// planned from a fresh reading. All other steps come from the `recorded` plan. They are repeated for two reasons: no
-/// reading shows whether they are done, and anything that a bracket stopped must stay stopped until the operation ends.
-/// Repeating them does no harm.
+/// Returns the plan that an interrupted operation must still execute. Its MIG steps come from
+/// `rest`, which was planned from a new reading. All other steps come from the `recorded` plan and
+/// are repeated, for two reasons: no reading shows whether they are done, and everything that a
+/// bracket stopped must remain stopped until the operation ends. Repeating these steps does no
+/// harm.
 ///
 /// The details of a reset come from the recorded plan.
 #[must_use]
@@ -21,7 +22,7 @@ pub fn remaining(recorded: &GpuPlan, rest: GpuPlan) -> GpuPlan {
     plan
 }
 
-/// Returns the number of steps of the `recorded` plan that count as done while `remaining` is not executed yet.
+/// Returns how many steps of the `recorded` plan count as done before `remaining` is executed.
 #[must_use]
 pub fn done_before(recorded: &GpuPlan, remaining: &GpuPlan) -> u32 {
     recorded.total().saturating_sub(remaining.total())

@@ -1,4 +1,5 @@
-//! Steps without a driver: verification, remaining steps after an interruption, and brackets.
+//! Tests of steps without a driver: verification, remaining steps after an interruption, and
+//! brackets.
 
 use gpush_api::{
     Gpu, GpuInstance, GpuLayout, GpuPlan, InstanceStep, LayoutSource, Mig, MigModeStep, MpsStep, Peer, Phase,
@@ -27,7 +28,7 @@ fn plan_of(gpu: &Gpu, mig: bool, layout: &[&str]) -> GpuPlan {
     plan_host(&Config::default(), std::slice::from_ref(gpu), &request).unwrap().plans.remove(0)
 }
 
-/// Returns the instances after a plan. New ones get unused ids, as a driver would assign them.
+/// Returns the instances after a plan. New instances get unused ids, as from a driver.
 fn after(plan: &GpuPlan, gpu: &Gpu) -> Vec<GpuInstance> {
     numbered(plan::outcome(&gpu.mig.as_ref().unwrap().instances, plan.instance_steps()))
 }
@@ -56,7 +57,8 @@ const LAYOUTS: [&[&str]; 6] = [
     &["2g.20gb*3"],
 ];
 
-/// Executes a plan step by step. The verdict is `NotDone` before each step and `Done` after it.
+/// Executes a plan step by step. The verdict on a step is `NotDone` before the step and `Done`
+/// after it.
 #[test]
 fn step_on_an_instance_is_done_exactly_after_it() {
     for (before, target) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|target| (before, target))) {
@@ -110,8 +112,9 @@ fn recorded(gpu: &Gpu, target: &[&str]) -> GpuPlan {
 }
 
 proptest! {
-    /// At any point of interruption, the remaining steps lead to the same layout and follow the order of the phases.
-    /// The number of executed steps plus the number of remaining steps is the number of steps in the plan.
+    /// At any point of interruption, the remaining steps lead to the same layout, and they follow
+    /// the order of the phases. The executed steps and the remaining steps together are as many as
+    /// the steps of the plan.
     #[test]
     fn remaining_steps_lead_to_the_recorded_end(from in 0..LAYOUTS.len(), to in 0..LAYOUTS.len(), cut in 0_usize..40) {
         let mut gpu = gpu_with(LAYOUTS[from]);
@@ -136,7 +139,8 @@ proptest! {
         }
     }
 
-    /// Brackets open in this order: levels, daemons, services, the hook for the end, the hook for the beginning.
+    /// Brackets open in this order: time-slice levels, MPS daemons, services, the hook for the end,
+    /// the hook for the beginning.
     #[test]
     fn brackets_open_in_order_and_only_resets_need_hooks(
         daemons in proptest::collection::vec(0_usize..3, 1..4),
@@ -171,7 +175,7 @@ proptest! {
         let surrounded = (count(2), count(3), count(4));
         let expected = (change.services.len(), usize::from(after), usize::from(before));
         prop_assert_eq!(surrounded, if some_reset { expected } else { (0, 0, 0) });
-        // Brackets in the journal read back unchanged.
+        // A bracket from the journal is the same as the recorded one.
         for bracket in all.iter().filter(|bracket| bracket.is_noted()) {
             let json = serde_json::to_value(bracket).unwrap();
             prop_assert_eq!(&serde_json::from_value::<Bracket>(json).unwrap(), bracket);

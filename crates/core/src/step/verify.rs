@@ -1,4 +1,4 @@
-//! Verifies with a reading whether a step, or a whole plan, is done.
+//! Checks whether a reading shows that a step, or a whole plan, is done.
 
 use std::collections::BTreeSet;
 
@@ -11,23 +11,23 @@ use crate::{
     plan, refusal,
 };
 
-/// The result of verifying a step.
+/// The result of the check of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The reading shows the effect of the step.
     Done,
-    /// The reading does not show it.
+    /// The reading does not show the effect of the step.
     NotDone,
-    /// The driver has accepted the step; its effect waits for a GPU reset.
+    /// The driver has accepted the step, but its effect waits for a GPU reset.
     MayTakeEffect,
 }
 
-/// The instances of a GPU, with the ids that the driver assigned, after the steps so far.
+/// The instances of a GPU after the steps so far, with the ids that the driver assigned.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Instances {
-    /// GPU instances: placement and id.
+    /// Placement and id of each GPU instance.
     gpu_instances: Vec<(Placement, u32)>,
-    /// Compute instances as (GPU instance id, compute instance id).
+    /// Ids of each compute instance: (GPU instance id, compute instance id).
     compute: BTreeSet<(u32, u32)>,
 }
 
@@ -68,7 +68,7 @@ impl Instances {
     }
 }
 
-/// Verifies a step on an instance. `before` contains the instances before the step.
+/// Checks whether a step on an instance is done. `before` contains the instances before the step.
 #[must_use]
 pub fn verify_instance(step: &InstanceStep, before: &Instances, now: Option<&Mig>) -> Verdict {
     let Some(mig) = now else { return Verdict::NotDone };
@@ -94,7 +94,7 @@ pub fn verify_instance(step: &InstanceStep, before: &Instances, now: Option<&Mig
     if done { Verdict::Done } else { Verdict::NotDone }
 }
 
-/// Verifies a change of MIG mode. A mode that is only pending may still take effect.
+/// Checks whether a change of MIG mode is done. A mode that is only pending may still take effect.
 #[must_use]
 pub fn verify_mode(enable: bool, now: Option<&Mig>) -> Verdict {
     match now.map(|mig| (mig.enabled == enable, mig.pending_mode() == enable)) {
@@ -104,8 +104,8 @@ pub fn verify_mode(enable: bool, now: Option<&Mig>) -> Verdict {
     }
 }
 
-/// Returns how a reading differs from the end of a plan, in words. There is no difference if planning the same layout
-/// again would give no steps. `label` names the GPU.
+/// Describes how a reading differs from the end of a plan; `None` if it does not differ. It does
+/// not differ if a new plan for the same layout has no steps. `label` is the name of the GPU.
 #[must_use]
 pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<String> {
     if !plan.changes_mig() && now.is_none_or(|mig| !mig.enabled) {
@@ -118,7 +118,7 @@ pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<Stri
     if !mig.enabled {
         return Some("MIG mode is off".to_owned());
     }
-    // Any instances are correct, because leases create and destroy them.
+    // For a dynamic layout, any instances are correct, because leases create and destroy them.
     if plan.layout == [DYNAMIC] {
         return None;
     }
@@ -138,7 +138,8 @@ pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<Stri
     }
 }
 
-/// Returns whether two readings show the same MIG mode and the same instances. The ids of instances may differ.
+/// Returns whether two readings show the same MIG mode and the same instances. The ids of the
+/// instances may differ.
 #[must_use]
 pub fn same_layout(one: Option<&Mig>, other: Option<&Mig>) -> bool {
     match (one, other) {
@@ -151,7 +152,7 @@ pub fn same_layout(one: Option<&Mig>, other: Option<&Mig>) -> bool {
     }
 }
 
-/// Instances by placement and profile, with their compute instances.
+/// The placement and profile of each instance, with its compute instances.
 type Shape = Vec<(Placement, u32, Vec<(Option<Placement>, u32)>)>;
 
 fn shape(instances: &[GpuInstance]) -> Shape {

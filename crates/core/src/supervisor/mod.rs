@@ -17,18 +17,30 @@
 //!     │
 //!  Stopping ◄── not in use, or deadline ─────── Draining ◄── no longer desired (Ready, Hung, Fault)
 //!     │                                            └─ desired again ─► Ready, or Hung if it is silent
-//!     └─────── restart: desired again as soon as it has ended ──► Starting
+//!     └─────── restart: started again as soon as the daemon has ended ──► Starting
 //! ```
 //!
-//! When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like. Only an
-//! explicit request sets a deadline. A lease is in use like a client: its program may connect later, and without the
-//! daemon it would silently run without MPS. So a daemon drains until the leases have ended, and their holders keep
-//! their access. New users are admitted only in `Ready`; in `Found`, users admitted before the restart keep their
-//! access. A hung daemon with clients is left running unless the policy says otherwise: the
-//! clients still compute, and a restart would end them. So is a daemon whose server met a fault, which recovers
-//! when the affected clients have ended; and a daemon whose control connection another process holds, such as
-//! an administrator's front-end. A daemon that is found running at start is adopted with its pid; no second one
-//! is started. No action follows until the caller reports whether it is desired.
+//! When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like.
+//! Only an explicit request sets a deadline.
+//!
+//! A lease keeps a daemon in use, as a client does. Its program may connect later, and without the
+//! daemon the program would run without MPS and without a message. So a daemon drains until its
+//! leases have ended, and the lease holders keep their access.
+//!
+//! New users are admitted only in `Ready`. In `Found`, users who were admitted before the restart
+//! keep their access.
+//!
+//! Three kinds of daemons are left running:
+//!
+//! - A hung daemon with clients, unless the policy says otherwise: its clients still compute, and a
+//!   restart would end them.
+//! - A daemon whose server had a fault. It recovers when the affected clients have ended.
+//! - A daemon whose control connection is held by another process, such as an administrator's
+//!   front-end.
+//!
+//! A daemon that is running when gpushd starts is adopted with its pid, and no second daemon is
+//! started. The machine then takes no action until the caller reports whether the daemon is
+//! desired.
 
 mod words;
 
@@ -41,23 +53,23 @@ pub use self::words::{Effect, Event, Instant, Policy, State};
 pub struct Supervisor {
     policy: Policy,
     state: State,
-    /// Whether the daemon is desired; `None` until the caller reports it.
+    /// Whether the daemon is desired; `None` until the caller reports whether it is.
     wanted: Option<bool>,
-    /// Number of clients. `None` while it is unknown: the daemon was found or does not answer, and the driver does not
-    /// list its clients.
+    /// Number of clients; `None` while it is unknown. It is unknown if the daemon was found or does
+    /// not answer, and the driver does not list the clients.
     clients: Option<usize>,
-    /// Whether users hold leases on its target.
+    /// Whether users hold leases on the daemon's target.
     leased: bool,
-    /// Times of the failures that still count.
+    /// Times of the failures within the period of the policy.
     failed: VecDeque<Instant>,
 }
 
-/// Number of consecutive probes without an answer after which a daemon counts as hung. A single one may be caused by an
-/// open front-end.
+/// Number of consecutive probes without an answer after which a daemon is considered hung. An open
+/// front-end may cause a single one.
 const SILENCES: u32 = 2;
 
 impl Supervisor {
-    /// Creates the machine for a daemon of which nothing is known.
+    /// Creates the state machine of a daemon whose state is not known yet.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self { policy, state: State::Stopped, wanted: None, clients: Some(0), leased: false, failed: VecDeque::new() }
@@ -69,25 +81,25 @@ impl Supervisor {
         &self.state
     }
 
-    /// Returns whether users may be granted access.
+    /// Returns whether new users may be admitted.
     #[must_use]
     pub fn admits(&self) -> bool {
         matches!(self.state, State::Ready { .. }) && self.wanted()
     }
 
-    /// Returns whether the holders of leases keep their access, although no other user gets any: the daemon drains.
+    /// Returns whether only lease holders keep their access, because the daemon drains.
     #[must_use]
     pub fn serves_leases(&self) -> bool {
         matches!(self.state, State::Draining { .. }) && self.leased
     }
 
-    /// Returns whether users of a found daemon keep their access for now.
+    /// Returns whether users of a found daemon keep their access until its state is known.
     #[must_use]
     pub fn may_go_on(&self) -> bool {
         matches!(self.state, State::Found { .. } | State::Ready { .. }) && self.wanted != Some(false)
     }
 
-    /// Returns when [`Event::Tick`] is due, if a timer runs.
+    /// Returns the time at which the caller must send [`Event::Tick`]; `None` if no timer runs.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self.state {
@@ -128,7 +140,7 @@ impl Supervisor {
         self.wanted == Some(true)
     }
 
-    /// Returns whether the caller has reported whether the daemon is desired.
+    /// Returns whether the caller has reported if the daemon is desired.
     #[must_use]
     pub fn is_told(&self) -> bool {
         self.wanted.is_some()
@@ -145,24 +157,24 @@ impl Supervisor {
         self.clients == Some(0)
     }
 
-    /// Returns whether it may end: no client is connected, and no user holds a lease.
+    /// Returns whether the daemon may end: no client is connected, and no user holds a lease.
     fn is_unused(&self) -> bool {
         self.is_idle() && !self.leased
     }
 
-    /// Returns the number of failures that count.
+    /// Returns the number of failures within the period of the policy.
     #[must_use]
     pub fn failures(&self) -> usize {
         self.failed.len()
     }
 
-    /// Sets another policy.
+    /// Replaces the policy.
     pub fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
     }
 
-    /// Processes an event and returns the effects in order. Afterwards [`Self::admits`] tells whether access may be
-    /// granted.
+    /// Processes an event. Returns the effects, in order. After the call, [`Self::admits`] says
+    /// whether new users may be admitted.
     pub fn step(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Wanted(wanted) => {
@@ -205,7 +217,8 @@ impl Supervisor {
             }
             Event::Found { pid } => {
                 match self.state {
-                    // The next probe shows whether it serves, and the caller reports whether it is desired.
+                    // The next probe shows whether the daemon serves. The caller reports whether it
+                    // is desired.
                     State::Stopped | State::BackingOff { .. } | State::GivenUp => {
                         (self.state, self.clients) = (State::Found { pid: *pid }, None);
                     }
@@ -298,7 +311,7 @@ impl Supervisor {
         }
     }
 
-    /// Moves towards the desired state.
+    /// Returns the effects that lead towards the desired state.
     fn pursue(&mut self, now: Instant) -> Vec<Effect> {
         let Some(wanted) = self.wanted else { return Vec::new() };
         match (wanted, &self.state) {
@@ -316,7 +329,7 @@ impl Supervisor {
                 self.state = State::Draining { pid: *pid, until: None, served };
                 Vec::new()
             }
-            // It was not stopped yet, so it has served all the time.
+            // The daemon was not stopped yet, so it has served continuously.
             (true, State::Draining { pid, served: true, .. }) => {
                 self.state = State::Ready { pid: *pid, silences: 0 };
                 Vec::new()
@@ -336,7 +349,7 @@ impl Supervisor {
                 | State::GivenUp
                 | State::Stopping { .. },
             )
-            // A found daemon is probed for clients before any action.
+            // A found daemon is probed for clients before it is stopped.
             | (false, State::Stopped | State::Found { .. } | State::Draining { .. } | State::Stopping { .. }) => {
                 Vec::new()
             }
@@ -385,8 +398,8 @@ impl Supervisor {
         }
     }
 
-    /// Handles a probe while another process holds the control connection. That process also blocks clients, so
-    /// admission is closed. But the daemon works.
+    /// Handles a probe that fails because another process holds the control connection. That
+    /// process also blocks new clients, so admission is closed. The daemon itself works.
     fn busy(&mut self) -> Vec<Effect> {
         match self.state {
             State::Ready { pid, silences } if silences + 1 < SILENCES => {
@@ -405,7 +418,8 @@ impl Supervisor {
         Vec::new()
     }
 
-    /// Kills a hung daemon if it is desired and has no clients, or if the policy says so.
+    /// Kills a hung daemon if it has no clients, or if the policy allows killing it with clients.
+    /// Waits until the caller has reported whether the daemon is desired.
     fn hung(&mut self, now: Instant) -> Vec<Effect> {
         let is_silent = matches!(self.state, State::Hung { silences, .. } if silences >= SILENCES);
         let is_spared = !self.is_idle() && !self.policy.restart_hung_with_clients;
@@ -462,7 +476,8 @@ impl Supervisor {
 
     fn tick(&mut self, now: Instant) -> Vec<Effect> {
         match self.state {
-            // It did not answer in time. The next start follows only after its process has ended.
+            // The daemon did not answer in time. It is started again only after its process has
+            // ended.
             State::Starting { until } if until <= now => self.kill_failed(now),
             State::BackingOff { until } if until <= now => self.start(now),
             State::Draining { until: Some(until), .. } if until <= now => self.stop(now),

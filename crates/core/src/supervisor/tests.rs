@@ -132,8 +132,8 @@ fn found_daemon_is_adopted_and_no_other_started() {
     assert_eq!(one.step(&Event::Wanted(true), at(0)), []);
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), []);
     assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
-    // The same holds for a daemon without clients. A daemon that is not desired is not killed just because it was
-    // found.
+    // The same is true for a daemon without clients. A daemon that is not desired is not killed
+    // only because it was found.
     let mut other = Supervisor::new(Policy::default());
     assert_eq!((other.step(&Event::Found { pid: PID }, at(0)), other.pid()), (vec![], Some(PID)));
     let mut silent = other.clone();
@@ -204,7 +204,7 @@ fn found_daemon_is_unchanged_until_desire_is_known() {
         assert!(matches!(one.step(&Event::Wanted(false), at(2))[..], [Effect::Quit]));
         assert!(!one.may_go_on());
     }
-    // A daemon that never answered is killed when it is desired and known to have no clients.
+    // A daemon that never answered is killed when it is desired and is known to have no clients.
     let mut one = Supervisor::new(Policy::default());
     one.step(&Event::Found { pid: PID }, at(0));
     assert_eq!(one.step(&Event::Wanted(true), at(1)), []);
@@ -235,8 +235,9 @@ struct World {
 }
 
 proptest! {
-    /// In any order of events: there are never two daemons, users are admitted only to a daemon that serves, a
-    /// daemon is never killed unasked while it has clients or drains under a lease, and the desired state is always pursued.
+    /// Checks for any order of events: there are never two daemons. Users are admitted only to a
+    /// daemon that serves. Without a request, a daemon is never killed while it has clients, or
+    /// while it drains under a lease. The machine always continues towards the desired state.
     #[test]
     fn daemon_is_never_doubled_nor_killed_with_clients(
         happens in proptest::collection::vec((0_u8..14, 0_u64..40), 1..300),
@@ -302,7 +303,8 @@ proptest! {
             let serves = matches!(one.state(), State::Ready { .. });
             prop_assert!(!one.admits() || serves, "{:?}", one.state());
             prop_assert!(!one.serves_leases() || world.leased, "{:?}", one.state());
-            // A daemon that is desired but absent has a next step, or was given up.
+            // If a daemon is desired but does not run, a next step is scheduled, or the machine has
+            // given up.
             if one.wanted() && !world.alive {
                 prop_assert!(one.due().is_some() || *one.state() == State::GivenUp, "{:?}", one.state());
             }

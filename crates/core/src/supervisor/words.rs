@@ -1,27 +1,29 @@
-//! Types of the supervisor: events, states, effects and policy. This file contains no rules.
+//! Types of the supervisor: events, states, effects and policy. The transitions are in the parent
+//! module.
 
 use std::time::Duration;
 
-/// Time since a fixed moment. The machine never reads a clock.
+/// Time since a fixed moment. The state machine never reads a clock.
 pub type Instant = Duration;
 
 /// Settings that administrators can change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Time limit for a new daemon's first answer.
+    /// Maximum time until a new daemon answers for the first time.
     pub start: Duration,
-    /// Pause after the second failure. Each further failure doubles it. After the first failure there is no pause,
-    /// because a daemon that has served before will probably serve again.
+    /// Pause before the restart after the second failure. Each further failure doubles the pause.
+    /// After the first failure there is no pause, because a daemon that has served before will
+    /// probably serve again.
     pub pause: Duration,
     /// Longest pause.
     pub longest_pause: Duration,
     /// Number of failures within `within` after which the supervisor gives up.
     pub failures: usize,
-    /// See `failures`.
+    /// Period in which `failures` are counted.
     pub within: Duration,
-    /// Time limit for a requested stop. After it the daemon is killed.
+    /// Maximum time for a daemon to end on request. After that time it is killed.
     pub stop: Duration,
-    /// Whether to restart a hung daemon that has clients. This ends the clients.
+    /// Whether to restart a hung daemon that has clients. The restart ends the clients.
     pub restart_hung_with_clients: bool,
 }
 
@@ -43,66 +45,66 @@ impl Default for Policy {
 /// The state of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// There is no daemon, and none is desired.
+    /// No daemon is running, and none is desired.
     Stopped,
-    /// It was started and has not answered yet.
+    /// The daemon was started, and has not answered yet.
     Starting {
         /// Deadline for the first answer.
         until: Instant,
     },
-    /// It was found running, and not probed yet.
+    /// The daemon was found running, and has not been probed yet.
     Found {
         /// Pid of the daemon.
         pid: i32,
     },
-    /// It serves.
+    /// The daemon serves clients.
     Ready {
         /// Pid of the daemon.
         pid: i32,
         /// Number of consecutive probes without an answer.
         silences: u32,
     },
-    /// It runs but does not answer.
+    /// The daemon is running but does not answer.
     Hung {
         /// Pid of the daemon.
         pid: i32,
         /// Number of consecutive probes without an answer; 0 while another process holds the control connection.
         silences: u32,
     },
-    /// It answers, but its server accepts no clients.
+    /// The daemon answers, but its server accepts no clients.
     Fault {
         /// Pid of the daemon.
         pid: i32,
     },
-    /// It ended, and the next start is scheduled.
+    /// The daemon ended, and the next start is scheduled.
     BackingOff {
         /// Time of the next start.
         until: Instant,
     },
-    /// It failed too often, so it is not started again.
+    /// The daemon failed too often, so it is not started again.
     GivenUp,
-    /// No longer desired, but it has clients, or users hold leases.
+    /// The daemon is no longer desired, but it has clients, or users hold leases.
     Draining {
         /// Pid of the daemon.
         pid: i32,
-        /// Deadline for the clients; `None` without one.
+        /// Deadline for the clients; `None` for no deadline.
         until: Option<Instant>,
-        /// Whether it served before.
+        /// Whether the daemon served before it drained.
         served: bool,
     },
-    /// gpushd has requested its end.
+    /// The supervisor has requested the end of the daemon.
     Stopping {
-        /// Deadline. After it the daemon is killed.
+        /// Deadline. After it, the daemon is killed.
         until: Instant,
-        /// Whether it has been killed.
+        /// Whether the daemon has been killed.
         killed: bool,
-        /// Whether it failed. Then it is restarted after a pause.
+        /// Whether the daemon failed. If so, it is restarted after a pause.
         failed: bool,
     },
 }
 
 impl State {
-    /// Returns whether no daemon runs, starts or ends.
+    /// Returns whether no daemon is running, starting or ending.
     #[must_use]
     pub fn is_down(&self) -> bool {
         match self {
@@ -118,57 +120,61 @@ impl State {
     }
 }
 
-/// An event.
+/// An event of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Whether the daemon is desired.
+    /// The caller reports whether the daemon is desired.
     Wanted(bool),
-    /// Start it, even if it was given up or its start is scheduled for later.
+    /// The daemon must be started, even if the supervisor has given up or has scheduled the start
+    /// for later.
     StartAnyway,
-    /// It is no longer desired. Its clients may finish within this time, or without a limit. A later event replaces an
-    /// earlier one. A limit of zero ends them at once.
+    /// The daemon is no longer desired. Its clients may run for this time; `None` for no limit. A
+    /// limit of zero ends them at once. A later event of this kind replaces an earlier one.
     Leave(Option<Duration>),
-    /// Replace it by a new daemon, even if it has clients.
+    /// The daemon must be replaced by a new one, even if it has clients.
     Restart,
-    /// A running daemon was found in its directory. No action follows until the caller reports whether it is desired.
+    /// A running daemon was found in its directory. The machine takes no action until the caller
+    /// reports whether the daemon is desired.
     Found {
         /// Pid of the daemon.
         pid: i32,
     },
-    /// It answers, its identity is verified, and it has the desired settings.
+    /// The daemon answers, its identity is verified, and it has the desired settings.
     Answers {
         /// Pid of the daemon.
         pid: i32,
     },
-    /// It answers, but its server has a fatal fault of a client, or ends whenever it is started.
+    /// The daemon answers, but a client caused a fatal fault in its server, or the server ends
+    /// whenever it is started.
     Fault,
     /// A probe got no answer in time.
     Silent,
-    /// It accepts a connection, but another process holds the control connection.
+    /// The daemon accepts a connection, but another process holds its control connection.
     Busy,
-    /// It cannot be started yet because leftovers of the previous daemon run. This is not a failure.
+    /// The daemon cannot be started yet, because processes of the previous daemon still run. This
+    /// is not a failure.
     Occupied,
-    /// It ended.
+    /// The daemon ended.
     Ended,
-    /// Its number of clients; `None` if unknown.
+    /// The number of clients; `None` if it is unknown.
     Clients(Option<usize>),
-    /// Whether users hold leases on its target. Their programs may connect at any time.
+    /// Whether users hold leases on the daemon's target. Their programs may connect at any time.
     Leased(bool),
     /// A timer fired.
     Tick,
 }
 
-/// An action for the caller.
+/// An action that the caller must execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Start a daemon.
     Start,
-    /// Tell it to end.
+    /// Ask the daemon to end.
     Quit,
-    /// Kill it and all processes that it started.
+    /// Kill the daemon and all processes that it started.
     Kill,
-    /// Report that it was given up.
+    /// Report that the supervisor has given up.
     TellGivenUp,
-    /// Report that it hangs, and that it is left running because of its clients.
+    /// Report that the daemon hangs and is left running because of its clients.
     TellHung,
 }

@@ -1,4 +1,4 @@
-//! A random number generator with the same numbers in every run (splitmix64).
+//! A random number generator that gives the same numbers in every run (splitmix64).
 
 pub(crate) struct Dice(u64);
 
@@ -15,7 +15,7 @@ impl Dice {
         z ^ z >> 31
     }
 
-    /// Returns a number from 0 to `n`, exclusive.
+    /// Returns a random number that is at least 0 and less than `n`.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }

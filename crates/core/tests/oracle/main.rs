@@ -1,7 +1,7 @@
 //! Tests the planner against an oracle that searches exhaustively. Both must find the same optimum.
 //!
-//! The oracle shares only the figures of the geometry data with the planner. Every test prints the number of compared
-//! cases.
+//! The oracle and the planner share only the numbers of the geometry data. Every test prints how
+//! many cases it compared.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -22,7 +22,8 @@ use gpush_core::plan::Target;
 use part::{Part, some_of, subsets};
 use whole::{Case, Tally, compare};
 
-/// Tests every state of a GPU model, with every subset of its instances in use, and every feasible target.
+/// Tests every state of a GPU model, with every subset of its instances in use, and with every
+/// feasible target.
 fn exhaust(key: &str, matchings: bool) -> Tally {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);

@@ -1,8 +1,9 @@
-//! The objective as data, so that tests can show which mistakes they would detect.
+//! The objective of the planner as data, so that tests can show which mistakes they would detect.
 //!
-//! A mutant is the planner's objective with one rule inverted, dropped or swapped with the next. For generated cases,
-//! the test compares the planner's plan with the oracle's exhaustive search. For each mutant, it counts the cases with
-//! a different best plan. A planner with that mistake would fail on each of them.
+//! A mutant is the planner's objective with one rule inverted, dropped, or swapped with the next
+//! rule. For generated cases, the test compares the planner's plan with the oracle's exhaustive
+//! search. For each mutant, it counts the cases that have a different best plan under the mutant.
+//! On each of these cases, a planner with that mistake would fail.
 
 use std::cmp::{Ordering, Reverse};
 use std::fmt;
@@ -14,23 +15,24 @@ use crate::dice::Dice;
 use crate::part::{Part, compute_states};
 use crate::splits::Sample;
 
-/// Destroyed objects: in use, held, GPU instances, compute instances in GPU instances that stay, memory slices.
+/// Counts of destroyed objects: in use, held, GPU instances, compute instances in kept GPU
+/// instances, memory slices.
 pub(crate) type Toll = [u32; 5];
 
-/// The values by which plans are compared: destroyed objects, remaining placements, and start and profile id of each
-/// GPU instance.
+/// The values by which plans are compared: destroyed objects, remaining placements, and the start
+/// and profile id of each GPU instance.
 pub(crate) type Worth = (Toll, Reverse<u32>, Vec<(u8, u32)>);
 
-/// A property of plans. Less is better, except for `Room`.
+/// A property of plans. For `Room`, more is better. For all other properties, less is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Criterion {
-    /// Destroyed instances in use. This is a hard constraint, and comes first in every objective.
+    /// Destroyed instances in use. This is a hard constraint, so it comes first in every objective.
     InUse,
     /// Destroyed instances that are held ([`gpush_core::plan::Holds`]).
     Held,
     /// Destroyed GPU instances.
     GpuInstances,
-    /// Destroyed compute instances in GPU instances that stay.
+    /// Destroyed compute instances in GPU instances that are kept.
     ComputeInstances,
     /// Destroyed memory slices.
     MemorySlices,
@@ -50,7 +52,7 @@ const RULES: [Criterion; 6] = [
     Criterion::Rank,
 ];
 
-/// Criteria in order, with whether each one is inverted.
+/// Criteria, in order. The flag says whether the criterion is inverted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Objective(Vec<(Criterion, bool)>);
 
@@ -61,7 +63,7 @@ impl Objective {
         Self([(Criterion::InUse, false)].into_iter().chain(rules).collect())
     }
 
-    /// Compares two plans: `Less` means that the first is better.
+    /// Compares two plans. `Less` means that the first plan is better.
     pub(crate) fn compare(&self, a: &Worth, b: &Worth) -> Ordering {
         let by = |criterion| match criterion {
             Criterion::Room => a.1.cmp(&b.1),
@@ -135,9 +137,10 @@ impl Mutation {
     }
 }
 
-/// Returns whether a planner with the mutant's objective could return another plan than the right one.
+/// Returns whether a planner with the objective of the mutant could return another plan than the
+/// right one.
 fn notices(mutant: &Objective, right: &Worth, finals: &[Worth]) -> bool {
-    // The other plan is better for the mutant, or equally good, so that it may return either.
+    // If the other plan is equally good under the mutant, the mutant may return either.
     finals.iter().any(|other| match mutant.compare(other, right) {
         Ordering::Less => true,
         Ordering::Equal => other != right,
@@ -145,7 +148,7 @@ fn notices(mutant: &Objective, right: &Worth, finals: &[Worth]) -> bool {
     })
 }
 
-/// Plans samples on one GPU model. Counts for each mutation the samples that detect it.
+/// Plans samples on one GPU model. Counts, for each mutation, the samples that detect it.
 fn noticed(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);

@@ -1,15 +1,15 @@
-//! All states of a GPU model's GPU instances, by enumeration.
+//! Enumerates all states of the GPU instances of a GPU model.
 //!
-//! This uses only the raw figures (`gpush_geometry::Model`) and shares no rule with the planner. Overlap is checked
-//! slice by slice, and capacity is summed for every state. States are found by adding one instance after another to the
-//! empty GPU.
+//! The module uses only the raw numbers (`gpush_geometry::Model`) and shares no rule with the
+//! planner. It checks overlap slice by slice, and sums capacity for every state. It finds the
+//! states by adding one instance after another to the empty GPU.
 
 use std::collections::HashMap;
 
 use crate::dice::Dice;
 use gpush_geometry::{ComputeProfile, GpuProfile, Model};
 
-/// One (profile, placement) pair. A state is a set of pairs.
+/// One (profile, placement) pair. A state of a GPU is a set of pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pair {
     /// Position of the profile in the model.
@@ -18,18 +18,18 @@ pub(crate) struct Pair {
     pub(crate) size: u8,
 }
 
-/// A set of pairs, by their position.
+/// A set of pairs, with one bit for the position of each pair.
 pub(crate) type State = u64;
 
 /// Count of each profile, four bits each.
 pub(crate) type Multiset = u64;
 
-/// Properties of a state, computed only once.
+/// Properties of a state, which are computed only once.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) state: State,
     pub(crate) multiset: Multiset,
-    /// Pairs that can still be added.
+    /// Number of pairs that can still be added.
     pub(crate) room: u32,
     /// (start, profile id) of each instance, sorted.
     pub(crate) ranks: Vec<(u8, u32)>,
@@ -72,7 +72,7 @@ impl Part {
         part
     }
 
-    /// Adds pairs from `from` on to a possible state, in all ways.
+    /// Finds all possible states that add pairs from position `from` on to `state`.
     fn walk(&self, state: State, from: usize, found: &mut Vec<State>) {
         found.push(state);
         for n in from..self.pairs.len() {
@@ -110,7 +110,7 @@ impl Part {
             && state.count_ones() <= 8
     }
 
-    /// Returns the memory slices of a set of pairs.
+    /// Returns the number of memory slices of a set of pairs.
     pub(crate) fn slices(&self, state: State) -> u32 {
         members(state).map(|n| u32::from(self.pairs[n].size)).sum()
     }
@@ -136,7 +136,7 @@ fn row(profile: &GpuProfile) -> [u32; 5] {
     [e.copy, e.decoder, e.encoder, e.jpeg, e.ofa].map(u32::from)
 }
 
-/// Returns the positions of the set's members.
+/// Returns the positions of the members of a set.
 pub(crate) fn members(mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let next = (set != 0).then(|| set.trailing_zeros() as usize)?;
@@ -145,7 +145,7 @@ pub(crate) fn members(mut set: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Returns the profiles of a multiset one by one.
+/// Returns the profiles of a multiset, each as often as it occurs.
 pub(crate) fn profiles(multiset: Multiset) -> impl Iterator<Item = usize> {
     (0..16).flat_map(move |p| std::iter::repeat_n(p, (multiset >> (4 * p) & 15) as usize))
 }
@@ -161,7 +161,7 @@ pub(crate) fn subsets(set: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Returns a random subset. Each member is included with probability 1/`n`.
+/// Returns a random subset. Each member is in the subset with probability 1/`n`.
 pub(crate) fn some_of(set: u64, n: usize, dice: &mut Dice) -> u64 {
     members(set).filter(|_| dice.one_in(n)).map(|bit| 1 << bit).sum()
 }
@@ -169,7 +169,7 @@ pub(crate) fn some_of(set: u64, n: usize, dice: &mut Dice) -> u64 {
 /// A compute instance in its GPU instance: position of its profile, start, size.
 pub(crate) type Slot = (usize, u8, u8);
 
-/// Returns every combination of compute instances in a GPU instance of a profile.
+/// Returns every possible combination of compute instances in a GPU instance of the profile.
 pub(crate) fn compute_states(profile: &GpuProfile) -> Vec<Vec<Slot>> {
     let slots: Vec<Slot> = profile
         .compute

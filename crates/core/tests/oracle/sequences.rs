@@ -1,4 +1,5 @@
-//! Random sequences on every GPU family: plan, apply, and plan again from there, as on real hosts.
+//! Random sequences on every GPU family: each step plans, applies the plan, and continues from the
+//! result, as on real hosts.
 
 use gpush_core::geometry::Geometry;
 
@@ -7,19 +8,19 @@ use crate::part::{Multiset, Part, State, members, some_of};
 use crate::whole::{Case, Tally, compare};
 use crate::wire;
 
-/// Returns a random target, possible or not, that is similar to the state of a GPU.
+/// Returns a random target, possible or not, that resembles possible states of the GPU.
 fn any_target(part: &Part, dice: &mut Dice, possible: &[Multiset]) -> (Multiset, State) {
     let mut multiset = *dice.pick(possible);
     let mut fixed = 0;
     match dice.below(4) {
         // Any placement.
         0 => {}
-        // Some placements are fixed as in one possible arrangement.
+        // Some placements are fixed to those of one possible arrangement.
         1 | 2 => {
             let arrangement = *dice.pick(&part.by_multiset[&multiset]);
             fixed = some_of(part.states[arrangement].state, 2, dice);
         }
-        // Any instances, with any placements fixed.
+        // Any instances, with any fixed placements.
         _ => {
             for _ in 0..dice.below(3) {
                 let pair = dice.below(part.pairs.len());
@@ -33,7 +34,7 @@ fn any_target(part: &Part, dice: &mut Dice, possible: &[Multiset]) -> (Multiset,
     (multiset, fixed)
 }
 
-/// Executes a number of random steps on one GPU model.
+/// Executes random steps on one GPU model.
 pub(crate) fn walk(key: &str, steps: usize, seed: u64) -> Tally {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);

@@ -1,4 +1,5 @@
-//! Compute instances within GPU instances, and leases on them: random samples, each searched exhaustively.
+//! Compute instances within GPU instances, and leases on them. The oracle searches random samples
+//! exhaustively.
 //!
 //! The oracle tries every final state of the GPU instances, and every assignment of their placements to the requested
 //! GPU instances. For each existing GPU instance, it tries every final state of its compute instances. The objective
@@ -17,11 +18,12 @@ use crate::part::{Multiset, Part, Slot, State, compute_states, is_possible_compu
 use crate::whole::Tally;
 use crate::wire::{gi_of, pair_of, process};
 
-/// Compute instances requested in one GPU instance: profile position and an optional fixed start.
+/// Requested compute instances of one GPU instance: position of the profile, and the fixed start,
+/// if any.
 type Split = Vec<(usize, Option<u8>)>;
 
-/// `tolls[placement][request]`: the smallest cost of assigning the placement to the requested GPU instance; `None` if
-/// it does not fit.
+/// `tolls[placement][request]`: the least cost of assigning the placement to the requested GPU
+/// instance; `None` if the request does not fit there.
 type Tolls = Vec<Vec<Option<Toll>>>;
 
 fn sum(a: Toll, b: Toll) -> Toll {
@@ -40,16 +42,16 @@ struct Standing {
 #[derive(Debug, Clone, Default)]
 struct StandingGpu {
     compute: Vec<Standing>,
-    /// Whether it has a process that the driver does not assign to a compute instance.
+    /// Whether the driver reports a process for it, but for none of its compute instances.
     busy: bool,
     held: bool,
 }
 
-/// One GPU with instances, processes and leases, and its request.
+/// One GPU with instances, processes and leases, and a request for it.
 #[derive(Debug)]
 pub(crate) struct Sample {
     state: State,
-    /// The existing GPU instances, by pair.
+    /// The existing GPU instances, by the position of their pair.
     standing: Vec<StandingGpu>,
     multiset: Multiset,
     /// Profile position, fixed start and compute instances of each requested GPU instance.
@@ -67,7 +69,8 @@ impl Sample {
             let compute = compute.into_iter().map(stand).collect();
             standing[pair] = StandingGpu { compute, busy: !quiet && dice.one_in(10), held: !unheld && dice.one_in(6) };
         }
-        // Most targets have the same profiles as the state, or almost the same, so that many instances can stay.
+        // Most targets have exactly or almost the same profiles as the state, so that many
+        // instances can be kept.
         let own = part.states[part.index[&state]].multiset;
         let multiset = match dice.below(4) {
             0 => *dice.pick(&part.multisets()),
@@ -169,8 +172,8 @@ impl Sample {
         )
     }
 
-    /// Returns the costs of all ways to assign the placement of `pair` to a requested GPU instance; none if its compute
-    /// instances do not fit.
+    /// Returns the costs of all ways to assign the placement of `pair` to a requested GPU instance;
+    /// empty if the requested compute instances do not fit.
     fn tolls_of_giving(&self, part: &Part, states: &[Vec<Vec<Slot>>], pair: usize, split: &Split) -> BTreeSet<Toll> {
         let ends = states[part.pairs[pair].profile].iter().filter(|end| is_split(end, split));
         if self.state >> pair & 1 == 0 {
@@ -179,7 +182,8 @@ impl Sample {
         let standing = &self.standing[pair].compute;
         ends.map(|end| {
             let destroyed = || standing.iter().filter(|c| !end.contains(&c.slot));
-            // A GPU instance that itself has a process accepts no additional compute instances.
+            // If the driver reports a process for the GPU instance itself, no compute instance may
+            // be added to it.
             let only_adds = destroyed().count() == 0 && end.len() > standing.len();
             let in_use = u32::from(only_adds && self.standing[pair].busy);
             sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0])
@@ -187,7 +191,8 @@ impl Sample {
         .collect()
     }
 
-    /// Returns the costs of all assignments of one placement to one requested GPU instance.
+    /// Returns, for each placement and each requested GPU instance, the costs of all ways to assign
+    /// one to the other.
     pub(crate) fn ways(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Vec<Vec<BTreeSet<Toll>>> {
         let of = |pair: usize| {
             let ways = |(profile, _, split): &(usize, Option<u8>, Split)| match *profile == part.pairs[pair].profile {
@@ -199,8 +204,8 @@ impl Sample {
         (0..part.pairs.len()).map(of).collect()
     }
 
-    /// Returns the best way of each assignment. With `remakes`, an instance may also be destroyed and created again at
-    /// its placement. Under the planner's objective this is never better.
+    /// Returns the best cost for each assignment. With `remakes`, an instance may also be destroyed
+    /// and created again at its placement. Under the planner's objective, that is never better.
     fn best_ways(&self, part: &Part, ways: &[Vec<BTreeSet<Toll>>], objective: &Objective, remakes: bool) -> Tolls {
         let best = |pair: usize, tolls: &BTreeSet<Toll>| -> Option<Toll> {
             let stands = self.state >> pair & 1 == 1;
@@ -211,7 +216,8 @@ impl Sample {
         ways.iter().enumerate().map(of).collect()
     }
 
-    /// Returns the smallest cost of assigning the placements of `pairs` to the requests that are not `served` yet.
+    /// Returns the least cost of assigning the placements of `pairs` to the requests that are not
+    /// `served` yet.
     fn hand_out(
         &self,
         part: &Part,
@@ -237,7 +243,7 @@ impl Sample {
         best
     }
 
-    /// Returns the value of the best way to reach each final state.
+    /// Returns, for each final state, the value of the best way to reach it.
     pub(crate) fn finals(
         &self,
         part: &Part,
@@ -258,7 +264,7 @@ impl Sample {
         part.by_multiset[&self.multiset].iter().filter_map(worth).collect()
     }
 
-    /// Returns the best value under the planner's objective; `None` if there is no way.
+    /// Returns the best value under the planner's objective; `None` if no final state is possible.
     fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<Worth> {
         let objective = Objective::planners();
         let finals = self.finals(part, &self.ways(part, states), &objective, true);
@@ -311,7 +317,8 @@ impl Sample {
             }
         }
         toll[3] = lost.iter().map(|l| l.len() as u32).sum();
-        // Each requested GPU instance is at the plan's placement, with exactly its compute instances.
+        // Each requested GPU instance is at the placement in the plan, with exactly its compute
+        // instances.
         let mut served = 0;
         for ((profile, start, split), placement) in self.wanted.iter().zip(&plan.placements) {
             let id = part.model.gi_profiles[*profile].id;
@@ -326,8 +333,8 @@ impl Sample {
     }
 }
 
-/// Returns a feasible target that differs from the state's profiles in one or two. An instance must move or be
-/// destroyed, and there is a choice.
+/// Returns a feasible target whose profiles differ from those of the state in one or two. For such a
+/// target, an instance must be destroyed or created elsewhere, and several choices are possible.
 fn neighbour(part: &Part, own: Multiset, dice: &mut Dice) -> Multiset {
     for _ in 0..40 {
         let mut multiset = own;
@@ -345,10 +352,10 @@ fn neighbour(part: &Part, own: Multiset, dice: &mut Dice) -> Multiset {
     own
 }
 
-/// Returns whether compute instances are exactly those of a split.
+/// Returns whether compute instances are exactly the requested ones.
 fn is_split(end: &[Slot], split: &Split) -> bool {
     let mut left: Vec<Slot> = end.to_vec();
-    // Match those with a fixed start first, because the others accept any start.
+    // Requests with a fixed start are matched first, because the others accept any start.
     let mut wants: Vec<_> = split.clone();
     wants.sort_by_key(|(_, start)| start.is_none());
     for (profile, start) in wants {

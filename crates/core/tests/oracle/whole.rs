@@ -1,4 +1,4 @@
-//! Whole GPU instances: the oracle's answer to one case, compared with the planner's.
+//! Whole GPU instances: compares the oracle's answer to a case with the planner's answer.
 
 use std::cmp::Reverse;
 
@@ -9,7 +9,7 @@ use gpush_core::plan::{Target, plan};
 use crate::part::{Multiset, Part, State, members, subsets};
 use crate::wire::{gi_of, pair_of};
 
-/// One case: the existing instances, those in use, the request, and the fixed placements.
+/// One case: the existing instances, the instances in use, the request, and the fixed placements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) state: State,
@@ -18,7 +18,7 @@ pub(crate) struct Case {
     pub(crate) fixed: State,
 }
 
-/// Number of cases by outcome.
+/// Number of cases for each outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) planned: u64,
@@ -46,8 +46,8 @@ enum Verdict {
     Impossible,
 }
 
-/// Tries every final state. With `matchings`, also tries every choice of instances to keep, even if keeping fewer is
-/// never better.
+/// Tries every final state. With `matchings`, also tries every choice of instances to keep,
+/// although it is never better to keep fewer.
 fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
     let finals = part.by_multiset.get(&case.multiset).map_or(&[][..], Vec::as_slice);
     let finals = || finals.iter().map(|n| &part.states[*n]).filter(|f| f.state & case.fixed == case.fixed);
@@ -75,7 +75,8 @@ fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
     }
 }
 
-/// Compares the oracle and the planner: the same feasibility, the same optimum, and executable steps.
+/// Compares the oracle and the planner: both must agree on feasibility and on the optimum, and the
+/// steps must be executable.
 pub(crate) fn compare(
     part: &Part,
     geometry: &Geometry,
@@ -113,11 +114,11 @@ pub(crate) fn compare(
     }
 }
 
-/// Executes the steps. Every intermediate state must be possible. No step may destroy an instance that is in use or in
-/// the result.
+/// Executes the steps. Every intermediate state must be possible. No step may destroy an instance
+/// that is in use or that is part of the result.
 fn carry_out(part: &Part, case: Case, steps: &[InstanceStep]) -> State {
     let mut state = case.state;
-    // GPU instances that have their compute instance.
+    // GPU instances that have a compute instance.
     let mut whole = case.state;
     let mut created = 0;
     for step in steps {
@@ -148,7 +149,7 @@ fn carry_out(part: &Part, case: Case, steps: &[InstanceStep]) -> State {
         }
     }
     assert_eq!(whole, state, "{case:x?}: every GPU instance has its compute instance");
-    // No instance is destroyed and created again.
+    // No instance may be destroyed and then created again.
     assert_eq!(created & case.state, 0, "{case:x?}");
     state
 }

@@ -1,11 +1,12 @@
-//! Conversion between the oracle's sets and the planner's types.
+//! Conversions between the oracle's sets and the planner's types.
 
 use gpush_api::{ComputeInstance, GpuInstance, Placement, Process, ProcessKind};
 use gpush_core::plan::{Target, Wanted, WantedCompute};
 
 use crate::part::{Multiset, Part, State, members, profiles};
 
-/// Returns the id of the GPU instance at a pair. It deliberately differs from the placement.
+/// Returns the id of the GPU instance at a pair. The id differs from the placement, so that tests
+/// detect a confusion of the two.
 pub(crate) fn gi_of(pair: usize) -> u32 {
     100 + pair as u32
 }
@@ -26,8 +27,8 @@ pub(crate) fn process(pid: u32) -> Process {
     }
 }
 
-/// Returns the instances of a state. Each has one compute instance that occupies the whole; those in `busy` have a
-/// process.
+/// Returns the instances of a state. Each has one compute instance that occupies the whole GPU
+/// instance. The instances in `busy` have a process.
 pub(crate) fn instances(part: &Part, state: State, busy: State) -> Vec<GpuInstance> {
     members(state)
         .map(|n| {
@@ -54,7 +55,8 @@ pub(crate) fn instances(part: &Part, state: State, busy: State) -> Vec<GpuInstan
         .collect()
 }
 
-/// Returns the target of a multiset. The pairs in `fixed` are explicit, and the others may be placed anywhere.
+/// Returns the target of a multiset. The pairs in `fixed` have fixed placements; the other
+/// instances may be placed anywhere.
 pub(crate) fn target(part: &Part, multiset: Multiset, fixed: State) -> Target {
     let mut fixed: Vec<usize> = members(fixed).collect();
     let instances = profiles(multiset)

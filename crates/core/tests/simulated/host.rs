@@ -1,4 +1,5 @@
-//! One simulated GPU. The tests read it as gpushd does, change it step by step, and run processes on it.
+//! One simulated GPU. The tests read it as gpushd does, execute steps on it, and run processes on
+//! it.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 use silicon::machine::{Machine, Pid, Process, ProcessKind};
@@ -13,7 +14,7 @@ pub(crate) struct Host {
     next_pid: u32,
 }
 
-/// The shape of the instances, without ids, which the driver chooses.
+/// The placements and profiles of the instances, without ids, because the driver chooses the ids.
 type Shape = Vec<(Placement, u32, Vec<(Option<Placement>, u32)>)>;
 
 pub(crate) fn shape(instances: &[GpuInstance]) -> Shape {
@@ -77,7 +78,8 @@ impl Host {
             .collect()
     }
 
-    /// Executes steps. The driver must accept each step, and instances in use must be the same objects afterwards.
+    /// Executes steps. The driver must accept each step, and no step may replace an instance in
+    /// use.
     pub(crate) fn carry_out(&mut self, steps: &[InstanceStep]) {
         let used = self.in_use();
         for step in steps {
@@ -110,7 +112,8 @@ impl Host {
         }
     }
 
-    /// Returns the generations of the instances with processes. A replaced instance would have another generation.
+    /// Returns the generations of the instances that have processes. A replaced instance has
+    /// another generation.
     fn in_use(&self) -> Vec<(u32, u64, Option<u64>)> {
         let gpu = self.machine.gpu(GPU).unwrap();
         let place = |p: &Process| {
@@ -120,7 +123,8 @@ impl Host {
         gpu.processes.iter().map(place).collect()
     }
 
-    /// Starts some processes, mostly in compute instances, and rarely in a GPU instance only.
+    /// Starts some processes. Most of them are in a compute instance, and a few are only in a GPU
+    /// instance.
     pub(crate) fn start_some(&mut self, dice: &mut Dice) {
         for instance in self.read() {
             for compute in &instance.compute {

@@ -1,5 +1,6 @@
-//! Plans executed on simulated hardware. The driver never refuses a step, the GPU ends exactly as requested, instances
-//! in use never change, and an interrupted plan can be rolled back.
+//! Executes plans on simulated hardware. The driver must never refuse a step, the GPU must end
+//! exactly as requested, instances in use must never change, and an interrupted plan must be
+//! reversible.
 //!
 //! The simulated hardware has its own rules (`sim/silicon`), so that the planner and the simulator check each other.
 
@@ -57,8 +58,8 @@ fn any_layout(geometry: &Geometry, dice: &mut Dice) -> Layout {
     if dice.one_in(20) { Layout::none() } else { Layout::parse(&entries.join(",")).unwrap() }
 }
 
-/// Asserts that each requested GPU instance is at the plan's placement, with exactly its compute instances, and that
-/// there are no others.
+/// Asserts that each requested GPU instance is at the placement in the plan, with exactly its
+/// compute instances, and that no other GPU instances exist.
 fn assert_is(target: &Target, plan: &Plan, now: &[GpuInstance]) {
     assert_eq!(target.instances.len(), now.len());
     for (wanted, placement) in target.instances.iter().zip(&plan.placements) {
@@ -72,7 +73,7 @@ fn assert_is(target: &Target, plan: &Plan, now: &[GpuInstance]) {
     }
 }
 
-/// Asserts that the plan is possible when the named holders have ended.
+/// Asserts that the plan is possible after the holders in the refusal have ended.
 fn assert_blocked_by(host: &Host, geometry: &Geometry, target: &Target, refusal: &Refusal) {
     let Refusal::Blocked { blockers } = refusal else { panic!("{refusal:?}") };
     let mut idle = host.clone();
@@ -89,7 +90,8 @@ fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
     let full = Geometry::of_model(&model);
     let mut tally = Tally::default();
     for _ in 0..rounds {
-        // Sometimes the driver hides a profile. Then its instances are foreign.
+        // Sometimes the driver does not report a profile. The planner then does not know the
+        // profile of its instances.
         let mut described = profiles_of_model(&model);
         if dice.one_in(4) {
             described.remove(dice.below(described.len()));

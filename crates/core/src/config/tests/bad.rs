@@ -1,4 +1,4 @@
-//! A collection of wrong config files, with each complete diagnostic as users see it.
+//! Invalid config files, each with the complete diagnostic that users see.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::super::*;
 
 const RULE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\n";
 
-/// The mistake, the file, and its number of problems.
+/// Returns for each case: a name of the mistake, the file, and its number of problems.
 fn corpus() -> Vec<(&'static str, String, usize)> {
     let rule = |rest: &str| format!("{RULE}{rest}\n");
     let own = str::to_owned;

@@ -1,12 +1,12 @@
-//! The example file and the reference agree with the code.
+//! Checks that the example file and the reference agree with the code.
 
 use super::super::*;
 
 const EXAMPLE: &str = include_str!("../../../../../config.example.toml");
 const REFERENCE: &str = include_str!("../../../../../docs/config.md");
 
-/// Returns the example with all settings that are commented out made active. Comments begin with `# `, settings with
-/// `#`.
+/// Returns the example with the commented-out settings enabled. A comment starts with `# `, a
+/// commented-out setting with `#` alone.
 fn uncommented(example: &str) -> String {
     let setting = |line: &str| match line.strip_prefix('#') {
         Some(rest) if !rest.is_empty() && !rest.starts_with(' ') => rest.to_owned(),
@@ -27,7 +27,7 @@ fn commented_settings_of_the_example_are_the_defaults() {
     let text = uncommented(EXAMPLE);
     let config = Config::parse(&text, "config.example.toml, uncommented").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.rules.len() >= 3 && !config.layouts.is_empty());
-    // These settings have no default value, but the example must contain a group and paths.
+    // These settings have no default value, but the example contains a group and paths for them.
     let api = Api { socket_group: None, admin_socket: None, ..config.api };
     let mode_change = ModeChange { before: None, after: None, ..config.mode_change };
     let settings =
@@ -91,7 +91,7 @@ fn example_and_reference_give_the_defaults_of_an_mps_policy() {
     let config = Config::parse(&uncommented(EXAMPLE), "config.example.toml").unwrap();
     let shared = config.rules.iter().find(|rule| rule.mode == Mode::Mps).unwrap();
     let mut policy = shared.mps_policy();
-    // No default value, as above.
+    // The memory limit has no default value, but the example contains one.
     assert!(policy.settings.memory_limit_mib.take().is_some());
     assert_eq!(policy, MpsPolicy::default());
     let written = sharing::written(&policy, Mode::Mps);

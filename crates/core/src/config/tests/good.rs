@@ -185,7 +185,7 @@ fn mps_policy_of_a_rule_is_read() {
     };
     let (users, compute_mode) = (MpsUsers::Many, MpsComputeMode::Keep);
     assert_eq!(policy(6), MpsPolicy { settings, max_clients: 1, shares_percent: 10_000, users, compute_mode });
-    // A MIG device has no compute mode to set.
+    // On a MIG device, gpushd cannot set a compute mode.
     let cut = policy(4);
     assert_eq!((cut.settings.percentage.tenths(), cut.compute_mode), (125, MpsComputeMode::Keep));
     assert!(config.rules[0].mps.is_none() && policy(0).compute_mode == MpsComputeMode::Keep);
@@ -246,7 +246,7 @@ fn quotas_are_resolved_for_the_host() {
     };
     assert!(quotas[..3].iter().all(|quota| quota.limits == limits), "{quotas:?}");
     assert_eq!(quotas[3].limits, Limits { memory: Some(MemoryAmount::Mib(40 * 1024)), ..Limits::default() });
-    // 37.5 % of 8 GPUs.
+    // 3000 thousandths of a GPU: 37.5 % of 8 GPUs.
     assert_eq!(quotas[4].limits.memory, Some(MemoryAmount::Gpus(3000)));
     assert!(Config::default().quotas(&[]).is_empty());
 }
@@ -281,7 +281,7 @@ fn mps_settings_become_the_policy_of_the_supervisor() {
     use crate::supervisor::Policy;
     assert_eq!(Mps::default().policy(), Policy::default());
     let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
-    // If the longest pause is missing, it is at least the first pause.
+    // If the longest pause is missing, it is at least as long as the first pause.
     assert_eq!((mps.pause_s, mps.longest_pause_s), (90, 90));
     assert_eq!(mps.policy().pause.as_secs(), 90);
 }
@@ -309,7 +309,7 @@ fn empty_file_gives_the_default_config() {
 
 #[test]
 fn each_key_has_an_effect_on_the_config() {
-    // Detects a key that is accepted but has no effect.
+    // Finds keys that the parser accepts but that have no effect.
     let lines: &[(&str, &[&str])] = &[
         ("", &["auto_reconcile = true"]),
         ("[log]", &["level = \"warn\""]),
@@ -409,7 +409,8 @@ proptest! {
         }
     }
 
-    /// Replaces one part of a good file. The result is either accepted, or has errors with places in the file.
+    /// A good file with one part replaced is either accepted, or has errors with positions inside
+    /// the file.
     #[test]
     fn damaged_config_never_panics(at in 0..WHOLE.len(), length in 0usize..12, with in "[ -~\n\u{e9}]{0,4}") {
         let mut text = WHOLE.as_bytes().to_vec();

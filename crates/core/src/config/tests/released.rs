@@ -1,11 +1,11 @@
-//! Configs of released versions: every later version accepts them, with the same meaning.
+//! Configs of released versions. Every later version must accept them with the same meaning.
 
 use std::collections::BTreeSet;
 
 use crate::config::{AgentDown, Config, LogLevel, schema};
 
-/// Configs with every key of their version, oldest first. The last one is of this version, and gets new keys until the
-/// release. After the release it never changes.
+/// Configs that contain every key of their version, oldest first. The last config belongs to the
+/// current version, and gets new keys until the release. After the release it never changes.
 const RELEASES: [(&str, &str); 1] = [("v0.1", include_str!("../../../tests/fixtures/config-v0.1.toml"))];
 
 #[test]

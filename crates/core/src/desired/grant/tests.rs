@@ -10,15 +10,15 @@ use crate::{
     preset,
 };
 
-/// The user of an instance.
+/// Who created an instance, and who uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Free,
     Leased,
     Used,
-    /// It is leased, and another program created it.
+    /// The instance is leased, and another program created it.
     ForeignLeased,
-    /// It is free, and another program created it.
+    /// The instance is free, and another program created it.
     Foreign,
 }
 
@@ -42,7 +42,7 @@ impl Owner {
     }
 }
 
-/// One GPU with a dynamic layout, and the owners of its instances by placement.
+/// One GPU with a dynamic layout, and the owner of each of its instances by placement.
 #[derive(Debug, Clone)]
 struct Scene {
     gpu: Gpu,
@@ -50,8 +50,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// Creates a GPU with as many instances of `wanted` as fit. Each entry is a profile and a spot by number, and an
-    /// owner.
+    /// Creates a GPU with as many instances of `wanted` as fit. Each entry contains the numbers of
+    /// a profile, a spot and an owner.
     fn new(preset: &str, wanted: &[(u8, u8, u8)]) -> Self {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();
@@ -90,7 +90,7 @@ impl Scene {
         };
         let mut instances = mig.instances.clone();
         instances.push(instance);
-        // Checks of the planner: slices, engines and counts suffice.
+        // The planner checks that slices, engines and counts suffice.
         let fits = plan::Target::of_instances(&geometry, &instances);
         if plan::plan(&geometry, &[], &fits).is_ok() {
             mig.instances = instances;
@@ -98,7 +98,7 @@ impl Scene {
         }
     }
 
-    /// Adds the processes and leases of the owners.
+    /// Adds the processes and leases that the owners imply.
     fn settle(&mut self) {
         let mut leases = Vec::new();
         let mig = self.gpu.mig.as_mut().unwrap();
@@ -135,7 +135,7 @@ impl Scene {
         &self.gpu.mig.as_ref().unwrap().instances
     }
 
-    /// Places a request for one MIG device.
+    /// Makes an assignment for a request of one MIG device.
     fn place(&self, profile: &str, policy: Policy) -> Option<Assignment> {
         let config = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n", "c").unwrap();
         let member = |lease: &LeaseUse| LeaseMember {
@@ -164,7 +164,8 @@ impl Scene {
         place(&Host::of(&snapshot), &wanted, policy).ok().filter(Assignment::needs_operation)
     }
 
-    /// Checks that a plan does not change instances of a user, a lease or another program.
+    /// Checks that a plan does not change instances that are in use, leased, or created by another
+    /// program.
     fn check(&self, plan: &GpuPlan) {
         let after = outcome(self.instances(), &plan.instance_steps().cloned().collect::<Vec<_>>());
         for instance in self.instances() {
@@ -181,8 +182,8 @@ const PRESETS: [&str; 3] = ["dgx-a100", "dgx-h100", "rtx-pro-6000x2"];
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
-    /// The plan of a fresh assignment creates the instance, destroys what the assignment lists, and changes nothing
-    /// else.
+    /// The plan of a new assignment creates the requested instance, destroys the instances that the
+    /// assignment lists, and changes nothing else.
     #[test]
     fn grant_plan_does_exactly_what_the_assignment_lists(
         preset in 0..PRESETS.len(),
@@ -216,7 +217,8 @@ proptest! {
         }
     }
 
-    /// If the GPU changes between placement and plan, the plan is refused, or does not change instances in use.
+    /// If the GPU changes between placement and plan, the plan is refused or leaves instances in
+    /// use unchanged.
     #[test]
     fn grant_plan_of_a_changed_gpu_keeps_instances_in_use(
         preset in 0..PRESETS.len(),
@@ -253,7 +255,7 @@ proptest! {
 
 #[test]
 fn grant_plan_names_the_lease_that_blocks_it() {
-    // 7g.80gb@0 is free at the time of placement, and leased at the time of planning.
+    // 7g.80gb@0 is free during placement, and leased during planning.
     let mut scene = Scene::new("dgx-a100", &[]);
     let largest =
         scene.gpu.mig.as_ref().unwrap().profiles.iter().position(|profile| profile.name == "7g.80gb").unwrap();

@@ -1,11 +1,11 @@
-//! Execution of plans, for any layout on any GPU.
+//! Executes plans for any layout on any GPU.
 
 use super::*;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// There is drift if and only if a plan has steps. After the plan there is no drift.
+    /// A GPU has drift if and only if its plan has steps. After the plan, it has no drift.
     #[test]
     fn drift_and_plan_agree(before in any_layout(), after in any_layout()) {
         let mut gpu = host().remove(7);
@@ -29,7 +29,7 @@ proptest! {
 
 #[test]
 fn fixtures_use_placements_that_the_gpu_model_has() {
-    // Checks the fixtures: a state that no driver can report would prove nothing.
+    // Checks the test data itself: a state that no driver can report would prove nothing.
     let mut gpu = host().remove(0);
     set(&mut gpu, &[("3g.40gb", 4, &[])]);
     assert_eq!(gpu.mig.unwrap().instances[0].placement, Placement { start: 4, size: 4 });
@@ -38,7 +38,7 @@ fn fixtures_use_placements_that_the_gpu_model_has() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// A damaged saved host is refused or gets plans, but never causes a panic.
+    /// A damaged saved host is refused, or gets plans. It never causes a panic.
     #[test]
     fn damaged_saved_hosts_never_panic(figures in prop::collection::vec((0usize..600, 0u32..300), 1..4), which in 0usize..6) {
         let names = ["1g.10gb", "3g.40gb", "1c.3g.40gb*3", "7g.80gb", "none", "1g.10gb@4,2g.20gb"];
@@ -62,7 +62,7 @@ proptest! {
     }
 }
 
-/// Replaces one number somewhere in a document.
+/// Replaces one number of a document.
 fn replace_figure(value: &mut serde_json::Value, left: &mut usize, figure: u32) {
     match value {
         serde_json::Value::Number(_) => {

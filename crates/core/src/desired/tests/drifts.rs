@@ -1,4 +1,4 @@
-//! Differences from the config, as sentences.
+//! Drift from the config, as sentences.
 
 use super::*;
 

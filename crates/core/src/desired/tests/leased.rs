@@ -1,4 +1,4 @@
-//! A leased device counts as in use, even without a process.
+//! Leased devices, which are in use even without a process.
 
 use gpush_api::{LeaseHolder, LeaseId, LeaseKind, LeaseUse};
 
@@ -67,7 +67,7 @@ fn dynamic_layout_wants_mig_mode_and_no_instances() {
         let plan = one(&config, &host, &request(&["0"], source));
         assert!(plan.error.is_none() && plan.steps.is_empty() && plan.keeps == [1], "{plan:?}");
     }
-    // A layout in a request is an override, and the rule's layout clears it.
+    // The explicit layout of a request sets an override, and the rule's layout clears it.
     let applied = request(&["0"], entries("7g.80gb"));
     let plans = plan_host(&config, &host, &applied).unwrap().plans;
     assert!(

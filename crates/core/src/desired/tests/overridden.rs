@@ -21,7 +21,7 @@ fn over(gpus: &mut [Gpu], at: usize, text: &str) {
     gpus[at].overridden = Some(an_override(&gpus[at], &layout));
 }
 
-/// Handles a request like gpushd does: plans it, applies the plans, updates overrides.
+/// Handles a request as gpushd does: plans it, applies the plans, and updates the overrides.
 fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<Standing>> {
     let plans = plan_host(&config(), gpus, request).ok()?.plans;
     if plans.iter().any(|plan| plan.error.is_some()) {
@@ -61,7 +61,8 @@ fn override_is_effective_only_under_a_mig_rule() {
         let expected = if [0, 1, 2, 5].contains(&at) { Some("7g.80gb".to_owned()) } else { None };
         assert_eq!(wanted, expected, "GPU {at}");
     }
-    // If the override of a newer gpushd cannot be parsed, the rule's layout must not replace it. Nothing changes.
+    // This version cannot parse the override of a newer gpushd. The rule's layout must not replace
+    // it: nothing changes.
     gpus[0].overridden.as_mut().unwrap().layout = vec!["9x.unheard-of".to_owned()];
     describe_all(&config(), &mut gpus);
     assert_eq!(gpus[0].drift, ["the layout of its override is not known to this gpushd"]);
@@ -85,7 +86,7 @@ fn only_named_gpu_returns_to_its_rules_layout() {
     assert_eq!(layouts(&gpus, &["0"], LayoutSource::Config)[0], ["3g.40gb*2"]);
     assert_eq!(apply(&mut gpus, &request(&[], LayoutSource::Config)).unwrap(), vec![Standing::Stays; 4]);
     assert_eq!(apply(&mut gpus, &request(&["0-1"], LayoutSource::Config)).unwrap(), vec![Standing::Ended; 2]);
-    // The rule's layout in another notation is still the rule's layout.
+    // The rule's layout in another notation is still the same layout.
     for same in ["3g.40gb*2", "3g.40gb,3g.40gb", "3G.40GB * 2"] {
         assert_eq!(apply(&mut gpus, &request(&["0"], entries(same))), Some(vec![Standing::Ended]), "{same}");
     }
@@ -128,7 +129,8 @@ fn config_changes_under_overrides_are_found() {
     assert_eq!(changed(&CONFIG.replace("\"3g.40gb*2\"", "\"7g.80gb\""), &gpus), [0, 1]);
     assert_eq!(changed(&CONFIG.replace("exclusive", "unmanaged"), &gpus), [3]);
     assert_eq!(changed("", &gpus), [0, 1, 2, 3, 5]);
-    // For a GPU that is not visible, and for all GPUs without a driver, the matching rule is unknown.
+    // For a GPU that is not listed, the matching rule is unknown. Without a driver, this is so for
+    // all GPUs.
     assert_eq!(changed(&CONFIG.replace("exclusive", "unmanaged"), &gpus[..7]), [3, 7]);
     assert_eq!(changed(&CONFIG.replace("\"3g.40gb*2\"", "\"7g.80gb\""), &[]), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(changed(&format!("auto_reconcile = true\n{CONFIG}"), &[]), [0; 0]);
@@ -154,7 +156,8 @@ fn any_request() -> impl Strategy<Value = PlanRequest> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// After any requests, the GPUs that they named have no drift. Other GPUs and their overrides are unchanged.
+    /// After any requests, the GPUs that the requests named have no drift. Other GPUs and their
+    /// overrides are unchanged.
     #[test]
     fn applied_requests_leave_no_drift(requests in prop::collection::vec(any_request(), 1..6)) {
         let mut gpus = host();
@@ -175,7 +178,7 @@ proptest! {
                     prop_assert_eq!(gpu, was);
                 }
             }
-            // So a repair of drift changes nothing on them, and keeps every override.
+            // A repair of drift then changes nothing on these GPUs, and keeps every override.
             let wanted = PlanRequest { gpus: meant, layout: LayoutSource::Wanted };
             let plans = plan_host(&config(), &gpus, &wanted).unwrap().plans;
             prop_assert!(plans.iter().all(|plan| plan.steps.is_empty()), "{:?}", plans);
@@ -185,7 +188,7 @@ proptest! {
         }
     }
 
-    /// An override affects no other GPU, and does not change its GPU's rule.
+    /// An override does not affect other GPUs, and does not change the rule of its GPU.
     #[test]
     fn override_affects_one_gpu(at in 0usize..8, text in any_layout()) {
         let mut gpus = host();

@@ -1,4 +1,4 @@
-//! The selection of GPUs by requests, and the refusals of requests.
+//! Which GPUs a request selects, and why requests are refused.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn wrong_requests_are_refused_with_their_codes() {
     for (what, config, request, code) in &cases {
         let error = match (plan_host(config, &host, request), what.ends_with("GPU") && *code != Code::Conflict) {
             (Err(error), false) => error,
-            // A GPU in a bad state has no plan. The others have plans.
+            // A GPU in a bad state gets no plan, but the others do.
             (Ok(plans), _) => {
                 let bad: Vec<_> = plans.plans.into_iter().filter(|plan| plan.error.is_some()).collect();
                 assert!(bad.len() == 1 && bad[0].steps.is_empty(), "{what}: {bad:?}");
@@ -77,7 +77,7 @@ fn wrong_requests_are_refused_with_their_codes() {
     }
     println!("{} requests refused", cases.len());
     insta::assert_snapshot!(shown);
-    // A request that names the GPU clears `degraded`.
+    // A request that names a degraded GPU is allowed.
     assert!(one(&config, &host, &request(&["1"], LayoutSource::Config)).error.is_none());
     assert!(plan_host(&empty, &[], &PlanRequest::default()).unwrap_err().message.contains("no GPU"));
 }
@@ -125,7 +125,7 @@ layout = "none"
                     assert!(plans.iter().all(|plan| plan.error.is_none()), "{hint}: {plans:?}");
                     named += 1;
                 }
-                // If several GPUs block the request, the first one is named.
+                // If several GPUs block the request, the hint names the first of them.
                 let rule = between(&hint, "add a rule (", &[')']).filter(|_| gpus[..] != ["all"]);
                 if let Some(rule) = rule {
                     let rule = rule.replace("\", l", "\"\nl").replace("], ", "]\n");
@@ -192,7 +192,7 @@ fn gpu_with_unknown_users_keeps_its_instances() {
     }
     let grown = ask("3g.40gb,1g.10gb*2");
     assert!(grown.error.is_none() && !grown.steps.is_empty(), "{:?}", grown.error);
-    // Older versions do not output this field. Then it counts as true.
+    // Older versions do not output this field. A missing field is read as true.
     let mut json = serde_json::to_value(&gpu).unwrap();
     assert_eq!(json.as_object_mut().unwrap().remove("processes_known"), Some(serde_json::json!(false)));
     assert!(serde_json::from_value::<Gpu>(json).unwrap().processes_known);

@@ -1,4 +1,4 @@
-//! GPUs on NVSwitches that are reset together.
+//! GPUs on NVSwitches, which are reset together.
 
 use gpush_api::NvLink;
 
@@ -23,7 +23,8 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     assert_eq!(together(&alone[0]), [1, 2, 3], "GPU 4 and up hang on none");
     let stops = "[mode_change]\nservices = [\"nvidia-fabricmanager.service\"]\n";
     assert_eq!(together(&plan(&Config::parse(stops, "test").unwrap(), &gpus)), [1, 2, 3], "stopped for the reset");
-    // MIG mode must be turned off last. Otherwise the reset would destroy the new instances on the other GPUs.
+    // MIG mode must be turned off last. Otherwise the reset would destroy the new instances on
+    // other GPUs.
     let mig = gpus[0].mig.as_mut().unwrap();
     mig.set_mode(true, true);
     let each = |gpu: &Gpu, mig| GpuLayout {
@@ -39,7 +40,7 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     assert!(error.causes[0].contains("GPU 1") && error.causes[0].contains("same operation"), "{error:?}");
     let mig = gpus[0].mig.as_mut().unwrap();
     mig.set_mode(false, false);
-    // This reset must not make a pending mode change of another GPU effective.
+    // This reset must not apply a pending mode change of another GPU.
     gpus[1].mig.as_mut().unwrap().reset_pending = true;
     let mut along = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut along);

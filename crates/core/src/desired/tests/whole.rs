@@ -1,4 +1,4 @@
-//! GPUs that the config needs without MIG.
+//! GPUs whose rule needs MIG mode off.
 
 use super::*;
 
@@ -12,7 +12,8 @@ fn named_gpu_without_layout_gets_mig_disabled_by_its_rule() {
         assert!(plan.mig_mode() == Some(false) && plan.reset().is_some() && plan.error.is_none(), "{plan:?}");
         assert_eq!(plan.instance_steps().count(), 2, "its instance goes first: {plan:?}");
     }
-    // A request for all GPUs never disables MIG. Here nothing else is left to do, so it fails.
+    // A request for all GPUs never disables MIG. Here the request would change nothing else, so it
+    // fails.
     assert!(plan_host(&exclusive, &gpus, &PlanRequest::default()).is_err());
     gpus[0].mig.as_mut().unwrap().instances[0].processes.push(process(4711));
     let plan = one(&exclusive, &gpus, &request(&["0"], LayoutSource::Config));

@@ -7,21 +7,24 @@ use super::Environment;
 /// An output format of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// `export NAME='value'` lines for `eval` in a POSIX shell, and `unset` for variables that do not apply.
+    /// POSIX shell: lines for `eval`, `export NAME='value'`, and `unset NAME` for variables that do
+    /// not apply.
     Shell,
-    /// The same for fish, with `set -gx` and `set -e`.
+    /// fish: the same, with `set -gx` and `set -e`.
     Fish,
-    /// The same for csh and tcsh, with `setenv` and `unsetenv`.
+    /// csh and tcsh: the same, with `setenv` and `unsetenv`.
     Csh,
     /// A JSON object.
     Json,
-    /// Arguments of `docker run`, one per line: the devices, `--env` options, and the mounted pipe directory.
+    /// Arguments of `docker run`, one on each line: the devices, `--env` options, and the mounted
+    /// pipe directory.
     Docker,
     /// Lines of Slurm's TaskProlog protocol: `export NAME=value`, `unset NAME`.
     Slurm,
 }
 
-/// The output of `gpushctl lease env` in the shell format when it fails. With it, `eval` fails too.
+/// The output of `gpushctl lease env` in the shell format if the command fails. It makes `eval`
+/// fail too.
 pub const SHELL_FAILURE: &str = "false\n";
 
 pub(super) fn text(environment: &Environment, format: Format) -> String {
@@ -45,7 +48,8 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
             }
         }
         Format::Csh => {
-            // csh replaces newlines in the output of a command by blanks.
+            // csh replaces newlines in the output of a command with blanks, so each command ends
+            // with a semicolon.
             for name in environment.unset() {
                 _ = writeln!(text, "unsetenv {name};");
             }
@@ -60,10 +64,10 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
         }
         Format::Docker => {
             let devices: Vec<&str> = environment.devices.iter().map(super::DeviceUuid::as_str).collect();
-            // Docker parses the list of devices as one quoted CSV field.
+            // Docker parses the list of devices as one CSV field, which needs quotes.
             _ = writeln!(text, "--gpus\n\"device={}\"", devices.join(","));
             for (name, value) in variables {
-                // The container runtime gives new numbers to the devices that it passes to the container.
+                // Devices get new numbers in the container from the container runtime.
                 if name != "CUDA_VISIBLE_DEVICES" {
                     _ = writeln!(text, "--env\n{name}={value}");
                 }
@@ -71,7 +75,7 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
             if let Some(mps) = &environment.mps {
                 let path = &mps.pipe_directory.0;
                 _ = writeln!(text, "--volume\n{path}:{path}");
-                // A client and its server share memory, and identify each other by pid.
+                // An MPS client and its server share memory and identify each other by pid.
                 _ = writeln!(text, "--ipc\nhost");
             }
         }

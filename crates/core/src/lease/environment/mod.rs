@@ -1,8 +1,8 @@
 //! The environment of the processes of a lease.
 //!
-//! Every value is typed: a UUID, a path that gpushd chose, or a number. No value contains text from a user, so none
-//! needs escaping in a shell, in a Docker command or in Slurm's TaskProlog protocol. The formats quote the values
-//! anyway.
+//! Every value is typed: a UUID, a path that gpushd chose, or a number. No value contains text from
+//! a user, so no value needs escaping in a shell, in a Docker command, or in Slurm's TaskProlog
+//! protocol. The output formats quote the values anyway.
 
 use std::fmt;
 
@@ -14,7 +14,8 @@ mod variables;
 pub use format::{Format, SHELL_FAILURE};
 pub use variables::NotAnEnvironment;
 
-/// Maximum length of a path that nvidia-cuda-mps-control accepts, in bytes. With 88 bytes it fails without a message.
+/// Maximum length, in bytes, of a path that nvidia-cuda-mps-control accepts. With a path of 88
+/// bytes it fails without a message.
 const LONGEST_PIPE_DIRECTORY: usize = 87;
 
 /// UUID of a GPU or MIG device.
@@ -28,9 +29,9 @@ pub struct PipeDirectory(String);
 /// A value that cannot be part of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotAValue {
-    /// Not the UUID of a device.
+    /// The text is not the UUID of a device.
     Uuid,
-    /// Not a pipe directory.
+    /// The text is not a valid pipe directory.
     PipeDirectory,
 }
 
@@ -46,10 +47,10 @@ impl fmt::Display for NotAValue {
 impl std::error::Error for NotAValue {}
 
 impl DeviceUuid {
-    /// Accepts `GPU-<uuid>` and `MIG-<uuid>`.
+    /// Accepts a text of the form `GPU-<uuid>` or `MIG-<uuid>`.
     ///
     /// # Errors
-    /// The text is something else.
+    /// The text has another form.
     pub fn new(text: &str) -> Result<Self, NotAValue> {
         let uuid = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).ok_or(NotAValue::Uuid)?;
         let fits = |(at, b): (usize, u8)| match at {
@@ -60,7 +61,7 @@ impl DeviceUuid {
         if is_uuid { Ok(Self(text.to_owned())) } else { Err(NotAValue::Uuid) }
     }
 
-    /// The UUID.
+    /// Returns the UUID.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -68,10 +69,10 @@ impl DeviceUuid {
 }
 
 impl PipeDirectory {
-    /// Accepts an absolute path of letters, digits and `/_.-` without `..`.
+    /// Accepts an absolute path that consists of letters, digits and `/_.-`, without `..`.
     ///
     /// # Errors
-    /// The path is something else, or too long for nvidia-cuda-mps-control.
+    /// The path has another form, or is too long for nvidia-cuda-mps-control.
     pub fn new(path: &str) -> Result<Self, NotAValue> {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"/_.-".contains(&b);
         let is_path = path.starts_with('/')
@@ -98,28 +99,29 @@ pub struct MpsClient {
 /// The environment of a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
-    /// The lease.
+    /// Id of the lease.
     pub lease: LeaseId,
     /// Devices that the processes may use, in order.
     pub devices: Vec<DeviceUuid>,
-    /// The MPS settings, for leases of kind `mps`.
+    /// Variables for MPS clients; only in leases of kind `mps`.
     pub mps: Option<MpsClient>,
 }
 
 impl Environment {
-    /// Returns the names and values, in a fixed order.
+    /// Returns the names and values of the variables, in a fixed order.
     #[must_use]
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let devices: Vec<&str> = self.devices.iter().map(DeviceUuid::as_str).collect();
         let mut variables = vec![
             ("CUDA_VISIBLE_DEVICES", devices.join(",")),
-            // It has no effect on UUIDs. Programs that use indexes anyway count like nvidia-smi.
+            // This variable has no effect on UUIDs. A program that uses indexes anyway then gets
+            // the order of nvidia-smi.
             ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()),
         ];
         if let Some(mps) = &self.mps {
             variables.push(("CUDA_MPS_PIPE_DIRECTORY", mps.pipe_directory.0.clone()));
             variables.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", mps.percentage.to_string()));
-            // The daemon sees only one device, which has the number 0 there.
+            // The daemon sees only one device, and that device has the number 0.
             let limit = mps.memory_limit.map(|limit| format!("0={limit}"));
             variables.extend(limit.map(|limit| ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit)));
             variables.push(("CUDA_MPS_CLIENT_PRIORITY", mps.priority.number().to_string()));
@@ -128,14 +130,15 @@ impl Environment {
         variables
     }
 
-    /// Returns the variables of other leases and shares that must be removed from the caller's environment.
+    /// Returns the variables that the caller must remove from its environment, because they belong
+    /// to other leases or shares.
     #[must_use]
     pub fn unset(&self) -> Vec<&'static str> {
         let set: Vec<&str> = self.variables().iter().map(|(name, _)| *name).collect();
         ALL.into_iter().filter(|name| !set.contains(name)).collect()
     }
 
-    /// Returns the environment in a format. It ends with a newline.
+    /// Returns the environment in the given format. The text ends with a newline.
     #[must_use]
     pub fn text(&self, format: Format) -> String {
         format::text(self, format)

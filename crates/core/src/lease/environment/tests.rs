@@ -129,7 +129,8 @@ fn hostile_value_is_refused() {
 }
 
 proptest! {
-    /// For any input, the values are plain, so no format needs to escape anything.
+    /// For any input, the accepted values contain only plain characters, so no format has to escape
+    /// them.
     #[test]
     fn values_never_need_escaping(uuid in "(GPU-|MIG-)?.{0,40}", path in "/?.{0,90}", lease in any::<u64>()) {
         let devices: Vec<DeviceUuid> = DeviceUuid::new(&uuid).into_iter().chain(DeviceUuid::new(GPU)).collect();

@@ -1,7 +1,7 @@
-//! Parses the names and values of an environment into typed values.
+//! Parses the names and values of an environment to typed values.
 //!
-//! gpushd sends the environment of a lease as names and values. A client that prints or sets them first parses them
-//! into an [`Environment`], so that only plain values reach a shell.
+//! gpushd sends the environment of a lease as names and values. Before a client prints or sets
+//! them, it parses them to an [`Environment`], so that only plain values reach a shell.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use gpush_api::{MemoryLimit, Percentage, Priority};
 
 use super::{DeviceUuid, Environment, MpsClient, PipeDirectory};
 
-/// The error about a variable that an environment of a lease cannot have.
+/// Error: the environment of a lease cannot contain this variable, or must contain it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotAnEnvironment {
     /// Name of the variable that is missing, unknown or wrong.
@@ -25,7 +25,7 @@ impl fmt::Display for NotAnEnvironment {
 impl std::error::Error for NotAnEnvironment {}
 
 impl Environment {
-    /// Parses names and values in any order. The inverse of [`Environment::variables`].
+    /// Parses names and values in any order. This is the inverse of [`Environment::variables`].
     ///
     /// # Errors
     /// A variable is missing or unknown, or its value has the wrong type.
@@ -61,7 +61,7 @@ impl Environment {
     }
 }
 
-/// Parses `0=8192M`: the limit of the only device that the daemon sees.
+/// Parses `0=8192M`: the limit of device 0, the only device that the daemon sees.
 fn memory_limit(value: &str) -> Result<MemoryLimit, NotAnEnvironment> {
     let limit = value.strip_prefix("0=").and_then(|limit| limit.parse().ok());
     limit.ok_or_else(|| NotAnEnvironment { name: "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT".to_owned() })

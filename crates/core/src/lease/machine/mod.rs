@@ -11,13 +11,15 @@
 //! ```
 //!
 //! - The holder has access only in `Active`. A lease becomes `Active` only after the grant is durable.
-//! - Capacity is reserved from `Granting` on, and is freed once: when the grant has certainly failed, or when the end
-//!   is durable. An end is recorded only after all sources have reported that no process of the lease is left.
-//! - A request to end a lease in `Granting` waits for the outcome of the grant, because a commit or a driver call may
-//!   still take effect.
-//! - `Releasing` has no time limit. The first reason stays, but a later revocation can still end the processes.
+//! - Capacity is reserved from `Granting` on. It is freed once: when the grant has certainly
+//!   failed, or when the end is durable. An end is recorded only after all sources have reported
+//!   that no process of the lease is left.
+//! - If the end of a lease is requested in `Granting`, the end waits for the outcome of the grant,
+//!   because a commit or a driver call may still take effect.
+//! - `Releasing` has no time limit. The first reason does not change, but a later revocation can
+//!   still end the processes.
 //! - An event that does not fit the state is late or repeated, and changes nothing. `Ended` is final.
-//! - After a reboot no process of the lease exists, so nothing is probed.
+//! - After a reboot, no process of the lease exists, so no source is probed.
 
 use gpush_api::EndReason;
 
@@ -54,8 +56,8 @@ fn queued(recorded: bool, event: Event) -> (State, Vec<Effect>) {
         Event::WaitTimedOut => end(EndReason::TimedOut),
         Event::Revoked(_) => end(EndReason::Revoked),
         Event::Rebooted => end(EndReason::Rebooted),
-        // If one GPU is lost, the request still waits for others. The end time counts from the grant, so it cannot
-        // expire yet.
+        // If one GPU is lost, the request still waits for other GPUs. A queued lease cannot expire,
+        // because its end time counts from the grant.
         Event::GpuLost
         | Event::Expired(_)
         | Event::Committed
@@ -83,8 +85,8 @@ fn grant(granting: Granting, event: Event) -> (State, Vec<Effect>) {
     match event {
         Event::Committed => match granting.abort {
             None => (State::Active, vec![Effect::OpenAdmission, Effect::ReportGrant]),
-            // The holder never had access. But the release is still needed, because the holder may have found a MIG
-            // device or an environment in another way.
+            // The holder never had access. The lease still goes through a release, because the
+            // holder may have found a MIG device or an environment in another way.
             Some(reason) => start_release(reason, ProcessEnding::No, false),
         },
         Event::CommitFailed => {
@@ -142,7 +144,7 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
         Event::Probed(remaining) => match releasing.step {
             ReleaseStep::Processes if remaining.is_none() => record(Releasing { remaining, ..releasing }),
             ReleaseStep::Processes => stay(Releasing { remaining, ..releasing }),
-            // Admission was closed before the first probe, so no new process can appear.
+            // Admission was closed before the first probe, so no new process can have started.
             ReleaseStep::Recording | ReleaseStep::Retry => stay(releasing),
         },
         Event::EndRecorded => match releasing.step {
@@ -162,7 +164,7 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
                 let effects = notify(ending).into_iter().collect();
                 (State::Releasing(Releasing { ending, ..releasing }), effects)
             }
-            // Keep the times that the holder knows.
+            // The times that were already reported to the holder do not change.
             _ => stay(releasing),
         },
         Event::Rebooted => match releasing.step {

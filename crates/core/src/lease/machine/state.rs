@@ -1,10 +1,10 @@
-//! States, events and effects of a lease. The rules are in the parent module.
+//! States, events and effects of a lease. The transitions are in the parent module.
 
 use std::time::Duration;
 
 use gpush_api::{EndReason, LeaseState};
 
-/// Time since a fixed moment. The machine never reads a clock.
+/// Time since a fixed moment. The state machine never reads a clock.
 pub type Instant = Duration;
 
 /// State of a lease.
@@ -28,34 +28,34 @@ pub enum State {
 /// A grant in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Granting {
-    /// How it is granted.
+    /// Whether a commit or an operation grants the lease.
     pub by: GrantBy,
-    /// Whether the database already contained the lease.
+    /// Whether the database contained the lease before the grant.
     pub recorded: bool,
     /// If set, the lease ends for this reason as soon as the outcome of the grant is known.
     pub abort: Option<EndReason>,
 }
 
-/// How a lease is granted.
+/// What grants a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GrantBy {
-    /// By a single commit, if all targets exist.
+    /// A single commit. All targets exist already.
     Commit,
-    /// By an operation that creates the MIG devices. The commit that begins the operation records the lease as
-    /// `granting`, and the commit that ends it records the lease as `active`.
+    /// An operation that creates the MIG devices. The commit that begins the operation records the
+    /// lease as `granting`, and the commit that ends the operation records it as `active`.
     Operation,
 }
 
 /// A release in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Releasing {
-    /// Why the lease ends. The first reason stays.
+    /// Why the lease ends. Later reasons do not replace the first one.
     pub reason: EndReason,
     /// The current step.
     pub step: ReleaseStep,
-    /// The known processes of the lease.
+    /// Number of processes of the lease that are still known.
     pub remaining: Remaining,
-    /// How gpushd ends its processes.
+    /// How gpushd ends the processes of the lease.
     pub ending: ProcessEnding,
 }
 
@@ -72,16 +72,16 @@ pub enum ReleaseStep {
 
 /// Number of remaining processes of a lease, by source; `None` if the source does not answer.
 ///
-/// Each source misses processes at some time. Between its start and `cuInit`, a process is not in the lists of the
-/// driver and the daemon. After it was moved, it is not in the cgroup. So the lease ends only when all three sources
-/// report none.
+/// Each source misses processes at some time. Between its start and `cuInit`, a process is not in
+/// the lists of the driver and of the daemon. A process that was moved is no longer in the cgroup.
+/// So the lease ends only when all three sources report no process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Remaining {
-    /// Processes in the cgroup of the lease; for a lease bound to a process, that process.
+    /// Processes in the cgroup of the lease. For a lease that is bound to a process: that process.
     pub bound: Option<u32>,
     /// Processes of the holder on the lease's targets, as the driver lists them.
     pub driver: Option<u32>,
-    /// Clients of the lease, as the MPS daemon lists them.
+    /// MPS clients of the lease, as the MPS daemon lists them.
     pub daemon: Option<u32>,
 }
 
@@ -96,7 +96,7 @@ impl Remaining {
     }
 }
 
-/// How gpushd ends the processes of a lease.
+/// Times for ending the processes of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EndProcesses {
     /// Time until SIGTERM.
@@ -105,29 +105,29 @@ pub struct EndProcesses {
     pub grace: Duration,
 }
 
-/// The state of ending the processes of a lease.
+/// Progress of ending the processes of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ProcessEnding {
     /// Processes may run as long as they like.
     #[default]
     No,
-    /// The holder was notified; SIGTERM follows.
+    /// The holder was notified, and SIGTERM follows.
     Notice {
-        /// When SIGTERM is sent.
+        /// Time at which SIGTERM is sent.
         until: Instant,
         /// Time from SIGTERM to SIGKILL.
         grace: Duration,
     },
     /// SIGTERM was sent.
     Terminated {
-        /// When SIGKILL is sent.
+        /// Time at which SIGKILL is sent.
         until: Instant,
     },
     /// SIGKILL was sent.
     Killed,
 }
 
-/// An event.
+/// An event of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// The queued lease was recorded in the database.
@@ -136,35 +136,35 @@ pub enum Event {
     Reserved(GrantBy),
     /// The grant is durable.
     Committed,
-    /// The grant is not in the database, and cannot get there later.
+    /// The grant is not in the database, and cannot be recorded later.
     CommitFailed,
     /// The operation failed or was rolled back. Its last commit recorded the end of the lease.
     OperationFailed,
     /// The holder released or cancelled the lease, or its waiting client disconnected.
     Released,
-    /// The process, scope or job that the lease depends on ended.
+    /// The process, scope or job that the lease is bound to ended.
     BindingEnded,
     /// The maximum waiting time of the request has passed.
     WaitTimedOut,
-    /// Its end time was reached.
+    /// The lease reached its end time.
     Expired(Option<EndProcesses>),
-    /// An administrator revoked it.
+    /// An administrator revoked the lease.
     Revoked(Option<EndProcesses>),
-    /// One of its GPUs was lost.
+    /// A GPU of the lease was lost.
     GpuLost,
     /// The host was rebooted since the lease was granted.
     Rebooted,
-    /// A probe of its processes finished.
+    /// A probe for processes of the lease finished.
     Probed(Remaining),
     /// The end is durable.
     EndRecorded,
     /// The end could not be recorded.
     EndNotRecorded,
-    /// The time of [`State::due`] has come, or a retry is due.
+    /// The time that [`State::due`] returned has been reached, or a retry is due.
     Tick,
 }
 
-/// An action that the caller must execute. Actions are in order.
+/// An action that the caller must execute. The caller executes actions in the given order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Record the lease as active, with its members, in one commit.
@@ -175,11 +175,12 @@ pub enum Effect {
     CancelOperation,
     /// Grant the holder access to the targets.
     OpenAdmission,
-    /// Let no new process of the holder use the targets.
+    /// Prevent new processes of the holder from using the targets.
     CloseAdmission,
-    /// Record that the lease is releasing, and why.
+    /// Record that the lease is releasing, and the reason.
     RecordReleasing(EndReason),
-    /// Probe the processes of the lease now and at each change, and report the results as [`Event::Probed`].
+    /// Probe the processes of the lease now and after each change. Report the results as
+    /// [`Event::Probed`].
     WatchProcesses,
     /// Tell the holder when the processes of the lease will be ended.
     Notify(Instant),
@@ -187,13 +188,13 @@ pub enum Effect {
     Terminate,
     /// Send SIGKILL to the processes of the lease.
     Kill,
-    /// Record that the lease ended, and why.
+    /// Record that the lease ended, and the reason.
     RecordEnd(EndReason),
-    /// Make the reserved capacity available to others.
+    /// Make the reserved capacity available to other leases.
     FreeCapacity,
-    /// Report the grant to the holder and to watchers.
+    /// Report the grant to the holder and to listening clients.
     ReportGrant,
-    /// Report the end to the holder and to watchers.
+    /// Report the end to the holder and to listening clients.
     ReportEnd(EndReason),
 }
 
@@ -210,7 +211,7 @@ impl State {
         }
     }
 
-    /// Returns whether processes of the holder may start to use the targets.
+    /// Returns whether new processes of the holder may use the targets.
     #[must_use]
     pub fn admits(&self) -> bool {
         matches!(self, Self::Active)
@@ -227,7 +228,8 @@ impl State {
         }
     }
 
-    /// Returns when the caller must send [`Event::Tick`]; `None` if the state has no deadline.
+    /// Returns the time at which the caller must send [`Event::Tick`]; `None` if the state has no
+    /// deadline.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self {
@@ -239,10 +241,11 @@ impl State {
         }
     }
 
-    /// Returns the state in which a starting gpushd adopts a recorded lease.
+    /// Returns the state that a starting gpushd gives to a recorded lease.
     ///
-    /// A queued lease has lost its waiting client, so the caller cancels it. A granting lease waits until gpushd has
-    /// recovered its operation. For a releasing lease, the remaining processes are unknown until the first probe.
+    /// The client of a queued lease is no longer connected, so the caller cancels the lease. A
+    /// granting lease waits until gpushd has recovered its operation. For a releasing lease, the
+    /// number of remaining processes is unknown until the first probe.
     #[must_use]
     pub fn restored(recorded: LeaseState, reason: Option<EndReason>) -> Self {
         match recorded {

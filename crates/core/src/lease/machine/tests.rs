@@ -66,7 +66,8 @@ fn grant_in_progress_is_aborted_only_after_its_outcome_is_known() {
     let (failed, effects) = run(state, &[Event::OperationFailed]);
     assert_eq!(failed, State::Ended(EndReason::Cancelled));
     assert_eq!(effects, [Effect::FreeCapacity, Effect::ReportEnd(EndReason::Cancelled)]);
-    // The operation finished before its cancellation. The instance exists, and the lease goes through a release.
+    // The operation finished before it could be cancelled. The instance exists, so the lease goes
+    // through a release.
     let (done, effects) = run(state, &[Event::Committed]);
     assert_eq!(done.reason(), Some(EndReason::Cancelled));
     assert!(!effects.contains(&Effect::OpenAdmission) && !effects.contains(&Effect::FreeCapacity), "{effects:?}");
@@ -85,7 +86,7 @@ fn revocation_with_end_sends_notice_then_term_then_kill() {
     }
     assert_eq!(sent, [(at(160), Effect::Terminate), (at(170), Effect::Kill)]);
     assert_eq!(step(state, Event::Revoked(END), at(999)).1, [], "a second revocation does not start again");
-    // An administrator can revoke an expired lease and end its remaining processes.
+    // An administrator can revoke a lease that has expired, to end its remaining processes.
     let (expired, _) = step(State::Active, Event::Expired(None), at(0));
     let (state, effects) = step(expired, Event::Revoked(END), at(5));
     assert_eq!((effects, state.reason()), (vec![Effect::Notify(at(65))], Some(EndReason::Expired)));
@@ -115,7 +116,7 @@ fn reboot_ends_every_recorded_lease_without_a_probe() {
     }
 }
 
-/// The simulated host. It is tracked independently of the state machine.
+/// The simulated host. The test tracks its state independently of the state machine.
 #[derive(Debug, Default)]
 struct World {
     reserved: bool,
@@ -128,7 +129,7 @@ struct World {
     was_freed: bool,
 }
 
-/// Returns the next event of the test, if it is possible in this world.
+/// Returns the next event of the test, if that event is possible in this world.
 fn event(world: &mut World, state: &State, what: u8, now: Instant) -> Option<Event> {
     let recording = matches!(state, State::Releasing(Releasing { step: ReleaseStep::Recording, .. }));
     let end = END.filter(|_| now.as_secs().is_multiple_of(2));
@@ -154,7 +155,7 @@ fn event(world: &mut World, state: &State, what: u8, now: Instant) -> Option<Eve
         6 => Event::GpuLost,
         7 => Event::BindingEnded,
         8 => Event::WaitTimedOut,
-        // Processes start while the holder has access, and can fork as long as one of them runs.
+        // Processes can start while the holder has access, and can fork while any of them runs.
         9 if world.admitted || world.processes > 0 => {
             world.processes += 1;
             return None;
@@ -209,8 +210,8 @@ fn execute(world: &mut World, effect: Effect) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    /// Holds for any order of events: the holder has access only after a durable grant. Capacity is freed once, and
-    /// only when no process is left. A lease without obstacles ends.
+    /// Checks for any order of events: the holder has access only after a durable grant. Capacity
+    /// is freed once, and only when no process is left. A lease without obstacles ends.
     #[test]
     fn lease_never_frees_capacity_under_a_process(happens in proptest::collection::vec((0_u8..17, 0_u64..9), 1..120)) {
         let (mut state, mut world, mut now) = (NEW, World::default(), at(0));
@@ -230,7 +231,7 @@ proptest! {
             prop_assert_eq!(state.admits(), world.admitted);
             prop_assert_eq!(state.name().holds_capacity(), world.reserved);
         }
-        // There is no obstacle any more, so the lease ends.
+        // Nothing prevents the end any more, so the lease must end.
         for _ in 0..10 {
             world.processes = 0;
             let last = if world.granting { 1 } else { 3 };

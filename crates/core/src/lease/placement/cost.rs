@@ -1,18 +1,18 @@
-//! The cost of a placement: a list of counts, the most important first. Costs of several GPUs are added. Two costs are
-//! compared count by count.
+//! The cost of a placement: a list of counts, the most important first. The costs of several GPUs
+//! are added. Costs are compared count by count.
 
 use std::ops::Add;
 
 use super::Policy;
 
-/// A cost. Fields are compared in the order of their declaration, so the first has the highest priority.
+/// A cost. The counts are compared in order, so the first count has the highest priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct PlacementCost([u32; 9]);
 
 /// The parts of a cost.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Parts {
-    /// Instances and shares in use that must end first. Above zero only in reservations.
+    /// Instances and shares in use that must end first. Greater than zero only in reservations.
     pub(super) blocked: u32,
     /// Free GPU instances that are destroyed.
     pub(super) destroyed: u32,
@@ -22,16 +22,16 @@ pub(super) struct Parts {
     pub(super) size: [u32; 3],
     /// Instances that are created.
     pub(super) created: u32,
-    /// (Profile, placement) pairs that become impossible.
+    /// (Profile, placement) pairs that the assignment makes impossible.
     pub(super) lost: u32,
-    /// Free memory slices on the chosen GPUs. A lower number means that fuller GPUs are used.
+    /// Free memory slices on the chosen GPUs. The lower the number, the fuller are these GPUs.
     pub(super) free: u32,
-    /// Sum over all members of the memory slices that are already occupied on the member's GPU.
+    /// Memory slices that are already occupied on the member's GPU, summed over all members.
     pub(super) load: u32,
 }
 
 impl Parts {
-    /// Orders the parts by the policy.
+    /// Returns the cost, with its counts in the order of the policy.
     pub(super) fn cost(self, policy: Policy) -> PlacementCost {
         let [memory, compute, engines] = self.size;
         let (first, second) = match policy {

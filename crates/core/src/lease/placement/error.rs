@@ -9,9 +9,9 @@ use super::{Closed, GpuOffer, Host, MpsOffer, Policy, Unoffered, Wanted, WantedD
 /// Why a request cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoAssignment {
-    /// None of the GPUs offers this kind.
+    /// None of the GPUs offers leases of this kind.
     NotOffered {
-        /// The kind.
+        /// The requested kind.
         kind: LeaseKind,
         /// Kinds that the GPUs offer, each with a request that one of them can meet: `mig=1g.10gb`.
         offered: Vec<(LeaseKind, String)>,
@@ -20,21 +20,22 @@ pub enum NoAssignment {
     },
     /// None of the GPUs has the profile.
     UnknownProfile {
-        /// The profile.
+        /// The requested profile.
         profile: String,
         /// Profiles with a similar name.
         nearest: Vec<String>,
     },
     /// The GPUs could not fulfil the request even if all of them were empty.
     TooLarge {
-        /// How many members the empty GPUs can hold.
+        /// Maximum number of members that the empty GPUs can hold.
         most: usize,
     },
     /// The capacity is currently in use.
     Busy {
-        /// The obstacles, by GPU index. GPUs that do not offer the kind are omitted.
+        /// What prevents the grant, by GPU index. GPUs that do not offer the kind are omitted.
         obstacles: Vec<(u32, Obstacle)>,
-        /// The largest share of the kind that is free; `None` when nothing is free, or all shares are alike.
+        /// The largest free share of the kind; `None` if no share is free, or if all shares have
+        /// the same size.
         largest: Option<LargestFree>,
     },
 }
@@ -44,16 +45,16 @@ pub enum NoAssignment {
 pub enum LargestFree {
     /// A part of an MPS target, in tenths of a percent.
     Percentage {
-        /// Index of its GPU.
+        /// Index of the target's GPU.
         gpu: u32,
-        /// Size.
+        /// Size of the part.
         tenths: u32,
     },
     /// A MIG device.
     Device {
-        /// Index of its GPU.
+        /// Index of the device's GPU.
         gpu: u32,
-        /// Profile of its compute instance.
+        /// Profile of the compute instance.
         profile: String,
     },
 }
@@ -61,13 +62,13 @@ pub enum LargestFree {
 /// Why one GPU cannot fulfil a request now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It accepts no grants.
+    /// The GPU accepts no grants.
     Closed(Closed),
-    /// Its capacity is in use or reserved.
+    /// The capacity of the GPU is in use or reserved.
     InUse,
-    /// Its MPS daemons serve other users; the uid of one of them.
+    /// The MPS daemons of the GPU serve other users. Contains the uid of one of these users.
     OtherUser(u32),
-    /// It has capacity for only this many members of the gang.
+    /// The GPU has capacity for only this number of members of the gang.
     Partly(usize),
 }
 
@@ -121,10 +122,10 @@ fn largest_free(host: &Host, wanted: &Wanted) -> Option<LargestFree> {
                     && mps.user.is_none_or(|user| user == wanted.holder)
                     && mps.leases < mps.most_leases
             };
-            // One lease has at most the whole target, also where the leases together may have more.
+            // A lease can have at most the whole target, even if all leases together may have more.
             let free = |mps: &MpsOffer| mps.capacity_tenths.saturating_sub(mps.taken_tenths).min(1000);
             let sizes = targets.filter(fits).map(|(gpu, mps)| (free(mps), gpu)).filter(|(tenths, _)| *tenths > 0);
-            // The first GPU of several.
+            // If several GPUs have the same size, the first one is chosen.
             let (tenths, gpu) = sizes.max_by_key(|(tenths, gpu)| (*tenths, std::cmp::Reverse(*gpu)))?;
             Some(LargestFree::Percentage { gpu, tenths })
         }
@@ -136,7 +137,7 @@ fn largest_free(host: &Host, wanted: &Wanted) -> Option<LargestFree> {
             let grantable = instances.filter(|(_, instance)| !instance.busy && !instance.clearing);
             let devices = grantable.flat_map(|(gpu, instance)| {
                 let free = instance.devices.iter().filter(|device| device.free);
-                // Whole instances come before parts of instances of the same size.
+                // A whole instance is preferred to a part of an instance of the same size.
                 free.map(move |device| (instance.placement.size, device.whole, std::cmp::Reverse(gpu), device))
             });
             let (_, _, gpu, device) = devices.max_by_key(|(size, whole, gpu, _)| (*size, *whole, *gpu))?;
@@ -175,7 +176,7 @@ fn obstacle(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> Obstacle {
 }
 
 impl WantedShare {
-    /// Returns the kind of lease.
+    /// Returns the kind of lease that has this share.
     #[must_use]
     pub fn kind(&self) -> LeaseKind {
         match self {

@@ -1,7 +1,9 @@
-//! The best distribution of a request's members over GPUs. A gang is placed completely or not at all.
+//! Finds the best distribution of a request's members over the GPUs. A gang is placed completely or
+//! not at all.
 //!
-//! The costs of GPUs are added, so dynamic programming finds the best distribution: for each GPU and each number of
-//! remaining members, it computes how many of them this GPU gets.
+//! The cost of an assignment is the sum of its costs on each GPU, so dynamic programming finds the
+//! best distribution. For each GPU and each number of remaining members, it computes how many of
+//! these members the GPU gets.
 
 use super::{
     Assignment, Blocked, Closed, GpuOffer, Host, Member, Policy, Wanted, WantedShare,
@@ -9,7 +11,7 @@ use super::{
     mig, single,
 };
 
-/// A way to place some members on one GPU.
+/// One choice of targets for some members on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct GpuChoice {
     pub(super) cost: PlacementCost,
@@ -18,7 +20,7 @@ pub(super) struct GpuChoice {
     pub(super) destroys: Vec<(u32, u32)>,
 }
 
-/// Returns the best assignment; `None` if there is none.
+/// Returns the best assignment; `None` if no assignment is possible.
 pub(super) fn best(host: &Host, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Option<Assignment> {
     let count = wanted.count;
     let mut gpus: Vec<&GpuOffer> = host.gpus.iter().filter(|gpu| may_use(gpu, wanted, blocked)).collect();
@@ -34,12 +36,13 @@ pub(super) fn best(host: &Host, wanted: &Wanted, policy: Policy, blocked: Blocke
     Some(assignment)
 }
 
-/// Returns how many members one GPU alone can hold now, at most the requested number.
+/// Returns the maximum number of members that one GPU alone can hold now, up to the requested
+/// number.
 pub(super) fn capacity(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> usize {
     ways_on(gpu, wanted, policy, Blocked::Never).iter().rposition(Option::is_some).unwrap_or(0)
 }
 
-/// Returns the cheapest way to place 0, 1, 2 … members on one GPU.
+/// Returns the cheapest choice on one GPU for 0, 1, 2 … members.
 fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<GpuChoice>> {
     let mut ways = match &wanted.share {
         WantedShare::Mig(device) => mig::ways(gpu, device, wanted.targets.as_ref(), wanted.count, policy, blocked),
@@ -56,8 +59,8 @@ fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) ->
     ways
 }
 
-/// Returns whether the request may use a GPU. A GPU that an operation has claimed can only be reserved, because the
-/// operation will end.
+/// Returns whether the request may use a GPU. If an operation has claimed the GPU, only a
+/// reservation may use it, because the operation will end.
 fn may_use(gpu: &GpuOffer, wanted: &Wanted, blocked: Blocked) -> bool {
     let selected = wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
     selected
@@ -68,10 +71,11 @@ fn may_use(gpu: &GpuOffer, wanted: &Wanted, blocked: Blocked) -> bool {
         }
 }
 
-/// Returns how many members each GPU gets in the cheapest distribution. Among equal ones, earlier GPUs get more.
+/// Returns how many members each GPU gets in the cheapest distribution. Among distributions of
+/// equal cost, earlier GPUs get more members.
 fn distribute(ways: &[Vec<Option<GpuChoice>>], count: usize) -> Option<Vec<usize>> {
-    // `least[gpu][number]`: the least cost of placing `number` members on this GPU and the later ones, and how many of
-    // them this GPU gets.
+    // `least[gpu][number]`: the least cost of placing `number` members on this GPU and the later
+    // GPUs, and how many of these members this GPU gets.
     let mut least: Vec<Vec<Option<(PlacementCost, usize)>>> = vec![vec![None; count + 1]; ways.len() + 1];
     least[ways.len()][0] = Some((PlacementCost::default(), 0));
     for (gpu, ways) in ways.iter().enumerate().rev() {

@@ -1,7 +1,7 @@
-//! The offers of the GPUs of a host to leases, and the occupied capacity.
+//! What the GPUs of a host offer to leases, and which capacity is occupied.
 //!
-//! The caller builds a [`Host`] from one snapshot of the host state, including its leases. Placement uses nothing else,
-//! so the same snapshot always gives the same result.
+//! The caller builds a [`Host`] from one snapshot of the host's state, including its leases.
+//! Placement uses no other data, so the same snapshot always gives the same result.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::geometry::Geometry;
 /// All GPUs of a host.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Host {
-    /// GPUs by index.
+    /// GPUs, sorted by index.
     pub gpus: Vec<GpuOffer>,
 }
 
@@ -23,13 +23,13 @@ pub struct GpuOffer {
     pub index: u32,
     /// `GPU-<uuid>`.
     pub uuid: String,
-    /// Why the GPU accepts no grants now; `None` if it does.
+    /// Why the GPU accepts no grants now; `None` if it accepts grants.
     pub closed: Option<Closed>,
     /// Why the GPU offers nothing; `None` if it offers leases.
     pub unoffered: Option<Unoffered>,
     /// MIG devices, if the GPU offers any.
     pub mig: Option<MigOffer>,
-    /// Targets that are shared through MPS: the GPU, or MIG devices on it.
+    /// Targets that are shared through MPS: the whole GPU, or its MIG devices.
     pub mps: Vec<MpsOffer>,
     /// Time-slice replicas, if the GPU offers any.
     pub timeslice: Option<TimesliceOffer>,
@@ -40,11 +40,11 @@ pub struct GpuOffer {
 /// Why a GPU accepts no grants now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
-    /// An administrator or a fault cordoned it.
+    /// An administrator set a cordon, or gpushd set one after a fault.
     Cordoned,
-    /// An operation has claimed it.
+    /// An operation has claimed the GPU.
     Claimed,
-    /// Its state does not allow grants: degraded, unknown, held, lost, maintenance.
+    /// The state of the GPU does not allow grants: degraded, unknown, held, lost, maintenance.
     NotReady,
 }
 
@@ -66,7 +66,7 @@ pub struct MigOffer {
     pub dynamic: bool,
     /// GPU instances, sorted by placement.
     pub instances: Vec<Instance>,
-    /// Instances that the first entries of the queue will create, by profile id and placement.
+    /// Instances that earlier requests in the queue will create, as profile id and placement.
     pub reserved: Vec<(u32, Placement)>,
 }
 
@@ -79,18 +79,19 @@ pub struct Instance {
     pub profile_id: u32,
     /// Placement in memory slices.
     pub placement: Placement,
-    /// Whether another program created it. Then it is never destroyed for a lease.
+    /// Whether another program created the instance. Such an instance is never destroyed for a
+    /// lease.
     pub foreign: bool,
-    /// Whether it is in use in a way that its devices do not show.
+    /// Whether the instance is in use although its devices do not show it.
     pub busy: bool,
-    /// Whether a waiting request will destroy it. Then its devices are not granted.
+    /// Whether a queued request will destroy the instance. Until then, its devices are not granted.
     pub clearing: bool,
     /// MIG devices.
     pub devices: Vec<Device>,
 }
 
 impl Instance {
-    /// Returns whether no part of it is in use.
+    /// Returns whether no part of the instance is in use.
     #[must_use]
     pub fn is_free(&self) -> bool {
         !self.busy && self.devices.iter().all(|device| device.free)
@@ -102,11 +103,11 @@ impl Instance {
 pub struct Device {
     /// `MIG-<uuid>`.
     pub uuid: String,
-    /// Compute instance profile: `1g.10gb`, or `1c.3g.40gb` for a part of the GPU instance.
+    /// Compute instance profile, such as `1g.10gb`, or `1c.3g.40gb` for a part of the GPU instance.
     pub profile: String,
-    /// Whether it occupies the whole GPU instance.
+    /// Whether the device occupies the whole GPU instance.
     pub whole: bool,
-    /// Whether it is not in use: no lease, process, MPS daemon or reservation holds it.
+    /// Whether no lease, process, MPS daemon or reservation uses the device.
     pub free: bool,
 }
 
@@ -117,17 +118,18 @@ pub struct MpsOffer {
     pub target: String,
     /// Memory of the target in MiB.
     pub memory_mib: u64,
-    /// Maximum share of all leases together, in tenths of a percent. Above 1000 they oversubscribe the target.
+    /// Maximum sum of the shares of all leases, in tenths of a percent. A value above 1000
+    /// oversubscribes the target.
     pub capacity_tenths: u32,
-    /// Share of current leases and reservations, in tenths of a percent.
+    /// Sum of the shares of current leases and reservations, in tenths of a percent.
     pub taken_tenths: u32,
     /// Number of leases and reservations on the target.
     pub leases: u32,
-    /// Maximum number of leases. Each has at least one client.
+    /// Maximum number of leases. Each lease needs at least one client.
     pub most_leases: u32,
-    /// Percentage of a lease whose request does not contain one.
+    /// Percentage of a lease whose request does not contain a percentage.
     pub default: Percentage,
-    /// The user that the daemon serves now; `None` if it is idle or serves several users.
+    /// User id that the daemon serves now; `None` if the daemon is idle or serves several users.
     pub user: Option<u32>,
 }
 
@@ -136,19 +138,19 @@ pub struct MpsOffer {
 pub struct TimesliceOffer {
     /// Number of all replicas.
     pub replicas: u32,
-    /// Number of replicas with a lease or a reservation.
+    /// Number of replicas that have a lease or a reservation.
     pub taken: u32,
 }
 
-/// A GPU that is leased as a whole.
+/// A GPU that can be leased as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WholeOffer {
-    /// Whether it is not in use: no lease, process or reservation holds it.
+    /// Whether no lease, process or reservation uses the GPU.
     pub free: bool,
 }
 
 impl GpuOffer {
-    /// Returns the kinds of leases that the GPU offers, even if their capacity is used up.
+    /// Returns the kinds of leases that the GPU offers, even if no capacity of a kind is free.
     pub fn kinds(&self) -> impl Iterator<Item = LeaseKind> {
         let kinds = [
             self.mig.is_some().then_some(LeaseKind::Mig),
@@ -159,14 +161,15 @@ impl GpuOffer {
         kinds.into_iter().flatten()
     }
 
-    /// Returns the GPU without leases, processes, reservations, and reasons against a grant. It shows whether a request
-    /// can ever be fulfilled.
+    /// Returns the GPU as it would be without leases, processes, reservations, and reasons against
+    /// grants. The result shows whether the GPU can ever fulfil a request.
     pub(super) fn emptied(&self) -> Self {
         let mut empty = Self { closed: None, ..self.clone() };
         if let Some(mig) = &mut empty.mig {
             mig.reserved.clear();
             for instance in &mut mig.instances {
-                // Other programs can destroy the instances that they created.
+                // Instances of other programs count as destroyable here, because those programs can
+                // destroy them.
                 (instance.busy, instance.clearing, instance.foreign) = (false, false, false);
                 instance.devices.iter_mut().for_each(|device| device.free = true);
             }
@@ -190,7 +193,7 @@ impl Host {
         kinds
     }
 
-    /// Returns the host with all GPUs empty; see [`GpuOffer::emptied`].
+    /// Returns the host with every GPU empty; see [`GpuOffer::emptied`].
     pub(super) fn emptied(&self) -> Self {
         Self { gpus: self.gpus.iter().map(GpuOffer::emptied).collect() }
     }

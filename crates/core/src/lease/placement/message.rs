@@ -1,4 +1,4 @@
-//! Error messages about requests that cannot be placed.
+//! Error messages for requests that cannot be placed.
 
 use gpush_api::{ApiError, Code, LeaseKind};
 
@@ -8,7 +8,8 @@ use super::{Closed, LargestFree, NoAssignment, Obstacle, Unoffered, Wanted};
 const MOST_NAMED: usize = 16;
 
 impl NoAssignment {
-    /// Returns the error for the caller. gpushd adds who holds the capacity.
+    /// Returns the error for the caller. gpushd adds the leases and processes that hold the
+    /// capacity.
     #[must_use]
     pub fn error(&self, wanted: &Wanted) -> ApiError {
         let what = match (wanted.share.kind(), wanted.count) {
@@ -88,7 +89,7 @@ impl NoAssignment {
     }
 }
 
-/// Tenths of a percent as users write them: `12.5`.
+/// Formats tenths of a percent as users write them: `12.5`.
 fn percent(tenths: u32) -> String {
     match tenths % 10 {
         0 => (tenths / 10).to_string(),

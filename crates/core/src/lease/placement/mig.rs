@@ -1,8 +1,8 @@
-//! The best ways to place 0, 1, 2 … members on one GPU with MIG devices.
+//! Finds the best ways to place 0, 1, 2 … members on the MIG devices of one GPU.
 //!
-//! The options are the existing devices that fulfil the request. On a dynamic GPU, the placements of possible new
-//! instances are options too. Sets of options are tried in ascending order, so no set is tried twice. Placements must
-//! not overlap, so the number of sets is small: 298 on an A100.
+//! The options are the existing devices that fulfil the request and, on a dynamic GPU, the
+//! placements of possible new instances. The search tries sets of options in ascending order, so it
+//! tries no set twice. Placements must not overlap, so the number of sets is small: 298 on an A100.
 
 use std::collections::BTreeSet;
 
@@ -23,13 +23,14 @@ use super::{
 
 /// An option for one member.
 enum Choice<'a> {
-    /// An existing device: position of its instance, and its UUID.
+    /// An existing device: the position of its instance in the list, and the device's UUID.
     Device { instance: usize, uuid: &'a str, free: bool, size: [u32; 3] },
-    /// An instance to create.
+    /// A new instance to create.
     Create { profile: &'a Profile, spot: &'a Spot },
 }
 
-/// Returns the best way for each number of members, from 0 to `most`; `None` if there is no way.
+/// Returns the best choice for each number of members, from 0 to `most`; `None` if no choice is
+/// possible.
 pub(super) fn ways(
     gpu: &GpuOffer,
     wanted: &WantedDevice,
@@ -91,12 +92,13 @@ struct PlacementSearch<'a> {
 }
 
 impl PlacementSearch<'_> {
-    /// Evaluates a set of options, and all sets that extend it by options from `next` on.
+    /// Evaluates a set of options, and all larger sets that add options from index `next` on.
     fn extend(&mut self, chosen: &mut Vec<usize>, next: usize) {
-        // If a set does not fit, no larger set fits.
+        // If a set does not fit, no set that contains it fits.
         let Some((cost, way)) = self.weigh(chosen) else { return };
         let best = &mut self.best[chosen.len()];
-        // Options are sorted by instance, profile and start. Of equal sets, the first one is the lowest.
+        // Options are sorted by instance, profile and start. Among sets of equal cost, the first
+        // set has the lowest options, and is kept.
         if best.as_ref().is_none_or(|best| cost < best.cost) {
             *best = Some(way);
         }
@@ -110,7 +112,7 @@ impl PlacementSearch<'_> {
         }
     }
 
-    /// Returns the cost of a set of options; `None` if they do not fit together.
+    /// Returns the cost of a set of options; `None` if the options do not fit together.
     fn weigh(&self, chosen: &[usize]) -> Option<(PlacementCost, GpuChoice)> {
         let mut created: Vec<(&Profile, Placement)> = Vec::new();
         let mut used: Vec<usize> = Vec::new();
@@ -148,7 +150,8 @@ impl PlacementSearch<'_> {
             parts.lost = self.before.pairs.saturating_sub(after.pairs);
             parts.free = u32::from(self.mig.geometry.memory_slices).saturating_sub(self.before.occupied);
             let count = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
-            // Each member counts the slices that were occupied before, and those of the previous members.
+            // For each member, adds the slices that were occupied before, and the slices of the
+            // previous members.
             parts.load = self.before.occupied * count + parts.size[0] / count * (count * (count - 1) / 2);
         }
         let destroys = cleared.destroyed.iter().map(|instance| (self.gpu.index, instance.id)).collect();
@@ -156,8 +159,8 @@ impl PlacementSearch<'_> {
         Some((cost, GpuChoice { cost, members, destroys }))
     }
 
-    /// Returns the instances that must be removed so that `created` fits together with the rest; `None` if that is
-    /// impossible.
+    /// Returns the instances that must be removed so that the `created` instances fit with the
+    /// remaining ones; `None` if they cannot fit.
     fn clear(&self, created: &[(&Profile, Placement)], used: &[usize], slices: Slices) -> Option<Cleared<'_>> {
         let mut cleared = Cleared::default();
         let mut spare: Vec<&Instance> = Vec::new();
@@ -186,7 +189,8 @@ impl PlacementSearch<'_> {
         if self.fits(&all, &new) {
             return Some(cleared);
         }
-        // Free instances may also use engines or instance slots that the new ones need. Remove the fewest and smallest.
+        // Free instances may also use engines or instance slots that the new instances need. In
+        // that case, removes the set with the fewest and smallest instances.
         let mut sets: Vec<u32> = (0..1_u32 << spare.len().min(16)).collect();
         let weight = |set: &u32| {
             let sizes = spare.iter().enumerate().filter(|(n, _)| set & (1 << n) != 0);
@@ -203,8 +207,8 @@ impl PlacementSearch<'_> {
         Some(cleared)
     }
 
-    /// Returns whether the GPU has enough slices, engines and instance slots, now and when the reserved instances
-    /// exist.
+    /// Returns whether the GPU has enough slices, engines and instance slots: now, and later when
+    /// the reserved instances exist.
     fn fits(&self, stays: &[&Instance], new: &[u32]) -> bool {
         let profiles = |stays: &mut dyn Iterator<Item = &&Instance>| -> Vec<u32> {
             stays.map(|instance| instance.profile_id).chain(new.iter().copied()).collect()
@@ -216,7 +220,8 @@ impl PlacementSearch<'_> {
         if self.mig.reserved.is_empty() || self.blocked == Blocked::Last {
             return true;
         }
-        // The reserved instances are created after the instances in their way have been destroyed.
+        // The instances that overlap the reserved ones are destroyed before the reserved ones are
+        // created.
         let reserved = self.mig.reserved.iter().fold(Slices::NONE, |all, (_, at)| all.and(Slices::of(*at)));
         let goes = |instance: &Instance| instance.clearing || Slices::of(instance.placement).meets(reserved);
         let mut later = stays.iter().filter(|instance| !goes(instance));
@@ -226,12 +231,12 @@ impl PlacementSearch<'_> {
     }
 }
 
-/// The instances that must be removed for a set of options.
+/// Instances that must be removed for a set of options.
 #[derive(Default)]
 struct Cleared<'a> {
-    /// Free instances, which are destroyed.
+    /// Free instances to destroy.
     destroyed: Vec<&'a Instance>,
-    /// Number of instances in use.
+    /// Number of instances in use that must become free.
     blocked: u32,
 }
 
@@ -241,15 +246,16 @@ fn add(sum: &mut [u32; 3], size: [u32; 3]) {
     }
 }
 
-/// The occupied slices, and the number of instances that could still be created. Free instances do not count as
-/// occupied, because they can be destroyed.
+/// The occupied slices, and the number of instances that could still be created. Free instances are
+/// not counted as occupied, because they can be destroyed.
 struct Room {
     occupied: u32,
     pairs: u32,
 }
 
 impl Room {
-    /// Returns the room that is left when the instances `created` exist and the instances `used` are in use.
+    /// Returns the room on the GPU if the instances `created` exist and the instances `used` are in
+    /// use.
     fn of(mig: &MigOffer, created: &[(&Profile, Placement)], used: &[usize]) -> Self {
         let stays =
             |position: usize, instance: &Instance| !instance.is_free() || instance.foreign || used.contains(&position);

@@ -1,4 +1,5 @@
-//! Placement: selects the targets for a request. It is pure: the same inputs give the same result.
+//! Placement: chooses the targets of a request. It is a pure function: the same inputs give the
+//! same result.
 //!
 //! ```text
 //! Host (one snapshot) ─┐
@@ -6,36 +7,39 @@
 //! Policy ──────────────┘
 //! ```
 //!
-//! A gang is placed completely or not at all. The search is exact: if there is an assignment, it finds the best one.
-//! The order of assignments is, with sums over all members:
+//! A gang is placed completely or not at all. The search is exact: if an assignment is possible, it
+//! finds the best one. Assignments are compared by these criteria, in this order, summed over all
+//! members:
 //!
-//! 1. the smallest devices: memory slices, compute slices, engines;
-//! 2. fewest instances created, so existing free instances are used first;
-//! 3. `pack`: fewest (profile, placement) pairs that become impossible; `spread`: the emptiest GPUs;
-//! 4. fewest free GPU instances destroyed, then fewest memory slices of those;
-//! 5. `pack`: the fullest GPUs; `spread`: fewest pairs that become impossible;
+//! 1. smallest devices: memory slices, compute slices, engines;
+//! 2. fewest instances created, so that existing free instances are used first;
+//! 3. `pack`: fewest (profile, placement) pairs that become impossible; `spread`: emptiest GPUs;
+//! 4. fewest free GPU instances destroyed, then fewest memory slices of these instances;
+//! 5. `pack`: fullest GPUs; `spread`: fewest pairs that become impossible;
 //! 6. lowest GPU index, lowest placement.
 //!
-//! Free instances count as free capacity. They are kept for the next request, and can be destroyed for another one.
+//! Free instances count as free capacity. They are kept for later requests, but can be destroyed
+//! for a request that needs other instances.
 //!
-//! Free instances that other programs created are used, but never destroyed. An instance that is shared through MPS is
-//! not offered as a MIG device.
+//! Placement uses free instances that other programs created, but never destroys them. An instance
+//! that is shared through MPS is not offered as a MIG device.
 //!
-//! MPS targets and time-slice replicas are chosen by their remaining capacity: `pack` takes the fullest one with enough
-//! room, `spread` the emptiest. An MPS target that serves another user is not used.
+//! MPS targets and time-slice replicas are chosen by their remaining capacity: `pack` takes the
+//! fullest target with enough room, and `spread` the emptiest. An MPS target that serves another
+//! user is not used.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `host` | the offers of the GPUs, and the occupied capacity |
-//! | `snapshot` | the offers, from the state of the host |
+//! | `host` | what the GPUs offer, and which capacity is occupied |
+//! | `snapshot` | builds the offers from the state of the host |
 //! | `size` | which profiles fulfil a request |
 //! | `cost` | the objective |
-//! | `mig` | the best ways to place members on one GPU with MIG devices |
+//! | `mig` | the best ways to place members on the MIG devices of one GPU |
 //! | `single` | MPS, time-slicing, whole GPUs |
 //! | `gang` | the best distribution over GPUs |
-//! | `error` | why a request cannot be placed |
-//! | `message` | the same as an error for the caller |
-//! | `reserve` | capacity that a waiting request keeps from later ones |
+//! | `error` | why a request cannot be placed, as a type |
+//! | `message` | why a request cannot be placed, as an error for the caller |
+//! | `reserve` | capacity that is reserved for a queued request |
 //! | `target` | the planner's target for an assignment |
 
 use std::collections::BTreeSet;
@@ -60,7 +64,7 @@ pub use size::{WantedDevice, nominal_mib};
 pub use snapshot::Snapshot;
 pub use target::target;
 
-/// Which GPUs are preferred if there is a choice.
+/// Which GPUs are preferred if several are possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
     /// Full GPUs, so that others stay free for large requests.
@@ -70,14 +74,14 @@ pub enum Policy {
     Spread,
 }
 
-/// The requested share, with the default resolved.
+/// The requested share. A request without a kind has been resolved to the default kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum WantedShare {
     /// A MIG device.
     Mig(WantedDevice),
     /// A part of an MPS target.
     Mps {
-        /// Active thread percentage; `None`: the target's default.
+        /// Active thread percentage; `None` for the target's default.
         percentage: Option<Percentage>,
         /// Memory limit.
         memory_limit: Option<MemoryLimit>,
@@ -90,18 +94,18 @@ pub enum WantedShare {
     Whole,
 }
 
-/// A request in the form that placement needs.
+/// A request, in the form that placement needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Wanted {
     /// Share of each member.
     pub share: WantedShare,
     /// Number of members.
     pub count: usize,
-    /// The user who gets the share.
+    /// User id of the holder.
     pub holder: u32,
-    /// Indexes of the GPUs that may be used; `None`: all GPUs.
+    /// Indexes of the GPUs that may be used; `None` for all GPUs.
     pub gpus: Option<BTreeSet<u32>>,
-    /// UUIDs of the only MPS targets or MIG devices that may be used; `None`: all targets.
+    /// UUIDs of the MPS targets or MIG devices that may be used; `None` for all targets.
     pub targets: Option<BTreeSet<String>>,
 }
 
@@ -115,7 +119,7 @@ pub enum Member {
         /// UUID of the MIG device.
         uuid: String,
     },
-    /// A GPU instance to create, with one compute instance that occupies all of it.
+    /// A GPU instance to create, with one compute instance that occupies the whole GPU instance.
     Create {
         /// Index of the GPU.
         gpu: u32,
@@ -150,18 +154,18 @@ pub enum Member {
 pub struct Assignment {
     /// Members, sorted by GPU.
     pub members: Vec<Member>,
-    /// Free GPU instances to destroy first: GPU index and GPU instance id.
+    /// Free GPU instances to destroy before the grant: GPU index and GPU instance id.
     pub destroys: Vec<(u32, u32)>,
 }
 
 impl Assignment {
-    /// Returns whether the grant needs an operation, because an instance must be created.
+    /// Returns whether the grant needs an operation because it creates an instance.
     #[must_use]
     pub fn needs_operation(&self) -> bool {
         self.members.iter().any(|member| matches!(member, Member::Create { .. }))
     }
 
-    /// Returns the indexes of the GPUs on which an instance is created, sorted.
+    /// Returns the indexes of the GPUs on which the grant creates an instance, sorted.
     #[must_use]
     pub fn creates(&self) -> BTreeSet<u32> {
         let creates = |member: &&Member| matches!(member, Member::Create { .. });
@@ -190,7 +194,8 @@ impl Member {
 }
 
 impl WantedShare {
-    /// Returns the share of a request; `None` if the request contains none: see [`super::request::default_share`].
+    /// Returns the share of a request; `None` if the request does not choose a kind: see
+    /// [`super::request::default_share`].
     #[must_use]
     pub fn of(share: &LeaseShare) -> Option<Self> {
         match share {
@@ -210,10 +215,10 @@ impl WantedShare {
     }
 }
 
-/// Finds targets for a request.
+/// Chooses targets for a request.
 ///
 /// # Errors
-/// Why there are none: the request can never be fulfilled, or cannot be fulfilled now.
+/// No targets are possible: the request can never be fulfilled, or cannot be fulfilled now.
 pub fn place(host: &Host, wanted: &Wanted, policy: Policy) -> Result<Assignment, NoAssignment> {
     match gang::best(host, wanted, policy, Blocked::Never) {
         Some(assignment) => Ok(assignment),
@@ -224,9 +229,9 @@ pub fn place(host: &Host, wanted: &Wanted, policy: Policy) -> Result<Assignment,
 /// Whether the search may choose capacity that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blocked {
-    /// No. The assignment is executed now.
+    /// No: the assignment is executed now.
     Never,
-    /// Only if there is no other way. The assignment is a reservation.
+    /// Only if no other choice is possible: the assignment is a reservation.
     Last,
 }
 

@@ -1,20 +1,21 @@
 //! Applies reservations and grants to a host.
 //!
-//! A waiting request reserves at most its own size. It reserves the assignment for which the fewest shares in use must
-//! end. Later requests are placed on the host with that assignment applied, so they do not delay the earlier request.
+//! A queued request reserves at most its own size. It reserves the assignment for which the fewest
+//! shares in use must end. Later requests are placed on the host with that assignment applied, so
+//! they do not delay the earlier request.
 
 use super::{Assignment, Blocked, Host, Member, Policy, Wanted, gang};
 
 impl Host {
-    /// Returns the assignment for which the fewest shares in use must end; `None` if the host can never fulfil the
-    /// request.
+    /// Returns the assignment for which the fewest shares in use must end; `None` if the host can
+    /// never fulfil the request.
     #[must_use]
     pub fn reservation(&self, wanted: &Wanted, policy: Policy) -> Option<Assignment> {
         gang::best(self, wanted, policy, Blocked::Last)
     }
 
-    /// Applies a grant: occupies its targets and removes the instances that it destroys. `holder` becomes the user of
-    /// MPS targets.
+    /// Applies a grant: occupies its targets, and removes the instances that it destroys. `holder`
+    /// becomes the user of the MPS targets.
     pub fn occupy(&mut self, assignment: &Assignment, holder: u32) {
         for gpu in &mut self.gpus {
             let index = gpu.index;
@@ -25,8 +26,8 @@ impl Host {
         self.take_members(assignment, holder);
     }
 
-    /// Applies a reservation: keeps its free targets from later requests. The instances that it will destroy still
-    /// exist.
+    /// Applies a reservation: occupies its free targets, so that later requests do not get them.
+    /// The instances that it will destroy still exist.
     pub fn reserve(&mut self, assignment: &Assignment, holder: u32) {
         for gpu in &mut self.gpus {
             for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {

@@ -1,4 +1,4 @@
-//! Placement on MPS targets, on time-slice replicas, and on whole GPUs.
+//! Placement on MPS targets, time-slice replicas, and whole GPUs.
 
 use super::{
     Blocked, GpuOffer, Member, MpsOffer, Policy, Wanted, WantedShare,
@@ -6,7 +6,7 @@ use super::{
     gang::GpuChoice,
 };
 
-/// Returns the ways to place no member and one member.
+/// Returns the best choices for no member and for one member.
 pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<GpuChoice>> {
     let one = match &wanted.share {
         WantedShare::Mps { .. } => {
@@ -15,7 +15,8 @@ pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blo
                 .iter()
                 .filter(|mps| wanted.targets.as_ref().is_none_or(|targets| targets.contains(&mps.target)));
             let ways = targets.filter_map(|mps| on_mps(gpu, mps, wanted, policy, blocked));
-            // Of equal targets, take the first one. Targets are sorted by their placement on the GPU.
+            // If several targets have equal cost, the first one is chosen. Targets are sorted by
+            // their placement on the GPU.
             ways.reduce(|best, way| if way.cost < best.cost { way } else { best })
         }
         WantedShare::Timeslice => gpu.timeslice.and_then(|slices| {
@@ -51,7 +52,8 @@ fn on_mps(gpu: &GpuOffer, mps: &MpsOffer, wanted: &Wanted, policy: Policy, block
     if blocks > 0 && blocked == Blocked::Never {
         return None;
     }
-    // A daemon of this user is already running here. Another target would need a second one.
+    // If the target already has a daemon of this user, no new daemon is needed. Any other target
+    // would need a second daemon.
     let created = u32::from(mps.user != Some(wanted.holder));
     let created = if policy == Policy::Pack { created } else { 0 };
     let parts = Parts { blocked: blocks, created, free: left, load: mps.taken_tenths, ..Parts::default() };

@@ -11,9 +11,9 @@ pub enum WantedDevice {
     Profile(String),
     /// The smallest device with at least these sizes.
     AtLeast {
-        /// Memory in MiB, compared with the nominal size.
+        /// Minimum memory in MiB. It is compared with the nominal memory of profiles.
         memory_mib: u64,
-        /// Compute slices.
+        /// Minimum number of compute slices.
         slices: u8,
     },
 }
@@ -29,14 +29,16 @@ impl WantedDevice {
         }
     }
 
-    /// Returns whether a device that is a part of its GPU instance fulfils the request. It shares the memory of the
-    /// instance, so it fulfils only a request for its profile name.
+    /// Returns whether a device that is only a part of its GPU instance fulfils the request. Such a
+    /// device shares the memory of the GPU instance, so it fulfils only a request for its profile
+    /// name.
     pub(super) fn is_met_by_part(&self, name: &str) -> bool {
         matches!(self, Self::Profile(wanted) if wanted == name)
     }
 }
 
-/// Returns the nominal memory of a profile in MiB: 10 GiB for `1g.10gb`. Drivers report less.
+/// Returns the nominal memory of a profile in MiB: 10 GiB for `1g.10gb`. Drivers report less than
+/// that.
 fn memory_of(profile: &GpuProfile) -> u64 {
     nominal_mib(&profile.name).unwrap_or(0).max(profile.memory_mib)
 }
@@ -50,8 +52,8 @@ pub fn nominal_mib(name: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns the sort key of a profile: memory slices, compute slices, engines. Small profiles come first, and plain
-/// profiles come before those with media engines.
+/// Returns the sort key of a profile: memory slices, compute slices, engines. Small profiles come
+/// first. Among profiles of the same size, those with fewer media engines come first.
 pub(super) fn rank(profile: &Profile) -> [u32; 3] {
     let engines = profile.engines.iter().map(|engines| u32::from(*engines)).sum();
     [profile.memory_slices(), u32::from(profile.profile.slices), engines]

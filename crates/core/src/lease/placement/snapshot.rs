@@ -1,4 +1,4 @@
-//! The offers of a host, from one snapshot of its state.
+//! Builds the offers of a host from one snapshot of its state.
 //!
 //! ```text
 //! config, overrides ──► mode of each GPU, MPS targets ─┐
@@ -6,8 +6,8 @@
 //! members of leases, claimed GPUs ─────────────────────┘
 //! ```
 //!
-//! Unknown capacity counts as in use. A GPU accepts no grants if it was not read, if the driver did not list its
-//! processes, or if its state is not `ready`.
+//! Unknown capacity counts as in use. A GPU accepts no grants if its reading is stale, if the
+//! driver did not list its processes, or if its state is not `ready`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,27 +25,27 @@ use crate::{
 
 use super::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer};
 
-/// The facts from which the offers are made.
+/// The state from which the offers are built.
 #[derive(Debug, Clone, Copy)]
 pub struct Snapshot<'a> {
-    /// The config with its overrides.
+    /// The config.
     pub config: &'a Config,
-    /// GPUs as read, with profiles.
+    /// GPUs as read, with their profiles and overrides.
     pub gpus: &'a [Gpu],
-    /// Members of all leases that hold capacity, with their holder's uid.
+    /// Members of all leases that hold capacity, each with the uid of the holder.
     pub members: &'a [(u32, &'a LeaseMember)],
     /// UUIDs of the GPUs that an operation has claimed.
     pub claimed: &'a BTreeSet<String>,
     /// UUIDs of MPS targets that have a daemon.
     pub daemons: &'a BTreeSet<String>,
-    /// Users with clients on MPS daemons, by UUID of the target.
+    /// Uid of a user who has clients on an MPS daemon, by UUID of the target.
     pub users: &'a BTreeMap<String, u32>,
     /// Instances that gpushd created, by GPU UUID.
     pub created: &'a BTreeMap<String, BTreeSet<Placement>>,
 }
 
 impl Host {
-    /// Returns the offers of all GPUs that the config claims.
+    /// Returns the offers of all GPUs of the host.
     #[must_use]
     pub fn of(snapshot: &Snapshot<'_>) -> Self {
         let wishes = desired::wishes(snapshot.config, snapshot.gpus);
@@ -108,7 +108,7 @@ fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu) -> Option<Closed> {
     }
 }
 
-/// Returns the members of leases on a target, with their holders.
+/// Returns the lease members on a target, each with the uid of its holder.
 fn taken<'a>(snapshot: &'a Snapshot<'a>, target: &'a str) -> impl Iterator<Item = (u32, &'a LeaseMember)> {
     snapshot
         .members
@@ -148,7 +148,7 @@ fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::
         let mut busy = !instance.processes.is_empty();
         let mut devices = Vec::new();
         for compute in &instance.compute {
-            // A device whose UUID is unknown cannot be granted, and may be in use.
+            // A device without a known UUID cannot be granted, and may be in use.
             let Some(uuid) = &compute.uuid else {
                 busy = true;
                 continue;

@@ -1,5 +1,5 @@
-//! Converts an assignment to a target of the planner. So the planner plans dynamic grants in the same way as an
-//! `apply`.
+//! Converts an assignment to a target of the planner. So the planner plans a dynamic grant in the
+//! same way as an `apply`.
 
 use gpush_api::GpuInstance;
 
@@ -10,8 +10,8 @@ use crate::{
 
 use super::{Assignment, Member};
 
-/// Returns the instances of a GPU after a grant: all instances that stay, at their current placements, and those to
-/// create.
+/// Returns the instances of a GPU after a grant: the remaining instances at their current
+/// placements, and the instances to create.
 #[must_use]
 pub fn target(geometry: &Geometry, instances: &[GpuInstance], gpu: u32, assignment: &Assignment) -> Target {
     let stays = |instance: &&GpuInstance| !assignment.destroys.contains(&(gpu, instance.id));

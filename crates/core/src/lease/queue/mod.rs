@@ -1,29 +1,32 @@
-//! The queue: one order of arrival for waiting leases and waiting operations.
+//! The queue: one order of arrival for queued leases and queued operations.
 //!
 //! ```text
 //! push ──► entries in order ──schedule(host)──► Grant      the lease can be granted now
 //!                                               Ready      the operation is first on all its GPUs
 //!                                               Waits      its reservation, and the earlier entries it waits for
-//!                                               Never      the host cannot fulfil it any more
+//!                                               Never      the host could not fulfil it even if all leases ended
 //! ```
 //!
-//! One pass goes through the entries in order, on a copy of the host:
+//! Each pass goes through the entries in order, on a copy of the host:
 //!
 //! - An entry that can be granted occupies its assignment.
-//! - An entry that cannot be granted reserves capacity, on GPUs where no earlier entry has a reservation. A waiting
-//!   lease reserves one assignment, for which the fewest occupied shares must become free. It never reserves more than
-//!   it requested. An operation reserves everything that its last plan takes away.
-//! - Later entries are placed on the rest. So a later, smaller request can be granted at once, and never delays an
-//!   earlier one.
+//! - An entry that cannot be granted reserves capacity on GPUs where no earlier entry has a
+//!   reservation. A lease reserves the assignment for which the fewest occupied shares must become
+//!   free. It never reserves more than it requested. An operation reserves all targets that its
+//!   last plan removes or changes.
+//! - Later entries are placed on the remaining capacity. So a later, smaller request can be granted
+//!   at once, but never delays an earlier entry.
 //!
 //! Further rules:
 //!
-//! - A gang, or an operation on several GPUs, reserves nothing until it is first on all of them. So two gangs cannot
-//!   wait for each other.
-//! - Nothing new is placed on a reservation. So an entry never has to wait for more, and later entries cannot overtake
-//!   it indefinitely.
-//! - A grant that creates instances claims its GPUs. The next pass after its operation continues there.
-//! - The queue holds no capacity itself. The caller reserves a granted assignment before it schedules again.
+//! - A gang, or an operation on several GPUs, reserves nothing until it is the first entry on all
+//!   of its GPUs. So two such entries cannot wait for each other.
+//! - No later entry is placed on a reservation. So the capacity that an entry waits for never
+//!   grows, and later entries cannot overtake it indefinitely.
+//! - A grant that creates instances claims its GPUs. They accept grants again in the first pass
+//!   after its operation.
+//! - The queue itself holds no capacity. The caller reserves the capacity of a granted assignment
+//!   before the next pass.
 //!
 //! Within one pass, GPUs are identified by index. The caller updates the entries if an index changes.
 
@@ -35,21 +38,21 @@ use crate::lease::placement::{Assignment, Closed, Host, Member, NoAssignment, Po
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// What the last plan of a waiting operation takes away on a GPU.
+/// The targets on one GPU that the last plan of a queued operation removes or changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Takes {
-    /// These targets, by UUID.
+    /// Targets with these UUIDs.
     Targets(BTreeSet<String>),
-    /// The whole GPU, because the plan changes its mode or resets it, or is not known yet.
+    /// The whole GPU: the plan changes its mode or resets it, or there is no plan yet.
     Gpu,
 }
 
-/// A waiting entry.
+/// A queued entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waiting {
     /// A lease.
     Lease(Wanted),
-    /// An operation. The map contains what it takes away, by GPU index.
+    /// An operation. The map contains the targets that it removes or changes, by GPU index.
     Operation(BTreeMap<u32, Takes>),
 }
 
@@ -58,34 +61,36 @@ pub enum Waiting {
 pub enum Outcome {
     /// The lease can be granted now.
     Grant(Assignment),
-    /// The operation is first on all its GPUs. It can begin if no use there blocks it.
+    /// The operation is the first entry on all its GPUs. It can begin if nothing in use blocks it.
     Ready,
     /// The entry waits.
     Waits {
-        /// The assignment that is reserved for it; `None` while it is not first on all its GPUs.
+        /// Assignment that is reserved for the entry; `None` while the entry is not the first on
+        /// all its GPUs.
         reserves: Option<Assignment>,
-        /// Earlier entries with reservations on GPUs that this entry could use.
+        /// Earlier entries that have reservations on GPUs that this entry could use.
         behind: Vec<Ticket>,
-        /// Why a lease has no assignment.
+        /// Why a lease cannot be placed now.
         why: Option<NoAssignment>,
     },
-    /// The host could not fulfil the request even if all leases had ended.
+    /// The host could not fulfil the request even if all leases ended.
     Never(NoAssignment),
 }
 
-/// Waiting entries, in order of arrival.
+/// Queued entries, in order of arrival.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Queue {
     entries: BTreeMap<Ticket, Waiting>,
 }
 
 impl Queue {
-    /// Adds an entry. Replaces an entry with the same ticket, which keeps its position.
+    /// Adds an entry. If an entry with the same ticket exists, replaces it at the same position.
     pub fn push(&mut self, ticket: Ticket, waiting: Waiting) {
         self.entries.insert(ticket, waiting);
     }
 
-    /// Removes and returns an entry that was granted or cancelled, or whose client disconnected.
+    /// Removes and returns an entry. Callers use it when the entry was granted or cancelled, or its
+    /// client disconnected.
     pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting> {
         self.entries.remove(&ticket)
     }
@@ -95,13 +100,13 @@ impl Queue {
         self.entries.iter().map(|(ticket, waiting)| (*ticket, waiting))
     }
 
-    /// Returns the position of an entry, counted from 1.
+    /// Returns the position of an entry; 1 is the first.
     #[must_use]
     pub fn position(&self, ticket: Ticket) -> Option<usize> {
         self.entries.contains_key(&ticket).then(|| self.entries.range(..=ticket).count())
     }
 
-    /// Returns the host with the reservations of all entries, as a new request sees it.
+    /// Returns the host as a new request sees it: with the reservations of all entries.
     #[must_use]
     pub fn host_for_newcomer(&self, host: &Host, policy: Policy) -> Host {
         let mut pass = Pass::new(host, policy);
@@ -111,7 +116,7 @@ impl Queue {
         pass.host
     }
 
-    /// Decides about every entry, in order.
+    /// Decides on every entry, in order.
     #[must_use]
     pub fn schedule(&self, host: &Host, policy: Policy) -> Vec<(Ticket, Outcome)> {
         let mut pass = Pass::new(host, policy);
@@ -124,9 +129,10 @@ struct Pass<'a> {
     policy: Policy,
     /// The host with the grants and reservations of earlier entries.
     host: Host,
-    /// The first entry with a reservation on each GPU, by GPU index.
+    /// For each GPU index, the first entry that has a reservation on the GPU.
     heads: BTreeMap<u32, Ticket>,
-    /// Requests that failed in this pass. The host only becomes fuller, so equal requests fail too.
+    /// Requests that could not be placed in this pass. Capacity only decreases during a pass, so
+    /// equal requests cannot be placed either.
     failed: HashSet<&'a Wanted>,
 }
 
@@ -165,7 +171,8 @@ impl<'a> Pass<'a> {
                     return Outcome::Grant(assignment);
                 }
                 Err(why @ NoAssignment::Busy { .. }) => Some(why),
-                // The offers of a GPU may change when the operation that has claimed it ends.
+                // An operation has claimed a GPU. When it ends, the offers of the GPU may be
+                // different.
                 Err(why) if self.is_closed(wanted) => Some(why),
                 Err(why) => return Outcome::Never(why),
             }
@@ -186,7 +193,8 @@ impl<'a> Pass<'a> {
         Outcome::Waits { reserves, behind, why }
     }
 
-    /// Occupies an assignment. If it creates instances, its operation claims their GPUs.
+    /// Occupies an assignment. If the assignment creates instances, its operation claims the GPUs
+    /// of these instances.
     fn grant(&mut self, assignment: &Assignment, holder: u32) {
         self.host.occupy(assignment, holder);
         let creates = |member: &&Member| matches!(member, Member::Create { .. });
@@ -204,19 +212,19 @@ impl<'a> Pass<'a> {
         offering.map(|gpu| gpu.index).filter(selected).collect()
     }
 
-    /// Returns whether a GPU that the request may use is closed.
+    /// Returns whether any GPU that the request may use is closed.
     fn is_closed(&self, wanted: &Wanted) -> bool {
         let selected = |index: u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&index));
         self.host.gpus.iter().any(|gpu| gpu.closed.is_some() && selected(gpu.index))
     }
 
-    /// Returns the entries with reservations on these GPUs, in order.
+    /// Returns the entries that have reservations on these GPUs, in order.
     fn heads_of(&self, gpus: impl Iterator<Item = u32>) -> Vec<Ticket> {
         let heads: BTreeSet<Ticket> = gpus.filter_map(|gpu| self.heads.get(&gpu).copied()).collect();
         heads.into_iter().collect()
     }
 
-    /// Reserves everything that an operation takes away on a GPU.
+    /// Reserves the targets on a GPU that an operation removes or changes.
     fn take(&mut self, index: u32, takes: &Takes) {
         let Some(gpu) = self.host.gpus.iter_mut().find(|gpu| gpu.index == index) else { return };
         match takes {
@@ -226,7 +234,8 @@ impl<'a> Pass<'a> {
                 for device in instances.flat_map(|instance| &mut instance.devices) {
                     device.free &= !targets.contains(&device.uuid);
                 }
-                // The target counts as full but stays in the list, so that a request for it waits instead of failing.
+                // The target is marked as full but is not removed, so that a request for it waits
+                // instead of failing.
                 for mps in gpu.mps.iter_mut().filter(|mps| targets.contains(&mps.target)) {
                     mps.leases = mps.leases.max(mps.most_leases);
                 }

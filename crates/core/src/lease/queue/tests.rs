@@ -113,7 +113,7 @@ fn impossible_request_is_reported_and_delays_no_other() {
     assert_eq!((queue.position(Ticket(2)), queue.position(Ticket(9))), (Some(2), None));
 }
 
-/// A dynamic host on which grants take effect.
+/// A dynamic host that executes grants.
 struct World {
     host: Host,
     held: Vec<(Ticket, Vec<(u32, u32)>)>,
@@ -159,7 +159,7 @@ impl World {
     }
 }
 
-/// Returns the number of leases that must end before a reservation is free.
+/// Returns the number of leases that must end before the reserved capacity is free.
 fn blockers(world: &World, assignment: &Assignment) -> usize {
     let in_use = |gpu: u32| {
         let mig = world.host.gpus[gpu as usize].mig.as_ref().unwrap();
@@ -175,8 +175,8 @@ fn blockers(world: &World, assignment: &Assignment) -> usize {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-    /// Random requests and releases. The number of leases that block the first entry never grows, and every request is
-    /// granted when the other leases have ended.
+    /// Random requests and releases. The number of leases that block the first entry never grows.
+    /// Every request is granted when the other leases have ended.
     #[test]
     fn first_entry_is_never_delayed_by_later_ones(seed in any::<u64>()) {
         let mut dice = Dice::new(seed);

@@ -1,4 +1,4 @@
-//! Denials with an explanation.
+//! Denials of requests, with their explanation.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -10,33 +10,33 @@ use crate::duration;
 /// The limit that a request exceeds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exceeded {
-    /// The kind is not allowed.
+    /// The requested kind is not allowed.
     Kind {
         /// The requested kind.
         kind: LeaseKind,
         /// Allowed kinds.
         allowed: BTreeSet<LeaseKind>,
     },
-    /// Too many leases.
+    /// The user has too many leases.
     Leases {
         /// The limit.
         most: u32,
     },
-    /// Too many waiting requests.
+    /// The user has too many queued requests.
     Queued {
         /// The limit.
         most: u32,
     },
-    /// Too much memory.
+    /// The leases would use too much memory.
     Memory {
         /// The limit.
         most: MemoryAmount,
         /// The amount that the request adds, in the same unit.
         wanted: MemoryAmount,
     },
-    /// The share of MPS targets is too large.
+    /// The leases would use too large a share of MPS targets.
     MpsPercentage {
-        /// The limit in tenths of a percent.
+        /// The limit, in tenths of a percent.
         most_tenths: u32,
         /// The amount that the request adds, in tenths of a percent.
         wanted_tenths: u32,
@@ -46,11 +46,11 @@ pub enum Exceeded {
         /// Indexes of the allowed GPUs.
         allowed: BTreeSet<u32>,
     },
-    /// The duration is too long.
+    /// The requested duration is too long.
     Duration {
-        /// The limit in seconds.
+        /// The limit, in seconds.
         longest_s: u64,
-        /// The requested duration; `None` for a lease without an end.
+        /// The requested duration, in seconds; `None` for a lease without an end time.
         wanted_s: Option<u64>,
     },
 }
@@ -60,7 +60,7 @@ pub enum Exceeded {
 pub struct Denial {
     /// The users that the quota applies to; `None` for the standard limits.
     pub subject: Option<Subject>,
-    /// The limit.
+    /// The exceeded limit.
     pub exceeded: Exceeded,
     /// The user's leases that count towards the limit.
     pub held: Vec<LeaseId>,
@@ -110,7 +110,7 @@ impl fmt::Display for Denial {
 
 impl std::error::Error for Denial {}
 
-/// Maximum number of leases that a message names.
+/// Maximum number of leases in one message.
 const MOST_NAMED: usize = 8;
 
 fn leases(number: u32) -> String {
@@ -131,7 +131,7 @@ fn span(seconds: u64) -> String {
     duration::format(Duration::from_secs(seconds))
 }
 
-/// Tenths of a percent, formatted as a percentage.
+/// A percentage in tenths of a percent, for messages.
 struct Percent(u32);
 
 impl fmt::Display for Percent {
@@ -160,7 +160,7 @@ impl fmt::Display for MemoryAmount {
 }
 
 impl Denial {
-    /// Returns what the user can do next.
+    /// Returns a hint: what the user can do next.
     #[must_use]
     pub fn hint(&self) -> String {
         let release = || match self.held.first() {
@@ -187,7 +187,8 @@ impl Denial {
 
 impl From<&Denial> for ApiError {
     fn from(denial: &Denial) -> Self {
-        // The user can make it possible only by releasing a lease, so the error is not retryable.
+        // The request can succeed only after the user has released a lease, so the error is not
+        // retryable.
         Self::new(Code::Denied, format!("cannot grant a lease: {denial}")).hint(denial.hint())
     }
 }

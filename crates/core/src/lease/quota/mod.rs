@@ -1,12 +1,15 @@
 //! Quotas: limits for the leases of a user.
 //!
-//! Quotas are a list. Only the first one that names the user, one of the user's groups, or everybody applies. Without
-//! such a quota, the [`Limits::standard`] apply, which prevent that one user takes a whole host. Root has no quota.
+//! Quotas are a list. For a user, only the first quota that names the user, one of the user's
+//! groups, or everybody applies. If there is no such quota, the [`Limits::standard`] apply, so that
+//! one user cannot lease a whole host. Root has no quota.
 //!
-//! Limits count the leases of one user. A quota for a group limits each of its members, not all members together.
+//! Limits apply to the leases of one user. A quota for a group limits each member separately, not
+//! all members together.
 //!
-//! A request is checked twice: before placement ([`check_request`]), and with the size of its assignment
-//! ([`check_size`]). The size of an "at least" request is known only then.
+//! A request is checked twice: before placement ([`check_request`]), and with the size of its
+//! assignment ([`check_size`]). The size of a request for "at least" some memory is known only
+//! after placement.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +33,7 @@ pub enum Subject {
 /// An amount of GPU memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryAmount {
-    /// Fractions of GPUs of any size, in thousandths: 1500 is one and a half GPUs.
+    /// Parts of GPUs of any size, in thousandths of a GPU: 1500 is one and a half GPUs.
     Gpus(u32),
     /// An amount in MiB.
     Mib(u64),
@@ -39,7 +42,7 @@ pub enum MemoryAmount {
 /// A quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// The users that it applies to.
+    /// The users that the quota applies to.
     pub subject: Subject,
     /// The limits.
     pub limits: Limits,
@@ -52,24 +55,24 @@ pub struct Limits {
     pub kinds: Option<BTreeSet<LeaseKind>>,
     /// Maximum number of leases that hold capacity.
     pub leases: Option<u32>,
-    /// Maximum number of waiting leases.
+    /// Maximum number of queued leases.
     pub queued: Option<u32>,
     /// Maximum memory of all leases together.
     ///
-    /// A limit in fractions does not apply to a user's only lease if it has one member. Otherwise the only GPU of a
-    /// host could not be leased.
+    /// A limit in [`MemoryAmount::Gpus`] does not apply to a lease with one member if it is the
+    /// user's only lease. Otherwise the GPU of a host with one GPU could not be leased.
     pub memory: Option<MemoryAmount>,
     /// Maximum MPS percentage of all leases together, in tenths of a percent.
     pub mps_tenths: Option<u32>,
-    /// Maximum duration of a lease in seconds. A lease without an end exceeds any limit.
+    /// Maximum duration of a lease, in seconds. A lease without an end time exceeds any limit.
     pub longest_s: Option<u64>,
     /// Indexes of the allowed GPUs.
     pub gpus: Option<BTreeSet<u32>>,
 }
 
 impl Limits {
-    /// Returns the limits for a user without a quota: three quarters of the memory of the host's `gpus` GPUs, 32 leases
-    /// and 16 waiting requests.
+    /// Returns the limits for a user without a quota: three quarters of the memory of the host's
+    /// `gpus` GPUs, 32 leases, and 16 queued requests.
     #[must_use]
     pub fn standard(gpus: usize) -> Self {
         let gpus = u32::try_from(gpus).unwrap_or(u32::MAX);
@@ -78,7 +81,7 @@ impl Limits {
     }
 }
 
-/// A user whose quota is looked up.
+/// The data about a user that determines the quota.
 #[derive(Debug, Clone, Copy)]
 pub struct User<'a> {
     /// User id.
@@ -94,9 +97,9 @@ pub struct User<'a> {
 pub struct Held {
     /// Id.
     pub id: LeaseId,
-    /// Whether it is waiting.
+    /// Whether the lease is queued.
     pub queued: bool,
-    /// Size of the lease; zero while it waits.
+    /// Size of the lease; zero while the lease is queued.
     pub size: Size,
 }
 
@@ -107,14 +110,14 @@ pub struct Size {
     pub members: usize,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Fractions of GPUs in thousandths, rounded up for each member.
+    /// Thousandths of a GPU, rounded up for each member.
     pub gpu_thousandths: u32,
     /// MPS percentage in tenths of a percent.
     pub mps_tenths: u32,
 }
 
 impl Size {
-    /// Returns the size of all members of a lease together.
+    /// Returns the total size of a lease's members.
     #[must_use]
     pub fn of(members: &[LeaseMember]) -> Self {
         let mut size = Self { members: members.len(), ..Self::default() };
@@ -162,7 +165,7 @@ pub fn effective(quotas: &[Quota], user: User<'_>, gpus: usize) -> Effective {
 /// Checks a request before placement.
 ///
 /// # Errors
-/// The first limit that it exceeds.
+/// The first limit that the request exceeds.
 pub fn check_request(quota: &Effective, held: &[Held], kind: LeaseKind, duration_s: Option<u64>) -> Result<(), Denial> {
     let limits = &quota.limits;
     if let Some(kinds) = limits.kinds.as_ref().filter(|kinds| !kinds.contains(&kind)) {
@@ -190,10 +193,10 @@ pub fn check_queue(quota: &Effective, held: &[Held]) -> Result<(), Denial> {
     }
 }
 
-/// Checks the size of an assignment together with what the user holds.
+/// Checks the size of an assignment, together with the leases that the user already holds.
 ///
 /// # Errors
-/// The first limit that it exceeds.
+/// The first limit that the assignment exceeds.
 pub fn check_size(quota: &Effective, held: &[Held], size: Size) -> Result<(), Denial> {
     let granted: Vec<&Held> = held.iter().filter(|held| !held.queued).collect();
     let sum = |of: fn(Size) -> u64| granted.iter().map(|held| of(held.size)).fold(of(size), u64::saturating_add);
@@ -222,7 +225,8 @@ pub fn check_size(quota: &Effective, held: &[Held], size: Size) -> Result<(), De
     }
 }
 
-/// Returns the GPUs that a request may use: those that it names and the quota allows. `None` means all GPUs.
+/// Returns the GPUs that a request may use: the GPUs that the request names and the quota allows.
+/// `None` means all GPUs.
 ///
 /// # Errors
 /// The quota allows none of the GPUs that the request names.

@@ -39,7 +39,8 @@ fn first_quota_that_names_the_user_applies_alone() {
     assert_eq!(leases(1001, Some("bob"), &["staff", "students"]), Some(2));
     assert_eq!(leases(1002, None, &[]), Some(1));
     assert_eq!(leases(0, Some("root"), &["students"]), None);
-    // A quota for a user does not apply to a group with the same name, and the reverse.
+    // A quota for a user does not apply to a group of the same name, and a quota for a group not to
+    // a user.
     assert_eq!(leases(1003, Some("students"), &["alice"]), Some(1));
 }
 
@@ -101,14 +102,15 @@ fn standard_limits_leave_a_quarter_of_the_host_to_others() {
             held.push(Held { id: LeaseId(held.len() as u64 + 1), queued: false, size: gpu(1) });
         }
         assert_eq!(held.len(), (gpus * 3 / 4).max(1), "{gpus} GPUs");
-        // A gang cannot take all GPUs with one request either.
+        // A gang cannot lease all GPUs with one request either.
         let gang = Size { members: gpus, ..gpu(u32::try_from(gpus).unwrap()) };
         assert_eq!(check_size(&quota, &[], gang).is_ok(), gpus == 1, "{gpus} GPUs");
     }
 }
 
 proptest! {
-    /// The granted amount never exceeds an absolute limit. Holding more never turns a denial into a grant.
+    /// The granted amount never exceeds an absolute limit. A request that is denied to a user is
+    /// also denied to a user who holds more.
     #[test]
     fn granted_leases_never_exceed_the_limits(
         wishes in proptest::collection::vec((0..50_000_u64, 0..400_u32, 1..20_000_u64), 1..60),

@@ -1,4 +1,4 @@
-//! Checks the limits of a request, both from text and from JSON.
+//! Checks the limits of a request, whether the request is text or JSON.
 
 use gpush_api::{LONGEST_LEASE_S, LeaseKind, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS, MemoryLimit};
 
@@ -14,7 +14,7 @@ const LONGEST_PROFILE: usize = 32;
 /// Checks the limits of a request.
 ///
 /// # Errors
-/// The first value outside its limits.
+/// The first value that is outside its limits.
 pub fn check(request: &LeaseRequest) -> Result<(), RequestError> {
     let LeaseRequest { share, gpus, count, duration_s, wait, target: _, holder: _, process: _, bind_to: _ } = request;
     match share {
@@ -54,7 +54,8 @@ pub fn check(request: &LeaseRequest) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// Checks that a text has the form of a profile name. Placement checks whether a GPU has the profile.
+/// Checks that a text has the form of a profile name, not that a GPU has the profile. Placement
+/// checks that.
 pub(super) fn profile(text: &str) -> Result<String, String> {
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b".+-".contains(&b);
     let lower = text.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! Errors in requests, with the correct notation.
+//! Errors in requests. Each error shows the correct notation.
 
 use std::fmt;
 
@@ -7,9 +7,10 @@ use gpush_api::{ApiError, Code, LeaseKind, MOST_MEMBERS};
 use super::{Key, LONGEST_SPEC, Spelling};
 use crate::selector::SelectorError;
 
-/// Why a request is refused, independently of the host.
+/// Why a request is refused, regardless of the host.
 ///
-/// Texts from the user are quoted: they have no control characters and at most 80 characters.
+/// Texts from the user are quoted: control characters are replaced, and at most 80 characters are
+/// shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestError {
     /// The text is longer than [`LONGEST_SPEC`].
@@ -17,23 +18,23 @@ pub enum RequestError {
         /// Length of the text.
         bytes: usize,
     },
-    /// A character that is not allowed in a request: a control character, or a character that is not ASCII.
+    /// A character is not allowed in a request: it is a control character or not ASCII.
     BadCharacter {
-        /// Position of the character, counted from 1.
+        /// Position of the character; 1 is the first.
         at: usize,
     },
-    /// A Slurm comment contains several requests.
+    /// The comment of a Slurm job contains several requests.
     SeveralInComment,
     /// There is nothing between two commas.
     EmptyTerm,
-    /// There is no such key.
+    /// A key does not exist.
     UnknownKey {
-        /// The key as given, quoted.
+        /// The key from the user, quoted.
         key: String,
-        /// The key that was probably meant.
+        /// The key that the user probably meant.
         nearest: Option<&'static str>,
     },
-    /// A key whose value Slurm chooses.
+    /// The request contains a key whose value Slurm chooses.
     ChosenBySlurm {
         /// The key.
         key: Key,
@@ -65,9 +66,9 @@ pub enum RequestError {
         key: Key,
         /// Notation of the key.
         spelling: Spelling,
-        /// The value as given, quoted.
+        /// The value from the user, quoted.
         value: String,
-        /// The problem, or what to write.
+        /// The problem, or what to write instead.
         why: String,
     },
     /// Two keys select two kinds of shares.
@@ -79,7 +80,7 @@ pub enum RequestError {
         /// Notation of the keys.
         spelling: Spelling,
     },
-    /// A key does not apply to the kind of share.
+    /// A key does not apply to this kind of share.
     Unfit {
         /// The key.
         key: Key,
@@ -90,7 +91,7 @@ pub enum RequestError {
     },
     /// A text does not have the form of a profile name.
     BadProfile {
-        /// The text as given, quoted.
+        /// The text from the user, quoted.
         name: String,
         /// What to write.
         why: String,
@@ -104,7 +105,7 @@ pub enum RequestError {
         /// The number.
         count: u32,
     },
-    /// Several members were requested of a kind that allows only one.
+    /// The request has several members, but its kind allows only one.
     NotCountable {
         /// The kind.
         kind: LeaseKind,
@@ -118,7 +119,7 @@ pub enum RequestError {
     },
     /// A selector is not valid.
     BadSelector(SelectorError),
-    /// The request contains no kind, and the GPUs offer none or several.
+    /// The request does not choose a kind, and the GPUs offer no kind or several kinds.
     NoDefault {
         /// Kinds that the GPUs offer.
         offered: Vec<LeaseKind>,

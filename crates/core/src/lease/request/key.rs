@@ -28,7 +28,7 @@ pub enum Key {
     Count,
     /// Duration of the lease.
     For,
-    /// How long to wait for capacity.
+    /// Maximum time to wait for capacity.
     Wait,
 }
 
@@ -37,11 +37,11 @@ pub enum Key {
 pub enum Spelling {
     /// Flags of `gpushctl run` and `gpushctl lease request`: `--mps 25`.
     Flags,
-    /// A Slurm spec: `mps=25`.
+    /// A Slurm request: `mps=25`.
     Slurm,
 }
 
-/// Whether a key has a value.
+/// Whether a key takes a value.
 enum Arity {
     None,
     Optional,
@@ -64,7 +64,7 @@ impl Key {
         Self::Wait,
     ];
 
-    /// Returns the key without dashes.
+    /// Returns the name of the key, without dashes.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -90,7 +90,8 @@ impl Key {
         })
     }
 
-    /// Returns whether Slurm chooses this value, so that a job's request cannot contain it.
+    /// Returns whether Slurm chooses the value of this key, so that the request of a job cannot
+    /// contain it.
     pub(super) fn is_chosen_by_slurm(self) -> bool {
         matches!(self, Self::Gpu | Self::Count | Self::For | Self::Wait)
     }
@@ -105,7 +106,7 @@ impl Key {
         }
     }
 
-    /// Returns an example of the key's value.
+    /// Returns an example of a value for the key.
     pub(super) fn example(self) -> &'static str {
         match self {
             Self::Mig => "1g.10gb",
@@ -121,7 +122,7 @@ impl Key {
         }
     }
 
-    /// Returns the value of a term. Checks whether the key requires or allows one.
+    /// Returns the value of a term. Checks whether the key requires or allows a value.
     pub(super) fn check_value(self, value: Option<&str>, spelling: Spelling) -> Result<Option<&str>, RequestError> {
         match (self.arity(), value) {
             (Arity::None, Some(_)) => Err(RequestError::UnexpectedValue { key: self, spelling }),
@@ -132,13 +133,13 @@ impl Key {
         }
     }
 
-    /// Returns the key in its notation: `--mps` or `mps`.
+    /// Returns the key as the notation writes it: `--mps` or `mps`.
     pub(super) fn written(self, spelling: Spelling) -> Written {
         Written { key: self, spelling }
     }
 }
 
-/// A key in its notation.
+/// A key, as a notation writes it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written {
     key: Key,
@@ -146,11 +147,12 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Returns the key with a value in its notation: `--mps 25`, `--wait=5m` or `mps=25`.
+    /// Returns the key with a value, as the notation writes them: `--mps 25`, `--wait=5m` or
+    /// `mps=25`.
     pub(super) fn with(self, value: &str) -> String {
         let separator = match (self.spelling, self.key) {
             _ if value.is_empty() => "",
-            // A separate word after `--wait` is not its value.
+            // After `--wait`, a separate word would not be read as the value.
             (Spelling::Slurm, _) | (Spelling::Flags, Key::Wait) => "=",
             (Spelling::Flags, _) => " ",
         };

@@ -1,4 +1,4 @@
-//! The textual grammar of lease requests. The flags of `gpushctl run` and Slurm specs both use it.
+//! The textual grammar of lease requests, for the flags of `gpushctl run` and for Slurm requests.
 //!
 //! ```text
 //! SPEC = TERM ("," TERM)*        TERM = KEY | KEY "=" VALUE
@@ -9,19 +9,20 @@
 //! | `mig` | `--mig` | `1g.10gb` | a MIG device of this profile |
 //! | `mem` | `--mem` | `10G`, `512M` | MIG: at least this memory; with `mps`: at most |
 //! | `slices` | `--slices` | `2` | MIG: at least this many compute slices |
-//! | `mps` | `--mps` | `25`, or none | a part of an MPS target: active thread percentage, or the rule's |
+//! | `mps` | `--mps` | `25`, or none | a part of an MPS target with this percentage, or the rule's |
 //! | `priority` | `--priority` | `below-normal` | with `mps`: priority of kernels |
 //! | `timeslice` | `--timeslice` | none | a time-slice replica |
 //! | `whole` | `--whole` | none | a whole GPU |
 //! | `gpu` | `--gpu` | selector, repeatable | GPUs that may be used |
-//! | `count` | `--count` | `2` | MIG devices or whole GPUs: all or none |
+//! | `count` | `--count` | `2` | number of MIG devices or whole GPUs; all are granted or none |
 //! | `for` | `--for` | `2h` | duration of the lease |
 //! | `wait` | `--wait` | `5m`, or none | wait for capacity, at most this long |
 //!
-//! For its jobs, Slurm chooses the GPUs and the time, so the last four keys are refused in Slurm specs.
+//! Slurm chooses the GPUs and the time of its jobs, so Slurm requests cannot contain the last four
+//! keys.
 //!
-//! The text can come from any user. Its length is limited, and control characters and shell syntax are errors. Only
-//! typed values leave this module.
+//! The text can come from any user. Its length is limited, and control characters and shell syntax
+//! are errors. The module returns only typed values.
 
 use std::time::Duration;
 
@@ -54,10 +55,10 @@ pub struct Term<'a> {
     pub value: Option<&'a str>,
 }
 
-/// Parses a Slurm spec, such as `mps=25,mem=8G`.
+/// Parses a Slurm request, such as `mps=25,mem=8G`.
 ///
 /// # Errors
-/// The first wrong term, with the correct notation.
+/// The first wrong term. The error shows the correct notation.
 pub fn parse(text: &str) -> Result<LeaseRequest, RequestError> {
     if text.len() > LONGEST_SPEC {
         return Err(RequestError::TooLong { bytes: text.len() });
@@ -80,10 +81,11 @@ pub fn parse(text: &str) -> Result<LeaseRequest, RequestError> {
     build(&terms, Spelling::Slurm)
 }
 
-/// Builds a request from terms in any order. `spelling` determines which keys are allowed, and how errors name a key.
+/// Builds a request from terms in any order. `spelling` determines which keys are allowed, and how
+/// errors write a key.
 ///
 /// # Errors
-/// The first wrong term, or terms that contradict each other.
+/// The first wrong term, or the first terms that contradict each other.
 pub fn build(terms: &[Term<'_>], spelling: Spelling) -> Result<LeaseRequest, RequestError> {
     let mut given: Vec<Key> = Vec::with_capacity(terms.len());
     let mut request = LeaseRequest::default();
@@ -132,7 +134,7 @@ fn number(value: Option<&str>) -> Result<u32, String> {
     number.ok_or_else(|| "write a whole number, such as 2".to_owned())
 }
 
-/// Parses a duration into whole seconds, at least one.
+/// Parses a duration to whole seconds. Returns at least one second.
 fn seconds(value: Option<&str>) -> Result<u64, String> {
     let parsed: Duration = duration::parse_positive(value.unwrap_or_default()).map_err(|error| error.to_string())?;
     Ok(parsed.as_secs().max(1))
@@ -143,10 +145,10 @@ fn mebibytes(value: Option<&str>) -> Result<MemoryLimit, String> {
     value.unwrap_or_default().parse::<MemoryLimit>().map_err(|error| error.why.to_owned())
 }
 
-/// Returns the share for a request that contains none: the only kind that the GPUs offer.
+/// Returns the share for a request that does not choose a kind: the only kind that the GPUs offer.
 ///
 /// # Errors
-/// The GPUs offer several kinds, or none.
+/// The GPUs offer several kinds, or no kind.
 pub fn default_share(offered: &[gpush_api::LeaseKind]) -> Result<LeaseShare, RequestError> {
     use gpush_api::LeaseKind;
     let mut kinds = offered.to_vec();

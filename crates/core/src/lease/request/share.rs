@@ -1,13 +1,13 @@
-//! The terms about the share of a request, and their combined meaning.
+//! The terms of a request that describe its share, and the share that they give together.
 
 use gpush_api::{LeaseShare, MemoryLimit, Percentage, Priority};
 
 use super::{Key, RequestError, Spelling, mebibytes, number};
 
-/// The terms about the share that were given.
+/// The terms of a request that describe its share.
 #[derive(Debug, Default)]
 pub(super) struct ShareTerms {
-    /// The terms that select a kind, in the given order.
+    /// The terms that select a kind, in the order of the request.
     kinds: Vec<Key>,
     profile: Option<String>,
     memory: Option<MemoryLimit>,
@@ -17,10 +17,10 @@ pub(super) struct ShareTerms {
 }
 
 impl ShareTerms {
-    /// Adds a term.
+    /// Adds a term about the share.
     ///
     /// # Errors
-    /// What is wrong with the value.
+    /// The value is wrong; the text says why.
     pub(super) fn add(&mut self, key: Key, value: Option<&str>) -> Result<(), String> {
         let text = value.unwrap_or_default();
         match key {
@@ -47,7 +47,7 @@ impl ShareTerms {
         Ok(())
     }
 
-    /// Builds the share.
+    /// Builds the share from the terms.
     pub(super) fn build(self, spelling: Spelling) -> Result<LeaseShare, RequestError> {
         if let [first, second, ..] = self.kinds[..] {
             return Err(RequestError::Contradiction { first, second, spelling });

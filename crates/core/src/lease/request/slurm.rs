@@ -1,10 +1,11 @@
 //! Requests in the comment of a Slurm job.
 //!
-//! The comment belongs to the user and can contain anything. Only these texts are requests; all other text is ignored:
+//! The user chooses the comment, so it can contain any text. Only these texts are requests; all
+//! other text is ignored:
 //!
 //! - a word that begins with `gpush:`, such as `gpush:mps=25,mem=8G`;
-//! - the comment `mps` or `mps-per-gpu`, which sites already use: MPS with the rule's settings. gpush has one daemon
-//!   for each target, so both mean the same.
+//! - the whole comment `mps` or `mps-per-gpu`, which sites already use: MPS with the rule's
+//!   settings. gpush has one daemon for each target, so both have the same meaning.
 
 use gpush_api::{LeaseRequest, LeaseShare};
 
@@ -13,10 +14,10 @@ use super::{RequestError, parse};
 /// Prefix of a request in a comment.
 const PREFIX: &str = "gpush:";
 
-/// Finds the request in a comment; `None` if there is none.
+/// Finds the request in a comment; `None` if the comment contains no request.
 ///
 /// # Errors
-/// The request is wrong, or there are several.
+/// The request is wrong, or the comment contains several requests.
 pub fn from_comment(comment: &str) -> Result<Option<LeaseRequest>, RequestError> {
     if let "mps" | "mps-per-gpu" = comment.trim() {
         let share = LeaseShare::Mps { percentage: None, memory_limit_mib: None, priority: None };

@@ -235,7 +235,8 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<LeaseRequest>(&json).unwrap(), request);
     }
 
-    /// Text of a user never becomes a part of a request. An accepted value is typed, or has the form of a name.
+    /// No text of a user can become a part of a request: an accepted value is typed, or has the
+    /// form of a name.
     #[test]
     fn parsed_requests_always_pass_the_check(text in "(mps|mig|mem|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(mem|mps)=.{0,8})?") {
         if let Ok(request) = parse(&text) {

@@ -4,7 +4,8 @@ use gpush_api::{LeaseRequest, LeaseShare, LeaseWait};
 
 use super::Key;
 
-/// Formats a request in the grammar, so that [`super::build`] gives the same request. Audit records use it.
+/// Formats a request in the grammar. [`super::build`] reads the text as the same request. Audit
+/// records contain this text.
 #[must_use]
 pub fn spec(request: &LeaseRequest) -> String {
     let mut terms: Vec<(Key, Option<String>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Invalid files, with each complete diagnostic; labels that do not match a host.
+//! Invalid files, each with its complete diagnostic, and labels that do not match a host.
 
 use std::fmt::Write as _;
 
@@ -173,7 +173,7 @@ fn unknown_label_lists_similar_ones_first() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Inserts any text into a file. The file is accepted, or refused with places in the file.
+    /// A file with any inserted text is either accepted, or refused with positions inside the file.
     #[test]
     fn mig_parted_reader_never_panics(at in any::<prop::sample::Index>(), length in 0..40_usize, insert in "[ -~\n\t\u{e4}]{0,12}", which in any::<prop::sample::Index>()) {
         let corpus = corpus();

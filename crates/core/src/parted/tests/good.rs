@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// One label for each feature of the format.
+/// Several labels, which together use every feature of the format.
 const FEATURES: &str = r#"
 # a comment
 version: v1
@@ -120,7 +120,8 @@ fn anchors_merges_json_and_crlf_are_accepted() {
 
 #[test]
 fn label_gives_layouts_to_its_gpus() {
-    // GPUs 0-3 are A100-80, 4-7 others. Filters match models, and lists match indexes of the host.
+    // GPUs 0-3 are A100-80, and GPUs 4-7 are other models. A filter matches models, and a list
+    // contains indexes of the host.
     let host = preset::gpus("mixed").unwrap();
     let id = |at: usize| host[at].pci_id.clone().unwrap();
     let other = host.iter().position(|gpu| gpu.pci_id != host[0].pci_id).unwrap();
@@ -146,7 +147,7 @@ fn last_group_for_a_gpu_counts() {
     );
     let expected = ["0 1g.6gb*2,2g.12gb", "1 off", "2 1g.6gb*2,2g.12gb", "3 off"];
     assert_eq!(meant(&text, &host).unwrap(), expected);
-    // The rules made from it are equivalent: there, the first rule that matches a GPU counts.
+    // The rules that the import creates are equivalent, although for rules the first match applies.
     let file = file(&text);
     let imported = import(&file, Some(file.select(None).unwrap()));
     let config = Config::parse(&imported.text, "x").unwrap_or_else(|errors| panic!("{errors}\n{}", imported.text));
@@ -159,7 +160,7 @@ fn last_group_for_a_gpu_counts() {
     assert!(imported.remarks.iter().any(|remark| remark.contains("later groups select")), "{:?}", imported.remarks);
 }
 
-/// As in mig-parted, `devices: all` configures only the GPUs that have MIG.
+/// A group with `devices: all` configures only the GPUs that support MIG, as in mig-parted.
 #[test]
 fn group_for_all_gpus_skips_those_without_mig() {
     let host = preset::gpus("mixed").unwrap();
@@ -181,12 +182,12 @@ fn group_for_all_gpus_skips_those_without_mig() {
     ];
     assert_eq!(all.remarks, left_out);
 
-    // GPUs that are listed or selected are not skipped. Their plans report the problem.
+    // GPUs that are listed or selected explicitly are not skipped. Their plans report the problem.
     let listed = resolved(&group("[0, 4]", on), &[]).unwrap();
     assert_eq!((listed.layouts.len(), listed.remarks.len()), (2, 0));
     let selected = resolved(&group("all", on), &["0,4"]).unwrap();
     assert_eq!((selected.layouts.len(), selected.remarks.len()), (2, 0));
-    // A GPU without MIG already has MIG off. The last group that names it applies.
+    // On a GPU without MIG, MIG is already off. The last group that matches the GPU applies.
     assert_eq!(resolved(&group("all", off), &[]).unwrap().layouts.len(), 6);
     let both = resolved(&(group("all", on) + &group("[4]", off)), &[]).unwrap();
     assert_eq!(
@@ -203,7 +204,7 @@ fn group_for_all_gpus_skips_those_without_mig() {
     );
 }
 
-/// A GPU that cannot be read shows no MIG, but may have it.
+/// The reading of a GPU that cannot be read shows no MIG, but the GPU may support it.
 #[test]
 fn group_for_all_gpus_keeps_unreadable_ones() {
     let mut host = preset::gpus("dgx-a100").unwrap();
@@ -243,11 +244,12 @@ fn desired_state_includes_mig_mode() {
     };
     let wanted = |plan: &gpush_api::GpuPlan| plan.error.is_none() && plan.is_empty();
     assert_eq!(plans(false).iter().map(wanted).collect::<Vec<_>>(), [false, true, false, false, true]);
-    // With `mig-devices: {}`, a GPU with MIG mode off needs a change. With the layout `none` it does not.
+    // With `mig-devices: {}`, a GPU with MIG mode off needs a change. With the layout `none`, it
+    // needs no change.
     assert_eq!(plans(true).iter().map(wanted).collect::<Vec<_>>(), [true, false, true, false, false]);
     let off: Vec<_> =
         plans(false).iter().map(|plan| (plan.mig_mode() == Some(false), plan.reset().is_some())).collect();
-    // Cancelling a pending mode change needs no reset.
+    // If a mode change is only pending, cancelling it needs no reset.
     assert_eq!(off, [(true, true), (false, false), (true, true), (true, false), (false, false)]);
 }
 
@@ -295,7 +297,7 @@ fn lost_gpu_makes_indexes_ambiguous() {
     let mut host = preset::gpus("dgx-a100").unwrap();
     host[3].state = GpuState::Lost;
     host[3].mig = None;
-    // The driver then gives new indexes to the GPUs after it.
+    // The driver then gives new indexes to the GPUs after the lost GPU.
     for (at, gpu) in host.iter_mut().enumerate().skip(4) {
         gpu.index = u32::try_from(at - 1).unwrap();
     }

@@ -15,7 +15,8 @@ fn only(text: &str) -> Label {
     file(text).select(None).unwrap().clone()
 }
 
-/// Returns the layouts that the only label of a text gives to a host: `index layout`, or `index off`.
+/// Returns the layouts that the only label of a text gives to a host, as `index layout` or
+/// `index off`.
 fn meant(text: &str, gpus: &[Gpu]) -> Result<Vec<String>, gpush_api::ApiError> {
     let file = file(text);
     let label = file.select(None)?;
@@ -25,7 +26,7 @@ fn meant(text: &str, gpus: &[Gpu]) -> Result<Vec<String>, gpush_api::ApiError> {
     Ok(layouts.iter().map(|one| format!("{} {}", index(&one.gpu), words(one))).collect())
 }
 
-/// Returns a label `x` with groups in mig-parted's form.
+/// Returns a file with one label `x` that has these groups.
 fn label(groups: &str) -> String {
     format!("version: v1\nmig-configs:\n  x:\n{groups}")
 }

@@ -1,4 +1,5 @@
-//! An export describes the current state, so comparing it with the host finds no difference.
+//! Exports the state of GPUs. A comparison of the exported file with the same GPUs must find no
+//! difference.
 
 use gpush_api::{ComputeInstance, GpuInstance, GpuPlan, InstanceStep};
 use proptest::prelude::*;
@@ -6,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::layout::MOST;
 
-/// Executes a plan on an empty GPU. Ids count up from 1.
+/// Executes a plan on an empty GPU. The ids of new instances start at 1.
 fn make(gpu: &mut Gpu, plan: &GpuPlan) {
     let mig = gpu.mig.as_mut().unwrap();
     for step in plan.instance_steps() {
@@ -52,7 +53,8 @@ fn as_wanted(plan: &GpuPlan) -> bool {
     plan.error.is_none() && plan.is_empty()
 }
 
-/// Returns a layout entry of the GPU: a GPU instance profile or a compute instance profile, with a count.
+/// Returns a layout entry for the GPU, with a GPU instance profile or a compute instance profile,
+/// and a count.
 fn entry(gpu: &Gpu, (profile, compute, count): (usize, usize, u8)) -> Entry {
     let profiles = &gpu.mig.as_ref().unwrap().profiles;
     let of = &profiles[profile % profiles.len()];
@@ -77,7 +79,7 @@ proptest! {
                 mig.set_mode(false, false);
                 continue;
             }
-            // Use as many of the random entries as fit.
+            // Uses as many of the random entries as fit.
             let mut layout = Vec::new();
             for drawn in entries {
                 layout.push(entry(gpu, *drawn).to_string());
@@ -92,7 +94,7 @@ proptest! {
         }
         let exported = export(&gpus, "current", |_| true).unwrap();
         let differs: Vec<u32> = asserted(&exported, &gpus).iter().filter(|plan| !as_wanted(plan)).map(|plan| plan.gpu).collect();
-        // If counts cannot express a state, the export reports it.
+        // If counts cannot express the state of a GPU, the export reports that GPU.
         let told: Vec<u32> = gpus.iter().map(|gpu| gpu.index).filter(|index| exported.remarks.iter().any(|r| r.starts_with(&format!("GPU {index}: ")))).collect();
         prop_assert_eq!(&differs, &told, "{}\n{:?}", exported.text, exported.remarks);
         let mut named: Vec<usize> = (0..gpus.len()).collect();
@@ -121,7 +123,7 @@ fn equal_gpus_share_a_group_and_parts_differ_by_id() {
     insta::assert_snapshot!([alike.text, one_differs.text, some.text, mixed.text].join("\n"));
 }
 
-/// mig-parted matches `1c.1g.20gb` and creates compute profile 0 for it.
+/// mig-parted recognizes `1c.1g.20gb` and creates compute profile 0 for it.
 #[test]
 fn both_compute_profiles_of_a_double_memory_1g_are_exported() {
     let mut gpus = preset::gpus("dgx-h100").unwrap();
@@ -141,9 +143,10 @@ fn both_compute_profiles_of_a_double_memory_1g_are_exported() {
 fn export_reports_what_counts_omit() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.truncate(5);
-    // Two compute instances in two GPU instances. Created from the file, they would share one.
+    // Two compute instances in two GPU instances. If they were created from the file, they would
+    // share one GPU instance.
     with(&mut gpus[0], "1c.3g.40gb@0,1c.3g.40gb@4");
-    // A GPU instance that mig-parted does not see.
+    // mig-parted does not see a GPU instance without compute instances.
     with(&mut gpus[1], "2g.20gb");
     gpus[1].mig.as_mut().unwrap().instances[0].compute.clear();
     gpus[2].state = GpuState::Lost;

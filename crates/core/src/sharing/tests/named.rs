@@ -1,4 +1,4 @@
-//! Names of targets and their resolution.
+//! Names of targets, and how texts of users are resolved to targets.
 
 use gpush_api::{MpsDaemon, MpsState};
 
@@ -102,7 +102,7 @@ fn short_names_are_distinct() {
     assert_eq!(short_name("", &none), "gx2");
     let mut taken = BTreeSet::new();
     for n in 0..40 {
-        // The UUIDs of presets differ only in their last digits.
+        // The UUIDs of preset GPUs differ only in their last digits.
         let name = short_name(&format!("GPU-00000000-0000-0000-0000-{n:012x}"), &taken);
         assert!(taken.insert(name));
     }

@@ -5,10 +5,10 @@ use super::{
     AutoDetect, GresConf, GresConfError, GresProblem, GresRecord, Position, UnknownKey,
 };
 
-/// How deep files may include each other.
+/// Maximum depth to which files may include each other.
 const DEEPEST: usize = 16;
 
-/// Reads the text and everything that it includes.
+/// Reads the text, and all files that it includes.
 pub(super) fn read(
     text: &str,
     node: &str,
@@ -24,13 +24,13 @@ struct GresReader<'a> {
     node: &'a str,
     read_include: &'a dyn Fn(&str) -> Option<String>,
     records: Vec<GresRecord>,
-    /// `AutoDetect=` for all nodes, and for this one.
+    /// Values of `AutoDetect=`: for all nodes, and for this node.
     global: Option<AutoDetect>,
     of_node: Option<AutoDetect>,
     unknown: Vec<UnknownKey>,
 }
 
-/// The pairs of a line, sorted by their keys.
+/// The pairs of a line, by key.
 #[derive(Default)]
 struct Fields {
     node_name: Option<String>,
@@ -95,7 +95,7 @@ impl Fields {
     fn of(pairs: Vec<KeyValue>) -> Self {
         let mut fields = Self::default();
         for KeyValue { key, value } in pairs {
-            // Slurm uses the last value of a key.
+            // If a key is repeated, Slurm uses its last value.
             let field = match key.to_ascii_lowercase().as_str() {
                 "nodename" => &mut fields.node_name,
                 "name" => &mut fields.name,
@@ -118,7 +118,7 @@ impl Fields {
         fields
     }
 
-    /// Returns the record; `None` for a line that has only `AutoDetect`.
+    /// Returns the record; `None` if the line contains only `AutoDetect`.
     fn record(self, place: &Position) -> Result<Option<GresRecord>, GresProblem> {
         let (key, written) = match (&self.file, &self.multiple_files) {
             (Some(_), Some(_)) => return Err(GresProblem::FileAndMultipleFiles),
@@ -137,7 +137,7 @@ impl Fields {
         let Some(name) = self.name else {
             return if self.auto_detect.is_some() && written.is_empty() { Ok(None) } else { Err(GresProblem::NoName) };
         };
-        // For `mps` and `shard`, the count is the number of shares of the GPU.
+        // For `mps` and `shard`, the count is the number of shares of the GPUs.
         let shared = matches!(name.as_str(), "mps" | "shard");
         if let Some(count) = given
             && !shared
@@ -174,7 +174,7 @@ fn auto_detect(value: &str) -> AutoDetect {
     }
 }
 
-/// Parses a count: `4`, `10G`. Slurm's suffixes multiply by 1024.
+/// Parses a count such as `4` or `10G`. Slurm's suffixes are powers of 1024.
 pub(super) fn count(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, suffix) = text.split_at(end);

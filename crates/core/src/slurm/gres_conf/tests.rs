@@ -95,7 +95,7 @@ fn mig_device_has_the_files_of_its_capabilities() {
     assert_eq!(conf.gpu(1).and_then(GresDevice::minor), Some(1));
 }
 
-/// Two MIG devices of a GPU have its device file in common.
+/// Two MIG devices of one GPU both contain the device file of the GPU.
 #[test]
 fn only_equal_lists_of_files_are_duplicates() {
     parse("Name=gpu MultipleFiles=/dev/nvidia0,/dev/cap1\nName=gpu MultipleFiles=/dev/nvidia0,/dev/cap2");
@@ -137,7 +137,7 @@ fn problems_have_their_line_and_cause() {
 }
 
 proptest! {
-    /// A file made of any order of minors maps index i to the i-th minor.
+    /// In a file that lists minor numbers in any order, index i is the i-th minor number.
     #[test]
     fn index_maps_to_the_written_minor(
         minors in Just((0..16u32).collect::<Vec<_>>()).prop_shuffle(),

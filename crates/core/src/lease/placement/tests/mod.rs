@@ -55,11 +55,13 @@ fn tightest_free_instance_is_taken_first() {
 #[test]
 fn dynamic_gpu_reuses_instances_then_saves_placements() {
     let empty = Host { gpus: vec![mig(0, "a100-80", true, "")] };
-    // A 1g at start 6 leaves 4g@0, 2g@0 and 2g@2 possible. At start 0 it would leave neither 4g nor 3g@0.
+    // A 1g at start 6 keeps 4g@0, 2g@0 and 2g@2 possible. A 1g at start 0 would make 4g and 3g@0
+    // impossible.
     assert_eq!(placed(&empty, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:new 19@6");
     let kept = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0, 3g.40gb@4 used")] };
     assert_eq!(placed(&kept, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:1g.10gb@0");
-    // Only free instances in the way are destroyed, and never those of other programs.
+    // Only free instances that overlap the new one are destroyed, and never the instances of other
+    // programs.
     assert_eq!(placed(&kept, &wanted(profile("3g.40gb"), 1), Policy::Pack), "0:new 9@0, destroys 0:0");
     let foreign = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 foreign, 3g.40gb@4 used")] };
     assert_eq!(
@@ -206,7 +208,8 @@ fn same_inputs_give_the_same_assignment_in_any_order_of_gpus() {
     }
 }
 
-/// Placement finds an assignment if there is one, and there is no better one. The planner can execute it.
+/// Placement finds an assignment if one exists, and no better assignment exists. The planner can
+/// execute it.
 #[test]
 fn placement_equals_the_brute_force_search() {
     let (mut placed, mut refused, mut created, mut destroyed) = (0, 0, 0, 0);

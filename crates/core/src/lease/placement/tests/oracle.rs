@@ -1,5 +1,5 @@
-//! Placement of MIG devices by trying all possibilities. It implements the objective in the module's documentation
-//! independently.
+//! Placement of MIG devices by an exhaustive search. It implements the objective in the
+//! documentation of `placement` independently.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 
@@ -9,7 +9,7 @@ use crate::{
     plan,
 };
 
-/// The cost of an assignment. Its elements are in the order of the objective, the most important first.
+/// The cost of an assignment. Its elements are in the order of the objective, most important first.
 pub(super) type OracleCost = [usize; 8];
 
 /// Returns whether instances can exist together.
@@ -186,7 +186,8 @@ fn destroy(host: &Host, members: &[Member], policy: Policy, least: &mut Option<O
     }
 }
 
-/// Asserts that the planner executes an assignment exactly: it creates and destroys what placement says.
+/// Asserts that the planner executes an assignment exactly: it creates and destroys what the
+/// assignment lists.
 pub(super) fn executes(host: &Host, assignment: &Assignment) {
     for gpu in &host.gpus {
         let mig = gpu.mig.as_ref().unwrap();

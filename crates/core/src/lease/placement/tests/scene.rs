@@ -56,7 +56,7 @@ fn geometry(model: &str) -> Geometry {
     Geometry::of_model(&gpush_geometry::model(model).unwrap())
 }
 
-/// Returns an instance with one device, which is in use unless `free`.
+/// Returns an instance with one device. The device is in use unless `free` is set.
 pub(in crate::lease) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
     let name = geometry(model).profile(profile_id).unwrap().profile.name.clone();
     let uuid = format!("{name}@{}", placement.start);
@@ -72,7 +72,8 @@ pub(in crate::lease) fn instance(model: &str, profile_id: u32, placement: Placem
     }
 }
 
-/// Returns a GPU with instances such as `1g.10gb@4 used, 2g.20gb@0 foreign`. The id of an instance is its start.
+/// Returns a GPU with instances such as `1g.10gb@4 used, 2g.20gb@0 foreign`. The id of each
+/// instance is its start.
 pub(in crate::lease) fn mig(index: u32, model: &str, dynamic: bool, instances: &str) -> GpuOffer {
     let geometry = geometry(model);
     let mut standing = Vec::new();
@@ -90,7 +91,7 @@ pub(in crate::lease) fn mig(index: u32, model: &str, dynamic: bool, instances: &
     GpuOffer { mig: Some(mig), ..gpu(index) }
 }
 
-/// Returns a GPU with as many random instances as fit.
+/// Returns a GPU with random instances that fit together.
 pub(in crate::lease) fn random(dice: &mut Dice, index: u32, model: &str) -> GpuOffer {
     let dynamic = dice.below(4) > 0;
     let mut gpu = mig(index, model, dynamic, "");
