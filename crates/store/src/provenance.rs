@@ -72,8 +72,8 @@ impl Evidence {
         })
     }
 
-    /// Returns whether gpushd used a database on this boot. A watermark of format 1 does not record that. To be safe,
-    /// it counts as used.
+    /// Returns whether gpushd used a database on this boot. A watermark of format 1 does not
+    /// contain the boot. To be safe, the function then returns `true`.
     pub(crate) fn used_on_this_boot(&self) -> bool {
         self.marker != Recorded::Missing
             || self
@@ -105,7 +105,7 @@ impl Evidence {
             if database.sequence < marker.sequence {
                 return behind(marker);
             }
-            // The marker is stronger evidence than the watermark.
+            // Do not check the watermark, because the marker is stronger evidence.
             return Provenance::Current;
         }
         let other_machine = self.machine.as_ref().zip(database.machine.as_ref()).is_some_and(|(ours, its)| ours != its);

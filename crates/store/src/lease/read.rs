@@ -64,7 +64,8 @@ impl View<'_> {
         text.parse().map(LeaseId).map_err(|_| corrupt())
     }
 
-    /// Reads every lease and checks that none has a number higher than the last one.
+    /// Reads every lease and checks that no lease has a number higher than the recorded last
+    /// number.
     pub(crate) fn check_leases(&self) -> Result<(), StoreError> {
         let last = self.last_lease()?;
         let leases = record::select::<LeaseRecord>(self.connection, "", [], self.sealed)?;
