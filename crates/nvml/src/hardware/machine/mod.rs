@@ -18,10 +18,10 @@
 //!   └──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! At most one worker serves. Each GPU has at most one call in flight over all workers. The same
-//! limit applies to calls about the host. If a call passes its deadline, the machine answers it,
-//! but the call stays in flight as *late*. Its GPU is then unsettled: the GPU gets no further call
-//! until the late reply arrives or the abandoned worker has ended.
+//! At most one worker serves. Each GPU has at most one call in flight over all workers, and so has
+//! the host. If a call passes its deadline, the machine answers the caller, but the call stays in
+//! flight as *late*. Its GPU is unsettled, and gets no further call until the late reply arrives or
+//! the abandoned worker has ended.
 //!
 //! When a worker dies, the mutations in flight fail, and the reads are repeated once, one at a
 //! time. If a reading kills the worker again, this identifies the GPU, so that it does not affect
@@ -136,8 +136,7 @@ struct Pending {
     ticket: Ticket,
     ask: Ask,
     until: Instant,
-    /// Whether the call was in flight when a worker died. If so, no other call runs during its next
-    /// attempt.
+    /// Whether the call was in flight when a worker died. Its next attempt then runs alone.
     suspect: bool,
 }
 
@@ -239,8 +238,7 @@ impl Machine {
             }
             Event::Unpause => {
                 self.paused = false;
-                // The time limit in the queue is for the start of a worker, so it does not include
-                // the pause.
+                // The time limit of the queue is for starting a worker. It excludes the pause.
                 self.queue.iter_mut().for_each(|pending| pending.until = now + self.limits.queue);
             }
             Event::Started { worker, result } => self.start_result(now, worker, result),
@@ -341,8 +339,7 @@ impl Machine {
         }
     }
 
-    /// Stores the last index and PCI address of each GPU, so that the worker does not have to
-    /// search for it.
+    /// Stores the last index and PCI address of each GPU. They save the worker a search.
     fn learn(&mut self, answer: &Answer) {
         use Answer::{ComputeInstance, ComputeModeSet, Destroyed, GpuInstance, Listed, Mode, Reading};
         let identities: Vec<_> = match answer {
