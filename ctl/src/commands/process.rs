@@ -24,7 +24,7 @@ pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) ->
     Ok(match all.unseen.first() {
         _ if !unleased => 0,
         _ if !all.processes.is_empty() => DIFFERS,
-        // If processes cannot be listed, it is not known whether some are unleased.
+        // If the processes cannot be listed, it is not known whether any of them are unleased.
         Some(error) => error.code.exit_status(),
         None => 0,
     })
@@ -35,7 +35,7 @@ async fn only(client: &mut Client, all: &mut GpuProcesses, selectors: &[String])
     let host = client.gpus(false).await?;
     let chosen = super::select_of(client, host.clone(), selectors).await?;
     all.processes.retain(|one| chosen.iter().any(|gpu| gpu.uuid == one.gpu_uuid));
-    // An error that names no other GPU may concern all GPUs.
+    // An error that does not name another GPU may concern all GPUs.
     let others = |message: &str| {
         let named = |gpu: &&gpush_api::Gpu| message.contains(&gpu.uuid);
         host.iter().any(|gpu| named(&gpu)) && !chosen.iter().any(|gpu| named(&gpu))
