@@ -109,7 +109,7 @@ fn collect(dir: &Path, depth: usize, pids: &mut Vec<u32>) {
     }
 }
 
-/// Returns whether the kernel counts processes in a cgroup of the unified hierarchy or below it.
+/// Returns whether the kernel reports processes in a cgroup of the unified hierarchy or below it.
 fn is_populated(dir: &Path) -> bool {
     fs::read_to_string(dir.join("cgroup.events")).is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
 }

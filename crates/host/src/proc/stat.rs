@@ -17,8 +17,8 @@ fn stat(pid: impl AnyPid) -> Option<Stat> {
     Stat::from_read(bytes.as_slice()).ok()
 }
 
-/// Returns whether the process is alive. A zombie counts as alive only while other threads of the
-/// process still run.
+/// Returns whether the process is alive. A zombie is treated as alive only while other threads of
+/// the process still run.
 fn is_living(stat: &Stat) -> bool {
     let has_ended = matches!(stat.state(), Ok(ProcState::Zombie | ProcState::Dead) | Err(_));
     !has_ended || stat.num_threads > 1

@@ -214,7 +214,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the clients that hang until all clients of the user whom the daemon serves now have
+    /// Returns the clients that hang until all clients of the user that the daemon serves now have
     /// ended.
     #[must_use]
     pub fn blocked(&self) -> Vec<i32> {

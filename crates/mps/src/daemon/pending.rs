@@ -59,7 +59,7 @@ fn is_elsewhere(pid: i32) -> bool {
     proc::is_in_our_network(pid) == Some(false)
 }
 
-/// Returns the clients that hang until all clients of the user whom the daemon serves now have
+/// Returns the clients that hang until all clients of the user that the daemon serves now have
 /// ended. If one waiting client belongs to another user, all waiting clients hang.
 pub(super) fn blocked(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32> {
     let users: Vec<u32> = servers.iter().filter_map(|(server, _)| proc::owner(*server)).collect();

@@ -131,8 +131,8 @@ impl Machine {
     }
 
     /// Returns when to kill an abandoned worker: all its calls must be late, and the grace time of
-    /// its late mutations must be over. If there are no mutations, the worker can be killed at
-    /// once.
+    /// its late mutations must be over. If there are no mutations, the worker can be killed
+    /// immediately.
     pub(super) fn kill_due(&self, worker: WorkerId) -> Option<Instant> {
         let abandoned = self.abandoned.get(&worker).filter(|a| a.killed.is_none())?;
         let mut due = abandoned.since;
