@@ -42,7 +42,7 @@ impl Client {
     }
 
     /// `GET /v1/operations`. Returns the last `most` operations, oldest first. With `before`,
-    /// returns the last operations before that one.
+    /// returns the last operations before the operation `before`.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -72,8 +72,8 @@ impl Client {
         self.get(&format!("/v1/operations/{}", segment(id))).await
     }
 
-    /// Returns the operation as soon as its revision exceeds `after`, or in its current state after
-    /// `wait`.
+    /// Returns the operation as soon as its revision exceeds `after`. If that takes longer than
+    /// `wait`, returns the operation in its current state.
     ///
     /// # Errors
     /// See [`crate::Kind`].

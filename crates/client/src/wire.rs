@@ -171,7 +171,7 @@ impl Wire {
         Self { socket, open: None, met: AtomicBool::new(false) }
     }
 
-    /// Sets that the client does not wait for a gpushd that is starting.
+    /// Makes the client not wait for a gpushd that is starting.
     pub(crate) fn expect_running(&mut self) {
         *self.met.get_mut() = true;
     }

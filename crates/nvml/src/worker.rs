@@ -180,7 +180,7 @@ fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Re
     }
 }
 
-/// Registers for the events of every GPU that supports any.
+/// Registers for the events of every GPU that supports events.
 fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
     let mut registered = 0_u32;
     let set = driver.event_set().and_then(|mut set| {

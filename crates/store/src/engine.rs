@@ -98,7 +98,7 @@ pub(crate) struct Counters {
     pub(crate) waiting: AtomicUsize,
     /// Commits. Each has one sync.
     pub(crate) commits: AtomicU64,
-    /// Writes in those commits.
+    /// Writes in all commits so far.
     pub(crate) writes: AtomicU64,
     /// Why writes are refused now, if they are.
     pub(crate) trouble: Mutex<Option<StoreError>>,

@@ -324,8 +324,8 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Deletes the records of the operations that ended first (by sequence), so that at most `keep` ended ones remain.
-    /// Operations with undo entries left are kept.
+    /// Deletes the records of the operations that ended first (by sequence), so that at most `keep`
+    /// ended operations remain. Keeps operations with undo entries left.
     pub(crate) fn prune_operations(&mut self, keep: usize) -> Result<usize, StoreError> {
         let mut ended: Vec<_> = self.view().operations()?;
         ended.retain(|record| record.stage.is_final());

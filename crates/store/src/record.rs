@@ -1,8 +1,8 @@
 //! Rows with a seal: a checksum over the table's name and all columns.
 //!
-//! SQLite detects damage to the structure of its file, but not to the values in it. The store accepts a row only if its
-//! seal is correct. So a flipped bit in an expiry or a layout becomes an error, and never a wrong value. Records are
-//! read and written as a whole.
+//! SQLite detects damage to the structure of its file, but not to the values in the file. The store
+//! accepts a row only if its seal is correct. So a flipped bit in an expiry or a layout becomes an
+//! error, and never a wrong value. Records are read and written as a whole.
 
 use std::fmt::Write as _;
 

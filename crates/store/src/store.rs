@@ -51,7 +51,7 @@ pub struct Statistics {
     pub waiting: usize,
     /// Commits. Each has one sync.
     pub commits: u64,
-    /// Writes in those commits.
+    /// Writes in all commits so far.
     pub writes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Progress of the database, recorded outside of it.
+//! Progress of the database, recorded in files outside of the database.
 //!
 //! If the end of SQLite's log is damaged, SQLite assumes that a crash interrupted a write, and continues without it.
 //! This is correct for a commit that was never reported. For any other commit it is a silent loss. So after each sync

@@ -13,7 +13,8 @@ use std::{
 use super::MOUNTS;
 use crate::pidfd::AsyncPidFd;
 
-/// First and longest pause before a cgroup is read again. Used if no process in it can be watched.
+/// First and longest pause before a cgroup is read again. Used if no process in the cgroup can be
+/// awaited.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 /// Maximum depth below the cgroup that is read.

@@ -65,7 +65,7 @@ pub struct Manager {
 #[derive(Debug, Clone)]
 struct Link {
     connection: Connection,
-    /// Whether systemd sends signals to it.
+    /// Whether systemd sends signals to the connection.
     is_subscribed: bool,
 }
 

@@ -18,7 +18,7 @@ pub(super) const ENDED: &str = "WHERE state = 'ended' AND sequence < ?1 ORDER BY
 pub struct LeaseHistory {
     /// Only leases of this user.
     pub uid: Option<u32>,
-    /// Only leases that ended before this sequence number; `None` for the last ones.
+    /// Only leases that ended before this sequence number; `None` for the latest leases.
     pub before: Option<u64>,
     /// Maximum number of leases.
     pub limit: usize,

@@ -1,4 +1,4 @@
-//! Requests a lease, and waits for it in the queue.
+//! Requests a lease, and waits in the queue until it is granted.
 //!
 //! gpushd responds when the lease is granted. Meanwhile this process shows the position in the queue, which it reads
 //! over a second connection. If this process exits early, its connection closes, and gpushd removes the request from

@@ -354,8 +354,8 @@ impl Machine {
         }
     }
 
-    /// Returns the calls in flight in a worker; `None` if the worker may end now. If a worker ends
-    /// although it may not, it has crashed.
+    /// Returns the calls in flight in a worker that must not end now; `None` for another worker. If
+    /// such a worker ends, it has crashed.
     pub(super) fn in_hand(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }
