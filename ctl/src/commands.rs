@@ -1,4 +1,5 @@
-//! The commands. Each one sends requests to gpushd or uses `gpush-core`, and passes the result to `render`.
+//! The commands. Each command sends requests to gpushd or uses `gpush-core`, and passes the result
+//! to `render`.
 
 mod apply;
 mod audit;
@@ -37,7 +38,7 @@ use crate::{
     output::{Output, Prints},
 };
 
-/// How long a command is silent before it prints what it waits for.
+/// How long a command waits before it prints what it waits for.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// Runs the command.
@@ -135,7 +136,8 @@ fn out_is_json(global: &Global) -> bool {
     global.json || global.output == Some(args::Format::Json)
 }
 
-/// Creates a runtime with one thread, and only with I/O and timers. Commands run often and must return quickly.
+/// Creates a runtime with one thread and only with I/O and timers, because commands run often and
+/// must start quickly.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))
@@ -167,8 +169,8 @@ fn select(gpus: Vec<Gpu>, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     Ok(chosen.map(|(_, gpu)| gpu).collect())
 }
 
-/// Selects among gpushd's GPUs. A GPU that the driver lists but cannot identify is not among them; gpushd's error
-/// explains why.
+/// Selects among gpushd's GPUs. They do not include a GPU that the driver lists but cannot
+/// identify. For such a GPU, gpushd's error explains the reason.
 async fn select_of(client: &mut Client, gpus: Vec<Gpu>, texts: &[String]) -> Result<Vec<Gpu>, Failure> {
     let selectors = texts.iter().flat_map(|text| text.split(',')).filter_map(|text| text.parse::<Selector>().ok());
     let absent = selectors.filter_map(|selector| selector.absent(&gpus)).next();

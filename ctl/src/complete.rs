@@ -1,12 +1,12 @@
-//! Completion: what the shell offers after TAB.
+//! Completion: the words that the shell offers after TAB.
 //!
 //! ```text
 //! shell ── COMPLETE=bash gpushctl -- WORDS ─► `complete` ─► clap's engine ─► commands, options, values of enums
 //!                                                                     └────► `candidates` ─► gpushd: GPUs, leases, …
 //! ```
 //!
-//! The engine offers hidden names where only those match, and does not know hidden aliases of the typed words. So it gets
-//! a command line without aliases, and commands without hidden names.
+//! clap's engine offers hidden names if only those match, and does not know hidden aliases of the
+//! typed words. So it gets a command line without aliases, and commands without hidden names.
 
 mod bash;
 mod candidates;
@@ -28,7 +28,7 @@ const VARIABLE: &str = "COMPLETE";
 /// The supported shells.
 const SHELLS: Shells<'static> = Shells(&[&bash::Bash, &Elvish, &Fish, &Powershell, &Zsh]);
 
-/// Prints completions if a shell asks for them. Returns whether it did.
+/// Prints completions if a shell asks for them. Returns whether a shell did.
 pub(crate) fn complete(words: &[OsString]) -> Result<bool, clap::Error> {
     if std::env::var_os(VARIABLE).is_none_or(|shell| shell.is_empty()) {
         return Ok(false);
@@ -43,7 +43,7 @@ pub(crate) fn script(shell: &str) -> std::io::Result<Vec<u8>> {
     let Some(completer) = SHELLS.completer(shell) else { return Ok(script) };
     completer.write_registration(VARIABLE, "gpushctl", "gpushctl", "gpushctl", &mut script)?;
     if shell == "zsh" {
-        // zsh loads the file on the first TAB, and calls it as a function.
+        // On the first TAB, zsh loads the file and calls it as a function.
         script.extend(b"[[ $funcstack[1] == _gpushctl ]] && _clap_dynamic_completer_gpushctl \"$@\"\n");
     }
     Ok(script)
@@ -100,7 +100,7 @@ fn without_hidden(command: Command) -> Command {
     let aliases: Vec<String> = command.get_visible_aliases().map(str::to_owned).collect();
     let command = command.alias(None).visible_aliases(aliases);
     command.mut_args(argument).mut_subcommands(|one| {
-        // clap cannot remove a command. This name cannot be typed.
+        // clap cannot remove a command. Rename it instead, to a name that cannot be typed.
         if one.is_hide_set() { one.name("\u{1}") } else { without_hidden(one) }
     })
 }
@@ -130,7 +130,7 @@ fn is_one_of(word: &OsStr, names: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    /// Value names of text that has no candidates.
+    /// Value names of free text, which has no candidates.
     const FREE: [&str; 11] =
         ["DURATION", "LABEL", "MEMORY", "NAME", "NUMBER", "PERCENT", "PID", "SPEC", "TEXT", "TIME", "USER"];
 

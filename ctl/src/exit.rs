@@ -22,16 +22,17 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// Interrupted by Ctrl-C: 128 + SIGINT, as in a shell.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Why a command ends early.
+/// The reason why a command ends early.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// An error to print.
     Error(Box<ApiError>),
-    /// The reader has closed stdout, as in `gpushctl status | head -1`. Nothing is printed.
+    /// The reader of stdout has closed it, as in `gpushctl status | head -1`. gpushctl prints
+    /// nothing more.
     BrokenPipe,
 }
 
-/// The end of a command. The exit status is returned after everything was printed.
+/// The end of a command. The exit status is returned after all output was printed.
 pub(crate) type Outcome = Result<u8, Failure>;
 
 impl From<ApiError> for Failure {

@@ -1,7 +1,8 @@
 //! `gpushctl`: the command line for administrators, users, scripts and Slurm hooks.
 //!
-//! It sends requests to gpushd over its socket, or uses `gpush-core` where gpushd is not needed (`--offline`, `config
-//! check`), and shows the result. It never loads NVML, and makes no decision about a GPU.
+//! gpushctl sends requests to gpushd over its socket and shows the results. Where gpushd is not
+//! needed (`--offline`, `config check`), it uses `gpush-core` instead. gpushctl never loads NVML,
+//! and makes no decision about a GPU.
 
 mod args;
 mod commands;
@@ -50,7 +51,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
         let text = error.render().to_string();
         let first = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
         let message = match error.kind() {
-            // The text of this error is the help.
+            // The text of this error is the whole help, so use another message.
             clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing",
             _ => first.trim_start_matches("error: "),
         };
@@ -64,7 +65,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     ExitCode::from(status(words))
 }
 
-/// Reports a command line in the style of another tool.
+/// Reports a command line in the form of another tool.
 fn refused(error: &ApiError, words: &[OsString]) -> ExitCode {
     if wants_json(words) {
         output::error_document(error);
@@ -98,11 +99,11 @@ fn evaluated(words: &[OsString]) -> bool {
 fn status(words: &[OsString]) -> u8 {
     let named = commands(words);
     let is_run = named.first() == Some(&"run");
-    // All other exit statuses of `run` are those of its command.
+    // All other exit statuses of `run` belong to its command.
     if is_run { exit::NO_COMMAND } else { Code::BadRequest.exit_status() }
 }
 
-/// Options that may precede a command and whose value is a separate word.
+/// Options that may precede a command and that take the next word as their value.
 const WITH_VALUE: [&str; 5] = ["--socket", "-o", "--output", "--color", "--request-timeout"];
 
 /// Returns the words of a command line that are not options: command, subcommand and arguments.

@@ -1,4 +1,4 @@
-//! Plans and checks without gpushd, from a preset or a saved host, with `gpush-core`.
+//! Plans and checks without gpushd. Uses a preset or a saved host, and `gpush-core`.
 
 use std::{
     fs::{File, OpenOptions},
@@ -25,7 +25,8 @@ pub(crate) fn host(text: &str) -> Result<Vec<Gpu>, ApiError> {
         return preset::gpus(text);
     }
     let path = Path::new(text);
-    // A path is recognized by its form, or because it exists. Everything else is a misspelled preset.
+    // The text is a path if it has the form of a path, or if the file exists. Otherwise it is a
+    // misspelled preset.
     if text == "-" || path.exists() || text.contains('/') || path.extension().is_some() {
         return preset::saved(&read(path)?, &name(path));
     }
@@ -39,16 +40,17 @@ pub(crate) fn plan(host: &str, gpus: &[Gpu], config: Option<&Path>, request: &Pl
     Ok(plans)
 }
 
-/// Adapts the commands in hints to the offline host. Commands that contact gpushd would not help.
+/// Adapts the commands in hints to the offline host, because commands that contact gpushd would not
+/// help.
 pub(crate) fn about_all(host: &str, plans: &mut Plans) {
     for plan in &mut plans.plans {
         plan.error = plan.error.take().map(|error| about(host, error));
     }
 }
 
-/// Does the same for one error.
+/// Adapts the commands in the hint of one error.
 pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
-    // stdin cannot be read again.
+    // stdin cannot be read a second time, so keep the hint.
     if host != "-"
         && let Some(hint) = &mut error.hint
     {
@@ -83,8 +85,8 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
             }
         },
     };
-    // Without rules, no GPU is selected, and the planner's hint would be about the config of gpushd. The planner still
-    // reports an invalid layout.
+    // Without rules, no GPU is selected, and the planner's hint would be about gpushd's config. An
+    // invalid layout is still reported by the planner.
     let (by_rules, has_layout) = match &request.layout {
         LayoutSource::PerGpu(_) => (false, true),
         LayoutSource::Config | LayoutSource::Wanted => (true, false),
@@ -119,7 +121,8 @@ fn indexes(gpus: &[Gpu]) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join(","))
 }
 
-/// Returns flags that select a GPU with MIG and a layout for it. It uses the selected GPUs, or else the first one.
+/// Returns flags that select a GPU with MIG, and a layout for it. The GPU is one of the selected
+/// GPUs, or else the first GPU.
 fn selectable(gpus: &[Gpu], selected: &[String]) -> Option<String> {
     let (gpu, mig) = gpus.iter().find_map(|gpu| Some((gpu, gpu.mig.as_ref()?)))?;
     let profile = mig.profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
@@ -166,8 +169,9 @@ pub(crate) fn read_up_to(path: &Path, most: u64) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-/// Reads a file to its end. Refuses a pipe without a writer, because a normal open would block until there is one. The
-/// pipe of `<(command)` has a writer, or data that its writer has left.
+/// Reads a file to its end. Refuses a pipe without a writer, because a normal open would block
+/// until there is a writer. The pipe of `<(command)` has a writer, or contains the data that its
+/// writer left.
 fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
     let mut file: File = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if file.metadata()?.file_type().is_fifo() {
@@ -175,7 +179,7 @@ fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
         match file.read(&mut first) {
             Ok(0) => return Err(io::Error::other("it is a pipe without a writer")),
             Ok(_) => bytes.extend(first),
-            // There is a writer that has not written yet.
+            // The pipe has a writer that has not written yet.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }

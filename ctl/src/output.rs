@@ -1,5 +1,5 @@
-//! Output: results go to stdout, errors and progress to stderr. With `--json`, stdout has exactly one document, and
-//! stderr is empty.
+//! Output: results go to stdout; errors and progress go to stderr. With `--json`, stdout contains
+//! exactly one document, and stderr is empty.
 
 use std::{
     borrow::Cow,
@@ -20,7 +20,7 @@ use crate::{
 /// Width if the terminal's width is not known, in columns.
 const USUAL_WIDTH: usize = 80;
 
-/// What a command prints, apart from `-o json`.
+/// The kind of output of a command. It determines the permitted formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prints {
     /// A list.
@@ -75,11 +75,11 @@ impl Output {
         self.verbatim(text.as_bytes())
     }
 
-    /// Returns text with or without colors. Each stream decides separately: stdout may be a terminal while stderr is
-    /// not.
+    /// Returns text with or without colors. This depends on the stream: stdout may be a terminal
+    /// although stderr is not.
     ///
-    /// The whole text is converted at once. A stream adapter would write in small pieces, which takes longer than all
-    /// other work on a large host.
+    /// Converts the whole text at once. A stream adapter would write the text in small pieces. On a
+    /// large host, that takes longer than all other work.
     fn dressed<'t>(&self, text: &'t str, stream: &impl anstream::stream::RawStream) -> Cow<'t, str> {
         let choice = match self.color {
             ColorChoice::Auto => AutoStream::choice(stream),
@@ -102,7 +102,7 @@ impl Output {
         self.verbatim(&json(value)?)
     }
 
-    /// Prints one of several JSON documents, on a separate line.
+    /// Prints one of several JSON documents as a line.
     pub(crate) fn json_line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
         let mut line = serde_json::to_vec(value).map_err(|e| unwritable(&e))?;
         line.push(b'\n');
@@ -160,7 +160,7 @@ impl Output {
         ApiError::new(Code::BadRequest, message).hint("use `-o table` or `-o json`")
     }
 
-    /// Returns whether the output is a drawing for users, not lines for programs.
+    /// Returns whether the output is a drawing for users, and not lines for programs.
     pub(crate) fn is_drawn(&self) -> bool {
         matches!(self.format, Format::Table | Format::Wide)
     }
@@ -224,7 +224,7 @@ impl Output {
 /// Prints an error as the JSON document, even if the command line could not be parsed.
 pub(crate) fn error_document(error: &ApiError) {
     if let Ok(bytes) = json(&ErrorDocument { error }) {
-        // If stdout is closed, only the exit status remains.
+        // If stdout is closed, only the exit status reports the error.
         let _ = std::io::stdout().lock().write_all(&bytes);
     }
 }
@@ -260,7 +260,8 @@ fn width() -> usize {
     columns.filter(|n| (20..=1000).contains(n)).unwrap_or(USUAL_WIDTH)
 }
 
-/// Returns whether text is UTF-8, from the variables of the locale in their order of precedence.
+/// Returns whether the locale uses UTF-8. Evaluates the variables of the locale in their order of
+/// precedence.
 fn locale_is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(variable).find(|value| !value.is_empty());
     locale.is_some_and(|name| {

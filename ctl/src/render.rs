@@ -1,8 +1,8 @@
 //! Converts the API's types into text for users.
 //!
-//! All functions here depend only on a value and a [`Look`]: width, characters, time. The text contains colors; the
-//! caller strips them where they do not belong. So each drawing has a snapshot test that needs neither gpushd nor a
-//! terminal.
+//! All functions here depend only on a value and a [`Look`]: width, characters, time. The text
+//! contains colors, and the caller removes them if the output does not support them. So each
+//! drawing has a snapshot test that needs neither gpushd nor a terminal.
 
 pub(crate) mod audit;
 pub(crate) mod bar;

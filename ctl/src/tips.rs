@@ -1,7 +1,8 @@
-//! Suggestions in clap's usage errors. Removes those that do not help.
+//! Suggestions in clap's usage errors. This module removes those that do not help.
 //!
-//! clap suggests the nearest word of any kind: for `operations` it suggested `version`, and for `-i 0` it suggested `--
-//! -i 0`. A suggestion stays if the two words have the same beginning or differ in few letters.
+//! clap suggests the nearest word of any kind: for `operations` it suggested `version`, and for `-i
+//! 0` it suggested `-- -i 0`. This module keeps a suggestion only if the two words have the same
+//! beginning or differ in few letters.
 
 use clap::error::{ContextKind, ContextValue, Error};
 use gpush_core::nearest::nearest;
@@ -17,7 +18,7 @@ pub(crate) fn without_guesses(mut error: Error) -> Error {
     for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue] {
         if error.get(kind).is_some_and(|suggested| !helps(&typed, suggested)) {
             error.remove(kind);
-            // The usage line belongs to the removed suggestion.
+            // The usage line belongs to the suggestion that was removed.
             error.remove(ContextKind::Usage);
         }
     }

@@ -18,8 +18,8 @@ use crate::{
     wire::{AWAY, AWAY_FROM_QUEUE, Answer, Question, Wire},
 };
 
-/// Default time limit for an answer. It suffices for every read: a read never waits longer for the driver than gpushd's
-/// own deadlines.
+/// Default time limit for an answer. It suffices for every read, because gpushd limits how long a
+/// read waits for the driver.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Minimum time limit for entering maintenance. gpushd waits for driver calls in flight, which have their own
@@ -51,7 +51,7 @@ pub struct Client {
     slow: Option<Slow>,
 }
 
-/// The notification about a slow answer. It is called once.
+/// The notification about a slow answer. It is sent only once.
 struct Slow {
     after: Duration,
     tell: Box<dyn Fn(Duration) + Send + Sync>,
@@ -77,15 +77,17 @@ impl Client {
         self
     }
 
-    /// Fails at once if no gpushd listens. Otherwise, the client waits a moment for a gpushd that is starting.
+    /// Fails immediately if no gpushd listens. Without this call, the client waits a moment for a
+    /// gpushd that is starting.
     #[must_use]
     pub fn without_waiting_for_start(mut self) -> Self {
         self.wire.expect_running();
         self
     }
 
-    /// Calls `tell` with the deadline when an answer first takes longer than `after`, so that a command can explain the
-    /// delay. Does not count waiting that the caller requested ([`Client::operation_after`]).
+    /// Calls `tell` with the deadline as soon as an answer takes longer than `after`, so that a
+    /// command can explain the delay. A wait that the caller requested
+    /// ([`Client::operation_after`]) is not included.
     #[must_use]
     pub fn when_slow(mut self, after: Duration, tell: impl Fn(Duration) + Send + Sync + 'static) -> Self {
         self.slow = Some(Slow { after, tell: Box::new(tell) });
@@ -224,7 +226,7 @@ impl Client {
             Err(_) => Bytes::new(),
         };
         let answer = Answer { status: head.status, body };
-        // Decoding the unsuccessful answer returns its error.
+        // Decoding an unsuccessful answer returns the error that it contains.
         Err(self.decode::<serde_json::Value>(&question, &answer).await.err().unwrap_or_else(|| self.wire.not_http()))
     }
 
@@ -260,8 +262,8 @@ impl Client {
         self.post(path, body, Some(uuid::Uuid::new_v4().to_string())).await
     }
 
-    /// Sends a change whose answer may take until `deadline`. The answer does not count as slow, because the caller
-    /// waits for it.
+    /// Sends a change whose answer may take until `deadline`. Never reports the answer as slow,
+    /// because the caller has requested the wait.
     pub(crate) async fn change_within<B: Serialize, T: DeserializeOwned>(
         &mut self,
         path: &str,
@@ -279,7 +281,7 @@ impl Client {
         &mut self.deadline
     }
 
-    /// The time that an answer may take.
+    /// Returns the time that an answer may take.
     pub(crate) fn patience(&self) -> Duration {
         self.deadline
     }
@@ -314,8 +316,8 @@ impl Client {
         Err(self.misunderstood(question, cause).await)
     }
 
-    /// Returns the error for an answer that cannot be parsed. It comes from a gpushd of another version, or from
-    /// another program.
+    /// Returns the error for an answer that cannot be parsed. The sender is a gpushd of another
+    /// version, or another program.
     async fn misunderstood(&mut self, question: &Question<'_>, cause: String) -> Error {
         let asked = self.wire.ask(&Question::get("/v1/version"), self.deadline).await;
         let version = asked.ok().and_then(|a| serde_json::from_slice::<Version>(&a.body).ok());

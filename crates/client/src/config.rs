@@ -48,7 +48,8 @@ impl Client {
     /// See [`crate::Kind`]. After [`crate::Kind::Lost`] and [`crate::Kind::TimedOut`] the override may have ended.
     pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
         let path = format!("/v1/overrides/{}", segment(gpu));
-        // Without a key: a repeated request would return that there is no override.
+        // Send no key and do not repeat the request: a repeated request would report that there is
+        // no override.
         let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None, away: AWAY };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await

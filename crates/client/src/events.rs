@@ -1,7 +1,7 @@
 //! The event stream (`GET /v1/events`), parsed incrementally.
 //!
-//! The stream has a separate connection, which is open as long as the caller listens. Its end is not an error: the
-//! caller reconnects with [`EventStream::place`].
+//! The stream has a separate connection, which is open as long as the caller listens. The end of
+//! the stream is not an error: the caller reconnects with [`EventStream::place`].
 
 use std::time::Duration;
 
@@ -149,7 +149,7 @@ impl Parser {
                     _ => {}
                 }
             }
-            // An item without data only updates the position.
+            // An item without data only changes the position.
             if let Ok(value) = serde_json::from_str(&data) {
                 return Some(Told::of(value));
             }
@@ -170,7 +170,7 @@ mod tests {
             "id: e-2\n\n: a comment\n\nid: e-3\nevent: xid\ndata: {xid}\n\nid: e-4\nevent: weather\ndata: {young}\n\nid: e-9\n\nid: e-10\n"
         );
         let mut told = Vec::new();
-        // Any division of the bytes gives the same result.
+        // The result must not depend on how the bytes are divided.
         for byte in text.bytes() {
             parser.unread.push(byte);
             while let Some(one) = parser.next() {

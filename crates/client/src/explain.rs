@@ -1,4 +1,4 @@
-//! Explains failed connections, with a command that solves each problem.
+//! Explains failed connections, each with a command that solves the problem.
 //!
 //! ```text
 //! stat and connect          meaning                               remedy
@@ -10,8 +10,8 @@
 //! EAGAIN                    the backlog is full                   try again
 //! ```
 //!
-//! [`gather`] collects the facts, and [`explain`] is pure. So a test can check each message without another user, a
-//! service or a gpushd.
+//! [`gather`] collects the facts, and [`explain`] is a pure function of them. So a test can check
+//! each message without another user, a service or a gpushd.
 
 use std::{
     io,
@@ -37,8 +37,8 @@ pub struct Access {
     pub mode: u32,
     /// Whether the caller runs with this group.
     pub in_group: bool,
-    /// Whether the user database lists the caller as a member. If `in_group` is false, the caller only has to log in
-    /// again.
+    /// Whether the user database lists the caller as a member. If this is true and `in_group` is
+    /// false, the caller only has to log in again.
     pub listed_in_group: bool,
 }
 
@@ -99,7 +99,7 @@ fn look(path: &Path, user: Option<&nix::unistd::User>) -> Found {
         Ok(meta) if meta.is_file() => Found::Other("a regular file"),
         Ok(_) => Found::Other("a device or pipe"),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            // The deepest directory whose metadata is readable is the closed one.
+            // The caller cannot enter the deepest directory whose metadata is readable.
             let closed = path.ancestors().skip(1).find_map(|dir| Some((dir.to_owned(), dir.metadata().ok()?)));
             match closed {
                 Some((dir, meta)) => Found::ClosedDirectory(dir, access(&meta, user)),
@@ -157,7 +157,8 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         )
         .hint("try again; if that fails too, see `journalctl -u gpushd`")
         .retryable(),
-        // The socket disappeared or appeared between the two calls. A second attempt will show which.
+        // The socket was deleted or created between the two calls. A second attempt will show the
+        // current state.
         (Found::Nothing, io::ErrorKind::NotFound) => {
             let own = facts.own.as_ref().map_or_else(String::new, |own| format!(", nor {}, your own", own.display()));
             ApiError::new(
@@ -344,7 +345,8 @@ mod tests {
     #[test]
     fn file_that_is_not_a_socket_is_reported() {
         let at = facts(Found::Other("a regular file"), Origin::Option);
-        // connect(2) on a regular file returns ECONNREFUSED. This error alone would mean a stale socket.
+        // connect(2) on a regular file returns ECONNREFUSED. The same error is returned for a stale
+        // socket.
         let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains("a regular file, not gpushd's socket"), "{message}");

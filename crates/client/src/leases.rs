@@ -31,8 +31,8 @@ impl Client {
         self.change_within("/v1/leases", request, deadline).await
     }
 
-    /// `GET /v1/leases`. Returns all leases that have not ended, in order of arrival, then the last `ended` leases that
-    /// have. Of these, the one that ended last comes first.
+    /// `GET /v1/leases`. Returns all leases that have not ended, in order of arrival. Then follow
+    /// the last `ended` leases that have ended, latest first.
     ///
     /// # Errors
     /// See [`crate::Kind`].

@@ -1,11 +1,12 @@
 //! Client of gpushd's API over its Unix socket.
 //!
-//! It is a separate crate because `gpushctl`, Slurm hooks and tests all connect to gpushd and must explain failures in
-//! the same way. A missing socket, a refused connection, missing permission, a gpushd of another version and one that
-//! does not answer are five problems with five remedies. [`explain`] distinguishes them.
+//! A separate crate, because `gpushctl`, Slurm hooks and tests all connect to gpushd and must
+//! explain failures in the same way. Five problems have five different remedies: a missing socket,
+//! a refused connection, missing permission, a gpushd of another version, and a gpushd that does
+//! not answer. [`explain`] distinguishes them.
 //!
-//! It is deliberately small: one connection, no pool, no thread, no resolver. It runs on any tokio runtime; a
-//! current-thread runtime with I/O and time suffices.
+//! The crate is deliberately small: one connection, no pool, no thread, no resolver. It runs on any
+//! tokio runtime. A current-thread runtime with I/O and time suffices.
 
 mod client;
 mod config;

@@ -1,7 +1,7 @@
 //! Calls about MPS daemons and processes on GPUs.
 //!
-//! A target is given in any form that users may type: the index of a GPU, `0:2g.20gb@2`, the short name, or a UUID or
-//! its prefix. gpushd resolves it.
+//! A target is given in any form that a user may type: the index of a GPU, `0:2g.20gb@2`, a short
+//! name, or a UUID or its prefix. gpushd resolves it.
 
 use gpush_api::{GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
 use serde::{Serialize, de::DeserializeOwned};

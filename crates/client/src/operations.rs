@@ -22,9 +22,10 @@ impl Client {
         self.post("/v1/mig/plan", request, None).await
     }
 
-    /// `POST /v1/mig/apply`. Returns the operation when it has begun.
+    /// `POST /v1/mig/apply`. Returns the operation as soon as it has begun.
     ///
-    /// The request has an idempotency key and is repeated while gpushd may be restarting. Only one operation begins.
+    /// The request has an idempotency key, and the client repeats it while gpushd may be
+    /// restarting. Only one operation begins.
     ///
     /// # Errors
     /// See [`crate::Kind`]. After [`crate::Kind::Lost`] and [`crate::Kind::TimedOut`] the operation may have begun.
@@ -32,7 +33,7 @@ impl Client {
         self.change("/v1/mig/apply", request).await
     }
 
-    /// `POST /v1/operations/{id}/cancel`. Returns at once; the operation ends later.
+    /// `POST /v1/operations/{id}/cancel`. Returns immediately; the operation ends later.
     ///
     /// # Errors
     /// See [`crate::Kind`]; [`gpush_api::Code::Conflict`] if the operation has already ended.
@@ -40,7 +41,8 @@ impl Client {
         self.change(&format!("/v1/operations/{}/cancel", segment(id)), &()).await
     }
 
-    /// `GET /v1/operations`. Returns the last `most` operations, or the last ones before `before`, oldest first.
+    /// `GET /v1/operations`. Returns the last `most` operations, oldest first. With `before`,
+    /// returns the last operations before the operation `before`.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -70,7 +72,8 @@ impl Client {
         self.get(&format!("/v1/operations/{}", segment(id))).await
     }
 
-    /// Returns the operation when its revision exceeds `after`, or its current state after `wait`.
+    /// Returns the operation as soon as its revision exceeds `after`. If that takes longer than
+    /// `wait`, returns the operation in its current state.
     ///
     /// # Errors
     /// See [`crate::Kind`].

@@ -7,15 +7,16 @@ use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 use crate::{client::Client, error::Error};
 
 impl Client {
-    /// `POST /v1/slurm/jobs`. The job is the key: the same request again gets the same lease.
+    /// `POST /v1/slurm/jobs`. The job is the idempotency key: if the request is repeated, it gets
+    /// the same lease.
     ///
     /// # Errors
-    /// See [`crate::Kind`]; an answer that is an error means that the node cannot serve the job.
+    /// See [`crate::Kind`]. If gpushd answers with an error, the node cannot serve the job.
     pub async fn slurm_start(&mut self, job: &SlurmJobStart) -> Result<SlurmJobStarted, Error> {
         self.post("/v1/slurm/jobs", job, None).await
     }
 
-    /// `POST /v1/slurm/jobs/end`. It can be repeated.
+    /// `POST /v1/slurm/jobs/end`. The request can be repeated.
     ///
     /// # Errors
     /// See [`crate::Kind`].

@@ -1,4 +1,4 @@
-//! The path of gpushd's socket, and how it was chosen, for error messages.
+//! The path of gpushd's socket, and how the path was chosen. Error messages contain both.
 
 use std::{
     os::unix::fs::{FileTypeExt, MetadataExt},
@@ -8,7 +8,7 @@ use std::{
 /// Socket of the system's gpushd.
 pub const DEFAULT_SOCKET: &str = "/run/gpush/gpushd.sock";
 
-/// Name of gpushd's second socket, in the directory of the first one.
+/// Name of gpushd's second socket, in the directory of the first socket.
 pub const ADMIN_SOCKET: &str = "admin.sock";
 
 /// How a socket path was chosen.
@@ -31,8 +31,9 @@ pub struct Socket {
     pub path: PathBuf,
     /// How it was chosen.
     pub origin: Origin,
-    /// gpushd's second socket, if it exists and the caller is root or the user that gpushd runs as. It is tried first,
-    /// because other users cannot fill its backlog. If it fails, `path` is used, and errors are about `path`.
+    /// gpushd's second socket, if it exists and the caller is root or the user that gpushd runs as.
+    /// The client tries it first, because other users cannot fill its backlog. If that fails, the
+    /// client uses `path`, and errors are about `path`.
     pub(crate) admin: Option<PathBuf>,
 }
 
@@ -66,8 +67,8 @@ impl Socket {
         self
     }
 
-    /// Returns the admin socket alone, also while it does not exist: on the other one gpushd refuses Slurm's hooks. A
-    /// socket that the user has given stays.
+    /// Returns only the admin socket, even while it does not exist, because gpushd refuses Slurm's
+    /// hooks on the other socket. A path that the user has given is not changed.
     #[must_use]
     pub fn for_hooks(self) -> Self {
         match self.origin {
@@ -77,8 +78,8 @@ impl Socket {
     }
 
     fn choose(system: &Path, runtime_dir: Option<&Path>) -> Self {
-        // If a closed directory prevents the check of a path, the path counts as existing. Then the user gets an error
-        // about that directory.
+        // If a directory prevents the check of a path because the user cannot enter it, treat the
+        // path as existing. Then the user gets an error about that directory.
         let absent = matches!(system.symlink_metadata(), Err(e) if e.kind() == std::io::ErrorKind::NotFound);
         if absent && let Some(dir) = runtime_dir {
             let own = dir.join("gpush").join("gpushd.sock");
@@ -113,7 +114,8 @@ mod tests {
         assert_eq!(socket().with_admin(own + 1).admin, None);
     }
 
-    /// Fault: a hook that ran while gpushd restarted found no admin socket, and waited for the other one.
+    /// Regression test: a hook that ran while gpushd restarted found no admin socket, and waited
+    /// for the other socket.
     #[test]
     fn hooks_use_the_admin_socket_also_while_it_does_not_exist() {
         let system = Socket::given("/run/none/gpushd.sock", Origin::System).with_admin(0);

@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection over the socket. Requests follow one another, each with its deadline.
+//! One HTTP/1.1 connection over the socket. Sends one request at a time, each with its deadline.
 //!
 //! ```text
 //! idle ──request──► open ──answer──► open        reused for the next request
@@ -7,9 +7,10 @@
 //!                                                 a request with a key until gpushd has restarted
 //! ```
 //!
-//! A change has an idempotency key, so gpushd executes it only once. So the client sends it again if the connection
-//! ended before the answer, or if gpushd refused it because it was stopping. After an upgrade, the next gpushd returns
-//! the answer to a change that the previous one began.
+//! A change has an idempotency key, so gpushd executes it only once. So the client can send it
+//! again if the connection ended before the answer, or if gpushd refused it because gpushd was
+//! stopping. After an upgrade, the next gpushd returns the answer to a change that the previous
+//! gpushd began.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -42,20 +43,21 @@ const BACKLOG_FULL: Duration = Duration::from_millis(2);
 /// Maximum time to wait for a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Time for which an unanswered change is repeated: a restarting agent needs less.
+/// How long the client repeats an unanswered change. A restart of gpushd takes less time.
 pub(crate) const AWAY: Duration = Duration::from_secs(5);
 
-/// Time for which a request that may wait in a queue is repeated: for so long the next agent keeps its place.
+/// How long the client repeats a request that may wait in a queue. The next gpushd keeps the
+/// request's place in the queue for this long.
 pub(crate) const AWAY_FROM_QUEUE: Duration = Duration::from_secs(30);
 
 /// Pause between two repetitions.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long to wait for a socket that does not exist, or on which no process listens. New users type `gpushd &` and
-/// then a command.
+/// How long the client waits for a socket that does not exist, or on which no process listens. New
+/// users type `gpushd &` and then a command.
 const COMING: Duration = Duration::from_millis(300);
 
-/// Interval of checks for such a socket.
+/// Interval between two checks for such a socket.
 const LOOK: Duration = Duration::from_millis(10);
 
 fn is_absent(error: &std::io::Error) -> bool {
@@ -71,9 +73,10 @@ pub(crate) struct Question<'a> {
     pub(crate) path: &'a str,
     /// JSON; empty for a request without a body.
     pub(crate) body: Bytes,
-    /// The idempotency key of a change. Without an answer, its outcome is uncertain.
+    /// The idempotency key of a change. If a request with a key gets no answer, its outcome is
+    /// uncertain.
     pub(crate) key: Option<String>,
-    /// How long a change is repeated while no agent answers.
+    /// How long the client repeats a change while no gpushd answers.
     pub(crate) away: Duration,
 }
 
@@ -102,20 +105,22 @@ impl std::fmt::Display for Question<'_> {
 
 /// The last relevant outcome of a repeated change.
 enum Before {
-    /// There is none yet.
+    /// There is no relevant outcome yet.
     Nothing,
-    /// A gpushd may have begun the change. Without a later answer, the outcome stays uncertain.
+    /// A gpushd may have begun the change. If no later attempt is answered, the outcome remains
+    /// uncertain.
     Lost(Error),
     /// A gpushd reported that it did not begin the change.
     Refused(Answer),
 }
 
 impl Before {
-    /// Updates the outcome after another attempt. A refusal stays certain after a lost attempt only if the same gpushd,
-    /// while it was stopping, answered on the same connection.
+    /// Updates the outcome after another attempt. If an attempt after a refusal gets no answer, the
+    /// refusal is still certain only if both used the same connection and the refusing gpushd was
+    /// stopping.
     fn and(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
-            // If another gpushd refuses, it is still unknown what the first one did.
+            // If another gpushd refuses the change, it is still unknown what the first gpushd did.
             (Ok(_), Self::Lost(doubt)) => Self::Lost(doubt),
             (Ok(answer), Self::Nothing | Self::Refused(_)) => Self::Refused(answer.clone()),
             (Err(error), Self::Refused(answer))
@@ -128,7 +133,7 @@ impl Before {
         }
     }
 
-    /// Returns the result for the caller when no more attempts follow.
+    /// Returns the result for the caller after the last attempt.
     fn told_with(self, last: Result<Answer, Error>) -> Result<Answer, Error> {
         match (last, self) {
             (Err(error), Self::Lost(doubt)) if error.kind == Kind::Connect => {
@@ -156,7 +161,8 @@ pub(crate) struct Answer {
 pub(crate) struct Wire {
     pub(crate) socket: Socket,
     open: Option<http1::SendRequest<Full<Bytes>>>,
-    /// Whether a gpushd has answered before. The client waits only for the first connection.
+    /// Whether a gpushd has answered before. If not, the client waits for a gpushd that is
+    /// starting.
     met: AtomicBool,
 }
 
@@ -165,7 +171,7 @@ impl Wire {
         Self { socket, open: None, met: AtomicBool::new(false) }
     }
 
-    /// Does not wait for a gpushd that is starting.
+    /// Makes the client not wait for a gpushd that is starting.
     pub(crate) fn expect_running(&mut self) {
         *self.met.get_mut() = true;
     }
@@ -179,7 +185,7 @@ impl Wire {
             return self.until_answered(question, first, until, deadline).await;
         }
         match first {
-            // gpushd may close an idle connection. That does not mean that it has ended.
+            // gpushd may close an idle connection, even if it has not ended.
             Err(error) if error.kind == Kind::Lost && reused => self.attempt(question, until, deadline).await,
             other => other,
         }
@@ -212,13 +218,15 @@ impl Wire {
             let began = Instant::now();
             last = self.attempt(question, until, deadline).await;
             if began.elapsed() > question.away {
-                // An agent accepted this attempt and waited. So this is another restart.
+                // A gpushd accepted this attempt and kept it in the queue, so this is another
+                // restart.
                 give_up = until.min(Instant::now() + question.away);
             }
         }
     }
 
-    /// Opens a separate connection for an answer without an end. Returns its status and body.
+    /// Opens a separate connection for an answer without an end. Returns the status and the body of
+    /// the answer.
     pub(crate) async fn stream(
         &self,
         question: &Question<'_>,
@@ -274,9 +282,10 @@ impl Wire {
             let give_up = Instant::now() + if self.met.load(Relaxed) { Duration::ZERO } else { COMING };
             loop {
                 match UnixStream::connect(path).await {
-                    // A gpushd that is starting will listen in a moment.
+                    // A gpushd that is starting will soon listen.
                     Err(error) if is_absent(&error) && Instant::now() < give_up => tokio::time::sleep(LOOK).await,
-                    // The backlog is full. connect(2) on a non-blocking socket fails at once, so wait here.
+                    // The backlog is full. On a non-blocking socket, connect(2) then fails
+                    // immediately, so wait here.
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                         tokio::time::sleep(BACKLOG_FULL).await;
                     }
@@ -301,12 +310,13 @@ impl Wire {
     }
 
     async fn speak(&self, stream: UnixStream) -> Result<http1::SendRequest<Full<Bytes>>, Error> {
-        // An HTTP/1 handshake sends nothing, so it can fail only because of hyper itself.
+        // hyper sends nothing during an HTTP/1 handshake, so the handshake can fail only because of
+        // hyper itself.
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| {
             let error = ApiError::new(Code::Internal, "cannot start HTTP on the connection");
             Error::new(Kind::Connect, error.cause(e.to_string()))
         })?;
-        // The request in flight reports the end of the connection.
+        // The request in flight reports the end of the connection, so ignore the result here.
         tokio::spawn(async move { drop(connection.await) });
         Ok(sender)
     }
@@ -397,7 +407,8 @@ fn is_passing(answer: &Answer) -> bool {
             .is_ok_and(|error| matches!(error.code, Code::Unavailable | Code::Stopping) && error.retryable)
 }
 
-/// Returns whether gpushd refused because it is stopping. Then repeating on this connection is useless.
+/// Returns whether gpushd refused because it is stopping. It will refuse every further request on
+/// this connection.
 fn is_stopping(answer: &Answer) -> bool {
     serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.code == Code::Stopping)
 }

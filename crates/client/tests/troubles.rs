@@ -99,7 +99,7 @@ async fn requests_share_one_connection() {
     let mut client = client(&path);
     assert_eq!(client.version().await.unwrap().agent, "0.9.9");
     assert!(client.gpus(true).await.unwrap().is_empty());
-    // An API error is also an answer.
+    // An API error is also an answer: it leaves the connection open.
     let error = client.gpu("GPU-x/y").await.unwrap_err();
     assert_eq!((error.kind, error.code()), (Kind::Answer, Code::NotFound));
     assert_eq!(error.error.message, "no /v1/gpus/GPU-x%2Fy");
@@ -111,7 +111,7 @@ async fn requests_share_one_connection() {
 async fn connection_closed_while_idle_is_reopened_for_reads_only() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    // Answers one request per connection, then closes it without a notice.
+    // The server answers one request per connection, then closes the connection without a notice.
     let connections = serve_raw(&path, |mut stream| async move {
         let mut buffer = [0; 4096];
         let _ = stream.read(&mut buffer).await;
@@ -158,7 +158,7 @@ async fn unanswered_change_is_repeated_under_its_key() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let keys = Arc::new(Mutex::new(Vec::new()));
-    // Closes before the answer, refuses, closes during the answer, then answers.
+    // The server closes before the answer, refuses, closes during the answer, then answers.
     let answers = [Vec::new(), refusal(true), operation()[..30].to_vec(), operation()];
     let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
     let connections = serve_raw(&path, {
@@ -196,7 +196,7 @@ async fn uncertain_change_is_reported_and_final_refusal_is_final() {
     let error = client(&path).apply(&ApplyRequest::default()).await.unwrap_err();
     assert_eq!((error.kind, connections.load(Ordering::SeqCst)), (Kind::Answer, 1), "{error:?}");
 
-    // The server receives the request, ends, and does not restart.
+    // The server receives the request, ends, and is not started again.
     let path = dir.path().join("gone");
     let (listener, file) = (UnixListener::bind(&path).unwrap(), path.clone());
     tokio::spawn(async move {
@@ -324,7 +324,7 @@ async fn agent_with_full_backlog_is_busy_not_absent() {
 async fn foreign_server_differs_from_other_gpushd_version() {
     let dir = tempfile::tempdir().unwrap();
 
-    // The server sends first, and it is not HTTP.
+    // The server sends data first, and the data is not HTTP.
     let path = dir.path().join("ssh");
     serve_raw(&path, |mut stream| async move {
         let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").await;
@@ -343,8 +343,8 @@ async fn foreign_server_differs_from_other_gpushd_version() {
     assert!(error.error.message.contains("is not gpushd"), "{error:?}");
     assert!(error.error.causes[0].contains("404"), "{error:?}");
 
-    // gpushd with another API version. `version` detects it at once; any other answer that cannot be parsed reveals it
-    // too.
+    // gpushd has another API version. `version` detects this immediately. Every other call detects
+    // it when it cannot parse an answer.
     let path = dir.path().join("v2");
     serve(&path, |_, path| if path == "/v1/version" { (200, version("v2")) } else { (404, "gone".into()) });
     for error in [client(&path).version().await.unwrap_err(), client(&path).gpus(false).await.unwrap_err()] {

@@ -9,7 +9,7 @@ use crate::{Area, Finding, Host};
 /// Config file of the system service.
 const PATH: &str = "/etc/gpush/config.toml";
 
-/// Returns the config with findings about it. Without a readable config, returns the defaults.
+/// Returns the config with findings about it. If no config can be read, returns the defaults.
 pub(crate) fn examine(host: &Host) -> (Config, Vec<Finding>) {
     let file = host.path(PATH);
     let bytes = match fs::read(&file) {

@@ -6,10 +6,11 @@ use crate::{Area, Finding, Host};
 
 const DIRECTORY: &str = "/var/lib/gpush";
 
-/// Free space in MiB that is enough for the database, its log and the reserve several times over.
+/// Free space in MiB that is several times larger than the database, its log and the reserve
+/// together.
 const ENOUGH_MIB: u64 = 64;
 
-/// Free space below which gpushd will soon refuse changes, MiB.
+/// Free space in MiB below which gpushd will soon refuse changes.
 const LITTLE_MIB: u64 = 8;
 
 pub(crate) fn examine(host: &Host) -> Vec<Finding> {

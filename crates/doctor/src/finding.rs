@@ -85,11 +85,11 @@ impl FromStr for Area {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// As gpush needs it.
+    /// The host is as gpush needs it.
     Ok,
-    /// gpush works, but something else may not.
+    /// gpush works, but another program or a job may not.
     Warning,
-    /// Something that gpush offers does not work.
+    /// A feature of gpush does not work.
     Problem,
 }
 

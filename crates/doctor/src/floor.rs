@@ -2,10 +2,10 @@
 
 use crate::{Area, Finding, Host};
 
-/// Oldest supported kernel. It has `pidfd_open`, which gpushd needs.
+/// Oldest supported kernel. It has all system calls that gpushd needs, such as `pidfd_open`.
 const KERNEL: (u32, u32) = (5, 4);
 
-/// Oldest supported systemd. gpush's units use settings that older versions lack.
+/// Oldest supported systemd. Older versions do not support some settings of gpush's units.
 const SYSTEMD: u32 = 245;
 
 pub(crate) fn examine(host: &Host) -> Vec<Finding> {

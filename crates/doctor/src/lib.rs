@@ -1,7 +1,9 @@
-//! Examines a host: finds what prevents gpush from working, and names the command that solves it.
+//! Examines a host: finds what prevents gpush from working, and returns the command that solves
+//! each problem.
 //!
-//! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns findings. This crate
-//! never changes the host, and does not connect to gpushd: the caller passes gpushd's answer as an [`Agent`].
+//! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns
+//! findings. This crate never changes the host, and does not connect to gpushd: the caller passes
+//! the result of asking gpushd as an [`Agent`].
 //!
 //! | module | subject |
 //! |---|---|
@@ -37,8 +39,8 @@ pub use self::{
     host::Host,
 };
 
-/// Returns the lines of Slurm's files that the area `slurm` reads, for a bug report; `None` when the host has no
-/// slurm.conf. Other lines may have passwords.
+/// Returns the lines of Slurm's files that the area `slurm` reads, for a bug report; `None` when
+/// the host has no slurm.conf. Omits all other lines, because they may contain passwords.
 #[must_use]
 pub fn slurm_excerpt(host: &Host) -> Option<String> {
     slurm::excerpt(host)

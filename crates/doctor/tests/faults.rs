@@ -1,4 +1,5 @@
-//! Tests of every finding: each test starts with a healthy host below a directory and plants one fault.
+//! Tests of every finding. Each test starts with a healthy host below a directory, and creates one
+//! fault there.
 
 use std::{
     fs,

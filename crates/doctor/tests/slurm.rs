@@ -1,4 +1,5 @@
-//! A host whose Slurm suits gpush, and every finding as a fault that is planted there.
+//! A host whose Slurm is configured for gpush. Each test creates one fault there, and expects its
+//! finding.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -123,7 +124,7 @@ fn missing_hooks_are_found() {
         let host = Planted::healthy();
         host.change(line, "");
         host.finds(Severity::Problem, key, "scontrol reconfigure");
-        // Without GPUs of Slurm, jobs can work without gpush.
+        // If the config assigns no GPU to Slurm, jobs can work without gpush.
         host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
         host.finds(Severity::Warning, key, "/usr/share/gpush/slurm/");
     }
@@ -141,7 +142,7 @@ fn file_that_slurmd_cannot_run_is_found() {
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }
 
-/// Fault: the doctor found nothing, and Slurm drained the node with an empty reason.
+/// Regression test: the doctor found nothing, although Slurm drained the node with an empty reason.
 #[test]
 fn script_of_a_gpushctl_that_does_not_exist_is_found() {
     for text in [

@@ -25,7 +25,7 @@ const READ: u16 = 0o4;
 const READ_AND_ENTER: u16 = 0o5;
 const NOTHING: u16 = 0;
 
-/// Grants a directory to its owner and these users only: they may enter and list it.
+/// Grants access to a directory to its owner and these users only: they may enter and list it.
 ///
 /// # Errors
 /// The file system has no access lists, or the directory belongs to another user.
@@ -51,8 +51,8 @@ pub fn admitted(dir: &Path) -> io::Result<BTreeSet<u32>> {
     }
 }
 
-/// Grants a user to read a file, which its owner can only read too. Returns false if the file system has no access
-/// lists.
+/// Allows a user to read a file, and limits the owner to reading it too. Returns false if the file
+/// system has no access lists.
 ///
 /// # Errors
 /// The file belongs to another user, or does not exist.
@@ -64,7 +64,8 @@ pub fn let_read(file: &Path, uid: u32) -> io::Result<bool> {
     }
 }
 
-/// Returns a list that gives permissions to the owner and to other users.
+/// Returns a list that gives the permissions `owner` to the owner and `others` to each of the
+/// users.
 fn list(owner: u16, others: u16, uids: &BTreeSet<u32>) -> Vec<u8> {
     let named = uids.iter().map(|uid| (USER, others, *uid));
     let entries = std::iter::once((OWNER, owner, NO_ID)).chain(named).chain([(GROUP, NOTHING, NO_ID)]);

@@ -1,7 +1,8 @@
 //! The systemd unit and the Slurm job of a process, by its cgroup.
 //!
-//! A user can create cgroups with any name below a unit that systemd delegated to that user, such as
-//! `user@1000.service`. So only the part of a path that belongs to the system manager counts:
+//! A user can create cgroups with any name below a unit that systemd delegated to that user, such
+//! as `user@1000.service`. So this module evaluates only the part of a path that belongs to the
+//! system manager:
 //!
 //! ```text
 //! /user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_42
@@ -10,7 +11,7 @@
 //! /slurm/uid_1000/job_42/step_0                      Slurm, other hierarchies; also slurm_NODE
 //! ```
 //!
-//! In addition root must own the directory in which the unit or the job was created.
+//! In addition, root must own the directory in which the unit or the job was created.
 
 mod kind;
 mod members;
@@ -33,14 +34,14 @@ const MOUNTS: &str = "/sys/fs/cgroup";
 /// Kinds of units that have processes.
 const KINDS: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];
 
-/// A Slurm job as the path of its cgroup names it.
+/// A Slurm job, as the path of its cgroup describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlurmJob {
     /// Job id.
     pub id: u64,
-    /// Name of the node. Only a Slurm that is built for several nodes on one host has it in the path.
+    /// Name of the node. The path contains it only if Slurm is built for several nodes on one host.
     pub node: Option<String>,
-    /// User of the job. Only paths outside the unified hierarchy have it.
+    /// User of the job. Only paths outside the unified hierarchy contain it.
     pub uid: Option<u32>,
 }
 
@@ -56,7 +57,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Returns the unit's name without `.service`; `None` for other units and for the services of users.
+    /// Returns the unit's name without `.service`; `None` for units that are not services, and for
+    /// the service managers of users.
     pub fn service(&self) -> Option<&str> {
         self.unit.as_deref()?.strip_suffix(".service").filter(|name| !name.starts_with("user@"))
     }
@@ -72,7 +74,7 @@ impl Membership {
         let lines = || cgroups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
         let is_roots = |hierarchy: &str, path: &str| matches!(created_by(Hierarchy(hierarchy), path), Some(0) | None);
         let of = |wanted: &str| lines().find(|(hierarchy, path)| *hierarchy == wanted && *path != "/");
-        // systemd manages the unified hierarchy or its own named one.
+        // systemd manages the unified hierarchy, or the hierarchy named `systemd`.
         let (hierarchy, path) = of("").or_else(|| of("name=systemd")).or_else(|| lines().next())?;
         let unit = unit_path(path).filter(|unit| is_roots(hierarchy, unit));
         let job = |(hierarchy, path): (&str, &str)| {
@@ -92,11 +94,13 @@ pub fn of(pid: impl proc::AnyPid) -> Option<Membership> {
     Membership::parse(&proc::cgroups(pid)?)
 }
 
-/// A hierarchy as `/proc/PID/cgroup` names it: its controllers, or nothing for the unified one.
+/// A hierarchy as `/proc/PID/cgroup` names it: its controllers, or an empty string for the unified
+/// hierarchy.
 #[derive(Debug, Clone, Copy)]
 struct Hierarchy<'a>(&'a str);
 
-/// Returns the owner of the directory in which a cgroup was created: only that user can have created it.
+/// Returns the owner of the directory in which a cgroup was created. Only that user can have
+/// created the cgroup.
 fn created_by(hierarchy: Hierarchy<'_>, path: &str) -> Option<u32> {
     let parent = Path::new(path.strip_prefix('/')?).parent()?;
     let mounts = match hierarchy.0.strip_prefix("name=").unwrap_or(hierarchy.0) {
@@ -122,7 +126,7 @@ fn unit_path(path: &str) -> Option<&str> {
     None
 }
 
-/// systemd puts `_` before names that would collide with files of the kernel.
+/// Removes the `_` that systemd puts before names that would collide with files of the kernel.
 fn unescaped(name: &str) -> &str {
     name.strip_prefix('_').unwrap_or(name)
 }
@@ -202,7 +206,7 @@ mod tests {
         }
     }
 
-    /// A user may create all of these below the part that systemd delegated.
+    /// A user can create cgroups with all of these names below the part that systemd delegated.
     #[test]
     fn names_below_a_delegated_unit_are_ignored() {
         const HOME: &str = "0::/user.slice/user-1000.slice/user@1000.service";
@@ -223,7 +227,7 @@ mod tests {
         for cgroups in ["0::/system.slice/slurmstepd.scope/job_42\n", "3:devices:/slurm/uid_1000/job_42\n"] {
             assert_eq!(parsed(cgroups, 1000), (None, None), "{cgroups}");
         }
-        // The check is made for the job's own directory, not for the unit alone.
+        // The owner check applies to the job's own directory, and not only to the unit.
         let is_jobs = |_: Hierarchy<'_>, path: &str| Some(if path.contains("job") { 1000 } else { 0 });
         let found = Membership::parse_with("0::/system.slice/slurmstepd.scope/job_42\n", is_jobs).unwrap();
         assert_eq!((found.unit.as_deref(), found.slurm_job), (Some("slurmstepd.scope"), None));

@@ -1,7 +1,8 @@
 //! Processes that have a GPU's device node open.
 //!
-//! The driver lists only processes that compute. But a monitor, or another service that keeps the device open, also
-//! blocks a reset. This module never reads the memory of a process, so no process can delay the search.
+//! The driver lists only processes that compute. But a monitor or another service that keeps the
+//! device open also blocks a reset. This module never reads the memory of a process, so a process
+//! cannot delay the search.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +22,8 @@ use crate::{
 /// Name of the fabric manager's process. The kernel cuts names after 15 characters.
 const FABRIC_MANAGER_NAME: &str = "nv-fabricmanage";
 
-/// Minor number of the first capability node of GPU instances, and the number of these nodes for each GPU:
+/// Minor number of the first capability node of GPU instances, and the number of such nodes for
+/// each GPU:
 /// `/dev/nvidia-caps/nvidia-cap<minor>`.
 const CAPS: (u32, u32) = (3, 135);
 
@@ -57,7 +59,7 @@ pub fn holders(proc: &Path, minors: &[u32], except: &[u32]) -> io::Result<Vec<Ho
 pub fn fabric_manager_runs(proc: &Path) -> io::Result<bool> {
     let own = nix::unistd::geteuid().as_raw();
     let is_one = |dir: &Path| {
-        // Other users' processes are ignored: they can have any name.
+        // Ignore the processes of other users, because they can have any name.
         uid(dir).is_some_and(|uid| uid == 0 || uid == own)
             && (text_of(dir, "comm").trim_end() == FABRIC_MANAGER_NAME
                 || membership(dir).is_some_and(|one| one.service() == Some(FABRIC_MANAGER)))
@@ -85,7 +87,8 @@ fn holder(dir: &Path, pid: u32, devices: Vec<String>) -> Option<Holder> {
     Some(Holder { pid: Some(pid), uid: Some(uid(dir)?), user: None, command: None, service, devices })
 }
 
-/// Returns the effective user id. A simulated host has no `status` files: there it is the owner of the directory.
+/// Returns the effective user id. A simulated host has no `status` files, so there it returns the
+/// owner of the directory.
 fn uid(dir: &Path) -> Option<u32> {
     match read(dir.join("status")) {
         Ok(status) => Some(Status::parse(&String::from_utf8_lossy(&status))?.uid()),
@@ -113,7 +116,8 @@ mod tests {
         assert!(of("/dev/nvidia0", 0) && of("/dev/nvidia12", 12));
         assert!(!of("/dev/nvidia1", 0) && !of("/dev/nvidia12", 1) && !of("/dev/nvidiactl", 0));
         assert!(!of("/dev/nvidia-uvm", 0) && !of("/tmp/nvidia0", 0));
-        // Minors 1 and 2 are the nodes for MIG configuration and monitoring. GPU 1 begins at 3 + 135.
+        // Minors 1 and 2 are the nodes for MIG configuration and monitoring. The nodes of GPU 1
+        // begin at 3 + 135.
         assert!(of("/dev/nvidia-caps/nvidia-cap3", 0) && of("/dev/nvidia-caps/nvidia-cap137", 0));
         assert!(!of("/dev/nvidia-caps/nvidia-cap138", 0) && of("/dev/nvidia-caps/nvidia-cap138", 1));
         assert!(!of("/dev/nvidia-caps/nvidia-cap2", 0));

@@ -6,8 +6,8 @@
 //! command   the process's memory, which may not answer    within 50 ms, separately for each user
 //! ```
 //!
-//! So the uid of a process is known even if its command line is not. A process whose memory does not answer hides only
-//! the command lines of its own user.
+//! So the uid of a process is known even if its command line cannot be read. If the memory of a
+//! process does not answer, only the command lines of the same user are missing.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -69,12 +69,12 @@ impl Users {
         self.names.user(uid).await
     }
 
-    /// Returns the numbers of all groups of a user; `None` if they are not known.
+    /// Returns the ids of all groups of a user; `None` if they are not known.
     pub async fn groups_of(&self, uid: u32) -> Option<Vec<u32>> {
         self.names.groups_of(uid).await
     }
 
-    /// Returns whether `gids` contains the number of one of the groups with these names.
+    /// Returns whether `gids` contains the id of one of the groups with these names.
     pub async fn is_in_one_of(&self, gids: &[u32], groups: &[String]) -> bool {
         for group in groups {
             if self.names.group(group).await.is_some_and(|gid| gids.contains(&gid)) {
@@ -84,8 +84,8 @@ impl Users {
         false
     }
 
-    /// Returns the command lines that were read within 50 ms. `processes` contains pids and uids. `proc` is `/proc`, or
-    /// that of a simulated host.
+    /// Returns the command lines that were read within 50 ms. `processes` contains pairs of pid and
+    /// uid. `proc` is `/proc`, or the same directory of a simulated host.
     pub async fn commands(&self, proc: &Path, processes: &[(u32, u32)]) -> HashMap<u32, String> {
         let mut by_user = BTreeMap::<u32, Vec<u32>>::new();
         for (pid, uid) in processes {
@@ -162,7 +162,8 @@ impl Commands {
 
     fn fill(&self, proc: &Path, pids: &[u32], found: &Found, turn: OwnedMutexGuard<()>) {
         for pid in pids {
-            // The request has ended. The next request reads the rest.
+            // The caller no longer waits for the result. Its next request reads the remaining
+            // command lines.
             if Arc::strong_count(found) == 1 {
                 break;
             }

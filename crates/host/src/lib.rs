@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`proc`] | processes, from `/proc`, with bounded reads |
 //! | [`path_lock`] | a lock for a path |
-//! | [`pidfd`] | a process held by its pidfd: signals and its end |
+//! | [`pidfd`] | a process identified by its pidfd: signals, and waiting for its end |
 //! | [`peer`] | the process at the other end of a Unix socket |
 //! | [`users`] | users and groups, from the name service |
 //! | [`identity`] | user and command line of a process |

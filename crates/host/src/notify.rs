@@ -13,7 +13,8 @@ use std::{
 
 use sd_notify::NotifyState;
 
-/// Maximum number of queued notifications. If the service manager has not read this many, more are useless.
+/// Maximum number of queued notifications. If the service manager has not read this many, it does
+/// not need more.
 const MOST_WAITING: usize = 64;
 
 /// A notification.

@@ -4,8 +4,9 @@
 //! would keep undoing each other's layouts. So gpushd changes no GPU while the other manager is enabled, and the error
 //! says how to choose one.
 //!
-//! The service counts if systemd starts it at boot, or if it runs now. Its directory, /etc/nvidia-mig-manager, does not
-//! count: it also exists while the service is disabled.
+//! The service counts as active if systemd starts it at boot, or if it is running now. The
+//! directory /etc/nvidia-mig-manager is not evidence, because it also exists while the service is
+//! disabled.
 
 use std::path::{Path, PathBuf};
 
@@ -20,14 +21,15 @@ const ENABLED: [&str; 3] = ["etc/systemd/system", "run/systemd/system", "usr/lib
 /// Directories with the cgroups of running units.
 const RUNNING: [&str; 2] = ["sys/fs/cgroup/system.slice", "sys/fs/cgroup/systemd/system.slice"];
 
-/// A nvidia-mig-manager that is enabled or runs, and the path that shows this.
+/// A nvidia-mig-manager that is enabled or running, and the path that shows this.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigManager {
     found: PathBuf,
     running: bool,
 }
 
-/// Looks for nvidia-mig-manager on the host whose file system is at `root`; `None` unless it is enabled or runs.
+/// Looks for nvidia-mig-manager on the host whose file system is at `root`; `None` if it is neither
+/// enabled nor running.
 pub fn mig_manager(root: &Path) -> Option<MigManager> {
     let running = RUNNING.iter().map(|dir| root.join(dir).join(UNIT)).find(|path| path.is_dir());
     if let Some(found) = running {
@@ -51,7 +53,7 @@ fn wanted_in(dir: &Path) -> Option<PathBuf> {
 }
 
 impl MigManager {
-    /// Returns the error about the conflict. `what` names the subject.
+    /// Returns the error about the conflict. `what` is the subject of its message.
     pub fn error(&self, what: &str) -> ApiError {
         let how = if self.running { "is running" } else { "is started at each boot" };
         ApiError::new(Code::Conflict, format!("{what}: nvidia-mig-manager manages MIG on this host"))
@@ -63,7 +65,8 @@ impl MigManager {
     }
 }
 
-/// Replaces each plan that would change a GPU by an error, if nvidia-mig-manager is enabled or runs.
+/// Replaces each plan that would change a GPU by an error, if nvidia-mig-manager is enabled or
+/// running.
 pub fn refuse(root: &Path, plans: &mut [GpuPlan]) {
     if !plans.iter().any(GpuPlan::changes_mig) {
         return;
@@ -88,7 +91,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| root.path().join(path);
         assert_eq!(mig_manager(root.path()), None);
-        // Installed and disabled.
+        // Installed, but disabled.
         fs::create_dir_all(at("etc/nvidia-mig-manager")).unwrap();
         fs::create_dir_all(at("usr/lib/systemd/system")).unwrap();
         fs::write(at("usr/lib/systemd/system/nvidia-mig-manager.service"), "[Service]\n").unwrap();

@@ -1,8 +1,10 @@
 //! A lock for a path: only one gpushd at a time uses a socket path, or the directory of MPS daemons.
 //!
-//! Without it, two gpushd that start at the same time would each find the other's socket stale or missing. Both would
-//! serve, one of them on a socket without a name. The lock is an `flock` on `PATH.lock`, so the kernel releases it when
-//! the process ends. The file is never removed: otherwise another gpushd could lock a new file with the same name.
+//! Without the lock, two gpushd that start at the same time could each conclude that the other's
+//! socket is stale or missing. Both would then serve, one of them on a socket that no longer has a
+//! path. The lock is an `flock` on `PATH.lock`, so the kernel releases it when the process ends.
+//! gpushd never removes the file: otherwise another gpushd could lock a new file with the same
+//! name.
 //!
 //! Between `fork` and `exec`, a child has all descriptors of its parent. If gpushd is killed in this interval, its
 //! child holds the lock a moment longer: see [`PATIENCE`].
@@ -47,7 +49,7 @@ pub enum LockError {
     },
 }
 
-/// The lock of a path; dropping it releases it.
+/// The lock of a path. Dropping this value releases the lock.
 #[derive(Debug)]
 pub struct PathLock {
     _file: Flock<File>,
@@ -69,7 +71,7 @@ impl PathLock {
             .create(true)
             .truncate(false)
             .mode(0o600)
-            // Other users may be able to write to the directory, so a symbolic link is not followed.
+            // Other users may be able to write to the directory, so do not follow a symbolic link.
             .custom_flags(OFlag::O_NOFOLLOW.bits())
             .open(&path)
             .map_err(unusable)?;
@@ -86,7 +88,8 @@ impl PathLock {
             thread::sleep(PAUSE);
         };
         let pid = format!("{}\n", std::process::id());
-        // The pid is only for a message: gpushd must also start if the disk is full.
+        // The pid is only for a message, so an error is ignored: gpushd must start even if the disk
+        // is full.
         let _ = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
         Ok(Self { _file: lock })
     }
@@ -118,7 +121,7 @@ mod tests {
         PathLock::take(&socket).unwrap();
     }
 
-    /// The child of a gpushd that was killed holds the lock until it executes its program.
+    /// After gpushd was killed, its child holds the lock until the child executes its program.
     #[test]
     fn lock_held_by_a_child_of_an_ended_agent_is_awaited() {
         let scratch = tempfile::tempdir().unwrap();

@@ -7,9 +7,10 @@
 //! /proc/PID/ns, uid_map ► namespaces ───────────┘ uids are still the peer's
 //! ```
 //!
-//! A process may connect, pass the connection to another process, and then change its user. The check of the uids
-//! prevents that the connection gains the groups or the namespaces of the new user. A uid identifies a user of the
-//! host only in gpushd's own user and pid namespaces: see [`Peer::is_on_this_host`].
+//! A process may connect, pass the connection to another process, and then change its user. Because
+//! of the check of the uids, the connection does not gain the groups or namespaces of the new user.
+//! A uid identifies a user of the host only in gpushd's own user and pid namespaces: see
+//! [`Peer::is_on_this_host`].
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -31,16 +32,17 @@ use crate::{
 pub struct Peer {
     /// Effective user id when it connected.
     pub uid: u32,
-    /// Process id; `None` when the process is in a pid namespace that gpushd cannot see into.
+    /// Process id; `None` when gpushd cannot see into the pid namespace of the process.
     pub pid: Option<u32>,
-    /// Start of the process in clock ticks since the boot. It distinguishes the process from a later one with the same
-    /// pid.
+    /// Start of the process in clock ticks since the boot. It distinguishes the process from a
+    /// later process with the same pid.
     pub start: Option<u64>,
     /// Effective group and supplementary groups.
     pub groups: Vec<u32>,
-    /// Whether the process is in gpushd's own user and pid namespaces. Root of a container usually is not, and can have
-    /// any user id and group id there. A container that shares both namespaces with the host (`--pid=host` without user
-    /// namespaces) cannot be distinguished.
+    /// Whether the process is in gpushd's own user and pid namespaces. Root of a container usually
+    /// is not, and can choose any user id and group id there. But if a container shares both
+    /// namespaces with the host (`--pid=host` without user namespaces), its processes cannot be
+    /// distinguished from those of the host.
     pub is_on_this_host: bool,
 }
 
@@ -74,7 +76,8 @@ impl Peer {
         peer
     }
 
-    /// Adds groups and namespaces from /proc, if all uids of the process are still the user that connected.
+    /// Adds groups and namespaces from /proc, if all uids of the process still equal the uid of the
+    /// user that connected.
     fn take_in(&mut self, status: Status, is_on_this_host: bool) {
         if status.uids == [self.uid; 4] {
             self.groups.extend(status.groups);
@@ -130,7 +133,8 @@ mod tests {
         assert!(peer.is_on_this_host && peer.start.is_some() && peer.start == proc::start(std::process::id()));
     }
 
-    /// Accepts a connection from a python process that `through` starts; `None` if it cannot run.
+    /// Accepts a connection from a python process that the command `through` starts; `None` if that
+    /// command cannot run.
     fn peer_through(through: &[&str]) -> Option<(Peer, Child)> {
         const CONNECT: &str =
             "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)";

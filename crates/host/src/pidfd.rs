@@ -1,4 +1,5 @@
-//! A process held by its pidfd: a signal reaches this process, never another one that got its pid later.
+//! A process identified by its pidfd. A signal reaches only this process, and never a later process
+//! with the same pid.
 
 use std::{
     io,
@@ -32,7 +33,8 @@ impl PidFd {
     /// # Errors
     /// The kernel refuses for another reason, such as too many open files.
     pub fn open(pid: impl AnyPid) -> io::Result<Option<Self>> {
-        // The kernel reports 0 or -1 for a process whose pid it cannot express.
+        // The kernel reports 0 or -1 for a process whose pid is not valid in gpushd's pid
+        // namespace.
         let Some(pid) = pid.try_into().ok().filter(|pid| *pid > 0) else { return Ok(None) };
         let Some(named) = Pid::from_raw(pid) else { return Ok(None) };
         match pidfd_open(named, PidfdFlags::empty()) {
@@ -92,7 +94,8 @@ impl AsRawFd for PidFd {
     }
 }
 
-/// A [`PidFd`] that allows a task to wait for the end of the process, which need not be a child of gpushd.
+/// A [`PidFd`] with which a task can wait for the end of the process. The process need not be a
+/// child of gpushd.
 #[derive(Debug)]
 pub struct AsyncPidFd(AsyncFd<PidFd>);
 
@@ -110,7 +113,8 @@ impl AsyncPidFd {
 
     /// Waits until the process has ended.
     pub async fn ended(&self) {
-        // A pidfd stays readable after the process has ended. `readable` does not fail while the process is alive.
+        // A pidfd stays readable after the process has ended. `readable` does not return an error
+        // while the process is alive.
         let _ = self.0.readable().await;
     }
 }

@@ -25,23 +25,26 @@ use tokio::sync::oneshot;
 /// How long the name of a user is fresh.
 const USER_FRESH: Duration = Duration::from_secs(300);
 
-/// How long the number of a group is fresh. It is short because an administrator who has just created the group should
+/// How long the id of a group is fresh. The time is short, so that an administrator who has just
+/// created the group does not have to wait.
 /// not wait.
 const GROUP_FRESH: Duration = Duration::from_secs(10);
 
 /// How long a request waits for the name of a user. After that, the user is shown by uid.
 const USER_WAIT: Duration = Duration::from_millis(50);
 
-/// How long a request waits for an admin group that is not in the cache. After that, the caller is denied.
+/// How long a request waits for an admin group that is not in the cache. After that, the caller is
+/// refused.
 const GROUP_WAIT: Duration = Duration::from_secs(5);
 
-/// Maximum number of entries in a cache. It is bounded because callers can have any number of user ids.
+/// Maximum number of entries in a cache. The limit is necessary because callers can have any number
+/// of user ids.
 const MOST: usize = 1024;
 
 /// Maximum number of queued lookups.
 const MOST_WAITING: usize = 64;
 
-/// Looks up names of users and numbers of groups. A handle; cloning it is cheap.
+/// Looks up names of users and ids of groups. A handle; cloning it is cheap.
 #[derive(Debug, Clone)]
 pub struct NameService {
     users: Cache<u32, String>,
@@ -50,8 +53,8 @@ pub struct NameService {
 }
 
 impl NameService {
-    /// Starts the threads that call the name service. Admin groups control access and must not wait for user names, so
-    /// groups have a separate thread.
+    /// Starts the threads that call the name service. Groups have a separate thread, because admin
+    /// groups control access and must not wait for user names.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -80,18 +83,20 @@ impl NameService {
         self.users.get(uid, USER_WAIT).await
     }
 
-    /// Returns the numbers of all groups of a user; `None` if there is no such user, or they were not found within 5 s.
+    /// Returns the ids of all groups of a user; `None` if there is no such user, or they were not
+    /// found within 5 s.
     pub async fn groups_of(&self, uid: u32) -> Option<Vec<u32>> {
         self.memberships.get(uid, GROUP_WAIT).await
     }
 
-    /// Returns the number of a group; `None` if it does not exist, or was not found within 5 s.
+    /// Returns the id of a group; `None` if it does not exist, or was not found within 5 s.
     pub async fn group(&self, name: &str) -> Option<u32> {
         self.groups.get(name.to_owned(), GROUP_WAIT).await
     }
 }
 
-/// Looks up the groups of a user. The outer `None` means no answer, the inner one no such user.
+/// Looks up the groups of a user. The outer `None` means that the name service did not answer; the
+/// inner `None` means that there is no such user.
 fn memberships(uid: u32) -> Option<Option<Vec<u32>>> {
     let Some(user) = User::from_uid(Uid::from_raw(uid)).ok()? else { return Some(None) };
     let name = CString::new(user.name).ok()?;
@@ -123,7 +128,8 @@ where
     K: Clone + Eq + std::hash::Hash + Send + 'static,
     V: Clone + Send + 'static,
 {
-    /// Starts the thread. `look_up` returns `None` if the name service does not answer; that is not cached.
+    /// Starts the thread. `look_up` returns `None` if the name service does not answer. Such a
+    /// result is not cached.
     fn start(
         name: &str,
         fresh: Duration,
@@ -134,7 +140,7 @@ where
         let found = Arc::clone(&entries);
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             for (key, answer) in waiting {
-                // Another request may already have looked it up.
+                // The thread may already have looked up this key for an earlier request.
                 let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < fresh).cloned();
                 let value = match known {
                     Some((_, value)) => value,
@@ -184,7 +190,7 @@ mod tests {
     #[tokio::test]
     async fn own_user_and_group_are_found() {
         let names = NameService::start().unwrap();
-        // Every host has both.
+        // Every host has the user and the group.
         assert_eq!(names.users.get(0, GROUP_WAIT).await.as_deref(), Some("root"));
         let root = Group::from_gid(0.into()).unwrap().unwrap().name;
         assert_eq!(names.group(&root).await, Some(0));
@@ -226,7 +232,7 @@ mod tests {
             return println!("SKIPPED: the host has just started");
         };
         locked(&names.groups.entries).insert("admins".to_owned(), (past, Some(7)));
-        // The lookup is answered only by the next line, so this is the old value.
+        // The name service answers only in the next line, so `group` returns the old value here.
         assert_eq!(names.group("admins").await, Some(7));
         told.send(Some(8)).unwrap();
         while names.group("admins").await != Some(8) {

@@ -1,4 +1,5 @@
-//! Man pages from command lines. `clap_mangen` writes the options; this crate writes the other sections.
+//! Man pages from the definitions of commands. `clap_mangen` writes the options; this crate writes
+//! the other sections.
 //!
 //! The text after a command's options (`after_help`) is already wrapped, and has this form:
 //!
@@ -101,7 +102,7 @@ fn blocks(text: &str) -> Vec<Block<'_>> {
     blocks
 }
 
-/// Writes a block: roff fills prose and keeps indented lines as lines.
+/// Writes a block. roff fills prose, but does not change indented lines.
 fn write(text: &mut String, block: &Block<'_>) {
     let indented = |line: &str| line.starts_with(' ');
     for run in block.lines.chunk_by(|a, b| indented(a) == indented(b)) {
@@ -134,7 +135,7 @@ fn terms<'w>(text: &mut String, terms: impl Iterator<Item = (String, &'w str)>) 
 /// Escapes a line of text for roff.
 fn plain(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
-    // roff would read either character at the start of a line as a request.
+    // At the start of a line, roff would read either character as the start of a request.
     if escaped.starts_with(['.', '\'']) { format!("\\&{escaped}") } else { escaped }
 }
 

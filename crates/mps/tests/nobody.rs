@@ -1,5 +1,5 @@
-//! Listeners on a daemon's socket that are not a control daemon. The conformance tests of `sim/mps-sim` cover control
-//! daemons, both NVIDIA's daemon and the simulated one.
+//! Listeners on a daemon's socket that are not a control daemon. The conformance tests of
+//! `sim/mps-sim` cover control daemons: NVIDIA's daemon and the simulated daemon.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::{os::unix::net::UnixListener, path::Path, time::Duration};

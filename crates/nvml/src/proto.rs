@@ -26,8 +26,8 @@ use crate::{
 /// Largest frame in bytes. A reading of a GPU with all profiles is about 40 kB.
 pub const MAX_FRAME: usize = 16 << 20;
 
-/// A GPU as known to the parent. The UUID identifies it. Index and PCI address let the worker find it without a search,
-/// which would access every GPU.
+/// A GPU as known to the parent. The UUID identifies it. With the index and the PCI address, the
+/// worker finds the GPU without a search. A search would access every GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuRef {
     /// `GPU-<uuid>`.
@@ -155,7 +155,7 @@ impl Request {
         }
     }
 
-    /// Returns the name of the call, for errors and logs about a failure outside NVML.
+    /// Returns the name of the call. Errors and logs use it for a failure outside NVML.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -215,7 +215,8 @@ pub enum ToWorker {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToParent {
-    /// The library is initialised, or the reason why it is not. In the second case the worker exits.
+    /// Reports that the library is initialised, or why it is not. In the second case, the worker
+    /// exits.
     Ready(Result<Driver, DriverError>),
     /// The reply to a call.
     Reply {
@@ -296,7 +297,7 @@ mod tests {
         ]
     }
 
-    /// A reader that returns one byte at a time, with an interruption before each.
+    /// A reader that returns one byte at a time, and reports an interruption before each byte.
     struct Dribble<'a>(&'a [u8], bool);
 
     impl Read for Dribble<'_> {

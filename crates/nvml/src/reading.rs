@@ -1,4 +1,4 @@
-//! Readings of a GPU from the driver: everything in [`gpush_api::Gpu`] except policy.
+//! Readings of a GPU from the driver. They contain everything in [`gpush_api::Gpu`] except policy.
 
 use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process, Sensors, USERS_UNKNOWN};
 use serde::{Deserialize, Serialize};
@@ -63,8 +63,8 @@ pub struct Reading {
     pub sensors: Sensors,
     /// Processes on the whole GPU. Only pid, kind and memory are known.
     pub processes: Vec<Process>,
-    /// Whether all process lists could be read. If false, a GPU without listed processes may still be in use;
-    /// the warnings give the reason.
+    /// Whether all process lists could be read. If this is false, the GPU may be in use although no
+    /// process is listed; the warnings contain the reason.
     pub processes_known: bool,
     /// Row remapper counts; `None` if the GPU or the driver does not report them.
     #[serde(default)]
@@ -128,7 +128,8 @@ pub struct RemappedRows {
     pub correctable: u32,
     /// Rows replaced because of uncorrectable errors.
     pub uncorrectable: u32,
-    /// Whether a replacement is pending. Until the next reset the bad row stays in use.
+    /// Whether a replacement is pending. Until the next reset, the GPU continues to use the bad
+    /// row.
     pub pending: bool,
     /// Whether a row could not be replaced. Then the hardware needs attention.
     pub failed: bool,

@@ -10,9 +10,10 @@
 //!                    └► event thread (if wanted) ─┘
 //! ```
 //!
-//! The worker never outlives its parent. When the socket closes, it exits without waiting for calls that hang; and the
-//! kernel kills it when the parent dies. It ignores signals from terminals and service managers, which are meant for
-//! the parent: a worker that exits during a mutation would leave the mutation half done.
+//! The worker never outlives its parent. When the socket closes, it exits without waiting for calls
+//! that hang. The kernel kills it when the parent dies. The worker ignores signals from terminals
+//! and service managers, because they are meant for the parent: a worker that exits during a
+//! mutation would leave the mutation half done.
 #![allow(unsafe_code)] // For the inherited descriptor, signals, and an exit without cleanup.
 
 use std::{
@@ -37,7 +38,7 @@ use crate::{
     proto::{self, Answer, Request, ToParent, ToWorker},
 };
 
-/// Duration of one wait for events. After it, the next wait begins.
+/// Duration of one wait for events. The next wait begins immediately afterwards.
 const EVENT_WAIT: Duration = Duration::from_secs(60);
 
 /// Runs the worker on the socket that is its standard input, until the parent closes it.
@@ -77,7 +78,8 @@ fn take_over_stdin() -> std::io::Result<UnixStream> {
 }
 
 fn follow_parent() {
-    // If this fails, the worker still notices the parent's death by the closed socket.
+    // If this call fails, the worker still notices the end of the parent, because the socket
+    // closes.
     let _ = prctl::set_pdeathsig(Signal::SIGKILL);
     let _ = prctl::set_name(c"gpushd-driver");
     for number in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
@@ -110,7 +112,7 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
             return Ok(());
         }
     };
-    // Registers before the worker reports ready, so that no later event is missed.
+    // Register before the worker reports that it is ready, so that no later event is missed.
     let set = if events { listen(driver) } else { None };
     replies.send(&ToParent::Ready(Ok(info)));
     if let Some(set) = set {
@@ -178,7 +180,7 @@ fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Re
     }
 }
 
-/// Registers for the events of every GPU that supports any.
+/// Registers for the events of every GPU that supports events.
 fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
     let mut registered = 0_u32;
     let set = driver.event_set().and_then(|mut set| {

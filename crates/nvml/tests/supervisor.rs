@@ -1,10 +1,10 @@
-//! The supervisor with a scripted worker: a real process that uses the worker's protocol, and crashes, hangs and gives
-//! wrong answers as its script says.
+//! The supervisor with a scripted worker: a real process that uses the worker's protocol. It
+//! crashes, hangs and gives wrong answers according to its script.
 //!
-//! The worker is this test program; see `scripted`. Its script is a directory, whose path is passed in place of the
-//! library's. The file `behaviour` defines the result of each call. Its lines have the form `REQUEST UUID DEED`; `*`
-//! matches any request or UUID, and the first match counts. The file is read for each call. The worker appends every
-//! call to the file `log`.
+//! The worker is this test program; see `scripted`. Its script is a directory, whose path is passed
+//! in place of the library's path. The file `behaviour` defines the result of each call. Its lines
+//! have the form `REQUEST UUID DEED`; `*` matches any request or UUID, and the first matching line
+//! applies. The file is read for each call. The worker appends every call to the file `log`.
 
 #![allow(clippy::unwrap_used)] // A failed test panics.
 
@@ -37,7 +37,8 @@ impl Stage {
         let mut options = Options::of_this_program();
         options.args = ["--ignored", "--exact", "scripted::worker"].map(str::to_owned).to_vec();
         options.library = Some(dir.path().to_owned());
-        // The limit is short only if a script hangs, so that a busy machine does not fail the other tests.
+        // The limit is short only if the script contains a hang, so that the other tests do not
+        // fail on a busy machine.
         let allowed = if behaviour.contains("hang") || behaviour.contains("gate") { 1 } else { 30 };
         options.deadlines.read = Duration::from_secs(allowed);
         options.deadlines.change = Duration::from_secs(allowed);
@@ -144,7 +145,7 @@ async fn hung_read_fails_alone() {
     let error = stage.hardware.read(A).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Deadline { may_land: false });
     assert_eq!(error.gpu.as_deref(), Some(A));
-    // Another worker serves the other GPUs while the first one is killed.
+    // Another worker serves the other GPUs while the first worker is killed.
     stage.hardware.read(B).await.unwrap();
     assert_ne!(stage.pid().await, first);
     stage.hardware.settle(A).await;
@@ -178,7 +179,7 @@ async fn hung_mutation_leaves_its_gpu_unsettled() {
     assert_eq!(status.abandoned[0].pid, Some(first));
     assert!(!status.abandoned[0].stuck);
     assert!(alive(first), "it is left to land");
-    // Then the worker is killed. Only now its GPU can be read again.
+    // Then the worker is killed. Only after that can its GPU be read again.
     assert_eq!(stage.hardware.settle(A).await, Settled::Gone);
     assert!(!alive(first));
     stage.hardware.read(A).await.unwrap();
@@ -249,7 +250,7 @@ async fn gpu_that_kills_the_worker_affects_no_other() {
             _ => assert!(result.is_ok(), "{position}: {result:?}"),
         }
     }
-    // The GPU is skipped for a while, so that it does not end the next worker too.
+    // The machine skips this GPU for a while, so that its reading does not end the next worker too.
     let started = stage.hardware.status().started;
     let error = stage.hardware.read(A).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
@@ -287,7 +288,8 @@ async fn missing_driver_is_reported_and_retried_on_request() {
     let error = stage.hardware.driver().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::DriverNotLoaded);
     assert!(error.hint().unwrap().contains("modprobe nvidia"));
-    // Calls right after the failure get the same error without another start. Without a call there is no start.
+    // Calls right after the failure get the same error without another start. If there are no
+    // calls, the worker is not started.
     assert_eq!(stage.hardware.read(A).await.unwrap_err().kind, ErrorKind::DriverNotLoaded);
     assert_eq!(stage.hardware.status().started, 1);
     assert_eq!(stage.hardware.status().failure.unwrap().kind, ErrorKind::DriverNotLoaded);

@@ -1,5 +1,6 @@
-//! Measures the duration of a durable change through the store, and the number of changes per sync. Compares it with a
-//! plain SQLite commit of the same bytes on the same disk, alternately in one run.
+//! Measures how long one durable change through the store takes, and how many changes share a sync.
+//! Compares this with a plain SQLite commit of the same bytes on the same disk. The two alternate
+//! in one run.
 //!
 //! ```text
 //! cargo run --release -p gpush-store --example commit_figures [DIRECTORY]
@@ -53,7 +54,8 @@ fn measure(directory: &std::path::Path) -> Result<(), Box<dyn std::error::Error>
         "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;
          CREATE TABLE t (id INTEGER PRIMARY KEY, text TEXT NOT NULL);",
     )?;
-    // As much text as one change of the store writes: intent, operation and audit record.
+    // The plain commit writes as much text as one change of the store: intent, operation and audit
+    // record.
     let text = serde_json::to_string(&intent())? + &"y".repeat(500);
     let by = || Actor { uid: 0, user: None, pid: None };
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;

@@ -19,9 +19,10 @@ pub struct NewAnswer<'a> {
     pub uid: u32,
     /// The key.
     pub key: String,
-    /// The request (method, path, body). It shows whether a key is used again for a different request.
+    /// The request (method, path, body). The store uses it to detect a key that is reused for a
+    /// different request.
     pub request: &'a [u8],
-    /// Operation that the request began, if any.
+    /// Operation that the request started, if any.
     pub operation: Option<OperationId>,
     /// HTTP status.
     pub status: u16,
@@ -38,7 +39,7 @@ pub struct StoredAnswer {
     pub uid: u32,
     /// The key.
     pub key: String,
-    /// Operation that the request began, if any.
+    /// Operation that the request started, if any.
     pub operation: Option<OperationId>,
     /// HTTP status.
     pub status: u16,
@@ -98,8 +99,8 @@ impl Record for StoredAnswer {
 }
 
 fn fingerprint(request: &[u8]) -> String {
-    // The length supplements the digest. 64 bits protect against accidents, not against attackers, but callers can only
-    // confuse their own keys.
+    // A 64-bit digest and the length detect an accidental reuse, but do not stop an attacker. This
+    // is enough, because callers can only confuse their own keys.
     format!("{:016x}-{}", digest(request), request.len())
 }
 
@@ -119,7 +120,7 @@ impl View<'_> {
         })
     }
 
-    /// Returns whether an unexpired answer for a user has this number as its body.
+    /// Returns whether the user has an unexpired answer whose body is this number.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -131,8 +132,8 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Looks up a user's key for this request within the transaction that will answer it. So if two requests are
-    /// concurrent, the second one sees the first.
+    /// Looks up a user's key for this request, in the transaction that will store the answer. So if
+    /// two requests are concurrent, the second one sees the answer to the first.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -161,9 +162,10 @@ impl Tx<'_> {
 
     /// Deletes expired answers, and the oldest ones beyond the limits.
     ///
-    /// Each user has a limit. If all users together have too many answers, the users with the most answers lose theirs
-    /// first. So requests of one user never displace answers to a user who has fewer. Answers to root and to gpushd's
-    /// own user do not count towards either limit.
+    /// Each user has a limit. If all users together have too many answers, deletes the oldest
+    /// answers of the users with the most answers first. So one user's requests never displace an
+    /// answer to a user with fewer answers. Answers to root and to gpushd's own user do not count
+    /// towards either limit.
     pub(crate) fn prune_answers(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let expired =
             record::delete::<StoredAnswer>(self.connection, "WHERE expires_at <= ?1", [self.now.as_millisecond()])?;

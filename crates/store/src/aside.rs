@@ -1,4 +1,5 @@
-//! Sets a damaged database aside: it is renamed, and neither read again nor deleted.
+//! Sets a damaged database aside: renames it and keeps it for inspection. gpushd never reads it
+//! again.
 
 use std::{
     fs, io,
@@ -7,11 +8,11 @@ use std::{
 
 use jiff::Timestamp;
 
-/// Maximum number of databases that are kept after being set aside. Older ones are deleted, so that a faulty disk does
-/// not also become full.
+/// Maximum number of databases that were set aside. Older ones are deleted, so that a faulty disk
+/// does not also become full.
 const KEPT: usize = 5;
 
-/// Suffixes of the other files of a database.
+/// Suffixes of the files that SQLite keeps next to a database.
 pub(crate) const COMPANIONS: [&str; 3] = ["-wal", "-shm", "-journal"];
 
 /// Renames the database and its other files, and returns the new path. If there is no database, renames the other files
@@ -22,15 +23,16 @@ pub(crate) fn set_aside(database: &Path, now: Timestamp) -> io::Result<Option<Pa
     let stem = format!("{name}.damaged-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let free = |candidate: &String| !directory.join(candidate).exists();
     let mut target = stem.clone();
-    // There is at most one per second, unless the clock was set back.
+    // The name is already used if gpushd set another database aside in the same second, or if the
+    // clock was set back.
     let mut number = 1;
     while !free(&target) {
         number += 1;
         target = format!("{stem}.{number}");
     }
     let mut kept = None;
-    // Rename the log first. If gpushd is killed now, the next one finds the database without its log, and the watermark
-    // shows that it is behind.
+    // Rename the log first. If gpushd is killed before it renames the database, the next gpushd
+    // finds a database without its log, and the watermark shows that commits are missing.
     for companion in COMPANIONS {
         rename(&directory.join(format!("{name}{companion}")), &directory.join(format!("{target}{companion}")))?;
     }

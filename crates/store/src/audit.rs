@@ -1,9 +1,9 @@
-//! The audit trail. Each mutation has one record, in the same transaction. Records never change; the oldest are deleted
-//! by number and age.
+//! The audit trail. Each mutation adds one record, in the transaction of the mutation. Records
+//! never change. The oldest records are deleted when there are too many, or when they are too old.
 //!
-//! Any user can cause many records, with leases or with refused administrator requests. So both kinds have a limit for
-//! each user. Beyond it, a record replaces an older one of the same user and kind, never a record of an
-//! administrator's action.
+//! Any user can cause many records: by leases, or by administrator requests that are refused. So
+//! each of these two kinds has a limit for each user. Beyond the limit, a new record replaces an
+//! older record of the same user and kind. It never replaces a record of an administrator's action.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -36,8 +36,8 @@ pub struct NewAudit {
     pub object: String,
     /// The outcome, such as `accepted`, `done`, `refused`.
     pub result: String,
-    /// Other data. A list `gpus` names the GPUs of an operation: each of its objects has a `gpu_uuid`. A search for one
-    /// of these GPUs finds all records of the operation.
+    /// Other data. For an operation, it contains a list `gpus` of objects with a `gpu_uuid`. A
+    /// search for one of these GPUs finds all records of the operation.
     pub detail: Value,
 }
 
@@ -65,8 +65,8 @@ pub struct AuditRecord {
 pub struct AuditQuery {
     /// Only records after this sequence number.
     pub after: u64,
-    /// Maximum number of records, 0 for all. They are the first ones after `after`, or the last ones if `latest` is
-    /// set.
+    /// Maximum number of records; 0 for no limit. The query returns the first records after
+    /// `after`, or the last records if `latest` is set.
     pub limit: usize,
     /// Whether to select the last records instead of the first.
     pub latest: bool,
@@ -173,8 +173,9 @@ impl Tx<'_> {
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
-    /// Deletes the oldest records of an action beyond each user's limit. If all users together have too many, the users
-    /// with the most records lose theirs first. The user is the caller, or the holder of the lease.
+    /// Deletes the oldest records of an action beyond each user's limit. If all users together
+    /// still have too many, deletes those of the users with the most records first. A record
+    /// belongs to the caller, or to the holder of the lease if gpushd itself acted.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         // Damaged JSON must not abort this. The seal of every record is checked when it is read.
@@ -199,7 +200,8 @@ impl Tx<'_> {
         Ok(per_user + in_all)
     }
 
-    /// Deletes records whose action satisfies the SQL condition `of`, in which `?1` is `actions`.
+    /// Deletes the records beyond `most`, and the old records beyond the minimum. Applies to
+    /// records whose action satisfies the SQL condition `of`, in which `?1` is `actions`.
     fn prune_audit_of(&mut self, of: &str, actions: &str, most: usize, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let beyond = format!("(SELECT sequence FROM audit WHERE {of} ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");

@@ -1,5 +1,7 @@
-//! Conditions of GPUs that survive restarts: cordoned, in maintenance, degraded, held. Each condition has a cause. So
-//! gpushd does not clear a condition that an administrator set, and an administrator does not clear gpushd's.
+//! Conditions of GPUs that survive restarts: cordoned, in maintenance, degraded, held. Each
+//! condition has a cause, and conditions can be cleared by cause. So gpushd does not clear a
+//! condition that an administrator set, and an administrator does not clear a condition that gpushd
+//! set.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -33,7 +35,7 @@ impl Scope {
 pub enum ConditionKind {
     /// The GPU takes no new work.
     Cordon,
-    /// gpushd does not use the GPU, and has no handle open.
+    /// gpushd does not use the GPU, and has no open driver handle of it.
     Maintenance,
     /// A change and its rollback failed.
     Degraded,
@@ -178,8 +180,8 @@ impl Tx<'_> {
         Ok(cleared)
     }
 
-    /// Clears the conditions of other boots that end with a reboot: degraded GPUs, and GPUs held after a loss.
-    /// Instances and grants do not outlive a boot. Cordons and maintenance stay.
+    /// Clears the conditions of earlier boots that a reboot resolves: degraded GPUs, and GPUs held
+    /// after a loss. Their instances and grants no longer exist. Cordons and maintenance stay.
     ///
     /// # Errors
     /// The record cannot be written.

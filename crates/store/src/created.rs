@@ -1,5 +1,5 @@
-//! GPU instances that gpushd created on this boot, by their placements. On a GPU with the layout `dynamic`, leases
-//! destroy no other instances.
+//! GPU instances that gpushd created on this boot, identified by their placements. On a GPU with
+//! the layout `dynamic`, gpushd destroys only these instances for leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub type CreatedInstances = BTreeMap<String, BTreeSet<Placement>>;
 
 const CREATED: &str = "created_instances";
 
-/// The stored value. Instances do not outlive a boot.
+/// The stored value. It is valid only on its boot, because a reboot removes all instances.
 #[derive(Debug, Serialize, Deserialize)]
 struct Created {
     boot_id: String,

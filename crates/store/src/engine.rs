@@ -12,9 +12,9 @@
 //!                      any other failure: rolled back, `Broken` until reopened
 //! ```
 //!
-//! The store is fine, broken, gone, or read-only. Only a fine store can change its state; the others stay as they are
-//! while gpushd runs. A failed sync is not repeated: the kernel may have dropped the pages, and would then report
-//! success.
+//! The store is fine, broken, gone, or read-only. A fine store can change to another state; the
+//! other states are final until gpushd restarts. The store does not repeat a failed sync: the
+//! kernel may have dropped the unwritten pages, and a second sync could then report success.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -56,15 +56,16 @@ const COMMITS_A_PRUNE: u64 = 256;
 /// Number of commits after which old records are deleted even without a quiet moment.
 const MOST_COMMITS_A_PRUNE: u64 = 1024;
 
-/// Time between two checks for space on a full disk. With these checks, the store's health recovers without a write.
+/// Time between two checks for space on a full disk. The checks restore the store's health even if
+/// no write arrives.
 const LOOK_FOR_SPACE: Duration = Duration::from_secs(1);
 
-/// The kind of a write. It matters on a full disk.
+/// The kind of a write. It decides whether the store accepts the write on a full disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// The beginning of something, or any other change.
+    /// Any change that does not end something.
     Ordinary,
-    /// The end of something. It may use the reserve.
+    /// The end of an operation, a lease or an override. May use the reserve.
     Ending,
 }
 
@@ -72,7 +73,8 @@ pub(crate) enum Class {
 pub(crate) trait Write: Send {
     /// Returns the class of the write.
     fn class(&self) -> Class;
-    /// Executes the write. This is called again if the transaction was rolled back because of another write.
+    /// Executes the write. The store calls this again if another write of the batch caused a
+    /// rollback.
     fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError>;
     /// Reports the outcome to the caller.
     fn reply(self: Box<Self>, outcome: Result<(), StoreError>);
@@ -96,7 +98,7 @@ pub(crate) struct Counters {
     pub(crate) waiting: AtomicUsize,
     /// Commits. Each has one sync.
     pub(crate) commits: AtomicU64,
-    /// Writes in those commits.
+    /// Writes in all commits so far.
     pub(crate) writes: AtomicU64,
     /// Why writes are refused now, if they are.
     pub(crate) trouble: Mutex<Option<StoreError>>,
@@ -148,7 +150,7 @@ pub(crate) struct Engine {
     pub(crate) commits_since_checkpoint: u64,
     pub(crate) commits_since_prune: u64,
     pub(crate) pruned: Option<Instant>,
-    /// Dropped last: another process that gets the lock may open the database.
+    /// Dropped last, because another process may open the database as soon as it has the lock.
     pub(crate) _lock: Lock,
 }
 
@@ -363,8 +365,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the number of commits after which the log is checkpointed. On a full disk it must stay small, so that
-    /// the reserve suffices to record the ends of many operations.
+    /// Returns the number of commits after which the log is checkpointed. On a full disk, the
+    /// number is small, so that the log stays short and the reserve suffices to record the ends of
+    /// many operations.
     fn commits_a_checkpoint(&self) -> u64 {
         if self.counters.is_full() { COMMITS_A_CHECKPOINT_WHEN_FULL } else { COMMITS_A_CHECKPOINT }
     }

@@ -30,7 +30,7 @@ pub enum OpenError {
         /// The reason.
         why: Untrusted,
     },
-    /// Another gpushd has locked it.
+    /// Another gpushd holds the lock of the state directory.
     #[error("another gpushd {}has the state directory {}; stop it (`systemctl stop gpushd`{}), or give another \
              directory with --state-dir", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
     Held {
@@ -109,7 +109,7 @@ impl fmt::Display for Untrusted {
 }
 
 impl Untrusted {
-    /// Returns the command that solves it.
+    /// Returns the command with which an administrator solves the problem.
     fn way_out(self, path: &Path) -> String {
         let path = path.display();
         match self {
@@ -130,7 +130,7 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
 /// [`StoreError::Gone`], only a restart shows whether it was recorded.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StoreError {
-    /// No space. Endings of operations can still be recorded.
+    /// The disk is full. The ends of operations and leases can still be recorded.
     #[error("no space left on the disk of {}: gpushd can record only the end of operations and leases, and refuses \
         new ones; free some space (`df -h {}`)",
             path.display(), path.display())]
@@ -165,7 +165,7 @@ pub enum StoreError {
         /// SQLite's message.
         cause: String,
     },
-    /// The disk failed earlier.
+    /// The disk failed in an earlier transaction.
     #[error("the database {} failed: {cause}; check the disk (`dmesg`), then restart gpushd (`systemctl restart \
         gpushd`)", file.display())]
     Broken {
@@ -221,7 +221,7 @@ pub enum StoreError {
         /// Maximum size.
         most: usize,
     },
-    /// The record could be written but not read back, because its JSON is nested too deeply.
+    /// The record was not stored, because it could not be read back: its JSON is nested too deeply.
     #[error("cannot store a record of {table}: it could not be read back: {cause}")]
     Unreadable {
         /// Table.
@@ -278,7 +278,7 @@ impl From<StoreError> for ApiError {
     }
 }
 
-/// Converts SQLite's error for a statement, which is not a commit, to a [`StoreError`].
+/// Converts SQLite's error for a statement other than a commit to a [`StoreError`].
 pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
     match error.sqlite_error_code() {
@@ -286,7 +286,7 @@ pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             StoreError::Corrupt { table: "the database".to_owned(), what: error.to_string() }
         }
-        // The causes are the machine or other programs, not the content of the file.
+        // The machine or another program causes these errors, not the content of the file.
         Some(
             ErrorCode::SystemIoFailure
             | ErrorCode::CannotOpen

@@ -78,7 +78,7 @@ impl Record for Head {
     }
 }
 
-/// A loss of recorded state that is not accepted yet.
+/// A loss of recorded state that no administrator has accepted yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
     /// Time of detection.
@@ -114,8 +114,8 @@ pub struct KnownSince {
 pub struct BootRecord {
     /// The kernel's id of the boot.
     pub boot_id: String,
-    /// UUIDs of the GPUs that need no further change on this boot: they have their layout, it was finally refused, or
-    /// no rule claims them.
+    /// UUIDs of the GPUs that need no further change on this boot: the GPU has its layout, the
+    /// layout was finally refused, or no rule claims the GPU.
     pub settled: BTreeSet<String>,
     /// Whether every GPU is settled.
     pub complete: bool,
@@ -198,8 +198,8 @@ impl Tx<'_> {
         record::put(self.connection, &Fact { name: BOOT.to_owned(), value })
     }
 
-    /// Records an observation about a GPU. Replaces the previous one. So gpushd acts only once on a fault that lasts,
-    /// and not again after each restart.
+    /// Records an observation about a GPU. Replaces the previous one. So gpushd reacts to a lasting
+    /// fault only once, and not again after each restart.
     ///
     /// # Errors
     /// The record cannot be written.

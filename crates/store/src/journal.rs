@@ -21,7 +21,8 @@ impl View<'_> {
         record::select(self.connection, "ORDER BY number", [], self.sealed)
     }
 
-    /// Returns the last `limit` operations before number `before`, or of all operations, newest first.
+    /// Returns the last `limit` operations, newest first. With `before`, returns only operations
+    /// before that number.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -60,7 +61,8 @@ impl View<'_> {
         Ok(rows.into_iter().next().map(|row| row.intent))
     }
 
-    /// Returns the undo entries of an operation, in order. Its actions other than driver calls have such entries.
+    /// Returns the undo entries of an operation, in order. Each action other than a driver call has
+    /// an undo entry.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -102,7 +104,8 @@ impl Tx<'_> {
         self.insert(new, OperationState::Queued)
     }
 
-    /// Records an operation as running. The first driver call is allowed when this is recorded.
+    /// Records an operation as running. The caller may make the first driver call only after this
+    /// is recorded.
     ///
     /// # Errors
     /// The record cannot be written.
@@ -137,8 +140,8 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Starts a queued or waiting operation, with its current intent and steps. The first driver call is allowed when
-    /// this is recorded.
+    /// Starts a queued or waiting operation, with its current intent and steps. The caller may make
+    /// the first driver call only after this is recorded.
     ///
     /// # Errors
     /// The operation is not queued or waiting, or the record cannot be written.
@@ -151,7 +154,8 @@ impl Tx<'_> {
         let record = self.known(id)?;
         match record.stage {
             OperationState::Queued | OperationState::Waiting => {}
-            // A later reading must not replace the previous state that the intent contains.
+            // The intent contains the state before the operation. A reading of a started operation
+            // must not replace it.
             OperationState::Running
             | OperationState::Cancelling
             | OperationState::Interrupted
@@ -192,8 +196,8 @@ impl Tx<'_> {
         self.update(record, OperationState::Cancelling, |record| record.error = Some(why))
     }
 
-    /// Records a cancellation. An operation that has not begun ends as rolled back because of `why`. The rollback of
-    /// one that has begun starts now.
+    /// Records a cancellation. An operation that has not started ends as rolled back because of
+    /// `why`. An operation that has started becomes `Cancelling`.
     ///
     /// # Errors
     /// The operation has ended, or the record cannot be written.
@@ -253,8 +257,9 @@ impl Tx<'_> {
         })
     }
 
-    /// Raises the revision of an operation to `revision`, in any state. Clients see more revisions of a running
-    /// operation than are recorded, and the revision must not decrease when it ends.
+    /// Raises the revision of an operation to `revision`, in any state. While an operation runs,
+    /// clients see revisions that are not recorded. At its end, the revision must not be lower than
+    /// those.
     ///
     /// # Errors
     /// There is no such operation, or the record cannot be written.
@@ -319,8 +324,8 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Deletes the records of the operations that ended first (by sequence), so that at most `keep` ended ones remain.
-    /// Operations with undo entries left are kept.
+    /// Deletes the records of the operations that ended first (by sequence), so that at most `keep`
+    /// ended operations remain. Keeps operations with undo entries left.
     pub(crate) fn prune_operations(&mut self, keep: usize) -> Result<usize, StoreError> {
         let mut ended: Vec<_> = self.view().operations()?;
         ended.retain(|record| record.stage.is_final());

@@ -1,9 +1,9 @@
 //! Persistent state of `gpushd`: the journal of operations, overrides, conditions of GPUs, answers by idempotency key,
 //! the audit trail, the last boot, MPS targets, leases.
 //!
-//! The state is one SQLite file in the state directory, owned by one thread. **Everything that the store reports as
-//! recorded survives a power cut.** Transactions of many callers share one sync ([`engine`]), and the store reports
-//! none before that sync has returned.
+//! The state is one SQLite file in the state directory, owned by one thread. **Everything that the
+//! store reports as recorded survives a power cut.** Transactions of several callers share one sync
+//! ([`engine`]). The store reports a transaction as recorded only after its sync has returned.
 //!
 //! ```text
 //! callers ──write(|tx| …)──► queue ──► one thread: BEGIN, each job in its savepoint, COMMIT (sync)
@@ -22,7 +22,7 @@
 //! | disk full | ordinary writes are refused; endings ([`Store::write_ending`]) use the [`reserve`] |
 //! | a sync or write fails | the store is [`StoreError::Broken`] until it is reopened: the content of the disk is unknown |
 //! | deleted or replaced while open | [`StoreError::Gone`], before any success is reported |
-//! | damaged, deleted, or older than it was | set aside under a name with a date, [`Note::Lost`] until [`Tx::accept_loss`] |
+//! | damaged, deleted, or replaced by an older copy | set aside under a name with a date, [`Note::Lost`] until [`Tx::accept_loss`] |
 //! | of another machine (cloned disk) | set aside under a name with a date, [`Note::OtherHost`] |
 //! | written by a newer gpushd | opened read-only, [`Note::NewerSchema`] |
 //! | clock set back | [`Note::ClockBack`]; records are ordered by sequence number |

@@ -3,8 +3,9 @@
 //! Without it, two gpushd could change the same GPUs. The lock is an `flock`, so the kernel releases it when the
 //! process ends. The file contains the holder's pid, which a second gpushd reports.
 //!
-//! Between `fork` and `exec`, a child process has all descriptors of its parent. If gpushd is killed in this interval,
-//! its child holds the lock for a moment. So gpushd retries for [`PATIENCE`].
+//! Between `fork` and `exec`, a child process has all descriptors of its parent. If gpushd is
+//! killed in this interval, its child holds the lock for a moment. So the next gpushd tries to get
+//! the lock for [`PATIENCE`].
 
 use std::{
     fs,
@@ -29,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The lock of a state directory; dropping it releases it.
+/// The lock of a state directory. Dropping this value releases the lock.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: Flock<fs::File>,
@@ -64,7 +65,8 @@ impl Lock {
         let note = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
         match note {
             Ok(()) => {}
-            // Only the pid for a message is missing. gpushd must also start if the disk is full.
+            // The file lacks only the pid, which is for a message. gpushd must start even if the
+            // disk is full.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
             Err(error) => return Err(unusable(error)),
         }

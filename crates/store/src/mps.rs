@@ -39,7 +39,8 @@ pub struct MpsTarget {
     pub stopped: Option<MpsStopped>,
     /// Settings that override the rule's.
     pub set: Option<MpsSet>,
-    /// Boot on which an operation started the daemon of a whole GPU. On a write, the store sets it to the current boot.
+    /// Boot on which an operation started the daemon of a whole GPU. If it is set, each write of
+    /// the record replaces it with the current boot.
     pub in_force: Option<String>,
 }
 
@@ -70,7 +71,8 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Deletes the records of daemons that were started on other boots.
+    /// Removes the note that an operation started the daemon on another boot. Deletes records that
+    /// are then empty.
     ///
     /// # Errors
     /// The record cannot be written.

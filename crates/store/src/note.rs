@@ -63,10 +63,12 @@ pub struct Options {
     pub boot_id: String,
     /// Limits on stored records.
     pub bounds: Bounds,
-    /// File in a directory that a reboot clears. It distinguishes an emptied state directory from a first start.
-    /// Without it, only the state directory itself is checked.
+    /// The marker: a file in a directory that a reboot clears. With it, the store can distinguish
+    /// an emptied state directory from a first start. Without it, the store checks only the state
+    /// directory itself.
     pub marker: Option<PathBuf>,
-    /// Id of the machine, if it has one. It detects the database of a cloned file system, which is not used.
+    /// Id of the machine, if it has one. With it, the store recognizes the database of a cloned
+    /// file system, and does not use that database.
     pub machine_id: Option<String>,
     /// A function that returns the time.
     pub clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,

@@ -151,7 +151,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         identify(&connection, &mut reserve, boot, options.machine_id.as_deref())
             .map_err(|error| database_error(&database, &error))?
     } else {
-        // Nothing is written, so this id is never stored.
+        // A read-only store writes nothing, so this id is never stored.
         Origin { store: Uuid::nil(), boot }
     };
     let epoch = format!("{:08x}", origin.store.as_fields().0);
@@ -162,7 +162,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     }
 
     let view = View { connection: &connection, head: &head, now, sealed };
-    // A newer gpushd may store this in another form.
+    // A newer gpushd may store a loss in another form, so do not read it from such a database.
     if let Some(loss) = if sealed { view.lost().map_err(|error| database_error(&database, &error))? } else { None } {
         notes.push(Note::Lost(loss));
     }
@@ -274,15 +274,15 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Sets whether closing the database keeps the write-ahead log. Reading must not change a database before it is known
-/// to be sound, because it may have to be set aside.
+/// Sets whether closing the database keeps the write-ahead log. Until the database is known to be
+/// sound, reading must not change it, because gpushd may have to set it aside.
 fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreError> {
     let set = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
     set.map(|_| ()).map_err(|error| from_sqlite(&error))
 }
 
 fn inspect(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, OpenError> {
-    // Check them too, because SQLite opens them by name.
+    // Check the owner and mode of these files too, because SQLite opens them by name.
     for companion in aside::COMPANIONS {
         own::look(Path::new(&format!("{}{companion}", file.display())))?;
     }
@@ -323,7 +323,8 @@ fn examine(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Sto
     schema::check_file(&connection, version)?;
     if version > schema::KNOWN {
         connection.execute_batch("PRAGMA query_only = ON").map_err(sqlite)?;
-        // Only a gpushd of that version can read the sequence number.
+        // This build may be unable to read the sequence number of a newer database. Then it uses
+        // the number from the watermark or the marker.
         let sequence = evidence.highest_sequence().unwrap_or(0);
         let head = Head { sequence, operation: 0, generation: 0, at: Timestamp::MIN };
         let head = head_of(&connection, false).unwrap_or(head);
@@ -376,7 +377,7 @@ fn make(
     if !reserve.standing() {
         return Err(OpenError::Full { path: file.parent().unwrap_or(file).to_owned() });
     }
-    // SQLite would create the file, and its log, readable for all users.
+    // Create the file here, because SQLite would create it, and its log, readable for all users.
     own::file(file, true)?;
     let first = mark.map_or(0, |mark| mark + 1);
     let head = Head { sequence: first, operation: first, generation: first, at: now };
@@ -385,7 +386,8 @@ fn make(
         connection.execute_batch("PRAGMA journal_mode = WAL").map_err(|error| from_sqlite(&error))?;
         schema::migrate(&connection, schema::MIGRATIONS, 0, |transaction| {
             record::put(transaction, &head)?;
-            // Each lost lease took a sequence number, so none has a higher number than `first`.
+            // Each lost lease took a sequence number, so no lost lease has a number higher than
+            // `first`.
             record::put(transaction, &Fact { name: LAST_LEASE.to_owned(), value: first.to_string() })?;
             if let Some(lost) = lost {
                 let value = serde_json::to_string(lost).map_err(|error| StoreError::Internal(error.to_string()))?;

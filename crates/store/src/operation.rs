@@ -3,8 +3,8 @@
 //! ```text
 //!  queued ──► waiting (for idle instances)        ┌──► done          as planned, read back
 //!     │          │                                │
-//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, read back; also when
-//!     │          │       │                        │                  it ended before it began
+//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, read back; also if the
+//!     │          │       │                        │                  operation ended before it started
 //!     └──────────┴───────┴──► cancelling ─────────┤
 //!                                                 └──► failed        neither: degraded or unknown
 //!
@@ -14,10 +14,11 @@
 //! `queued` and `waiting` cannot become `done`. If gpushd ends while an operation is queued or waiting, the operation
 //! may keep its state, because nothing of it has begun.
 //!
-//! An operation starts only when its intent is on disk. The intent contains the whole plan and the previous instances,
-//! and is written in one transaction before the first driver call. Recovery reads only the intent and the hardware, not
-//! the progress of single steps: [`crate::Tx::progress`] is for users. Only the gpushd that executes an operation
-//! changes it, and after a restart the gpushd that recovers it.
+//! An operation starts only when its intent is on disk. The intent contains the whole plan and the
+//! previous instances, and is written in one transaction before the first driver call. Recovery
+//! reads only the intent and the hardware, not the progress of single steps:
+//! [`crate::Tx::progress`] is for users. Only the gpushd that executes an operation, or recovers it
+//! after a restart, changes its record.
 
 use std::fmt;
 
@@ -48,7 +49,8 @@ pub fn may_become(from: OperationState, to: OperationState) -> bool {
         // Final states never change.
         (Done | RolledBack | Failed, _) => false,
         (_, Queued) => false,
-        // After an operation has run, the recorded previous state must stay. So it cannot wait or get a new plan.
+        // An operation that has run must keep its recorded previous state. So it cannot wait or get
+        // a new plan.
         (_, Waiting) => from == Queued,
         (_, Running) => matches!(from, Queued | Waiting | Interrupted),
         (_, Cancelling | Interrupted) => from != to,
@@ -76,8 +78,9 @@ pub struct Intent {
     /// Other data for this kind of operation: services to stop, hooks, the request.
     #[serde(default)]
     pub more: serde_json::Value,
-    /// Sequence number at which it was recorded as running; `None` while queued. The store sets it. If two operations
-    /// have the same GPU, the later one began only after the earlier one had ended.
+    /// Sequence number at which the operation was recorded as running; `None` while it is queued.
+    /// The store sets this field. If two operations have the same GPU, the one with the higher
+    /// number began only after the other had ended.
     #[serde(default)]
     pub begun: Option<u64>,
 }
@@ -130,8 +133,9 @@ pub struct OperationRecord {
     pub error: Option<ApiError>,
 }
 
-/// An action other than a driver call, such as a stopped service or a started unit. It is recorded before it is
-/// executed. At the end of the operation it must be undone, after success and after failure.
+/// An action other than a driver call, such as stopping a service or starting a unit. It is
+/// recorded before it is executed. At the end of the operation it must be undone, after success and
+/// after failure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Undo {
     /// Position in the order of the actions. They are undone in reverse order.

@@ -22,7 +22,8 @@ const FILE: u32 = 0o600;
 /// Write permission of the group and of others.
 const WRITE_OF_OTHERS: u32 = 0o022;
 
-/// Creates the state directory if it is missing. Creates missing parents with default modes.
+/// Creates the state directory if it is missing, and checks its owner and mode. Creates missing
+/// parents with default modes.
 pub(crate) fn directory(path: &Path) -> Result<(), OpenError> {
     let unusable = |source| OpenError::Unusable { path: path.to_owned(), source };
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {

@@ -21,7 +21,8 @@ use crate::watermark::{Progress, Recorded};
 pub(crate) struct Evidence {
     /// The content of the watermark in the state directory.
     pub(crate) watermark: Recorded,
-    /// The content of the marker in the runtime directory. A marker of an earlier boot counts as missing.
+    /// The content of the marker in the runtime directory. A marker of an earlier boot is treated
+    /// as missing.
     pub(crate) marker: Recorded,
     /// Digest of this boot's id.
     pub(crate) boot: u64,
@@ -62,8 +63,8 @@ impl Evidence {
         Self { watermark, marker, boot, machine }
     }
 
-    /// Returns whether files outside the database show that there was one before. A database without records does not
-    /// count.
+    /// Returns whether files outside the database show that there was one before. Ignores a
+    /// database without records.
     pub(crate) fn of_an_earlier_database(&self) -> bool {
         [&self.watermark, &self.marker].into_iter().any(|recorded| match recorded {
             Recorded::Missing => false,
@@ -72,8 +73,8 @@ impl Evidence {
         })
     }
 
-    /// Returns whether gpushd used a database on this boot. A watermark of format 1 does not record that. To be safe,
-    /// it counts as used.
+    /// Returns whether gpushd used a database on this boot. A watermark of format 1 does not
+    /// contain the boot. To be safe, the function then returns `true`.
     pub(crate) fn used_on_this_boot(&self) -> bool {
         self.marker != Recorded::Missing
             || self
@@ -105,7 +106,7 @@ impl Evidence {
             if database.sequence < marker.sequence {
                 return behind(marker);
             }
-            // The marker is stronger evidence than the watermark.
+            // Do not check the watermark, because the marker is stronger evidence.
             return Provenance::Current;
         }
         let other_machine = self.machine.as_ref().zip(database.machine.as_ref()).is_some_and(|(ours, its)| ours != its);

@@ -1,8 +1,8 @@
 //! Rows with a seal: a checksum over the table's name and all columns.
 //!
-//! SQLite detects damage to the structure of its file, but not to the values in it. The store accepts a row only if its
-//! seal is correct. So a flipped bit in an expiry or a layout becomes an error, and never a wrong value. Records are
-//! read and written as a whole.
+//! SQLite detects damage to the structure of its file, but not to the values in the file. The store
+//! accepts a row only if its seal is correct. So a flipped bit in an expiry or a layout becomes an
+//! error, and never a wrong value. Records are read and written as a whole.
 
 use std::fmt::Write as _;
 
@@ -157,8 +157,8 @@ impl Columns {
     }
 }
 
-/// Converts a time to milliseconds. The milliseconds of the last second can be beyond the range of a [`Timestamp`], and
-/// would not read back. So they are cut off.
+/// Converts a time to milliseconds. A value within the first or last second of a [`Timestamp`]'s
+/// range might not be read back. So the range ends at whole seconds.
 fn milliseconds(time: Timestamp) -> Value {
     let (first, last) = (Timestamp::MIN.as_second() * 1000, Timestamp::MAX.as_second() * 1000);
     Value::Integer(time.as_millisecond().clamp(first, last))
@@ -197,8 +197,8 @@ pub(crate) fn put<R: Record>(connection: &Connection, record: &R) -> Result<(), 
     if values.len() != R::COLUMNS.len() {
         return Err(StoreError::Internal(format!("{} columns for {}", values.len(), R::TABLE)));
     }
-    // A record that cannot be read back would count as damage at the next start. For example, JSON from a caller can be
-    // nested deeper than the parser accepts.
+    // A record that cannot be read back would be treated as damage at the next start. For example,
+    // JSON from a caller can be nested deeper than the parser accepts.
     let columns = &mut Columns { table: R::TABLE, values: values.clone(), next: 0 };
     if let Err(error) = R::read(columns) {
         return Err(StoreError::Unreadable { table: R::TABLE, cause: error.to_string() });

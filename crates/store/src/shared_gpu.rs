@@ -19,7 +19,7 @@ pub struct SharedGpu {
     pub gpu: String,
     /// The compute mode, if gpushd set it.
     pub compute_mode: Option<ComputeModeSet>,
-    /// The time-slice level, if gpushd set it. It is always restored to the driver's default.
+    /// The time-slice level, if gpushd set it. gpushd always restores the driver's default.
     pub level: Option<LevelSet>,
     /// Boot on which the settings were made.
     pub boot_id: String,
@@ -32,11 +32,12 @@ pub struct ComputeModeSet {
     pub before: ComputeMode,
     /// The mode that was set.
     pub set: ComputeMode,
-    /// The mode that gpushd set before this one. It is kept until the change is read back, because until then the GPU
-    /// may have either.
+    /// The mode that gpushd set before this one. It is kept until the change is read back, because
+    /// until then the GPU may have either mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<ComputeMode>,
-    /// The GPU mode that needs this setting. The same mode restores it.
+    /// The GPU mode for which gpushd set the compute mode. Only the code of that GPU mode restores
+    /// the previous compute mode.
     pub by: Mode,
 }
 
@@ -54,8 +55,8 @@ impl ComputeModeSet {
 pub struct LevelSet {
     /// The level that was set.
     pub set: TimesliceLevel,
-    /// The level that gpushd set before this one. It is kept until the change is read back, because until then the GPU
-    /// may have either.
+    /// The level that gpushd set before this one. It is kept until the change is read back, because
+    /// until then the GPU may have either level.
     pub last: Option<TimesliceLevel>,
 }
 
@@ -67,7 +68,7 @@ impl LevelSet {
     }
 }
 
-/// The form in the database. A level that was read back is a single word.
+/// The form in the database. A level that was read back is stored as a single word.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Written {

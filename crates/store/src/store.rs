@@ -51,7 +51,7 @@ pub struct Statistics {
     pub waiting: usize,
     /// Commits. Each has one sync.
     pub commits: u64,
-    /// Writes in those commits.
+    /// Writes in all commits so far.
     pub writes: u64,
 }
 
@@ -115,9 +115,10 @@ impl Store {
         Self { inner: Arc::new(Inner { jobs, thread, counters, directory, instance, epoch }) }
     }
 
-    /// Records the changes of `change`, all or nothing, and returns its value when they are durable. If the closure
-    /// returns an error, nothing changes. It runs on the store's thread, and must not block or use the store. It may be
-    /// called more than once; then the earlier calls have changed nothing.
+    /// Records the changes of `change`, all or nothing, and returns its value when they are
+    /// durable. If the closure returns an error, nothing changes. The closure runs on the store's
+    /// thread, and must not block or use the store. The store may call it more than once, and then
+    /// discards the changes of the earlier calls.
     pub fn write<T, F>(&self, change: F) -> Pending<T>
     where
         T: Send + 'static,
@@ -126,8 +127,9 @@ impl Store {
         self.submit(Class::Ordinary, change)
     }
 
-    /// Records endings: finish, rollback, release, expiry. Works like [`Store::write`], but on a full disk it may use
-    /// the reserve.
+    /// Records an end: an operation that finished or was rolled back, a lease that was released, or
+    /// an override that expired. Works like [`Store::write`], but on a full disk it may use the
+    /// reserve.
     pub fn write_ending<T, F>(&self, change: F) -> Pending<T>
     where
         T: Send + 'static,
@@ -151,7 +153,8 @@ impl Store {
         Pending { outcome }
     }
 
-    /// Resolves when the thread processes it. A watchdog uses this.
+    /// Sends an empty read to the thread. The result arrives when the thread has processed it. A
+    /// watchdog uses this.
     pub fn ping(&self) -> Pending<()> {
         self.read(|_| Ok(()))
     }

@@ -83,8 +83,8 @@ impl Tx<'_> {
         self.head.sequence
     }
 
-    /// Increments the generation of the desired state, for example after a config reload. Changes of overrides do that
-    /// themselves.
+    /// Increments the generation of the desired state, for example after a config reload. Functions
+    /// that change overrides do this themselves.
     pub fn next_generation(&mut self) -> u64 {
         self.next_sequence();
         self.head.generation += 1;

@@ -1,4 +1,4 @@
-//! Progress of the database, recorded outside of it.
+//! Progress of the database, recorded in files outside of the database.
 //!
 //! If the end of SQLite's log is damaged, SQLite assumes that a crash interrupted a write, and continues without it.
 //! This is correct for a commit that was never reported. For any other commit it is a silent loss. So after each sync
@@ -11,8 +11,9 @@
 //! Both contain the ids of the database and of the boot. Not every commit syncs them, so they can be older than the
 //! database, but never newer. A database that is behind one of them has lost commits.
 //!
-//! The watermark is synced at quiet moments. After a power failure it may be as old as the last one. If only the log of
-//! the last commits is damaged too, the store can still mistake this for an interrupted write.
+//! The store syncs the watermark only at quiet moments. After a power failure, the watermark may be
+//! as old as the last quiet moment. If the log of the commits since then is damaged too, the store
+//! can still mistake this damage for an interrupted write.
 
 use std::{
     fs::{DirBuilder, File},

@@ -111,7 +111,7 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
     };
     (0..4).for_each(|_| record(Some(LITTLE), serde_json::Value::Null));
     (0..50).for_each(|_| record(Some(FLOOD), serde_json::Value::Null));
-    // The end of a lease by gpushd counts for the user who held the lease.
+    // If gpushd itself ends a lease, the record belongs to the user who held the lease.
     (0..50).for_each(|_| record(None, serde_json::json!({ "uid": FLOOD })));
     drop(store);
     let store = open(scratch.path(), bounds);

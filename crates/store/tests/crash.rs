@@ -133,7 +133,8 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             let outcome = if text.contains("refused") {
                 "not opened"
             } else if let Some(first) = errors.first() {
-                // After a disk failure, no change is reported as recorded. On a full disk, only ends of operations are.
+                // After a disk failure, the store reports no change as recorded. On a full disk, it
+                // reports only the ends of operations as recorded.
                 let after_first = text.split_once(first).unwrap().1;
                 if error == "ENOSPC" {
                     assert!(first.contains("Full") && ended, "{what}");
@@ -151,8 +152,8 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             };
             assert_ne!(outcome, "?", "{what}");
             *counts.entry(key(outcome)).or_default() += 1;
-            // The process may survive some failing calls, such as those of the watermark, but not several in a row. If
-            // it does, it makes no more such calls.
+            // The process may survive some failing calls, such as those of the watermark. If it
+            // survives three numbers in a row, it makes fewer calls than these numbers.
             in_a_row = if outcome == "survived" { in_a_row + 1 } else { 0 };
             if in_a_row == 3 {
                 break;

@@ -67,7 +67,7 @@ fn fill(store: &Store) {
             .wait()
             .unwrap();
     }
-    // This one needs overflow pages.
+    // SQLite needs overflow pages for this intent.
     let mut large = intent(99);
     large.more = serde_json::json!({ "mark": 99, "text": "A100".repeat(3000) });
     store

@@ -114,7 +114,7 @@ fn change_that_does_not_fit_the_state_changes_nothing() {
         Err(StoreError::NoSuchLease(LeaseId(99)))
     );
     assert_eq!(store.read(move |view| view.lease(id)).wait().unwrap(), Some(over));
-    // A transaction that fails takes no number.
+    // A failed transaction does not use up a number.
     let failed = write(&store, |tx| {
         tx.queue_lease(new_lease(1000))?;
         Err::<(), _>(StoreError::Closed)

@@ -221,7 +221,7 @@ fn new_machine_id_on_same_boot_keeps_the_database() {
     let mut scene = Scene::used();
     scene.machine = "machine-b";
     scene.expect_whole();
-    // From now on it belongs to this machine.
+    // From now on, the database belongs to this machine.
     scene.reboot();
     scene.expect_whole();
 }

@@ -130,7 +130,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             };
             match model.operations.get_mut(&id) {
                 None => assert_eq!(outcome, Err(StoreError::NoSuchOperation(id_))),
-                // A state may be set again, but not a final one.
+                // An operation becomes running only through `start`.
                 Some(kept)
                     if to == OperationState::Running
                         && matches!(kept.0, OperationState::Queued | OperationState::Waiting) =>
@@ -212,7 +212,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             });
             assert_eq!(outcome.wait(), Err(StoreError::Closed));
         }
-        // The caller owns the handle and does this.
+        // The caller owns the handle, so it reopens the store.
         Action::Reopen => {}
     }
 }

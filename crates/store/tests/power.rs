@@ -33,8 +33,8 @@ fn unhex(text: &str) -> Vec<u8> {
     text.split("\\x").skip(1).map(|pair| u8::from_str_radix(&pair[..2], 16).unwrap()).collect()
 }
 
-/// Parses a trace made with `-y -xx`. An interrupted call counts when it returns, because then it has certainly taken
-/// effect.
+/// Parses a trace made with `-y -xx`. An interrupted call becomes an event when it returns, because
+/// only then it has certainly taken effect.
 fn events(trace: &str) -> Vec<Event> {
     let mut unfinished: BTreeMap<&str, String> = BTreeMap::new();
     let mut events = Vec::new();
@@ -168,7 +168,8 @@ fn power_cut_keeps_reported_changes() {
             }
             Event::Write { .. } | Event::Cut { .. } => {}
         }
-        // All events around the checkpoint, and a sample of the rest.
+        // Cut the power after each event around the checkpoint, and after a sample of the other
+        // events.
         let near = |event: &Event| match event {
             Event::Write { file, .. } | Event::Cut { file, .. } | Event::Synced { file } => file == "gpush.db",
             Event::Told(_) => false,

@@ -43,7 +43,7 @@ fn operation_follows_its_states_and_survives_reopening() {
     assert!(!store.write(move |tx| tx.undone(id, 2)).wait().unwrap());
     drop(store);
 
-    // The next gpushd finds both, with everything that it needs.
+    // The next gpushd finds both operations, with everything that it needs for recovery.
     let store = open(scratch.path()).store;
     let found = store.read(|view| view.unfinished()).wait().unwrap();
     assert_eq!(found.iter().map(|one| one.record.id).collect::<Vec<_>>(), [first.id, second.id]);

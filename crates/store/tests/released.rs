@@ -1,7 +1,8 @@
 //! Databases of released versions: every later version reads them completely.
 //!
-//! A fixture is a dump in SQL, because the repository has no binary files. The version of its name writes it. It
-//! never changes after the release: `GPUSH_WRITE_FIXTURE=1 cargo test -p gpush-store --test released`.
+//! A fixture is a dump in SQL, because the repository contains no binary files. The version in its
+//! name writes it, with `GPUSH_WRITE_FIXTURE=1 cargo test -p gpush-store --test released`. The
+//! fixture never changes after the release of that version.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -171,7 +172,7 @@ fn database_of_each_release_is_read_completely() {
     }
 }
 
-/// A new table must be added to the fixture of this version before its release.
+/// A new table must be added to the fixture of this version before this version is released.
 #[test]
 fn fixture_of_this_version_has_rows_in_every_table() {
     let scratch = tempfile::tempdir().unwrap();

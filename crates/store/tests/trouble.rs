@@ -190,7 +190,8 @@ fn newer_database_is_read_only() {
         )
         .unwrap();
     newer.close().unwrap();
-    // The header alone is not sufficient, because a flipped bit in it must not look like a newer schema.
+    // A newer number in the header alone is not sufficient, because a flipped bit in the header
+    // must not look like a newer schema.
     let before = fs::read(&file).unwrap();
     let opened = open(scratch.path());
     assert!(lost(&opened.notes).unwrap().cause.contains("differ in the schema"), "{:?}", opened.notes);

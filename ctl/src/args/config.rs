@@ -31,7 +31,7 @@ Examples:
     /// Reload the config file, and show what changed
     #[command(after_help = "\
 The whole file takes effect, or none of it. A file that changes an overridden
-rule is refused. A reload changes no GPU; `gpushctl apply` does.")]
+rule is refused. A reload does not change GPUs; `gpushctl apply` does.")]
     Reload {
         /// Clear overrides whose rule the file changes
         #[arg(long)]
@@ -39,7 +39,7 @@ rule is refused. A reload changes no GPU; `gpushctl apply` does.")]
     },
     /// Compare the file, the effective config and the GPUs; exit with 3 when they differ
     Diff,
-    /// List or clear overrides: layouts that replace the config's
+    /// List or clear overrides: layouts that replace those of the config
     #[command(
         alias = "override",
         after_help = "\

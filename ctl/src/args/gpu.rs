@@ -94,10 +94,11 @@ pub(crate) enum Timeslice {
 pub(crate) enum Maintenance {
     /// Close all driver handles of gpushd until `maintenance leave`
     #[command(after_help = "\
-Fails while an operation changes a GPU, or a lease is in use. With --wait it
-waits for them; meanwhile the GPUs are cordoned. Maintenance lasts over
-restarts of gpushd and of the host. Meanwhile gpushd shows its last readings
-and changes nothing. For one GPU, `gpushctl gpu reset GPU` does all of it.
+Fails while an operation changes a GPU, or a lease is in use. With --wait, the
+command waits for their end; meanwhile the GPUs are cordoned. Maintenance
+continues after restarts of gpushd and of the host. During maintenance, gpushd
+shows its last readings and changes nothing. To reset a GPU, one command is
+enough: `gpushctl gpu reset GPU`.
 
 Examples:
   gpushctl maintenance enter --reason 'driver 570'

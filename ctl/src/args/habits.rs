@@ -1,6 +1,7 @@
-//! Answers command lines in the form of nvidia-smi, mig-parted or other tools with the form that gpushctl accepts.
+//! Command lines in the form of nvidia-smi, mig-parted or other tools. The error names the form
+//! that gpushctl accepts.
 //!
-//! Layouts never consist of numbers: `mig apply 0` could mean GPU 0 or profile 0.
+//! A layout never consists of numbers alone, because `mig apply 0` could mean GPU 0 or profile 0.
 
 use std::ffi::OsString;
 
@@ -25,7 +26,7 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(format!("write `{option}={value}`")))
 }
 
-/// Options of `nvidia-smi mig`, with their meaning and the gpushctl command that does the same.
+/// Options of `nvidia-smi mig`, with their meaning and the equivalent command of gpushctl.
 const NVIDIA_SMI: [(&str, &str, &str); 11] = [
     ("-lgip", "list GPU instance profiles", "gpushctl mig profiles"),
     ("-lgipp", "list possible placements", "gpushctl mig profiles"),
@@ -73,7 +74,7 @@ pub(crate) fn layout(text: &str) -> Option<ApiError> {
         return Some(error);
     }
     for entry in entries {
-        // `7x1g.10gb`: a common notation in prose.
+        // `7x1g.10gb` is a common notation in prose.
         if let Some((count, profile)) = entry.split_once(['x', 'X'])
             && count.parse::<u8>().is_ok()
             && profile.starts_with(|c: char| c.is_ascii_digit())

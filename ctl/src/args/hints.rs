@@ -1,6 +1,7 @@
-//! Parses every command that a message names with the definitions of the command line.
+//! Parses each command that a message names, with the command-line definitions of gpushctl.
 //!
-//! The tests read the source of all crates that ship. A message cannot name a command that does not exist.
+//! The tests read the sources of all shipped crates. So a message cannot name a command that does
+//! not exist.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +37,8 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the text of a file without comments and unit tests. Joins the lines of one string literal.
+/// Returns the text of a file without comments and unit tests. Joins the lines of a string literal
+/// that spans several lines.
 fn messages(file: &Path) -> String {
     let text = std::fs::read_to_string(file).unwrap();
     let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
@@ -94,12 +96,13 @@ fn words(command: &str) -> Vec<String> {
             _ => {}
         }
     }
-    // The rest is for the shell: redirections and other commands.
+    // The rest of the text is for the shell: redirections and other commands.
     let plain = plain.split([';', '>', '|', '&']).next().unwrap_or_default();
     plain.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
 }
 
-/// Parses a command in a message. `{…}` stands for a value. The error is the first line of the parser's message.
+/// Parses a command from a message. `{…}` stands for a value. An error contains only the first line
+/// of the parser's message.
 fn parsed(command: &str) -> Result<Option<Command>, String> {
     let mut words = words(command);
     // In `mps {verb}`, the placeholder is a subcommand, not a value.
@@ -109,7 +112,7 @@ fn parsed(command: &str) -> Result<Option<Command>, String> {
     {
         *verb = "stop".to_owned();
     }
-    // `{id}` and `LEASE` are `L17`.
+    // Both `{id}` and `LEASE` stand for the id of a lease. Replace them by `L17`.
     if words.iter().any(|word| word == "lease" || word == "--lease") {
         words.iter_mut().filter(|word| *word == "0" || *word == "LEASE").for_each(|word| *word = "L17".to_owned());
     }
@@ -221,7 +224,8 @@ fn is_for_administrators(command: &Command) -> bool {
     }
 }
 
-/// Texts with commands for administrators that need no mark, and why only administrators read them.
+/// Texts that name commands for administrators without a mark. For each text, the reason why only
+/// administrators read it.
 const FOR_ADMINISTRATORS: [(&str, &str); 11] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
     ("agent/src/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
@@ -236,7 +240,8 @@ const FOR_ADMINISTRATORS: [(&str, &str); 11] = [
     ("crates/core/src/lease/usage.rs", "a command that is marked in the texts that contain it"),
 ];
 
-/// A hint that names a command for administrators must say so. Otherwise users would try it and be refused.
+/// A hint that names a command for administrators must say so. Otherwise, users would try the
+/// command and be refused.
 #[test]
 fn commands_for_administrators_are_marked() {
     let (mut seen, mut wrong, mut used) = (0, Vec::new(), [false; FOR_ADMINISTRATORS.len()]);

@@ -214,7 +214,7 @@ pub(crate) struct Wanted {
     /// Read layouts from a mig-parted file, or - for stdin
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Label of the mig-parted file; optional when the file has one
+    /// Label of the mig-parted file; optional when the file has only one
     #[arg(long, short = 'c', value_name = "LABEL", requires = "file", conflicts_with_all = ["name", "layout"])]
     pub(crate) label: Option<String>,
     #[command(flatten)]

@@ -55,7 +55,7 @@ pub(crate) use self::{
     waiting::{Lasting, Queueing, Waiting, Why},
 };
 
-/// Help text at the end of `gpushctl --help`: what is the same for all commands.
+/// Help text at the end of `gpushctl --help`: facts that apply to all commands.
 const EXIT_CODES: &str = "\
 GPUs are named by index, range 0-3, UUID or its beginning, PCI address, or
 model. Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
@@ -188,11 +188,11 @@ Examples:
     Apply(ApplyArgs),
     /// Run a command on a share of a GPU
     #[command(after_help = "\
-The lease ends with the command. Without a flag that names a share, it is the
-only kind of share that the GPUs offer.
+The lease ends with the command. Without a flag that names a share, gpushctl
+requests the only kind of share that the GPUs offer.
 
 MIG separates memory, compute and faults in hardware. An MPS percentage and
-memory limit are ceilings of programs that keep their environment unchanged.
+memory limit apply only to programs that keep their environment unchanged.
 Time-slicing limits nothing.
 
 Exit status: the command's; 128 and the signal number when a signal ended it;
@@ -253,14 +253,15 @@ Examples:
     /// Release held GPUs after the agent's database was lost
     #[command(after_help = "\
 While GPUs are held, gpushd changes nothing on them and grants nothing: it does
-not know which leases were granted. First check with `gpushctl status` that the
-present use is right. Afterwards a difference from the config shows as drift.")]
+not know which leases were granted. First check with `gpushctl status` whether
+the present use is correct. Afterwards, gpushctl shows differences from the
+config as drift.")]
     Recover(Why),
     /// Wait until layouts are applied and MPS daemons serve after a start
     #[command(after_help = "\
 Waits until the layouts of this boot are applied and all MPS daemons serve. It
-does not wait for what the agent does not do by itself: GPUs that are held,
-cordoned or in maintenance, and MPS daemons that an administrator has stopped.
+does not wait for GPUs that are held, cordoned or in maintenance, or for MPS
+daemons that an administrator has stopped: there, an administrator must act.
 It fails at once if a GPU did not get its layout or a daemon failed too often.
 The unit gpush-ready.service runs this command, so that services can start
 after it.
@@ -350,7 +351,7 @@ impl Shell {
     }
 }
 
-/// What `explain` explains.
+/// The topic of `explain`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Topic {
     Isolation,
@@ -388,7 +389,8 @@ mod tests {
         fn look(command: &clap::Command) {
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             for line in after.lines() {
-                // In the help, an example starts with two spaces. A man page indents it by seven columns instead.
+                // In the help, an example starts with two spaces. In a man page, it is indented by
+                // seven columns instead.
                 let most = if line.starts_with(' ') { 74 } else { 79 };
                 assert!(line.chars().count() <= most, "{}: {line}", command.get_name());
             }
@@ -474,7 +476,7 @@ mod tests {
         };
         let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());
         assert_eq!(wait(&[]), Ok((None, None)));
-        // The next word is the layout, as without `--wait`.
+        // The word after `--wait` is the layout, as it is without `--wait`.
         assert_eq!(wait(&["--wait", "mixed"]), Ok((Some(2_592_000), Some("mixed".to_owned()))));
         assert_eq!(wait(&["--wait=1m", "mixed"]), Ok((Some(60), Some("mixed".to_owned()))));
         assert!(wait(&["--wait=2592001"]).is_err() && wait(&["--wait=soon"]).is_err());

@@ -33,8 +33,8 @@ pub(crate) enum Mps {
     },
     /// Set limits for each client, instead of the rule's
     #[command(group = at_least_one(), override_usage = "gpushctl mps set [OPTIONS] TARGET", after_help = "\
-The limits last until `--reset`, or until the rule changes. The answer says
-which clients they reach: a running server keeps some of its settings.
+The limits last until `--reset`, or until the rule changes. The output says
+which clients they apply to, because a running server keeps some settings.
 
 Examples:
   gpushctl mps set 0 --percentage 25
@@ -57,9 +57,9 @@ Examples:
     },
     /// Stop a daemon until `mps start`; fails while it is in use
     #[command(after_help = "\
-Clients and leases count as use. With --wait gpushd grants no new leases, and
-stops the daemon once the present ones and the clients have ended. If that
-takes too long, the daemon serves again.
+A daemon with clients or leases is in use. With --wait, gpushd grants no new
+leases, and stops the daemon when the present leases and clients have ended.
+If they do not end in time, the daemon serves again.
 
 Examples:
   gpushctl mps stop 0 --wait=30m")]

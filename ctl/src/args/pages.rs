@@ -1,4 +1,5 @@
-//! Tests of two documents that are made from the argument definitions: the help of all commands, and `docs/cli.md`.
+//! Tests of two documents that are generated from the argument definitions: the help of all
+//! commands, and `docs/cli.md`.
 
 use std::fmt::Write as _;
 
@@ -123,7 +124,7 @@ fn help_of_every_command_fits_80_columns() {
     for (path, mut command) in all() {
         let is_root = path == "gpushctl";
         let help = command.render_help().to_string();
-        // The global options are the same in every help page. Only the first page shows them.
+        // The global options are the same in every help page, so only the first page shows them.
         let own = match help.split_once("Global options:\n") {
             Some((before, after)) if !is_root => {
                 format!("{before}{}", after.split_once("\n\n").map_or("", |(_, rest)| rest))
@@ -149,7 +150,7 @@ fn one_flag_has_one_meaning() {
                 let known = meanings.entry(format!("-{short}")).or_insert((long.clone(), path.clone()));
                 assert_eq!(known.0, long, "-{short} of {path} and of {}", known.1);
             }
-            // The value of an option has the same name in every command.
+            // An option has the same value name in every command.
             if let Some(long) = arg.get_long() {
                 let known = meanings.entry(format!("--{long}")).or_insert((value(arg), path.clone()));
                 assert!(known.0 == value(arg) || long == "gpu", "--{long} of {path} and of {}", known.1);

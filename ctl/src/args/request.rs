@@ -1,4 +1,5 @@
-//! The flags of a lease request. The grammar in `gpush_core` reads their values; Slurm requests use the same grammar.
+//! The flags of a lease request. The grammar in `gpush_core` parses their values. Slurm requests
+//! use the same grammar.
 
 use clap::Args;
 use gpush_api::LeaseRequest;

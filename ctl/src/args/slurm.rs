@@ -10,7 +10,7 @@ use super::{Cli, Command, Global, Gpus, values::duration};
 pub(crate) enum Slurm {
     /// Begin a job on this node; for Slurm's Prolog
     #[command(after_help = "\
-Requests the lease of the job. Without output if all is well. Exit status 1
+Requests the lease of the job. Prints nothing if all is well. Exit status 1
 drains the node: gpushd does not answer, or a GPU of the job is not usable.
 A request that is refused is not an error here: TaskProlog fails the tasks.
 
@@ -27,9 +27,9 @@ The script for Prolog, one line; the path is absolute, as PATH is not set:
     },
     /// End a job on this node; for Slurm's Epilog
     #[command(after_help = "\
-Ends the lease of the job, and what the job left on its GPUs. Without output if
-all is well. Exit status 1 drains the node: a process of the job does not end,
-or gpushd does not answer.
+Ends the lease of the job, and the processes that the job left on its GPUs.
+Prints nothing if all is well. Exit status 1 drains the node: a process of the
+job does not end, or gpushd does not answer.
 
 The script for Epilog, one line:
   #!/usr/bin/gpushctl slurm epilog")]
@@ -118,8 +118,9 @@ pub(crate) struct HookLimits {
     pub(crate) deadline: Option<Duration>,
 }
 
-/// The command line of `gpushctl slurm`, without the definitions of all other commands. Slurm starts several hooks for
-/// each job, and to define all commands takes longer than the work of a hook.
+/// The command line of `gpushctl slurm`, without the definitions of all other commands. Slurm
+/// starts several hooks for each job, and defining all commands takes longer than the work of a
+/// hook.
 #[derive(Debug, Parser)]
 #[command(name = "slurm")]
 struct SlurmCli {
@@ -129,9 +130,10 @@ struct SlurmCli {
     command: Slurm,
 }
 
-/// Returns the command line that a script stands for: its first line is `#!/usr/bin/gpushctl slurm prolog`. The kernel
-/// gives everything after the program as one word, and then the path of the script. So no shell starts for a hook, which
-/// would cost about as much as the hook itself. Returns other command lines unchanged.
+/// Returns the command line of a script whose first line is `#!/usr/bin/gpushctl slurm prolog`. The
+/// kernel passes everything after the program as one word, followed by the path of the script. With
+/// such a script, a hook needs no shell, whose start would cost about as much as the hook itself.
+/// Returns other command lines unchanged.
 pub(crate) fn of_script(mut words: Vec<OsString>) -> Vec<OsString> {
     let line = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
     let line: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
@@ -142,8 +144,8 @@ pub(crate) fn of_script(mut words: Vec<OsString>) -> Vec<OsString> {
 }
 
 impl Cli {
-    /// Parses the command line of one of Slurm's hooks. `None` for another command, and for errors and help: the parser of
-    /// all commands prints these.
+    /// Parses the command line of one of Slurm's hooks. Returns `None` for another command, for an
+    /// error, and for help. The parser of all commands then prints the error or the help.
     pub(crate) fn of_hook(words: &[OsString]) -> Option<Self> {
         let hook = words.get(1..).filter(|words| words[..words.len().min(1)] == ["slurm"])?;
         let SlurmCli { global, command } = SlurmCli::try_parse_from(hook).ok()?;

@@ -38,7 +38,8 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
 }
 
-/// Returns the GPUs with a rule that differ from their desired state. Leaves out cordoned GPUs, which must be named.
+/// Returns the GPUs with a rule that differ from their desired state. Omits cordoned GPUs: a user
+/// must name those explicitly.
 fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
     if all.is_empty() {
         return Err(super::no_gpu());
@@ -103,7 +104,8 @@ pub(super) async fn run(
     waiting: &Waiting,
     out: &Output,
 ) -> Outcome {
-    // The GPUs before the change, so that the result can distinguish new instances from kept ones.
+    // Read the GPUs before the change, so that the result can distinguish new instances from kept
+    // ones.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     if !confirmed && out.can_ask() && !confirm(client, &request, &before, out).await? {
         out.remark("Nothing was changed.\n");
@@ -121,8 +123,8 @@ pub(super) async fn run(
     super::operation::watch(client, one, &before, true, waiting, out).await
 }
 
-/// Prints what a queued change waits for. The plan is used because it names the processes that this user may see. The
-/// notes of an operation are the same for every user.
+/// Prints what a queued change waits for. Uses a plan for this, because a plan names the processes
+/// that this user may see. The notes of an operation are the same for every user.
 async fn tell_blockers(client: &mut Client, request: &ApplyRequest, out: &Output) {
     let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
     let Ok(plans) = client.plan(&request).await else { return };
@@ -132,7 +134,8 @@ async fn tell_blockers(client: &mut Client, request: &ApplyRequest, out: &Output
     }
 }
 
-/// Shows a plan that destroys instances and asks the user. If a plan is refused, the apply reports that later.
+/// Shows a plan that destroys instances and asks the user. If the plan is refused, does not ask,
+/// because the apply reports the refusal later.
 async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out: &Output) -> Result<bool, Failure> {
     let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
     let plans = client.plan(&request).await?;

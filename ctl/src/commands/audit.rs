@@ -19,7 +19,7 @@ const PAGE: usize = 1000;
 const POLL: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(client: &mut Client, args: &args::AuditArgs, out: &Output) -> Outcome {
-    // The output shows indexes of GPUs. Without a driver it shows UUIDs.
+    // The output shows the indexes of GPUs. Without a driver, it shows their UUIDs.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let mut objects: Vec<String> = args.object.clone().into_iter().collect();
     objects.extend(args.which.gpus.iter().cloned());
@@ -57,7 +57,7 @@ async fn since(client: &mut Client, query: &mut AuditQuery) -> Result<Vec<AuditR
     }
 }
 
-/// Prints new records until Ctrl-C. If gpushd restarts, waits for it.
+/// Prints new records until Ctrl-C. If gpushd restarts, waits until it answers again.
 async fn follow(
     client: &mut Client,
     mut query: AuditQuery,

@@ -73,8 +73,8 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
                 let gpus = client.gpus(false).await;
                 let mut ended = Vec::new();
                 for selector in which.selectors() {
-                    // The driver may no longer list the GPU, but the GPU may still have an override. gpushd finds it by
-                    // its UUID.
+                    // The driver may no longer list the GPU, but the GPU may still have an
+                    // override. In that case, gpushd finds the override by the UUID.
                     let named = match &gpus {
                         Ok(gpus) => super::select(gpus.clone(), std::slice::from_ref(&selector)).unwrap_or_default(),
                         Err(_) => Vec::new(),
@@ -119,7 +119,7 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
     let plans = match &gpus {
         None => None,
-        // If no rule claims a GPU for MIG, there is nothing to plan. A finding says so.
+        // If no rule claims a GPU for MIG, there is nothing to plan. A finding reports this.
         Some(_) if !view.rules.iter().any(|r| r.mode == gpush_api::Mode::Mig && !r.claims.is_empty()) => {
             findings.push("no rule claims a GPU for MIG".to_owned());
             None
@@ -140,8 +140,8 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
 }
 
-/// Returns a finding for each group in the config that this host does not have. That is not an error, because the
-/// config may be meant for another host.
+/// Returns a finding for each group in the config that does not exist on this host. This is not an
+/// error, because the config may be meant for another host.
 fn groups(config: &Config) -> Vec<String> {
     let socket = config.api.socket_group.iter().map(|group| {
         (
@@ -207,7 +207,8 @@ fn wrong(errors: &ConfigErrors, out: &Output) -> Outcome {
         out.document(&Wrong { error, problems: errors.located() })?;
         return Ok(status);
     }
-    // The text shows each problem with its line and a caret. That is more than the list in the API's error.
+    // The text shows each problem with its line and a caret. The list in the API's error has less
+    // detail.
     let mut text = errors.to_string();
     if !text.ends_with('\n') {
         text.push('\n');

@@ -40,7 +40,8 @@ fn ask(global: &Global) -> Result<Agent, Failure> {
     }
 }
 
-/// Returns a placeholder for the answer of gpushd when its area is not selected. It is never shown.
+/// Returns a placeholder for gpushd's answer when the area of gpushd is not selected. The
+/// placeholder is never shown.
 fn unasked() -> ApiError {
     ApiError::new(gpush_api::Code::Unavailable, "the agent was not asked")
 }

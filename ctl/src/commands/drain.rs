@@ -1,8 +1,9 @@
 //! `gpushctl gpu cordon|drain|uncordon`.
 //!
-//! A drain cordons the GPUs and waits until gpushd's readings show no process and no lease. Leases count because their
-//! holders may start programs at any time. Waiting changes nothing, so it is not an operation of gpushd. The user can
-//! interrupt it and start it again.
+//! A drain cordons the GPUs and waits until gpushd's readings show no process and no lease. It
+//! waits for leases too, because their holders may start programs at any time. Waiting changes
+//! nothing, so it is not an operation of gpushd. The user can interrupt the command and start it
+//! again.
 
 use std::time::Duration;
 
@@ -24,7 +25,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Reason to wait for a GPU that has no reading since the cordon.
 const UNREAD: &str = "it has not been read since";
 
-/// Returns the UUIDs of the named GPUs. An index may belong to another GPU at the next request.
+/// Returns the UUIDs of the named GPUs. UUIDs are needed because an index may belong to another GPU
+/// at the next request.
 async fn named(client: &mut Client, which: &SomeGpus) -> Result<Vec<String>, Failure> {
     let gpus = client.gpus(false).await?;
     let gpus = super::select_of(client, gpus, &which.selectors()).await?;
@@ -102,7 +104,8 @@ impl Waited {
     }
 }
 
-/// Waits until cordoned GPUs are idle. Returns how that ended, and the indexes of those that are not idle.
+/// Waits until cordoned GPUs are idle. Returns how the wait ended, and the indexes of the GPUs that
+/// are not idle.
 async fn until_idle(
     client: &mut Client,
     gpus: &mut [Gpu],
@@ -110,7 +113,8 @@ async fn until_idle(
     quiet: bool,
     out: &Output,
 ) -> Result<(Waited, Vec<u32>), Failure> {
-    // A reading older than the cordon may lack a process that started after that reading and before the cordon.
+    // A reading from before the cordon may not show a process that started after the reading and
+    // before the cordon.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();
@@ -127,7 +131,8 @@ async fn until_idle(
             return Ok((Waited::Idle, Vec::new()));
         }
         if said != left && !quiet {
-            // A missing reading arrives faster than a user could read about it.
+            // Do not print that a reading is missing: it arrives faster than a user could read
+            // about it.
             let told = left.iter().filter(|one| !said.contains(one) && one.1 != UNREAD);
             out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
             said.clone_from(&left);
@@ -144,8 +149,8 @@ async fn until_idle(
     }
 }
 
-/// Cordons that a command has set for as long as it runs, so that nothing new gets on its GPUs meanwhile. A GPU that was
-/// cordoned before stays so.
+/// Cordons that a command sets for the time that it runs, so that no new work starts on its GPUs. A
+/// GPU that was already cordoned stays cordoned.
 #[derive(Debug, Default)]
 pub(super) struct Kept(Vec<String>);
 
@@ -166,7 +171,8 @@ impl Kept {
         Ok(kept)
     }
 
-    /// Cordons these GPUs and waits until they are idle. If the wait ends in another way, clears the cordons.
+    /// Cordons these GPUs and waits until they are idle. If the wait ends for another reason,
+    /// clears the cordons.
     pub(super) async fn idle(
         client: &mut Client,
         gpus: &mut [Gpu],
@@ -191,7 +197,7 @@ impl Kept {
         Ok((waited, kept))
     }
 
-    /// Clears the cordons. If a GPU has got another cordon meanwhile, does not clear either.
+    /// Clears the cordons. If a GPU has got another cordon in the meantime, keeps both cordons.
     pub(super) async fn give_back(&self, client: &mut Client) {
         for uuid in &self.0 {
             if client.gpu(uuid).await.is_ok_and(|gpu| gpu.cordons.len() == 1) {
@@ -233,7 +239,8 @@ fn waited_for(
     Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
 }
 
-/// Returns the processes that use a GPU, without MPS servers. A server runs only for its clients, which are listed too.
+/// Returns the processes that use a GPU, except MPS servers. An MPS server runs only for its
+/// clients, and these are listed too.
 fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
     let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).filter_map(|server| server.pid).collect();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);

@@ -17,7 +17,8 @@ const RETRY: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Output) -> Outcome {
     let query = EventQuery { kinds: args.kinds.clone(), gpus: args.which.selectors(), after: None };
-    // To show indexes of GPUs. A host without a driver has events too.
+    // The output shows the indexes of GPUs. A host without a driver has events too, so ignore an
+    // error.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     if args.follow {
         return follow(client, query, args.steps, &gpus, out).await;
@@ -37,8 +38,8 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
     Ok(0)
 }
 
-/// Returns whether an event is shown. The many steps of an operation are hidden by default, because its begin and end
-/// are enough.
+/// Returns whether an event is shown. The steps of an operation are hidden by default, because
+/// there are many of them, and the events for its begin and end are enough.
 fn shown(told: &Told, steps: bool) -> bool {
     steps || !events::is_step(told)
 }

@@ -13,7 +13,8 @@ use crate::{
 pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Outcome {
     match command {
         Gpu::List(which) => {
-            // The JSON can be saved as a host for offline plans, so it includes the profiles.
+            // The JSON includes the profiles, because users can save it as a host for offline
+            // plans.
             let gpus = client.gpus(out.json).await?;
             let gpus = super::select_of(client, gpus, &which.selectors()).await?;
             if gpus.is_empty() && out.is_drawn() {
@@ -27,7 +28,7 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             if gpus.is_empty() {
                 return Err(super::no_gpu().into());
             }
-            // Only for the text output: the JSON has the GPUs alone.
+            // Request the daemons only for the text output: the JSON contains only the GPUs.
             let mps = if out.json { Vec::new() } else { super::mps::of(client, &gpus, out).await };
             let text = |look: &_| gpus.iter().map(|gpu| show::gpu(gpu, &mps, look)).collect::<Vec<_>>().join("\n");
             out.show(&gpus, text)?;

@@ -36,12 +36,13 @@ pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: 
 /// How a wait for maintenance ended.
 enum Entered {
     Yes(MaintenanceState),
-    /// Not entered. The command ends with this exit status.
+    /// The host is not in maintenance. The command ends with this exit status.
     Not(u8),
 }
 
-/// Cordons all GPUs, and enters maintenance once no lease is in use and no operation changes a GPU. Meanwhile nothing
-/// new begins. The cordons end with the wait: in maintenance nothing is granted.
+/// Cordons all GPUs, and enters maintenance as soon as no lease is in use and no operation changes
+/// a GPU. Because of the cordons, no lease or operation begins in the meantime. The cordons are
+/// cleared at the end of the wait: during maintenance, gpushd grants nothing anyway.
 async fn enter_when_free(client: &mut Client, why: Why, limit: Duration, out: &Output) -> Result<Entered, Failure> {
     let reason = why.reason.clone().unwrap_or_else(|| "maintenance is to be entered".to_owned());
     let mut gpus = client.gpus(false).await?;
@@ -88,7 +89,7 @@ async fn poll(client: &mut Client, why: &WhyRequest, limit: Duration, out: &Outp
 
 pub(super) async fn recover(client: &mut Client, Why { reason }: Why, out: &Output) -> Outcome {
     let recovered = client.recover(&WhyRequest { reason }).await?;
-    // Only for the indexes of GPUs. The response has everything else.
+    // The GPUs are needed only for their indexes. The response contains everything else.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     out.show(&recovered, |look| host::recovered(&recovered, &gpus, look))?;
     Ok(0)

@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Maximum time that gpushd holds one long poll.
+/// Maximum time after which gpushd answers a long poll.
 const POLL: Duration = Duration::from_secs(20);
 
 /// Id of the first operation.
@@ -33,10 +33,11 @@ const RETRY: Duration = Duration::from_millis(100);
 /// How long to wait for gpushd after the connection was lost.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// Operations that are read at once where only those of some GPUs are listed.
+/// Number of operations in one request, if only those of some GPUs are listed.
 const PAGE: usize = 100;
 
-/// Reads the last `number` operations that concern one of these GPUs; also returns whether there are earlier operations.
+/// Reads the last `number` operations that concern one of these GPUs. Also returns whether there
+/// are earlier operations.
 async fn of_gpus(
     client: &mut Client,
     number: usize,
@@ -154,8 +155,9 @@ enum Watched {
     Interrupted,
 }
 
-/// Shows an operation until it ends, and then its result. Returns the exit status of the operation. `just` says that
-/// the operation is running or has just ended, so the GPUs are as it left them.
+/// Shows an operation until it ends, and then its result. Returns the exit status of the operation.
+/// `just` is true if the operation is running or has just ended, so that the GPUs are still in the
+/// state in which it left them.
 pub(super) async fn watch(
     client: &mut Client,
     one: Operation,
@@ -240,10 +242,10 @@ async fn follow(
     limit: Option<Duration>,
     out: &Output,
 ) -> Result<Watched, Failure> {
-    // Without a limit, this sleeps longer than any operation takes.
+    // Without a limit, wait longer than any operation takes.
     let unwatched = limit == Some(Duration::ZERO);
     let limit = tokio::time::sleep(limit.unwrap_or(Duration::from_secs(60 * 86_400)));
-    // Before the first output, because a user may press Ctrl-C as soon as a line appears.
+    // Do this before the first output, because a user may press Ctrl-C as soon as a line appears.
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
@@ -274,7 +276,8 @@ async fn follow(
             }
         };
         match asked {
-            // gpushd has another state directory, where the id belongs to another operation.
+            // gpushd has another state directory now, and the id belongs to another operation
+            // there.
             Ok(other) if !same(one, &other) => {
                 let cause = format!(
                     "gpushd now uses another state directory, where {} is another operation ({})",
@@ -287,7 +290,8 @@ async fn follow(
                 *one = newer;
             }
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
-                // A restart of gpushd is short. If gpushd does not return, the wait must end.
+                // A restart of gpushd is short. If gpushd does not return, gpushctl must stop
+                // waiting.
                 let since = *away.get_or_insert_with(Instant::now);
                 if since.elapsed() > AWAY {
                     return Err(lost_sight(one, error.error.message).into());
@@ -313,7 +317,8 @@ fn same(one: &Operation, other: &Operation) -> bool {
     one.id == other.id && one.kind == other.kind && created(one) == created(other)
 }
 
-/// Returns the error if gpushd stopped during the operation, or returned without it.
+/// Returns the error if gpushd stopped during the operation and did not return, or no longer knows
+/// the operation.
 fn lost_sight(one: &Operation, cause: String) -> ApiError {
     let changed = one.plans.iter().filter(|p| !plan::as_wanted(p)).map(|p| p.gpu).collect::<Vec<_>>();
     let which = crate::render::status::gpu_numbers(&changed);

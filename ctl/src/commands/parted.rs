@@ -13,9 +13,9 @@ use crate::{args::Global, exit::Outcome, offline, output::Output};
 struct Written<'a> {
     /// The YAML or TOML text.
     text: &'a str,
-    /// Information that the text does not contain.
+    /// Information for the user that the text does not contain.
     remarks: &'a [String],
-    /// Why a part is left out.
+    /// Why a part of the file is missing from the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a ApiError>,
 }
@@ -32,7 +32,7 @@ pub(super) fn read(path: &Path, label: Option<&str>) -> Result<(File, Label), Ap
 }
 
 fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
-    // Refuses input that never ends, such as a device. `<(command)` is a pipe, which is permitted.
+    // Refuse input that never ends, such as a device. `<(command)` is a pipe, which is permitted.
     if path != Path::new("-")
         && let Ok(of) = std::fs::metadata(path)
         && !(of.is_file() || of.is_dir() || of.file_type().is_fifo())
@@ -40,7 +40,7 @@ fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
         let error = ApiError::new(Code::BadRequest, format!("{} is not a file", offline::name(path)));
         return Err(error.hint("give the path of a mig-parted file, or - for stdin"));
     }
-    // One byte more than permitted, so that a larger file is reported and not cut.
+    // Read one byte more than permitted, so that a larger file is reported instead of truncated.
     offline::read_up_to(path, parted::MOST_BYTES as u64 + 1)
 }
 

@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 enum Left {
     /// gpushd still works on it.
     Pending(String),
-    /// gpushd makes no further attempt. The second text is the next command.
+    /// gpushd makes no further attempt. The second text is the command that helps.
     Failed(String, String),
 }
 
@@ -87,13 +87,13 @@ async fn look(client: &mut Client) -> Result<Vec<Left>, Error> {
     let daemons = client.mps().await;
     match (gpus, daemons) {
         (Ok(gpus), Ok(daemons)) => Ok(left(&health, &gpus, &daemons)),
-        // There is no driver, and no rule needs one.
+        // There is no driver, but no rule needs a driver.
         (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer && is_complete(&health) => Ok(Vec::new()),
         (Err(error), _) | (_, Err(error)) => Err(error),
     }
 }
 
-/// Returns whether gpushd makes no further attempt to apply layouts in this boot.
+/// Returns whether gpushd makes no further attempt to apply layouts on this boot.
 fn is_complete(health: &Health) -> bool {
     health.layouts_at_start.as_ref().is_none_or(|layouts| layouts.complete)
 }
@@ -112,7 +112,7 @@ fn left(health: &Health, gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<Left> {
 fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Left> {
     let index = gpu.index;
     match gpu.state {
-        // An administrator decides about these.
+        // In these states, an administrator must decide what to do.
         GpuState::Held | GpuState::Cordoned | GpuState::Maintenance | GpuState::Lost => return None,
         GpuState::Unknown | GpuState::Changing => {
             return (gpu.mode != Mode::Unmanaged)
@@ -126,7 +126,7 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Left> {
     let drift = gpu.drift.first()?;
     let text = format!("GPU {index}: {drift}");
     Some(match gpu.mode {
-        // gpushd applies a layout once in a boot.
+        // gpushd applies layouts only once on each boot.
         Mode::Mig if is_complete => Left::Failed(text, format!("gpushctl apply {index}")),
         Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive | Mode::Unmanaged => Left::Pending(text),
     })
@@ -151,7 +151,7 @@ fn of_daemon(daemon: &MpsDaemon) -> Option<Left> {
     }
 }
 
-/// Returns the error if something has failed for good.
+/// Returns the error if something has failed finally.
 fn failed(left: &[Left]) -> Option<ApiError> {
     let mut failed = left.iter().filter_map(|one| match one {
         Left::Failed(text, next) => Some((text, next)),

@@ -1,6 +1,7 @@
 //! `gpushctl gpu reset`: enters maintenance, runs `nvidia-smi --gpu-reset`, and leaves maintenance.
 //!
-//! nvidia-smi resets only GPUs that no process has open, and gpushd has driver handles open outside of maintenance.
+//! nvidia-smi resets only GPUs that no process has open. Outside of maintenance, gpushd itself has
+//! driver handles open.
 
 use std::{
     process::{Command, Stdio},
@@ -19,7 +20,7 @@ use crate::{
     render::status::gpu_numbers,
 };
 
-/// Resets GPUs. With `wait` they are cordoned meanwhile, and the reset waits until they are idle.
+/// Resets GPUs. With `wait`, the GPUs are cordoned and the reset waits until they are idle.
 pub(super) async fn run(
     client: &mut Client,
     which: &SomeGpus,

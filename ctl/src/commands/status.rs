@@ -68,11 +68,12 @@ pub(super) async fn read(
     let health = client.health().await?;
     let gpus = match client.gpus(profiles).await {
         Ok(gpus) => super::select_of(client, gpus, selectors).await?,
-        // Without a driver or in maintenance, health explains the error. The status then has no GPUs.
+        // Without a driver or during maintenance, health explains the error. The status then
+        // contains no GPUs.
         Err(error)
             if health.status == HealthStatus::Degraded && health.errors.iter().any(|c| c.code == error.code()) =>
         {
-            // Maintenance was requested by an administrator, so it is not a failure.
+            // An administrator has requested the maintenance, so it is not a failure.
             let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };
             return Ok((Status { version, health, gpus: Vec::new(), mps: Vec::new(), leases: Vec::new() }, code));
         }

@@ -32,7 +32,8 @@ pub(super) async fn run(client: &mut Client, out: &Output) -> Outcome {
         return Ok(status);
     }
     let mut text = format!("gpushctl  {ctl}\nAPI       {api}\n");
-    // Printed first, so that gpushctl's own version appears even if gpushd cannot be reached.
+    // Print this text first, so that gpushctl's own version appears even if gpushd cannot be
+    // reached.
     let agent = match agent {
         Ok(agent) => agent,
         Err(error) => {

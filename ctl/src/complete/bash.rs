@@ -1,14 +1,15 @@
 //! Completion in bash.
 //!
-//! bash splits words at `:`, `=` and `@`, so `1:2g.20gb@2` and `--gpu=0` are several words to it. The script joins them
-//! before it calls gpushctl, and removes what precedes bash's last word from the candidates.
+//! bash splits words at `:`, `=` and `@`, so it treats `1:2g.20gb@2` and `--gpu=0` as several
+//! words. The script joins these words before it calls gpushctl. Then it removes from the
+//! candidates the part that precedes bash's last word.
 
 use std::{ffi::OsString, io, path::Path};
 
 use clap::Command;
 use clap_complete::env::{Bash as ClapBash, EnvCompleter};
 
-/// bash, with words that are not split.
+/// bash, with a script that joins the words.
 #[derive(Debug)]
 pub(super) struct Bash;
 

@@ -1,6 +1,8 @@
-//! Candidates for the values of arguments, by the value name that the help shows.
+//! Candidates for the values of arguments. The value name in the help selects the kind of
+//! candidates.
 //!
-//! Values of gpushd are asked for when they are needed, within [`LIMIT`]. Without gpushd there are none.
+//! Values that only gpushd knows are requested when they are needed, within [`LIMIT`]. Without
+//! gpushd, there are no such candidates.
 
 use std::{ffi::OsStr, time::Duration};
 
@@ -22,7 +24,8 @@ const OPERATIONS: usize = 50;
 /// A value, with a description that some shells show.
 type Candidate = (String, String);
 
-/// Returns the completer for the values of an argument; `None` for free text, and where clap knows the values.
+/// Returns the completer for the values of an argument; `None` for free text, and if clap knows the
+/// values itself.
 pub(super) fn of(arg: &Arg) -> Option<ArgValueCompleter> {
     let name = arg.get_value_names()?.first()?.as_str();
     let list: fn(&str) -> Vec<Candidate> = match name {
@@ -62,7 +65,7 @@ fn named(names: impl IntoIterator<Item = &'static str>) -> Vec<Candidate> {
     names.into_iter().map(|name| (name.to_owned(), String::new())).collect()
 }
 
-/// Asks gpushd. Returns nothing if it does not answer in time.
+/// Sends a request to gpushd. Returns an empty result if gpushd does not answer in time.
 fn ask<T: Default>(what: impl AsyncFnOnce(&mut Client) -> Result<T, Error>) -> T {
     let Ok(runtime) = commands::runtime() else { return T::default() };
     let mut client = Client::new(socket()).deadline(LIMIT).without_waiting_for_start();
@@ -111,7 +114,8 @@ fn gpus(current: &str) -> Vec<Candidate> {
     found.into_iter().map(|gpu| (gpu.index.to_string(), gpu.name)).chain(all).collect()
 }
 
-/// A profile, and how many instances of it exist and can be created.
+/// A profile with the number of its existing instances, and of the instances that can still be
+/// created.
 struct Room {
     profile: String,
     devices: usize,
@@ -142,7 +146,7 @@ fn rooms() -> Vec<Room> {
     rooms
 }
 
-/// Lists profiles: those of existing devices for `mig list`, else those that have room.
+/// Lists profiles: for `mig list`, those of existing devices; otherwise those with free capacity.
 fn profiles(_current: &str) -> Vec<Candidate> {
     let is_list = has_word(&["mig"]);
     let is_offered = |room: &Room| if is_list { room.devices > 0 } else { room.free + room.remaining > 0 };
@@ -153,7 +157,8 @@ fn described(room: Room) -> Candidate {
     (room.profile, format!("{} free, {} more can be created", room.free, room.remaining))
 }
 
-/// Lists layout entries: existing instances for `mig remove`, profiles with room for `mig add`.
+/// Lists layout entries: existing instances for `mig remove`, profiles with free capacity for `mig
+/// add`.
 fn entries(_current: &str) -> Vec<Candidate> {
     if !has_word(&["remove"]) {
         return rooms().into_iter().filter(|room| room.remaining > 0).map(described).collect();
@@ -182,7 +187,7 @@ fn layouts(current: &str) -> Vec<Candidate> {
     named.chain([("none".to_owned(), "no instances".to_owned())]).chain(entries).collect()
 }
 
-/// Lists MPS targets, and for requests also MIG devices.
+/// Lists MPS targets, and MIG devices too if the command requests a lease.
 fn targets(_current: &str) -> Vec<Candidate> {
     let daemons = ask(async |client| client.mps().await);
     let daemon = |daemon: &MpsDaemon| (mps::argument(daemon), format!("MPS, {}", mps::state(daemon.state).0));
@@ -199,7 +204,7 @@ fn targets(_current: &str) -> Vec<Candidate> {
     found
 }
 
-/// Lists leases: those of the caller, where a command takes no others.
+/// Lists leases. If a command accepts only the caller's leases, lists only these.
 fn leases(_current: &str) -> Vec<Candidate> {
     let uid = nix::unistd::getuid().as_raw();
     let is_any = uid == 0 || has_word(&["show", "revoke"]);
@@ -213,7 +218,8 @@ fn leases(_current: &str) -> Vec<Candidate> {
     .collect()
 }
 
-/// Lists operations, the last first: those that have not ended, where a command needs such.
+/// Lists operations, latest first. If a command accepts only operations that have not ended, lists
+/// only these.
 fn operations(_current: &str) -> Vec<Candidate> {
     let is_unfinished = has_word(&["wait", "cancel"]);
     let found = ask(async |client| client.last_operations(OPERATIONS, None).await);
@@ -226,7 +232,7 @@ fn objects(current: &str) -> Vec<Candidate> {
     [gpus(current), targets(current), leases(current), operations(current)].concat()
 }
 
-/// Lists output formats. `lease env` has different ones.
+/// Lists output formats. `lease env` has other formats than the other commands.
 fn formats() -> Vec<Candidate> {
     if has_word(&["lease"]) && has_word(&["env"]) {
         return named(["sh", "fish", "csh", "json", "docker"]);
@@ -234,7 +240,7 @@ fn formats() -> Vec<Candidate> {
     named(["table", "wide", "json", "name", "uuid", "csv"])
 }
 
-/// Lists presets, and files.
+/// Lists presets and files.
 fn preset_or_file(current: &OsStr) -> Vec<CompletionCandidate> {
     let presets =
         matching(|_| preset::names().map(|(name, text)| (name.to_owned(), text.to_owned())).collect(), current);

@@ -43,8 +43,8 @@ pub(crate) fn line(record: &AuditRecord, gpus: &[Gpu], look: &Look) -> String {
     row(record, gpus, look).join("  ").trim_end().to_owned() + "\n"
 }
 
-/// Names an object. A GPU has its index, or the beginning of its UUID if the driver does not list it. `--json` has the
-/// complete UUID.
+/// Names an object. For a GPU, returns its index, or the beginning of its UUID if the driver does
+/// not list the GPU. `--json` prints the complete UUID.
 pub(crate) fn object(object: &str, gpus: &[Gpu], look: &Look) -> String {
     if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == object) {
         return format!("GPU {}", gpu.index);
@@ -98,7 +98,7 @@ fn words(value: &Value, gpus: &[Gpu]) -> String {
     }
 }
 
-/// Describes a GPU and its layout, as an apply records them.
+/// Describes a GPU and its layout, as the record of an apply contains them.
 fn one_gpu(one: &Value, gpus: &[Gpu]) -> String {
     match (one["gpu_uuid"].as_str(), one["desired"].as_str()) {
         (Some(uuid), Some(wanted)) => {

@@ -1,7 +1,7 @@
 //! Bars that show a part of a whole: used memory with its numbers, or shares of a GPU.
 //!
-//! `Memory::used_mib` includes what the driver reserves for itself. So the bar shows use only from one percent, and an
-//! idle GPU looks idle.
+//! `Memory::used_mib` includes the memory that the driver reserves for itself. So the bar shows use
+//! only from one percent on, and is empty for an idle GPU.
 
 use gpush_api::Memory;
 
@@ -10,7 +10,7 @@ use super::{
     look::{QUIET, USED, gib, paint},
 };
 
-/// Draws memory as a bar of `columns`. The heavy part is in use.
+/// Draws memory as a bar of `columns`. The heavy part is the memory in use.
 pub(crate) fn line(memory: Memory, columns: usize, look: &Look) -> String {
     part(memory.used_mib, memory.total_mib, columns, look)
 }
@@ -24,8 +24,8 @@ pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Look) -> String
     let steps = if half.is_empty() { 1 } else { 2 };
     let all = (columns * steps) as u64;
     let used = used.min(total);
-    // Rounded to the nearest step. But a use from one percent is always visible, and a bar that is not quite full is
-    // not drawn full. The driver reserves some MiB even on an idle instance, which is not use.
+    // Round to the nearest step. But always show use of one percent or more, and do not draw a bar
+    // as full if it is not. The driver reserves some MiB even on an idle instance; this is not use.
     let filled = match (used * all + total / 2).checked_div(total) {
         None => 0,
         Some(n) if used == total => n,

@@ -81,7 +81,8 @@ pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
     }
 }
 
-/// Returns whether a plan is about a MIG layout. A GPU that is shared as a whole has none.
+/// Returns whether a plan is about a MIG layout. The plan of a GPU that is shared as a whole is
+/// not.
 fn is_cut(plan: &GpuPlan) -> bool {
     plan.layout.iter().any(|entry| entry != "none")
 }
@@ -96,7 +97,8 @@ fn isolation(view: &ConfigView, look: &Look) -> String {
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
-/// Draws `gpushctl config check` of a valid file. `gpus` are those of the offline host, if one is named.
+/// Draws `gpushctl config check` of a valid file. `gpus` contains the GPUs of the offline host, if
+/// a host is named.
 pub(crate) fn checked(
     view: &ConfigView,
     findings: &[String],

@@ -22,7 +22,7 @@ pub(crate) fn uncordoned(gpus: &[Gpu], look: &Look) -> String {
     lines(gpus, look, |one| format!("not cordoned; it is {}", gpu::state(one.state).0))
 }
 
-/// Draws why a drain still waits for a GPU.
+/// Draws why a drain is still waiting for a GPU.
 pub(crate) fn waits(index: u32, why: &str, look: &Look) -> String {
     look.wrap(&format!("GPU {index}  "), &format!("waiting: {}", look.clean(why))).join("\n") + "\n"
 }

@@ -36,7 +36,7 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Look) -> Listing 
             look.clean(&detail(one, look)),
         ]
     };
-    // Users copy UUIDs, so a UUID is never cut. The line may be wider than a narrow terminal.
+    // Do not cut UUIDs, because users copy them. So the line may be wider than a narrow terminal.
     let wide = Look { width: look.width.max(110), ..*look };
     Listing::new(&columns, devices.iter().map(row).collect(), Narrow { spare: &[], prose: true }, &wide)
         .names(devices.iter().map(|one| format!("{}:{}", one.gpu, one.instance)))
@@ -79,7 +79,7 @@ fn detail(one: &MigDevice, look: &Look) -> String {
     }
 }
 
-/// Explains why there is no device.
+/// Explains why there are no devices.
 fn none(gpus: &[Gpu]) -> String {
     let which = gpu_numbers(&gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
     let have = if gpus.len() == 1 { "has" } else { "have" };

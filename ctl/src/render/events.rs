@@ -39,7 +39,7 @@ pub(crate) fn is_step(told: &Told) -> bool {
             let is_going = matches!(change.operation.state, OperationState::Running | OperationState::Cancelling);
             change.note.is_none() && is_going && change.progress.iter().any(|gpu| gpu.done > 0 || gpu.doing.is_some())
         }
-        // While an operation changes a GPU, these are only intermediate instances.
+        // While an operation changes a GPU, such an event shows only intermediate instances.
         Happening::Gpu(change) => {
             let between = |aspect: &GpuAspect| matches!(aspect, GpuAspect::Instances | GpuAspect::Drift);
             change.state == GpuState::Changing && change.changed.iter().all(between)
@@ -88,7 +88,7 @@ fn utc(at: Timestamp) -> String {
 pub(crate) fn line(told: &Told, gpus: &[Gpu], look: &Look) -> String {
     match told {
         Told::Known(event) => known(event, gpus, look),
-        // A newer kind of event is printed as received.
+        // Print an event of a newer kind as received.
         Told::Unknown(value) => format!("{}\n", look.clean(&value.to_string())),
     }
 }
@@ -160,7 +160,7 @@ fn name(actor: &Actor) -> String {
     actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
 }
 
-/// Describes an operation by its current step, else its note, else its kind, user, GPUs and error.
+/// Describes an operation by its note, or else by its current steps, or else by kind, user and GPUs.
 fn of_operation(change: &OperationChange) -> String {
     if let Some(note) = &change.note {
         return note.clone();

@@ -21,16 +21,16 @@ use super::{
     timeslice, who,
 };
 
-/// Number of blanks before everything below a heading.
+/// Number of blanks before each line below a heading.
 pub(crate) const INDENT: usize = 2;
 
-/// Maximum width of the profile column. A longer text moves only the rest of its own line.
+/// Maximum width of the profile column. A longer text moves only the rest of its line.
 const LONGEST_WHAT: usize = 20;
 
 /// Mark of an override that has an effect.
 const OVERRIDE: &str = "*";
 
-/// Age from which a reading counts as old, in seconds.
+/// Age in seconds from which a reading is considered old.
 const OLD: i64 = 3;
 
 /// A line for an instance, a compute instance in it, or the whole GPU.
@@ -113,7 +113,8 @@ pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Look) -> String {
         let gap = |text: &str| if text.is_empty() { 0 } else { width(text) + 2 };
         width(&number) + gap(name) + gap(address) + gap(&sharing) + gap(state_word) + 2 + width(&right)
     };
-    // If the heading is too wide, the product name is shortened first. Then the address is left out; `gpu show` has it.
+    // If the heading is too wide, shorten the product name first. Then omit the address, which `gpu
+    // show` prints too.
     let over = columns(&name, &address).saturating_sub(look.width);
     if over > 0 {
         name = look.fit(&name, width(&name).saturating_sub(over).max(16));
@@ -216,7 +217,8 @@ fn short_uuid(uuid: &str) -> &str {
     uuid.char_indices().nth("MIG-00000000".len()).map_or(uuid, |(at, _)| &uuid[..at])
 }
 
-/// Draws one line, aligned to `columns`. If there is no room for the pids, the processes are on a second line.
+/// Draws one line, aligned to `columns`. If there is no room for the pids, the processes are drawn
+/// on a second line.
 fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
     let mut out = " ".repeat(INDENT);
     let mut taken = INDENT;
@@ -233,7 +235,7 @@ fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
     if look.width >= 100 && columns.ids > 0 {
         push(short_uuid(&row.uuid), QUIET, 14, &mut out, &mut taken);
     }
-    // A remark explains why there is no memory to show, and uses the room of the bar.
+    // A remark explains why there is no memory to show. It uses the room of the bar.
     if columns.memory && row.remark.is_empty() {
         match row.memory {
             Some(memory) => {
@@ -277,7 +279,7 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         let said = reason.starts_with(word);
         note(style, "", &if said { reason.clone() } else { format!("{word}: {reason}") });
     }
-    // In other states than `cordoned`, the reasons do not include the cordons.
+    // In states other than `cordoned`, the reasons of the GPU do not include its cordons.
     for cordon in gpu.cordons.iter().filter(|_| gpu.state != GpuState::Cordoned) {
         let by = cordon
             .by
@@ -298,15 +300,15 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         note(style, if style == NOTE { OVERRIDE } else { "" }, &text);
     }
     for drift in &gpu.drift {
-        // Aligned, so that missing and extra instances appear below each other.
+        // Align the text, so that missing and extra instances appear below each other.
         let (label, text) = ["missing", "extra"]
             .iter()
             .find_map(|word| Some((format!("drift: {word:<7} "), drift.strip_prefix(word)?.strip_prefix(' ')?)))
             .unwrap_or_else(|| ("drift: ".to_owned(), drift.as_str()));
         note(NOTE, &label, text);
     }
-    // A reading is fresh for one second, and a slow driver may take some time for the next one. So only older readings
-    // get a note.
+    // A reading is fresh for one second, and a slow driver may need some time for the next one. So
+    // add a note only to older readings.
     let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
     let read = look.ago(gpu.observed_at);
     if gpu.stale {
@@ -370,7 +372,8 @@ pub(crate) struct Users<'a> {
     pub(crate) leases: &'a [Lease],
 }
 
-/// Draws a GPU with its MPS daemons and leases. `lines` says whether instances are listed below the drawing.
+/// Draws a GPU with its MPS daemons and leases. `lines` determines whether instances are listed
+/// below the drawing.
 pub(crate) fn block(
     gpu: &Gpu,
     rows: &[Row],

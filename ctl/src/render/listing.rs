@@ -24,7 +24,7 @@ impl Listing {
         Self { drawn, ..Self::of(columns.iter().map(|(name, _)| *name).collect(), rows) }
     }
 
-    /// Creates a list with a separate drawing.
+    /// Creates a list whose drawing is set separately.
     pub(crate) fn of(headings: Vec<&'static str>, rows: Vec<Vec<String>>) -> Self {
         Self { headings, rows, ..Self::default() }
     }

@@ -19,8 +19,8 @@ pub(crate) enum Charset {
 pub(crate) struct Look {
     /// Width in columns.
     pub(crate) width: usize,
-    /// Whether tables may wrap and text may be cut to the width. The reader of a pipe needs complete lines, one for
-    /// each row.
+    /// Whether tables may wrap and text may be cut to the width. In a pipe they may not, because
+    /// its reader needs one complete line for each row.
     pub(crate) wraps: bool,
     /// Whether tables have headings.
     pub(crate) headings: bool,
@@ -64,8 +64,9 @@ impl Look {
         }
     }
 
-    /// Cleans text from other sources, such as a command line or a user name. gpushd applies the same rule, but an
-    /// older one may not. Also replaces characters that the character set lacks.
+    /// Cleans text from other sources, such as a command line or a user name. gpushd applies the
+    /// same rule, but an older gpushd may not. Also replaces characters that are not in the
+    /// character set.
     pub(crate) fn clean(&self, text: &str) -> String {
         let shown = |c: char| match self.charset {
             Charset::Ascii if !c.is_ascii() => REPLACEMENT,
@@ -74,8 +75,8 @@ impl Look {
         text.chars().map(shown).collect()
     }
 
-    /// Cuts text to a width, with an ellipsis if something is missing. In a pipe nothing is cut, because the reader
-    /// needs the whole text.
+    /// Cuts text to a width. Adds an ellipsis if something was cut. Does not cut text for a pipe,
+    /// because its reader needs the whole text.
     pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
         if !self.wraps || width(text) <= columns {
             return text.to_owned();
@@ -95,9 +96,9 @@ impl Look {
         out + ellipsis
     }
 
-    /// Breaks text at blanks into lines that fit. The first line starts with `first`, the others with as many blanks. A
-    /// word longer than a line is not broken. A command in backquotes is not broken if it fits into one line, because
-    /// users copy it.
+    /// Breaks text at blanks into lines that fit. The first line starts with `first`, and the other
+    /// lines start with as many blanks. Does not break a word, even if it is longer than a line.
+    /// Does not break a command in backquotes that fits into one line, because users copy it.
     pub(crate) fn wrap(&self, first: &str, text: &str) -> Vec<String> {
         let indent = width(first);
         let lines = broken(text, self.width.saturating_sub(indent).max(20)).into_iter().enumerate();
@@ -109,7 +110,7 @@ impl Look {
         then.to_zoned(jiff::tz::TimeZone::system()).strftime("%F %T").to_string()
     }
 
-    /// Describes how long ago a time was, coarsely: `40 s ago`.
+    /// Describes roughly how long ago a time was: `40 s ago`.
     pub(crate) fn ago(&self, then: Timestamp) -> String {
         let seconds = self.now.as_second().saturating_sub(then.as_second()).max(0);
         match seconds {
@@ -120,7 +121,7 @@ impl Look {
         }
     }
 
-    /// Describes how far ahead a time is, coarsely: `in 40 s`.
+    /// Describes roughly how far ahead a time is: `in 40 s`.
     pub(crate) fn ahead(&self, then: Timestamp) -> String {
         let seconds = then.as_second().saturating_sub(self.now.as_second()).max(0);
         match seconds {
@@ -151,7 +152,7 @@ pub(crate) fn broken(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Splits text into words. A command in backquotes counts as one word if it is not longer than `room`.
+/// Splits text into words. A command in backquotes is one word if it is not longer than `room`.
 fn words(text: &str, room: usize) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut quoted: Vec<&str> = Vec::new();
@@ -173,7 +174,7 @@ fn words(text: &str, room: usize) -> Vec<String> {
 
 /// Formats MiB as GiB with one decimal: `39.5`.
 pub(crate) fn gib(mib: u64) -> String {
-    // Rounded to tenths with integers, so that no value depends on the formatting of floats.
+    // Round to tenths with integers, so that the value does not depend on the formatting of floats.
     let tenths = (mib * 10 + 512) / 1024;
     format!("{}.{}", tenths / 10, tenths % 10)
 }

@@ -28,7 +28,8 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     }
 }
 
-/// Returns the state of an operation as text. An operation that ended before it started was not rolled back.
+/// Returns the state of an operation as text. An operation that ended before it started is not
+/// called rolled back.
 fn outcome(operation: &Operation) -> (&'static str, Style) {
     summary_outcome(&OperationSummary::from(operation))
 }
@@ -43,7 +44,7 @@ pub(crate) fn summary_outcome(operation: &OperationSummary) -> (&'static str, St
     }
 }
 
-/// Returns whether a user cancelled the operation and it has no effect.
+/// Returns whether a user cancelled the operation, and it changed nothing.
 fn is_cancelled(operation: &Operation) -> bool {
     let error = operation.error.as_ref();
     operation.state == OperationState::RolledBack && error.is_some_and(|error| error.code == Code::Cancelled)
@@ -66,8 +67,9 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     }
 }
 
-/// Draws the result of an operation. `before` are the GPUs before it, if they were read. `now` are the current GPUs;
-/// their ids are used only if the operation has `just` ended.
+/// Draws the result of an operation. `before` contains the GPUs before the operation, if they were
+/// read. `now` contains the current GPUs; their ids are used only if the operation has `just`
+/// ended.
 pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Look) -> String {
     let (word, style) = outcome(operation);
     // An operation that has not begun has no plan yet.
@@ -85,8 +87,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     if let Some(reason) = &operation.reason {
         out.extend(look.wrap("", &format!("reason: {}", look.clean(reason))).iter().map(|line| paint(QUIET, line)));
     }
-    // The error of the operation may repeat the error of a GPU, and GPUs may have the same error. Each error is shown
-    // once.
+    // The error of the operation may repeat the error of a GPU, and several GPUs may have the same
+    // error. Show each error only once.
     let mut said: Vec<&ApiError> = Vec::new();
     for plan in &changed {
         let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.uuid).cloned();
@@ -143,7 +145,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     out.join("\n") + "\n"
 }
 
-/// Says that a GPU is unchanged, and names its desired layout as on the command line.
+/// Draws that a GPU is unchanged, with its desired layout in the notation of the command line.
 fn not_begun(plan: &GpuPlan, look: &Look) -> Vec<String> {
     look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.wanted())))
 }
@@ -153,7 +155,7 @@ fn was_rolled_back(operation: &Operation, gpu: u32) -> bool {
     operation.progress.iter().any(|p| p.gpu == gpu && p.rolling_back && p.error.is_none())
 }
 
-/// Says that a GPU is unchanged, and why, unless its own error follows.
+/// Draws that a GPU is unchanged, and why. Omits the reason if the GPU's own error follows.
 fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
     let mut failed: Vec<u32> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
     if failed.is_empty() || failed.contains(&plan.gpu) {
@@ -163,18 +165,20 @@ fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> 
     look.wrap("  ", &format!("as it was before, because {} failed", gpu_numbers(&failed)))
 }
 
-/// Returns the error of a GPU. If the operation's error is about this GPU, returns that one, because it has more facts.
+/// Returns the error of a GPU. If the operation's error is about the same GPU, returns the
+/// operation's error, because it contains more facts.
 fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError> {
     let own = operation.progress.iter().find(|p| p.gpu == plan.gpu).and_then(|p| p.error.as_ref())?;
-    // The operation's error has the UUID of a GPU only at the first mention.
+    // The operation's error contains the UUID of a GPU only where it first mentions the GPU.
     let bare = |sentence: &str| sentence.replace(&format!(" ({})", plan.uuid), "");
     let is_own = |sentence: &String| bare(sentence) == bare(&own.message);
     let tells = |whole: &&ApiError| std::iter::once(&whole.message).chain(&whole.causes).any(is_own);
     Some(operation.error.as_ref().filter(tells).unwrap_or(own))
 }
 
-/// Draws what was destroyed, created and kept. This comes from the plan, because the GPU may have changed since. Ids
-/// and UUIDs come from `gpu`, the reading right after the operation, if it shows the planned instance.
+/// Draws which instances were destroyed, created and kept. Uses the plan for this, because the GPU
+/// may have changed since. Takes ids and UUIDs from `gpu`, the reading right after the operation,
+/// if it contains the planned instance.
 fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     let mut altered = false;
@@ -196,7 +200,7 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
                 out.push(paint(GONE, &text));
             }
             InstanceStep::DestroyCompute { gi, ci, profile } => {
-                // If its GPU instance was destroyed too, one line is enough.
+                // If its GPU instance was destroyed too, the line of the GPU instance is enough.
                 let with_it = |s: &InstanceStep| matches!(s, InstanceStep::DestroyGpuInstance { gi: g, .. } if g == gi);
                 if !plan.instance_steps().any(with_it) {
                     altered = true;
@@ -212,13 +216,13 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
     let (what_width, ids_width) = (widest(|m| &m.what), widest(|m| &m.ids));
     for Made { what, ids, uuid, .. } in &made {
         let what = look.clean(what);
-        // Computed here, because format widths would count color codes.
+        // Compute the padding here, because format widths would include the color codes.
         let line = format!("  + {what:<what_width$}  {ids}");
         let fill = " ".repeat(ids_width.saturating_sub(width(ids)));
         let text = format!("{}{fill}  {}", paint(NEW, line.trim_end()), look.clean(uuid));
         out.push(text.trim_end().to_owned());
     }
-    // A kept instance may still have other compute instances than before.
+    // A kept GPU instance may have other compute instances than before.
     out.extend(
         match (plan.keeps.len(), altered) {
             (0, _) => None,
@@ -239,7 +243,7 @@ struct Made {
     ids: String,
     /// MIG UUID, if known.
     uuid: String,
-    /// Whether it is a compute instance in a GPU instance that existed before.
+    /// Whether this is a compute instance in a GPU instance that existed before.
     in_kept: bool,
 }
 
@@ -297,8 +301,8 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
     all.into_iter().map(|(_, made)| made).collect()
 }
 
-/// Returns whether a compute instance existed before and was to be kept. Ids are reused, so the reading before the
-/// operation and the plan are both needed.
+/// Returns whether a compute instance existed before and had to be kept. Ids are reused, so this
+/// needs both the reading before the operation and the plan.
 fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
     let instances = before.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let was = instances.iter().any(|i| i.id == gi && i.compute.iter().any(|c| c.id == ci));
@@ -307,7 +311,7 @@ fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
         .any(|s| matches!(s, InstanceStep::DestroyCompute { gi: g, ci: c, .. } if *g == gi && *c == ci))
 }
 
-/// Describes the progress on a GPU.
+/// Describes the progress of the operation on a GPU.
 fn under_way(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
     let Some(progress) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { return Vec::new() };
     let way = match (progress.rolling_back, operation.state.is_final()) {

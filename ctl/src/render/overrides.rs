@@ -21,7 +21,7 @@ fn sentence(one: &Override, look: &Look) -> String {
     of(one, look) + &expires
 }
 
-/// Describes an override without its expiry, because it may have ended.
+/// Describes an override without its expiry, because the override may have ended.
 fn of(one: &Override, look: &Look) -> String {
     let by = one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user));
     let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&one.reason)) };
@@ -99,7 +99,7 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
     }
     if !reloaded.gpus.is_empty() {
         let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode != Mode::Unmanaged);
-        // The command names the GPUs, because `apply` without names would leave some of them out.
+        // Name the GPUs in the command, because `apply` without names would omit some of them.
         let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
         let how = match those.as_slice() {
             [] => ".".to_owned(),
@@ -217,7 +217,7 @@ fn wish(view: &WantedView, look: &Look) -> String {
     format!("{} ({rule}){layout}{shared}{leases}", view.mode.name())
 }
 
-/// Describes what a rule says about leases, where it is not the default.
+/// Describes the lease settings of a rule that differ from the defaults.
 fn terms(terms: LeaseTerms) -> String {
     let usual = LeaseTerms::default();
     let mut words = Vec::new();

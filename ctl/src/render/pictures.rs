@@ -23,7 +23,8 @@ mod statuses;
 
 const UTF8: Charset = Charset::Utf8;
 
-/// Checks that a drawing fits its terminal, and returns it without colors. Drawings with text to copy are not checked.
+/// Checks that a drawing fits its terminal, and returns it without colors. Do not use this for
+/// drawings with text that users copy.
 fn fits(text: &str, look: &Look) -> String {
     let plain = fixtures::plain(text);
     for line in plain.lines() {
@@ -66,7 +67,7 @@ fn every_state_has_its_word() {
         one.state = state;
         let heading = fixtures::plain(&gpu::heading(&one, &[], &look));
         assert_eq!(heading.contains(gpu::state(state).0), state != GpuState::Ready, "{heading}");
-        // A state without a reason still gets an explanation.
+        // A state without a reason must still have an explanation.
         assert_eq!(gpu::notes(&one, &look).is_empty(), state == GpuState::Ready);
     }
 }

@@ -1,4 +1,4 @@
-//! A plan: the GPU as it is, as it will be, and the steps between.
+//! A plan: the current state of the GPU, its state after the plan, and the steps between them.
 //!
 //! ```text
 //! GPU 0  A100-SXM4-80GB  07:00.0
@@ -23,7 +23,7 @@ use super::{
 /// Width of the labels `now` and `then`, left of the drawings.
 const GUTTER: usize = 7;
 
-/// Counts of what a plan does to one GPU.
+/// The number of instances that a plan destroys, creates and keeps on one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) destroys: usize,
@@ -50,7 +50,8 @@ pub(crate) fn as_wanted(plan: &GpuPlan) -> bool {
     plan.refusal.is_none() && plan.error.is_none() && plan.is_empty()
 }
 
-/// Describes the steps of a plan in order, each with its style. The plan numbers these lines, and progress counts them.
+/// Describes the steps of a plan in order, each with its style. The drawing numbers these lines,
+/// and the progress counts them.
 pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
     plan.steps.iter().map(step)
 }
@@ -130,7 +131,8 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
             + NOTHING_CLAIMED
             + "\n";
     }
-    // (indexes, heading, body): equal plans are in one group, in the order of their first GPU.
+    // Each group contains indexes, heading and body. Equal plans are in one group. The groups are
+    // in the order of their first GPU.
     let mut groups: Vec<(Vec<u32>, Heading, Vec<String>)> = Vec::new();
     for plan in &plans.plans {
         let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
@@ -158,8 +160,8 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
     out.join("\n") + "\n"
 }
 
-/// Describes the target layout of a plan. For a GPU that needs no change and has no MIG layout, describes how it is
-/// shared.
+/// Describes the target layout of a plan. If the GPU needs no change and has no MIG layout,
+/// describes how the GPU is shared.
 fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     let how = gpu.filter(|_| as_wanted(plan)).and_then(|gpu| match gpu.mode {
         Mode::Mps => Some("whole, shared through MPS"),
@@ -190,7 +192,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
         return trouble::lines("refused", error, 2, look);
     }
     if let Some(refusal) = &plan.refusal {
-        // gpushd sends both fields. A saved plan may lack the error.
+        // gpushd sends both fields, but a saved plan may not contain the error.
         let reason = serde_json::to_string(refusal).unwrap_or_default();
         return look.wrap("  refused: ", &look.clean(&reason));
     }
@@ -198,7 +200,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
         return vec![paint(NEW, "  as desired: nothing to do")];
     }
     let mut out = Vec::new();
-    // A drawing of a GPU without MIG before and after would show nothing.
+    // If the GPU has no MIG mode before and after the plan, a drawing would show nothing.
     let cut = |mig: &&gpush_api::Mig| mig.enabled || plan.changes_mig();
     if let Some((gpu, mig)) = gpu.and_then(|gpu| Some((gpu, gpu.mig.as_ref().filter(cut)?))) {
         let (now, then) = cells(plan, mig);

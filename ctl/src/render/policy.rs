@@ -8,7 +8,8 @@ use super::{
     mps::memory,
 };
 
-/// Describes the limits of MPS clients, or the time-slicing settings. `None` if the rule shares nothing.
+/// Describes the limits of MPS clients, or the time-slicing settings. Returns `None` if the rule
+/// shares no GPU.
 pub(crate) fn words(mps: Option<&MpsPolicy>, timeslice: Option<&TimeslicePolicy>) -> Option<String> {
     match (mps, timeslice) {
         (Some(policy), _) => Some(through_mps(policy)),

@@ -10,7 +10,8 @@ use super::{
     trouble, who,
 };
 
-/// Returns the width of a command line on a terminal. It is smaller if the table explains unleased processes.
+/// Returns the width of a command line on a terminal. The width is smaller if the table explains
+/// unleased processes.
 fn command_columns(unleased: bool, look: &Look) -> usize {
     (look.width / if unleased { 4 } else { 3 }).clamp(16, 60)
 }
@@ -18,7 +19,8 @@ fn command_columns(unleased: bool, look: &Look) -> usize {
 /// Text for a missing or unknown value.
 const NONE: &str = "-";
 
-/// Lists the processes of `gpushctl process list`. `unleased` says that only unleased ones are requested.
+/// Lists the processes of `gpushctl process list`. `unleased` is true if the user requested only
+/// unleased processes.
 pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Look) -> Listing {
     let mut out = String::new();
     for one in &all.unknown {
@@ -42,7 +44,8 @@ fn processes(n: usize) -> String {
     if n == 1 { count(n, "process") } else { format!("{n} processes") }
 }
 
-/// Describes what gpushd does about the unleased processes. `exempt` is the number of those that it does not end.
+/// Describes how gpushd treats the unleased processes. `exempt` is the number of processes that it
+/// does not end.
 fn policy_words(policy: UnleasedPolicy, found: usize, exempt: usize) -> String {
     let them = if found == 1 { "it" } else { "them" };
     match policy {
@@ -130,8 +133,8 @@ fn belongs(one: &GpuProcess, look: &Look) -> String {
     if parts.is_empty() { NONE.to_owned() } else { parts.join(", ") }
 }
 
-/// Explains why a process is unleased, and what gpushd did. Each word is colored separately, because cells break at
-/// blanks.
+/// Explains why a process is unleased, and what gpushd did. Each word is colored separately,
+/// because table cells break at blanks.
 fn unleased_cell(one: &GpuProcess, look: &Look) -> String {
     let Some(why) = &one.unleased else { return String::new() };
     let painted =

@@ -34,8 +34,8 @@ fn starts_of(starts: &[u8]) -> String {
     }
 }
 
-/// Returns how many more instances the driver could create, and the maximum: `3/7`. For GPUs with different numbers:
-/// `0-7/7`.
+/// Returns how many more instances the driver could create, and the maximum: `3/7`. If the GPUs
+/// have different numbers: `0-7/7`.
 fn free(of: &[&GpuProfile]) -> String {
     let remaining: Option<Vec<u8>> = of.iter().map(|p| p.remaining).collect();
     let most = of.first().map_or(0, |p| p.max);
@@ -57,7 +57,7 @@ const ENGINES: [(&str, CountOf); 5] =
 fn of_group(gpus: &[&Gpu], indent: usize, look: &Look) -> String {
     let all: Vec<&[GpuProfile]> = gpus.iter().filter_map(|g| g.mig.as_ref()).map(|m| m.profiles.as_slice()).collect();
     let Some(first) = all.first() else { return String::new() };
-    // A column that has only zeros is left out. No MIG-capable GPU has encoders, for example.
+    // Omit a column that contains only zeros. For example, no GPU with MIG has encoders.
     let engines: Vec<_> = ENGINES.iter().filter(|(_, of)| first.iter().any(|p| of(&p.engines) > 0)).collect();
     let mut columns = vec![
         ("PROFILE", Align::Left),

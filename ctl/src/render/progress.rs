@@ -1,5 +1,6 @@
-//! The progress of a running operation. On a terminal, it has a progress bar for each GPU. Otherwise it prints a line
-//! at the beginning and for each unusual event. With `--quiet`, it prints nothing.
+//! The progress of a running operation. On a terminal, each GPU has a progress bar. Otherwise,
+//! gpushctl prints a line at the beginning and for each unusual event. With `--quiet`, it prints
+//! nothing.
 //!
 //! All output goes to stderr, because stdout is for the result.
 
@@ -31,7 +32,8 @@ pub(crate) struct Progress {
     told: Vec<(bool, Option<String>)>,
     /// Notes that were already printed.
     noted: Vec<String>,
-    /// Number of steps per GPU. It may change, because an operation that waited is planned again when it begins.
+    /// Number of steps per GPU. It may change, because an operation that waited gets a new plan
+    /// when it begins.
     steps: Vec<u32>,
 }
 
@@ -74,7 +76,8 @@ impl Progress {
         }
         let waits = (!operation.waits_for.is_empty()).then(|| format!("waits: {}", operation.waits_for.join("; ")));
         let notes: Vec<String> = operation.notes.iter().cloned().chain(waits).collect();
-        // Compared by text: a new reason to wait replaces the old one, and old notes may be dropped.
+        // Compare the text: a new reason to wait replaces the old reason, and old notes may be
+        // dropped.
         for note in notes.iter().filter(|note| !self.noted.contains(note)).cloned().collect::<Vec<_>>() {
             self.say(&look.clean(&note));
         }
@@ -84,7 +87,7 @@ impl Progress {
             && let Some(line) = beginning(operation)
         {
             self.begun = true;
-            // stderr may be closed. The operation continues anyway.
+            // stderr may be closed. The operation continues anyway, so ignore the error.
             let _ = writeln!(out, "{line}");
         }
         let gpus = operation.plans.iter().zip(&mut self.told).enumerate();
@@ -108,7 +111,8 @@ impl Progress {
         }
     }
 
-    /// Prints steps that take long. Bars show them anyway.
+    /// Prints the steps that take long. With bars, prints nothing, because the bars show these
+    /// steps.
     pub(crate) fn waiting(&mut self, operation: &Operation, look: &Look) {
         let Shown::Lines(out) = &mut self.shown else { return };
         for (now, told) in operation.progress.iter().zip(&mut self.told) {
@@ -131,11 +135,11 @@ impl Progress {
         }
     }
 
-    /// Removes the bars, because the result has the same information.
+    /// Removes the bars, because the result contains the same information.
     pub(crate) fn end(self) {
         if let Shown::Bars(all, bars) = self.shown {
             bars.iter().for_each(ProgressBar::finish_and_clear);
-            // Fails only if the terminal is closed.
+            // This fails only if the terminal is closed.
             let _ = all.clear();
         }
     }
@@ -174,7 +178,7 @@ fn bars(operation: &Operation, look: &Look) -> Shown {
         Charset::Utf8 => "━╸─",
         Charset::Ascii => "#>.",
     };
-    // The template is valid. Otherwise the default bar is good enough.
+    // The template is valid. If it were not, the default bar would be sufficient.
     let style = ProgressStyle::with_template("{prefix:>7}  {bar:20}  {pos:>2}/{len:<2}  {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars(characters);
@@ -241,7 +245,7 @@ mod tests {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let begun = fixtures::operation(OperationState::Running);
-        // A waiting operation has no steps.
+        // A waiting operation has no steps yet.
         let mut waiting = Operation { state: OperationState::Waiting, ..begun.clone() };
         waiting.plans[0].steps.clear();
         waiting.progress[0].total = 0;

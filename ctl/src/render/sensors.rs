@@ -72,7 +72,7 @@ mod tests {
             ecc_uncorrected: Some(0),
         };
         assert_eq!(line(&sensors), "util  97%  mem  41%   61 C   313/400 W  ECC 3/0");
-        // As on a GPU in MIG mode.
+        // On a GPU in MIG mode, the driver reports no utilization.
         let in_mig = Sensors { utilization_percent: None, memory_utilization_percent: None, ..sensors };
         assert_eq!(line(&in_mig), "util   -%  mem   -%   61 C   313/400 W  ECC 3/0");
         assert_eq!(line(&Sensors::default()), "util   -%  mem   -%    - C     -/- W  ECC -");

@@ -37,7 +37,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     );
     fact("state", gpu::state(one.state).0.to_owned());
     let rule = one.rule.as_ref().map(|rule| {
-        // A rule without a name is already called `rule 1`.
+        // A rule without a name already has the name `rule 1`.
         let word = if rule.starts_with("rule ") { "" } else { "rule " };
         format!(", by {word}{}", look.clean(rule))
     });
@@ -176,12 +176,12 @@ fn devices(gpu: &Gpu, look: &Look) -> String {
     if rows.is_empty() {
         return none_yet(gpu, look);
     }
-    // Users copy UUIDs, so a UUID is never cut. The line may be wider than a narrow terminal.
+    // Do not cut UUIDs, because users copy them. So the line may be wider than a narrow terminal.
     let wide = Look { width: look.width.max(110), ..*look };
     table(&columns, rows, gpu::INDENT, &wide)
 }
 
-/// Says that a GPU has no instances, and names the command that creates some.
+/// Says that a GPU has no instances, and names the command that creates instances.
 fn none_yet(gpu: &Gpu, look: &Look) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
@@ -192,7 +192,7 @@ fn none_yet(gpu: &Gpu, look: &Look) -> String {
             format!("none yet: `gpushctl mig add {} -g {index}` (administrator)", example(gpu).unwrap_or("ENTRIES"))
         }
         (Some(rule), mode) => {
-            // A rule without a name is already called `rule 1`.
+            // A rule without a name already has the name `rule 1`.
             let word = if rule.starts_with("rule ") { "" } else { "rule " };
             format!("none: {word}{rule} of the config has mode `{}`", mode.name())
         }
@@ -211,7 +211,7 @@ fn processes_in_words(n: usize) -> String {
     if n == 1 { "1 process".to_owned() } else { format!("{n} processes") }
 }
 
-/// Draws every process of a GPU, with where it runs.
+/// Draws all processes of a GPU, each with the instance in which it runs.
 fn processes(gpu: &Gpu, look: &Look) -> String {
     let mut lines = Vec::new();
     let mut push = |place: &str, process: &Process| {

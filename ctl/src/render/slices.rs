@@ -19,11 +19,11 @@ use super::{
 /// A width that is divisible by the number of slices of every known GPU model (4, 8 and 12).
 const GRAIN: usize = 24;
 
-/// Maximum width of a drawing, in columns. On a wider terminal, the additional room is for the text.
+/// Maximum width of a drawing, in columns. A wider terminal leaves the additional room to the text.
 const WIDEST: usize = 96;
 
-/// Returns the last column that text next to a drawing should use. On a wide terminal, a number at the right edge would
-/// be too far away from the drawing.
+/// Returns the last column that text next to a drawing should use. On a wide terminal, a number at
+/// the right edge would be too far away from the drawing.
 pub(crate) fn edge(indent: usize, look: &Look) -> usize {
     look.width.min(indent + WIDEST + 1)
 }
@@ -68,7 +68,7 @@ fn short(profile: &str) -> String {
 pub(crate) enum Use {
     /// It has processes.
     Busy,
-    /// It has no process, but leases have all of it.
+    /// It has no process, but leases occupy all of it.
     Granted,
     /// It has no process and no lease.
     Idle,
@@ -77,7 +77,8 @@ pub(crate) enum Use {
 }
 
 impl Use {
-    /// Returns the use of a GPU instance by its processes and by the leases of its GPU.
+    /// Returns the use of a GPU instance. It follows from the processes of the instance and from
+    /// the leases of its GPU.
     pub(crate) fn of(instance: &GpuInstance, leases: &[LeaseUse]) -> Self {
         let uses = instance.compute.iter().map(|one| Self::of_target(&one.processes, one.uuid.as_deref(), leases));
         let uses: Vec<Self> = uses.collect();
@@ -142,7 +143,8 @@ pub(crate) fn of(mig: &Mig, leases: &[LeaseUse], indent: usize, look: &Look) -> 
     draw(cells.collect(), mig.memory_slices, indent, look)
 }
 
-/// Draws cells and the free slices between them, as three lines. Returns no line for a GPU without slices.
+/// Draws cells and the free slices between them, as three lines. Returns no lines for a GPU without
+/// slices.
 pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Look) -> Vec<String> {
     if slices == 0 {
         return Vec::new();
@@ -187,15 +189,15 @@ pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Look)
 
 enum Slot {
     Taken(Cell),
-    /// One free slice. `first` says whether it is the first of a free range.
+    /// One free slice. `first` is true if it is the first slice of a free range.
     Free {
         placement: Placement,
         first: bool,
     },
 }
 
-/// Fills gaps with free slices. Leaves out cells that overlap or exceed the slices. A working driver does not report
-/// such cells, and the list below the drawing still has them.
+/// Fills gaps with free slices. Omits cells that overlap or that exceed the slices. A working
+/// driver does not report such cells, and the list below the drawing still contains them.
 fn with_free(cells: Vec<Cell>, slices: u8) -> Vec<Slot> {
     let mut out = Vec::new();
     let mut next = 0;

@@ -25,7 +25,8 @@ pub(crate) struct Status {
     pub(crate) leases: Vec<Lease>,
 }
 
-/// Draws the status. `brief` leaves out the lines below each drawing, and groups GPUs with the same drawing.
+/// Draws the status. With `brief`, omits the lines below each drawing, and groups GPUs that have
+/// the same drawing.
 pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
     draw(status, brief, false, look)
 }
@@ -48,7 +49,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Look) -> String
     let mut groups: Vec<(&Gpu, Vec<String>, Vec<u32>)> = Vec::new();
     for (gpu, block) in blocks {
         match groups.last_mut() {
-            // In the brief form, GPUs with the same drawing are drawn once.
+            // In the brief form, GPUs with the same drawing are drawn only once.
             Some((first, drawn, others))
                 if brief && !with_sensors && gpu::is_alike(first, gpu) && drawn[1..] == block[1..] =>
             {
@@ -74,7 +75,8 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Look) -> String
     out.join("\n") + "\n"
 }
 
-/// Returns the GPU with descriptive names for its MPS servers, because their command lines say less.
+/// Returns the GPU with descriptive names for its MPS servers, because the command lines of the
+/// servers say less.
 fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
     let mut gpu = gpu.clone();
     let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
@@ -124,7 +126,7 @@ pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
         HealthStatus::Degraded => {
             for cause in &status.health.errors {
                 out.extend(look.wrap("! ", &look.clean(&cause.message)).iter().map(|l| paint(BAD, l)));
-                // The reasons of a GPU are shown below, with the GPU.
+                // The reasons of a GPU are drawn below, together with the GPU.
                 let below = status.gpus.iter().any(|gpu| gpu.reasons == cause.causes);
                 for deeper in cause.causes.iter().filter(|_| !below) {
                     out.extend(look.wrap("  cause: ", &look.clean(deeper)));

@@ -19,7 +19,7 @@ struct Totals {
     in_use: usize,
     granted: usize,
     free: usize,
-    /// How many more the driver could create now.
+    /// Number of further instances that the driver could create now.
     possible: Option<usize>,
 }
 

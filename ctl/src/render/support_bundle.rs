@@ -6,10 +6,11 @@ use serde::Serialize;
 
 use super::look::{Look, count, pad};
 
-/// What a bundle contains. It is the file `bundle.json` in the archive, and with `file` the output of `--json`.
+/// The contents of a bundle. They are the file `bundle.json` in the archive. With `file`, they are
+/// the output of `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Contents {
-    /// The written file.
+    /// Path of the archive that was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) file: Option<PathBuf>,
     /// Version of gpushctl.
@@ -29,7 +30,7 @@ pub(crate) struct Contents {
 pub(crate) struct BundleFile {
     pub(crate) name: &'static str,
     pub(crate) bytes: usize,
-    /// What a reader learns from it.
+    /// The purpose of the file, for a reader of the bundle.
     pub(crate) why: &'static str,
     /// Its content.
     #[serde(skip)]

@@ -1,7 +1,8 @@
 //! Tables: one line for each row, aligned columns, dim headings.
 //!
-//! On a narrow terminal, cells break at blanks, never within a word. First, optional columns are left out. Then the
-//! text of the last column moves below its row. A cell may have colors, but each word must be colored separately.
+//! On a narrow terminal, cells break at blanks, never within a word. Optional columns are omitted
+//! first. Then the text of the last column moves below its row. A cell may have colors, but each
+//! word must be colored separately.
 
 use std::borrow::Cow;
 
@@ -21,7 +22,7 @@ const GAP: usize = 2;
 /// Minimum width of a column with prose.
 pub(crate) const PROSE: usize = 24;
 
-/// Cells up to this width are broken only if nothing else helps: `off > on`.
+/// Cells up to this width are broken only if nothing else helps. An example is `off > on`.
 const SHORT: usize = 8;
 
 /// Number of blanks before text that is below its row.
@@ -37,7 +38,7 @@ pub(crate) enum Align {
 /// How a table adapts to a narrow terminal.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Narrow {
-    /// Columns that are left out, in this order, before a word exceeds its column.
+    /// Columns that are omitted, in this order, before a word exceeds its column.
     pub(crate) spare: &'static [&'static str],
     /// Whether the last column has prose, which may move below its row.
     pub(crate) prose: bool,
@@ -62,7 +63,7 @@ pub(crate) fn fitted(
     let gaps = |columns: usize| GAP * columns.saturating_sub(1);
     for name in narrow.spare {
         let (least, whole) = measured(&columns, &rows, SHORT);
-        // The first column names the row. It is not broken as long as another column can be left out.
+        // The first column names the row. Do not break it as long as another column can be omitted.
         let needed = whole.iter().take(1).chain(least.iter().skip(1)).sum::<usize>();
         if needed + gaps(least.len()) <= room {
             break;
@@ -128,8 +129,8 @@ fn broken(cell: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Returns, for each column, its longest unbreakable text and its widest cell. Words, and cells of up to `short`
-/// columns, are not broken.
+/// Returns two widths of each column: its longest text that cannot be broken, and its widest cell.
+/// Words, and cells of up to `short` columns, are not broken.
 fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (Vec<usize>, Vec<usize>) {
     let cells = |at: usize| rows.iter().map(move |row| row[at].as_str()).chain([columns[at].0]);
     let word = |cell: &str| match width(cell) {
@@ -141,7 +142,8 @@ fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (V
     (least, whole)
 }
 
-/// Returns the widths of the columns in `room`. Columns that need the least additional room get their full width first.
+/// Distributes `room` among the columns. The columns that need the least additional room get their
+/// full width first.
 fn widths(least: Vec<usize>, whole: &[usize], room: usize) -> Vec<usize> {
     let mut widths = least;
     let mut left = room.saturating_sub(widths.iter().sum());
@@ -157,7 +159,7 @@ fn widths(least: Vec<usize>, whole: &[usize], room: usize) -> Vec<usize> {
 
 /// Draws a row, with as many lines as its longest cell needs.
 fn lines(row: &[String], columns: &[(&str, Align)], widths: &[usize]) -> Vec<String> {
-    // A cell that fits is not changed, and its blanks are kept.
+    // Do not change a cell that fits, so that its blanks are kept.
     let cell = |(cell, room): (&String, &usize)| {
         if width(cell) <= *room { vec![cell.clone()] } else { broken(cell, *room) }
     };
@@ -193,8 +195,9 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> Listing {
         ("STATE", Left),
         ("UUID", Left),
     ];
-    // A UUID has 40 characters and leaves no room for the rest on most terminals. Its beginning identifies the GPU too,
-    // and `-o wide` prints all of it. On a narrow terminal, the PCI address is left out.
+    // A UUID has 40 characters and leaves no room for the other columns on most terminals. Its
+    // beginning identifies the GPU too, and `-o wide` prints the whole UUID. On a narrow terminal,
+    // the PCI address is omitted.
     let (pci, uuid) = match look.width {
         _ if !look.wraps => (true, usize::MAX),
         0..100 => (false, "GPU-00000000".len()),
@@ -231,7 +234,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> Listing {
         .or_empty("The driver shows no GPU on this host.")
 }
 
-/// Returns the beginning of a UUID with an ellipsis, or all of it.
+/// Returns the beginning of a UUID with an ellipsis, or the whole UUID if it fits.
 fn shortened(uuid: &str, columns: usize, look: &Look) -> String {
     if uuid.len() <= columns {
         return uuid.to_owned();

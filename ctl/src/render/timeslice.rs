@@ -10,7 +10,7 @@ use super::{
     who,
 };
 
-/// The limits of time-slicing, shown wherever it appears.
+/// The limits of time-slicing. They are shown wherever a time-sliced GPU is shown.
 const LIMITS: &str = "no memory or fault isolation, no guaranteed share";
 
 /// Describes the level for events and lines: `time-slice level long`.
@@ -22,7 +22,7 @@ pub(crate) fn level(turns: &TimesliceView) -> String {
     }
 }
 
-/// Draws the line below a GPU in `status`, and a note on a problem.
+/// Draws the line below a GPU in `status`, and a note if there is a problem.
 pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
     let Some(turns) = &gpu.timeslice else { return Vec::new() };
     let margin = " ".repeat(indent);
@@ -37,18 +37,18 @@ pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
     out
 }
 
-/// Says when the level was read. That may be earlier than the reading of the GPU.
+/// Describes when the level was read. This may be earlier than the reading of the GPU.
 fn read(turns: &TimesliceView, look: &Look) -> String {
     let read = turns.read_at.filter(|_| turns.state == TimesliceState::Known);
     read.map(|at| format!(", read {}", look.ago(at))).unwrap_or_default()
 }
 
-/// Returns why the level is not the desired one, if that is worth a note.
+/// Returns why the level differs from the desired level, if this is worth a note.
 fn trouble(turns: &TimesliceView) -> Option<&str> {
     let told = match turns.state {
         TimesliceState::Known => turns.level != Some(turns.wanted),
         TimesliceState::Unsupported => false,
-        // If the level was never read yet, the first reading follows soon.
+        // If the level was never read, there is no note, because the first reading follows soon.
         TimesliceState::Unknown => turns.since.is_some(),
     };
     turns.reason.as_deref().filter(|_| told)

@@ -1,4 +1,4 @@
-//! Errors as text: what failed, why, and what to type next.
+//! Errors as text: what failed, why, and which command helps.
 
 use anstyle::Style;
 use gpush_api::ApiError;
@@ -31,7 +31,7 @@ pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Look) ->
 fn labelled(label: &str, style: Style, text: &str, indent: usize, look: &Look) -> Vec<String> {
     let margin = " ".repeat(indent);
     let mut out = Vec::new();
-    // A cause may have several lines, such as a place in a config file with a caret below it.
+    // A cause may have several lines, such as a line of a config file with a caret below it.
     for (at, line) in text.lines().enumerate() {
         let line = look.clean(line);
         let first = format!("{margin}{label}: ");

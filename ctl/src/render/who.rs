@@ -1,4 +1,4 @@
-//! Processes that use an instance, within the available room.
+//! The processes that use an instance, as text that fits the available room.
 
 use gpush_api::{Process, ProcessKind};
 
@@ -37,8 +37,8 @@ fn name(process: &Process, look: &Look) -> String {
     }
 }
 
-/// Describes all processes in one line of `room` columns: as many names as fit, then the number of the others. The
-/// command is shown only if there is one process.
+/// Describes all processes in one line of `room` columns: as many names as fit, then the number of
+/// the other processes. The command is shown only if there is just one process.
 pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
     match processes {
         [] => String::new(),
@@ -54,7 +54,7 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
                     names.push(name(process, look));
                 }
             }
-            // Hidden processes are shown as one user, because their number has no meaning.
+            // Show hidden processes as one user, because their number has no meaning.
             if hidden > 0 {
                 names.push(if names.is_empty() { ANOTHER.to_owned() } else { "another user".to_owned() });
             }
@@ -73,7 +73,8 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
     }
 }
 
-/// Returns the width below which [`fn@line`] would cut a pid: that of the first name and of the number of the others.
+/// Returns the minimum width at which [`fn@line`] cuts no pid. The line then contains the first
+/// name and the number of the others.
 pub(crate) fn least(processes: &[&Process], look: &Look) -> usize {
     let others = processes.len().saturating_sub(1);
     let count = if others > 0 { format!(" +{others}").len() } else { 0 };

@@ -1,6 +1,6 @@
 //! Tests that run the `gpushctl` binary. They check stdout, stderr and the exit status.
 //!
-//! Helpers outside of `#[test]` functions may panic too: a panic is how a test fails.
+//! Helpers outside of `#[test]` functions may also panic to fail a test.
 #![allow(clippy::unwrap_used)]
 
 mod agent;

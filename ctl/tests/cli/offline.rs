@@ -6,7 +6,8 @@ use insta::assert_snapshot;
 
 use crate::support::Host;
 
-/// Writes a saved host. It has one A100 with an idle 2g.20gb at 0 and a 3g.40gb at 4 that is in use.
+/// Writes a saved host with one A100. It has an idle 2g.20gb at 0, and a 3g.40gb at 4 that is in
+/// use.
 fn saved(host: &Host) -> String {
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);
@@ -311,7 +312,8 @@ fn pipe_without_a_writer_is_refused() {
     let host = Host::new();
     let pipe = host.path("pipe");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
-    // If the command waits for a writer, the test opens the pipe after 20 s. The test then fails and does not hang.
+    // If the command waits for a writer, the test opens the pipe after 20 s, so that the test fails
+    // instead of hanging.
     let (ended, limit) = std::sync::mpsc::channel::<()>();
     let late = pipe.clone();
     let rescue = std::thread::spawn(move || {
@@ -325,7 +327,8 @@ fn pipe_without_a_writer_is_refused() {
     assert!(text.contains("can't read pipe") && text.contains("a pipe without a writer"), "{text}");
     assert!(text.ends_with("[exit 1]\n"), "{text}");
 
-    // gpushctl reads a pipe with a writer to its end: here stdin, which the test writes while the command runs.
+    // gpushctl reads a pipe with a writer to its end. Here the pipe is stdin, and the test writes
+    // to it while the command runs.
     let text = host.run_with(&["config", "check", "/dev/stdin"], CONFIG.as_bytes());
     assert!(text.contains("/dev/stdin: no errors"), "{text}");
 }
@@ -349,7 +352,8 @@ fn completion_script_of_each_shell_calls_gpushctl() {
     }
 }
 
-/// Without gpushd, completion offers what gpushctl itself knows, and does not wait.
+/// Without gpushd, completion offers the words that gpushctl itself knows, and does not wait for
+/// gpushd.
 #[test]
 fn completion_without_gpushd_offers_static_words() {
     let host = Host::new();
@@ -363,12 +367,12 @@ fn completion_without_gpushd_offers_static_words() {
         ("gpushctl lease env -o fi", "fish"),
         ("gpushctl mig plan no", "none"),
         ("gpushctl gpu drain --rea", "--reason"),
-        // Only names that are hidden match.
+        // Here only hidden names match.
         ("gpushctl man", ""),
         ("gpushctl gpus", ""),
         ("gpushctl -o fi", ""),
         ("gpushctl mps logs --li", ""),
-        // Only gpushd knows these.
+        // Only gpushd knows these words.
         ("gpushctl gpu show 0", ""),
         ("gpushctl lease show L", ""),
     ] {
@@ -390,7 +394,8 @@ fn completion_offers_no_hidden_words() {
     }
 }
 
-/// Returns what gpushctl offers for the last word of a line, as fish asks for it.
+/// Returns the words that gpushctl offers for the last word of a line. Asks in the same way as
+/// fish.
 fn completions(host: &Host, line: &str) -> Vec<String> {
     let words = ["--"].into_iter().chain(line.split(' ')).collect::<Vec<_>>();
     let output = host.command(&words).env("COMPLETE", "fish").output().unwrap();

@@ -31,8 +31,8 @@ impl Host {
         path
     }
 
-    /// Returns the command with a clean environment. The path of its socket, `gpushd.sock`, is relative, so that lines
-    /// wrap at the same place on every machine.
+    /// Returns the command with a clean environment. The path of its socket, `gpushd.sock`, is
+    /// relative, so that lines wrap at the same place on every machine.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(GPUSHCTL);
         command
@@ -55,7 +55,8 @@ impl Host {
         let mut command = self.command(args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // A command may exit without reading stdin. The write then fails, and the test ignores that.
+        // A command may exit without reading stdin. The write then fails, and the test ignores the
+        // error.
         let _ = child.stdin.take().unwrap().write_all(stdin);
         Self::transcript(args, &child.wait_with_output().unwrap())
     }
@@ -86,7 +87,7 @@ pub(crate) struct Request {
     pub(crate) body: String,
 }
 
-/// What the stand-in agent does with a request.
+/// The reaction of the stand-in agent to a request.
 pub(crate) enum Answer {
     /// Sends this status and body.
     Json(u16, String),
@@ -106,7 +107,7 @@ impl Answer {
     }
 }
 
-/// A stand-in agent. It answers as a test defines, and records its requests.
+/// A stand-in agent. It sends the answers that a test defines, and records its requests.
 #[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) requests: Arc<Mutex<Vec<Request>>>,
@@ -154,7 +155,7 @@ fn serve(mut stream: UnixStream, requests: &Mutex<Vec<Request>>, answer: &dyn Fn
                 }
             }
             Answer::Silence => {
-                // Returns when the client closes the connection.
+                // Returns as soon as the client closes the connection.
                 let _ = stream.read(&mut [0]);
                 return;
             }
@@ -163,7 +164,7 @@ fn serve(mut stream: UnixStream, requests: &Mutex<Vec<Request>>, answer: &dyn Fn
     }
 }
 
-/// Reads one HTTP/1.1 request with `content-length`. The client sends no other kind.
+/// Reads one HTTP/1.1 request with `content-length`. The client sends no other kind of request.
 fn read(stream: &mut UnixStream, buffer: &mut Vec<u8>) -> Option<Request> {
     loop {
         if let Some(end) = buffer.windows(4).position(|w| w == b"\r\n\r\n") {

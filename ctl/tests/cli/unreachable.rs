@@ -30,10 +30,10 @@ fn denied_to_another_user() {
         return;
     }
     let host = Host::new();
-    // Other users may have no access to the build directory. The test therefore copies the binary.
+    // Other users may have no access to the build directory. So the test copies the binary.
     let binary = host.path("gpushctl");
-    // `cp` copies it in another process. If this process wrote the file, a parallel test could fork meanwhile, and the
-    // child would keep the file open for writing: "text file busy".
+    // Use `cp`, which is another process. If this process wrote the file, a parallel test could
+    // fork in the meantime. Its child would then keep the file open for writing: "text file busy".
     assert!(std::process::Command::new("cp").arg(GPUSHCTL).arg(&binary).status().unwrap().success());
     let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     mode(host.dir.path(), 0o755);

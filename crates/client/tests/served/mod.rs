@@ -59,7 +59,7 @@ pub(crate) fn answers_when_notified(path: &Path) -> Arc<Notify> {
                     let notified = Arc::clone(&notified);
                     async move {
                         notified.notified().await;
-                        // The client's next request asks for the version.
+                        // Release the client's next request too, which asks for the version.
                         notified.notify_one();
                         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("{}"))))
                     }

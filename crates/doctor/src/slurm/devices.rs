@@ -37,7 +37,7 @@ pub(super) fn examine(host: &Host, files: &Files) -> Vec<Finding> {
         let message = format!("{path}: {}: key `{}` is not known", unknown.place, unknown.key);
         findings.push(Finding::warning(Area::Slurm, message, "run `slurmd -G`: it refuses keys that it does not know"));
     }
-    // Devices that slurmd finds itself are not in the file.
+    // If slurmd detects the devices itself, they are not in the file.
     if matches!(conf.auto_detect, Some(AutoDetect::Nvml | AutoDetect::Nvidia)) {
         return findings;
     }
@@ -56,10 +56,11 @@ pub(super) fn examine(host: &Host, files: &Files) -> Vec<Finding> {
     findings
 }
 
-/// Slurm's own CUDA_VISIBLE_DEVICES counts in the order of gres.conf, CUDA in the order of PCI addresses.
+/// Compares the two orders: Slurm's own CUDA_VISIBLE_DEVICES uses the order of gres.conf, and CUDA
+/// uses the order of PCI addresses.
 fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
     let here: Vec<u32> = gpus.iter().filter(|gpu| gpu.files.len() == 1).filter_map(GresDevice::minor).collect();
-    // The names of the directories are PCI addresses, which sort.
+    // The names of the directories are PCI addresses. `names` returns them sorted.
     let by_address: Vec<u32> = host
         .names("proc/driver/nvidia/gpus")
         .iter()

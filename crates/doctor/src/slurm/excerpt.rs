@@ -1,4 +1,5 @@
-//! The lines of Slurm's files that this area reads, for a bug report. slurm.conf may have passwords in other lines.
+//! The lines of Slurm's files that this area reads, for a bug report. Other lines of slurm.conf may
+//! contain passwords.
 
 use gpush_core::slurm::lines;
 
@@ -18,13 +19,14 @@ const SETTINGS: [&str; 9] = [
     "JobAcctGatherParams",
 ];
 
-/// Settings of a line that describes nodes, as far as this area reads them.
+/// Settings that this area reads from a line that describes nodes.
 const OF_NODES: [&str; 3] = ["NodeName", "NodeHostname", "Gres"];
 
 /// The settings of cgroup.conf that this area reads.
 const OF_CGROUPS: [&str; 1] = ["ConstrainDevices"];
 
-/// Returns the lines, each file below its path; `None` when the host has no slurm.conf.
+/// Returns the lines. A comment with the path precedes the lines of each file. Returns `None` when
+/// the host has no slurm.conf.
 pub(crate) fn excerpt(host: &Host) -> Option<String> {
     let files = Files::of(host)?;
     let mut text = format!("# {} and the files that it includes\n", files.path);
@@ -81,7 +83,8 @@ mod tests {
         assert_eq!(excerpt(&Host::at(root.path().join("etc"))), None);
     }
 
-    /// A setting that the doctor reads, and that is missing from the list, would be missing from bug reports.
+    /// If the doctor reads a setting that is not in the list, bug reports do not contain that
+    /// setting.
     #[test]
     fn list_has_every_setting_that_the_area_reads() {
         let sources = [include_str!("limits.rs"), include_str!("hooks.rs"), include_str!("devices.rs")];

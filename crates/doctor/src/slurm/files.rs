@@ -1,14 +1,15 @@
-//! slurm.conf with what it includes, and the files in its directory.
+//! slurm.conf with the files that it includes, and the other files in its directory.
 
 use gpush_core::slurm::{HostList, KeyValue, lines};
 
 use crate::Host;
 
-/// Where slurm.conf is looked for. The second is slurmd's copy where the controller serves the files.
+/// Paths at which slurm.conf is searched, in order. The second path is slurmd's copy if the
+/// controller serves the files.
 pub(super) const PLACES: [&str; 4] =
     ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/opt/slurm/etc/slurm.conf"];
 
-/// How deep files may include each other.
+/// Maximum depth of files that include each other.
 const DEEPEST: usize = 8;
 
 /// The files of Slurm on a host.
@@ -41,7 +42,8 @@ impl Files {
                 }
                 continue;
             }
-            // slurmd does not start with a line that is wrong, and says so itself.
+            // Ignore an invalid line: slurmd does not start with such a line, and reports it
+            // itself.
             let Ok(pairs) = line.pairs() else { continue };
             if pairs.first().is_some_and(|pair| pair.is("NodeName")) {
                 self.nodes.push(pairs);
@@ -78,12 +80,12 @@ impl Files {
         values.flat_map(|pair| pair.value.split(',')).filter(|value| !value.is_empty()).collect()
     }
 
-    /// Returns whether a setting that is a list has an element.
+    /// Returns whether the list in a setting contains an element.
     pub(super) fn has(&self, key: &str, element: &str) -> bool {
         self.get(key).is_some_and(|value| value.split(',').any(|one| one.trim().eq_ignore_ascii_case(element)))
     }
 
-    /// Returns the name of this host as a node, and its `Gres=`.
+    /// Returns the name of the node that this host is, and its `Gres=`.
     pub(super) fn node(&self, host: &Host) -> Option<(String, String)> {
         let name = host.read("proc/sys/kernel/hostname")?;
         let name = name.split('.').next().unwrap_or_default().to_owned();
@@ -94,7 +96,7 @@ impl Files {
         };
         let line = self.nodes.iter().find(is_it)?;
         let gres = value(line, "Gres").unwrap_or_default();
-        // A line for several nodes names this one by its host name.
+        // A line may describe several nodes. Then use the host name as the name of this node.
         let node = value(line, "NodeName").filter(|node| !node.contains(['[', ','])).unwrap_or(name);
         Some((node, gres))
     }

@@ -1,4 +1,5 @@
-//! Prolog, Epilog and TaskProlog: whether they run gpush, and whether a file in their directory fails the job.
+//! Prolog, Epilog and TaskProlog: whether they run gpush, and whether a file in their directory
+//! makes the job fail.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -49,13 +50,14 @@ fn runs(text: &str, command: &str) -> bool {
     let first = text.lines().next().and_then(|line| line.strip_prefix("#!")).unwrap_or_default();
     let mut words = first.split_whitespace();
     if words.next().is_some_and(|program| program.ends_with("/gpushctl")) {
-        // gpushctl reads the rest of the line only in this order.
+        // gpushctl accepts the words of this line only in this order.
         return words.next() == Some("slurm") && words.next() == Some(command);
     }
     text.contains("gpushctl") && text.contains(&format!("slurm {command}"))
 }
 
-/// A script names a gpushctl that this host does not have. In its first line, Slurm cannot start the script.
+/// Reports a script that names a gpushctl which does not exist on this host. If the first line
+/// names it, Slurm cannot start the script.
 fn missing_gpushctl(host: &Host, script: &str, text: &str, command: &str) -> Option<Finding> {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
     let lines = first.strip_prefix("#!").into_iter().chain(rest.lines().filter(|line| !line.starts_with('#')));
@@ -66,7 +68,7 @@ fn missing_gpushctl(host: &Host, script: &str, text: &str, command: &str) -> Opt
     Some(Finding::problem(Area::Slurm, message, hint).cause("Slurm drains a node whose Prolog or Epilog fails"))
 }
 
-/// Returns the files that a path with `*` at its end names, sorted.
+/// Returns the files that match a path, sorted. The path may end with `*`.
 fn matching(host: &Host, pattern: &str) -> Vec<String> {
     let Some((directory, name)) = pattern.rsplit_once('/') else { return Vec::new() };
     let Some((start, end)) = name.split_once('*') else {
@@ -77,7 +79,8 @@ fn matching(host: &Host, pattern: &str) -> Vec<String> {
     names.filter(suits).map(|name| format!("{directory}/{name}")).collect()
 }
 
-/// slurmd runs each file of the directory. One that it cannot run fails the job and drains the node.
+/// Reports a file that slurmd cannot run. slurmd runs each file of the directory; such a file makes
+/// the job fail and drains the node.
 fn not_executable(host: &Host, key: &str, script: &str) -> Option<Finding> {
     let meta = std::fs::metadata(host.path(script)).ok()?;
     if meta.is_file() && meta.permissions().mode() & 0o111 != 0 {

@@ -1,4 +1,5 @@
-//! Settings of slurm.conf and cgroup.conf: flags, timeouts, and what keeps jobs apart.
+//! Settings of slurm.conf and cgroup.conf: flags, timeouts, and settings that isolate jobs from
+//! each other.
 
 use gpush_api::Mode;
 use gpush_core::{
@@ -9,7 +10,7 @@ use gpush_core::{
 use super::files::Files;
 use crate::{Area, Finding, Host};
 
-/// Time in seconds that slurmd needs around a hook.
+/// Time in seconds that slurmd needs before and after a hook.
 const MARGIN_S: u32 = 5;
 
 pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bool) -> Vec<Finding> {
@@ -83,7 +84,8 @@ fn constrains_devices(host: &Host, files: &Files) -> bool {
         .is_some_and(|pair| pair.value.eq_ignore_ascii_case("yes"))
 }
 
-/// A hook gives up before Slurm ends it: a hook that Slurm ends drains the node, whatever the policy.
+/// Checks that a hook gives up before Slurm ends it. If Slurm ends a hook, Slurm drains the node,
+/// whatever gpush's policy is.
 fn timeout(files: &Files, config: &Config) -> Option<Finding> {
     let deadline = config.slurm.deadline_s;
     let path = files.path;

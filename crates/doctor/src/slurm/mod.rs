@@ -6,7 +6,7 @@
 //! | `hooks` | Prolog, Epilog and TaskProlog |
 //! | `devices` | gres.conf and the GPUs |
 //! | `excerpt` | the lines of these files for a bug report |
-//! | `limits` | flags, timeouts, and what keeps jobs apart |
+//! | `limits` | flags, timeouts, and settings that isolate jobs from each other |
 
 mod devices;
 mod excerpt;

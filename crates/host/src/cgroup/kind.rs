@@ -1,4 +1,4 @@
-//! What kind of cgroup a process is in. That decides what a lease of the process can be bound to.
+//! The kind of cgroup that a process is in. It decides what a lease of the process can be bound to.
 //!
 //! ```text
 //! /user.slice/user-1000.slice/session-4.scope                  a login session
@@ -10,12 +10,14 @@
 //! /, /anything/else                                            none of these
 //! ```
 //!
-//! As in [`super`], only cgroups that root created count: root must own the directory in which the cgroup was created.
-//! A cgroup below a delegated unit belongs to that unit, regardless of its name.
+//! As in [`super`], this module evaluates only cgroups that root created: root must own the
+//! directory in which the cgroup was created. A cgroup below a delegated unit belongs to that unit,
+//! regardless of its name.
 
 use super::{Hierarchy, slurm_job, unit_path};
 
-/// The slice above all scopes of leases. It is not below `gpush.slice`, whose stop ends what gpushd runs.
+/// The slice above the scopes of all leases. It is not below `gpush.slice`, because stopping that
+/// slice ends the programs that gpushd runs.
 const LEASES: &str = "/gpulease.slice/";
 
 /// Beginnings of the names of scopes of containers.
@@ -25,7 +27,7 @@ const CONTAINER_SCOPES: [&str; 6] = ["docker-", "libpod-", "crio-", "cri-contain
 const CONTAINER_DIRS: [&str; 7] =
     ["docker", "libpod_parent", "kubepods", "kubepods.slice", "machine.slice", "lxc", "machine"];
 
-/// What kind of cgroup a process is in.
+/// The kind of cgroup that a process is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupKind {
     /// The scope of a login session.
@@ -35,7 +37,7 @@ pub enum CgroupKind {
         /// Uid in the name of its slice.
         uid: u32,
     },
-    /// Below the service manager of a user, who may create and name cgroups there.
+    /// A cgroup below a user's service manager. The user may create and name cgroups there.
     UserManager {
         /// The user.
         uid: u32,
@@ -66,12 +68,12 @@ pub enum CgroupKind {
     Other,
 }
 
-/// Which cgroup a request would bind a lease to.
+/// The cgroup to which a request would bind a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wish {
     /// A new scope for the calling process, which becomes the program that uses the lease.
     NewScope,
-    /// The cgroup that the calling process is in. Nothing is moved.
+    /// The cgroup that the calling process is already in. No process is moved.
     Present,
 }
 
@@ -80,7 +82,7 @@ pub enum Wish {
 pub enum Choice {
     /// A new scope, into which the calling process is moved.
     NewScope,
-    /// This cgroup. Nothing is moved.
+    /// This cgroup. No process is moved.
     Cgroup(String),
     /// No cgroup, for this reason.
     None(&'static str),
@@ -99,8 +101,8 @@ impl CgroupKind {
         Self::parse_with(cgroups, super::created_by)
     }
 
-    /// Parses the text; `created_by` returns the owner of the directory in which a cgroup was created. A directory that
-    /// gpushd cannot see is not root's.
+    /// Parses the text; `created_by` returns the owner of the directory in which a cgroup was
+    /// created. If gpushd cannot see a directory, it is treated as not owned by root.
     pub(super) fn parse_with(cgroups: &str, created_by: impl Fn(Hierarchy<'_>, &str) -> Option<u32>) -> Self {
         let lines: Vec<(&str, &str)> =
             cgroups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')).collect();
@@ -136,20 +138,21 @@ impl CgroupKind {
         }
     }
 
-    /// Chooses what a lease of a process here is bound to.
+    /// Chooses what a lease of a process in this cgroup is bound to.
     ///
-    /// `uid` is the process's user, `is_on_this_host` says that the process is in gpushd's own namespaces, and
-    /// `is_all_of` whether all processes of a cgroup are of this user.
+    /// `uid` is the process's user. `is_on_this_host` is true if the process is in gpushd's own
+    /// namespaces. `is_all_of` returns whether all processes of a cgroup belong to this user.
     #[must_use]
     pub fn choose(self, wish: Wish, uid: u32, is_on_this_host: bool, is_all_of: impl Fn(&str) -> bool) -> Choice {
         let scope = |otherwise: &'static str| match wish {
-            // Moving a process out of a container that was not recognized as one would free it from its limits.
+            // The process may be in a container that was not recognized. Moving the process out of
+            // it would remove the container's limits.
             Wish::NewScope if !is_on_this_host => Choice::None("the calling process is in other namespaces"),
             Wish::NewScope => Choice::NewScope,
             Wish::Present => Choice::None(otherwise),
         };
         match self {
-            // Its limits and devices are those of the job or container.
+            // The process keeps the limits and devices of its job or container.
             Self::SlurmJob { cgroup, .. } | Self::Container { cgroup } => Choice::Cgroup(cgroup),
             Self::Session { cgroup, uid: of } => match wish {
                 Wish::Present if of == uid => Choice::Cgroup(cgroup),
@@ -201,7 +204,8 @@ fn container(path: &str) -> Option<&str> {
     deepest.map(|end| &path[..end])
 }
 
-/// Kubernetes puts containers below cgroups of service classes and pods.
+/// Returns whether a cgroup is one of those that Kubernetes puts between its slice and a container:
+/// a service class or a pod.
 fn is_intermediate(name: &str) -> bool {
     name.starts_with("kubepods") || name.starts_with("pod") || ["besteffort", "burstable", "guaranteed"].contains(&name)
 }

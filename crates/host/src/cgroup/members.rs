@@ -1,7 +1,8 @@
 //! The processes of a cgroup and of the cgroups below it.
 //!
-//! A cgroup is named by its path below the root of its hierarchy. The directory is the first one of that path in the
-//! unified hierarchy, in systemd's own, or in those of the controllers.
+//! A cgroup is named by its path below the root of its hierarchy. Its directory is the first match
+//! in this order: the unified hierarchy, systemd's own hierarchy, the hierarchies of the
+//! controllers.
 
 use std::{
     fs,
@@ -12,10 +13,11 @@ use std::{
 use super::MOUNTS;
 use crate::pidfd::AsyncPidFd;
 
-/// First and longest pause before a cgroup is read again. Used if no process in it can be watched.
+/// First and longest pause before a cgroup is read again. Used if no process in the cgroup can be
+/// awaited.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
-/// Deepest cgroup below the one that is read.
+/// Maximum depth below the cgroup that is read.
 const DEPTH: usize = 32;
 
 /// Returns whether a process is in a cgroup or below it, from the text of its `/proc/PID/cgroup`.
@@ -26,15 +28,16 @@ pub fn contains(cgroup: &str, cgroups: &str) -> bool {
     cgroup.len() > 1 && paths.into_iter().any(is_in)
 }
 
-/// Returns the pids in a cgroup and below it; `None` when there is no such cgroup. Processes that gpushd cannot see are
-/// left out.
+/// Returns the pids in a cgroup and below it; `None` when there is no such cgroup. Omits processes
+/// that gpushd cannot see.
 #[must_use]
 pub fn processes(cgroup: &str) -> Option<Vec<u32>> {
     let dir = directory(cgroup)?;
     let mut pids = Vec::new();
     collect(&dir, DEPTH, &mut pids);
     if pids.is_empty() {
-        // A process that moves between two cgroups below may have been in neither when they were read.
+        // A process that moves between two subordinate cgroups may have been in neither when each
+        // was read.
         if is_populated(&dir) {
             collect(&dir, DEPTH, &mut pids);
         }
@@ -47,9 +50,9 @@ pub fn processes(cgroup: &str) -> Option<Vec<u32>> {
     Some(pids)
 }
 
-/// Waits until no process is left in a cgroup and below it, or the cgroup is gone.
+/// Waits until no process is left in a cgroup and below it, or the cgroup no longer exists.
 ///
-/// It waits for the end of one process after the other, so an idle cgroup costs nothing.
+/// It waits for one process at a time to end, so it uses no CPU time while the processes run.
 pub async fn emptied(cgroup: &str) {
     let mut pause = PAUSE.0;
     loop {
@@ -68,7 +71,7 @@ pub async fn emptied(cgroup: &str) {
                 break;
             }
         }
-        // Only zombies are left, or processes that gpushd cannot see.
+        // Only zombies are left, or processes that gpushd cannot see. Neither can be awaited.
         if !waited {
             tokio::time::sleep(pause).await;
         }
@@ -76,7 +79,7 @@ pub async fn emptied(cgroup: &str) {
     }
 }
 
-/// Returns the paths of the cgroups directly below one; none when it does not exist.
+/// Returns the paths of the cgroups directly below a cgroup; empty when that cgroup does not exist.
 #[must_use]
 pub fn children(cgroup: &str) -> Vec<String> {
     let Some(dir) = directory(cgroup) else { return Vec::new() };
@@ -95,7 +98,7 @@ pub(super) fn collect_all(dir: &Path, pids: &mut Vec<u32>) {
 
 fn collect(dir: &Path, depth: usize, pids: &mut Vec<u32>) {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-    // 0 is a process outside of gpushd's pid namespace.
+    // 0 stands for a process outside of gpushd's pid namespace.
     pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid > 0));
     if depth == 0 {
         return;
@@ -107,7 +110,7 @@ fn collect(dir: &Path, depth: usize, pids: &mut Vec<u32>) {
     }
 }
 
-/// Returns whether the kernel counts processes in a cgroup of the unified hierarchy or below it.
+/// Returns whether the kernel reports processes in a cgroup of the unified hierarchy or below it.
 fn is_populated(dir: &Path) -> bool {
     fs::read_to_string(dir.join("cgroup.events")).is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
 }

@@ -5,8 +5,9 @@
 //! MOUNT/slurm[_NODE]/uid_1000/job_42/…                   other hierarchies, one for each controller
 //! ```
 //!
-//! To list them costs the same on a host with many processes. [`super::of`] says whether a process really belongs to the
-//! job: only cgroups that root created count.
+//! The cost of the search does not depend on the number of processes on the host. [`super::of`]
+//! decides whether a process really belongs to the job, because only cgroups that root created are
+//! valid evidence.
 
 use std::{
     fs,
@@ -15,8 +16,9 @@ use std::{
 
 use super::{MOUNTS, members::collect_all};
 
-/// Returns the pids in the cgroups of all Slurm jobs with this id and user; `None` if a hierarchy is mounted where
-/// gpushd does not look for it, so that any process may belong to the job.
+/// Returns the pids in the cgroups of all Slurm jobs with this id and user. Returns `None` if a
+/// hierarchy is mounted at a path where gpushd does not search: then any process may belong to the
+/// job.
 #[must_use]
 pub fn job_processes(job: u64, uid: u32) -> Option<Vec<u32>> {
     let mounts = procfs::process::Process::myself().and_then(|me| me.mountinfo()).ok()?;

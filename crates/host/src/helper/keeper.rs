@@ -1,5 +1,6 @@
-//! The keeper, `gpushd helper DIR`. It takes the lock, runs the program of the spec, ends it at its deadline, and
-//! records the result. It does not communicate with gpushd, and outlives it.
+//! The keeper, `gpushd helper DIR`. It takes the lock, runs the program of the spec, ends the
+//! program at its deadline, and records the result. The keeper does not communicate with gpushd,
+//! and outlives it.
 
 use std::{
     io::{self, PipeReader, Read, Write},
@@ -18,10 +19,11 @@ use nix::{
 
 use super::run_dir::{End, Ended, RunDir, Spec};
 
-/// Maximum number of bytes of output that are kept. They are the first ones.
+/// Maximum number of bytes of output that the keeper keeps, from the beginning of the output.
 const KEPT: usize = 32 * 1024;
 
-/// How long output is read after the program has ended. Without a limit, a child that inherited the pipe could block
+/// How long the keeper reads output after the program has ended. Without this limit, a child that
+/// inherited the pipe could block the keeper.
 /// the keeper.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -30,7 +32,7 @@ const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 
 /// Runs the program of the spec in `dir`.
 pub fn main(dir: &Path) -> ExitCode {
-    // This fails if systemd has already created a session.
+    // This call fails if systemd has already created a session for the keeper.
     let _ = nix::unistd::setsid();
     match keep(&RunDir::at(dir)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -74,7 +76,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
         Ok(child) => child,
         Err(error) => return Ok(Ended { end: End::NotStarted(error.to_string()), output: String::new() }),
     };
-    // Closes the keeper's writing end of the pipe.
+    // Closes the keeper's write end of the pipe.
     drop(command);
     let kept = listen(reader);
     let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));

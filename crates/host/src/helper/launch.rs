@@ -1,4 +1,5 @@
-//! Starts keepers: as transient units if systemd is the service manager, else as children.
+//! Starts keepers: as transient units if systemd is the service manager, otherwise as child
+//! processes.
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
@@ -36,7 +37,7 @@ impl Launcher {
     /// Starts the keeper of a run and waits until it holds the lock.
     ///
     /// # Errors
-    /// Why the keeper did not report its start. It may still start later.
+    /// The keeper did not report its start. It may still start later.
     pub(super) async fn launch(&self, run: &RunDir) -> Result<(), String> {
         let started = async {
             match self {

@@ -1,24 +1,25 @@
 //! Helper units: programs that gpushd runs outside its own unit, such as resets, hooks, `systemctl` and `nvidia-smi`.
 //!
-//! These programs need more privileges than gpushd's sandbox allows. They must also outlive gpushd: an interrupted
-//! reset does more harm than a reset that no caller waits for. So each program runs under a keeper (`gpushd helper
-//! DIR`). With systemd, the keeper is a transient unit named after operation and step. Without systemd, it is a child
-//! in a separate session. A directory below the state directory records everything about a run, so the next gpushd
-//! finds it:
+//! These programs need more privileges than gpushd's sandbox allows. They must also outlive gpushd:
+//! a reset that is interrupted does more harm than a reset whose caller no longer exists. So each
+//! program runs under a keeper (`gpushd helper DIR`). With systemd, the keeper is a transient unit
+//! named after operation and step. Without systemd, it is a child in a separate session. A
+//! directory below the state directory records everything about a run, so the next gpushd finds it:
 //!
 //! ```text
 //!              spec on disk          keeper has the lock         outcome on disk
 //!  (nothing) ───────────────► asked ─────────────────────► runs ─────────────────► ended
 //!                               │                           │ deadline: TERM, grace, KILL ─► ended: timed out
-//!                               │ gpushd takes the lock     │ keeper and program have ended, gpushd
+//!                               │ gpushd takes the lock     │ keeper and program have ended; gpushd
 //!                               │ first, or the launch      │ takes the lock
 //!                               ▼ fails                     ▼
-//!                            void: the keeper finds       lost: the program ran, how it
-//!                            the outcome, runs nothing    ended is unknown
+//!                            void: the keeper finds       lost: the program ran, and how
+//!                            the outcome, runs nothing    it ended is unknown
 //! ```
 //!
-//! The run is in progress as long as the lock is held. Keeper and program share one descriptor of the lock, so the
-//! kernel releases it when both have ended, in either order. Only the process that holds the lock may change the run.
+//! The run is in progress as long as the lock is held. Keeper and program share one descriptor of
+//! the lock, so the kernel releases the lock when both have ended, in either order. Only the
+//! process that holds the lock may change the run.
 //!
 //! gpushd runs only trusted programs ([`trust`]). They get a clean environment and no input. Their output is kept up to
 //! a limit.
@@ -52,7 +53,7 @@ use self::{
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How long after deadline and grace a keeper without an outcome counts as hung.
+/// Time after deadline and grace. A keeper that has recorded no outcome by then is considered hung.
 const HANGS: Duration = Duration::from_secs(10);
 
 /// First and longest interval between two polls of a run.
@@ -73,7 +74,8 @@ pub struct Job {
     pub env: BTreeMap<String, String>,
     /// Maximum run time.
     pub deadline: Duration,
-    /// Whether the job runs often. Then it is logged only at debug level, and its caller logs changes.
+    /// Whether the job runs often. Then gpushd logs its runs only at debug level, and the caller
+    /// logs changes of the result.
     pub routine: bool,
 }
 
@@ -115,7 +117,7 @@ impl Helpers {
             tracing::info!(operation = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
         }
         if let Err(why) = self.launcher.launch(&run).await {
-            // The keeper may still start, unless gpushd takes the lock first.
+            // The keeper may still start, unless gpushd takes the lock before the keeper does.
             match run.void() {
                 Ok(true) => return Err(not_run(&job, &why)),
                 Ok(false) => {}
@@ -134,10 +136,10 @@ impl Helpers {
         Ok(ended)
     }
 
-    /// Returns the file behind a program, if gpushd may run it.
+    /// Returns the file that a program's path leads to, if gpushd may run it.
     ///
     /// # Errors
-    /// A user other than root and gpushd's own could have changed it; see [`trust`].
+    /// A user other than root and gpushd's own user could have changed the file; see [`trust`].
     pub fn may_run(program: &str) -> Result<PathBuf, ApiError> {
         trust::check(program, nix::unistd::geteuid().as_raw()).map_err(|error| {
             ApiError::new(Code::Unsupported, format!("{program} is not run: {error}")).hint(error.hint())
@@ -150,8 +152,9 @@ impl Helpers {
         runs.into_iter().filter(RunDir::runs).map(|run| run.step().to_owned()).collect()
     }
 
-    /// Waits for the runs of an operation that a previous gpushd began. Afterwards none is running, and none can begin.
-    /// Returns a clause for each run that failed or cannot be ended.
+    /// Waits for the runs of an operation that a previous gpushd began. Afterwards, none of these
+    /// runs is in progress or can begin. Returns a clause for each run that failed or that does not
+    /// end.
     pub async fn adopt(&self, operation: &str) -> Vec<String> {
         let mut failed = Vec::new();
         for run in RunDir::all(&self.dir, operation) {

@@ -41,11 +41,11 @@ pub enum End {
     TimedOut,
     /// The kernel refused to execute the program.
     NotStarted(String),
-    /// The program began, and how it ended is unknown.
+    /// The program began. How it ended is unknown.
     Lost,
-    /// The program never began, and cannot begin any more.
+    /// The program never began, and can no longer begin.
     Void,
-    /// The program was killed and has not ended.
+    /// The keeper killed the program, but the program has not ended.
     Hangs,
 }
 
@@ -173,7 +173,8 @@ impl RunDir {
         }
     }
 
-    /// Returns whether the keeper or its program is running. If an outcome is recorded, it is not.
+    /// Returns whether the keeper or its program is running. Returns false as soon as an outcome is
+    /// recorded.
     pub(super) fn runs(&self) -> bool {
         self.outcome().is_none() && matches!(self.lock(), Ok(None))
     }
@@ -188,13 +189,14 @@ impl RunDir {
         Ok(true)
     }
 
-    /// Returns the end of the run, if it has ended: the recorded outcome, or the one that the released lock implies.
+    /// Returns the end of the run, if it has ended: the recorded outcome, or else what the released
+    /// lock implies.
     pub(super) fn concluded(&self) -> Option<Ended> {
         if let Some(ended) = self.outcome() {
             return Some(ended);
         }
         let _lock = self.lock().ok()??;
-        // The keeper recorded the outcome between the two reads.
+        // The keeper may have recorded the outcome between the first read and the lock.
         if let Some(ended) = self.outcome() {
             return Some(ended);
         }
@@ -240,7 +242,7 @@ mod tests {
         };
         let create = || RunDir::create(scratch.path(), "op-1.reset", &spec).unwrap();
         let end = |run: &RunDir| run.concluded().map(|ended| ended.end);
-        // gpushd asked for the run, but it never began. Now its keeper cannot begin it.
+        // gpushd created the run, but it never began. Now its keeper can no longer begin it.
         let run = create();
         assert_eq!((run.name(), run.operation(), run.step()), ("op-1.reset.1", "op-1", "reset"));
         assert!(!run.runs());

@@ -1,9 +1,10 @@
-//! Which files gpushd trusts: those that only root, or the user that gpushd runs as, can have written.
+//! Which files gpushd trusts: files that only root, or the user that gpushd runs as, can have
+//! written.
 //!
-//! gpushd follows the path from `/`, one name at a time. Every directory and every symbolic link on the path must
-//! belong to one of these users, and other users must not be able to write to it. So no other user can change the file
-//! behind the path, not even between the check and the use. If a name does not exist, the path is checked up to the
-//! directory that lacks it.
+//! gpushd follows the path from `/`, one name at a time. Every directory and every symbolic link on
+//! the path must belong to one of these users, and other users must not be able to write to it. So
+//! no other user can change the file behind the path, not even between the check and the use. If a
+//! name does not exist, gpushd checks the path up to the directory that does not contain it.
 
 use std::{
     collections::VecDeque,
@@ -51,7 +52,7 @@ pub enum Untrusted {
 }
 
 impl Untrusted {
-    /// Returns the solution for a program that the config names.
+    /// Returns the hint for a program that the config names.
     pub fn hint(&self) -> String {
         match self {
             Self::Relative => "write its absolute path under [mode_change] in the config".to_owned(),
@@ -85,10 +86,10 @@ pub fn check_file(path: &Path, own: u32) -> Result<(), Untrusted> {
     if meta.is_file() { Ok(()) } else { Err(Untrusted::NotAFile) }
 }
 
-/// Returns the file behind `program`, if a gpushd with uid `own` may run it.
+/// Returns the file that `program` leads to, if a gpushd with uid `own` may run it.
 ///
 /// # Errors
-/// Why gpushd may not run it.
+/// gpushd may not run the file.
 pub fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     if !program.starts_with('/') {
         return Err(Untrusted::Relative);
@@ -115,7 +116,7 @@ fn follow(path: &Path, own: u32) -> Result<(PathBuf, Metadata), Untrusted> {
         }
         let next = reached.join(&name);
         let found = match fs::symlink_metadata(&next) {
-            // The directory may be sticky; then any user may create the missing file.
+            // The directory may be sticky. Then any user can create the missing file.
             Err(error) if error.kind() == io::ErrorKind::NotFound && is_writable_by_others(&meta, own) => {
                 return Err(Untrusted::Writable { path: reached });
             }
@@ -152,8 +153,9 @@ fn names(path: &Path) -> VecDeque<OsString> {
     path.components().filter_map(name).collect()
 }
 
-/// Returns whether users other than root and `own` can write to it. Group permission counts only for a gpushd that runs
-/// as root: a user's private group has no other members.
+/// Returns whether users other than root and `own` can write to a file. Group permission matters
+/// only if gpushd runs as root. Otherwise it is ignored, because the private group of a user has no
+/// other members.
 fn is_writable_by_others(meta: &Metadata, own: u32) -> bool {
     let others = if own == 0 { 0o022 } else { 0o002 };
     // The mode of a symbolic link has no effect.
@@ -260,7 +262,8 @@ mod tests {
         let absent = check_file(&at("theirs/absent.so"), own);
         assert!(matches!(absent, Err(Untrusted::Foreign { .. })), "{absent:?}");
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Unreadable(_))));
-        // A sticky directory: a link of another user, and a name that any user may create.
+        // A sticky directory that contains a link of another user, and a name that any user may
+        // create.
         fs::set_permissions(at("ours"), fs::Permissions::from_mode(0o1777)).unwrap();
         check_file(&at("ours/library.so"), own).unwrap();
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Writable { .. })));

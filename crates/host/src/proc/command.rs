@@ -15,15 +15,16 @@ const SHOWN: usize = 256;
 /// Maximum number of bytes read from a command line for display: [`SHOWN`] characters of at most four bytes.
 const READ: u64 = 4 * SHOWN as u64;
 
-/// Returns the words of a process's command line, as far as they are within the first [`super::LIMIT`] bytes.
+/// Returns the words of a process's command line that are within the first [`super::LIMIT`] bytes.
 pub fn words(pid: impl AnyPid) -> Option<Vec<Vec<u8>>> {
     let bytes = read::up_to_limit(open(pid)?.open_relative("cmdline").ok()?).ok()?;
     let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|byte| *byte == 0);
     Some(words.map(<[u8]>::to_vec).collect())
 }
 
-/// Returns the command line of a process for display: cleaned as [`text`] defines, and truncated. For a process without
-/// one, such as a kernel thread or a zombie, returns its name. `proc` is `/proc`, or that of a simulated host.
+/// Returns the command line of a process for display: cleaned as [`text`] defines, and truncated.
+/// If the process has no command line (a kernel thread or a zombie), returns its name. `proc` is
+/// `/proc`, or the same directory of a simulated host.
 pub fn command_line(proc: &Path, pid: u32) -> Option<String> {
     let dir = proc.join(pid.to_string());
     let mut bytes = Vec::new();
@@ -58,7 +59,8 @@ mod tests {
         assert_eq!(shown(" \n"), None);
     }
 
-    /// With `prctl(PR_SET_MM_MAP)`, any user can make a command line as long as the memory of the process.
+    /// Any user can make a command line as long as the memory of the process, with
+    /// `prctl(PR_SET_MM_MAP)`.
     #[test]
     fn endless_command_line_is_cut() {
         let proc = tempfile::tempdir().unwrap();

@@ -32,7 +32,8 @@ pub fn environment(pid: impl AnyPid, name: &str) -> Environment {
     file.map_or(Environment::Unknown, |file| search(file, name, MOST))
 }
 
-/// Searches an environment piece by piece, so that a long one needs no more memory than a short one.
+/// Searches an environment in pieces, so that a long environment needs no more memory than a short
+/// one.
 fn search(mut file: impl Read, name: &str, most: u64) -> Environment {
     let prefix = format!("{name}=").into_bytes();
     let (mut piece, mut word, mut read) = (vec![0; piece_size()], Vec::new(), 0);
@@ -61,7 +62,7 @@ fn search(mut file: impl Read, name: &str, most: u64) -> Environment {
             if found.is_none()
                 && let Some(value) = word.strip_prefix(prefix.as_slice())
             {
-                // A truncated value is not the value.
+                // Do not return a truncated value, because it differs from the real value.
                 found = Some(if word.len() < LONGEST { value.to_vec() } else { return Environment::Unknown });
             }
             word.clear();

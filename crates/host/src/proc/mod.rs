@@ -13,8 +13,8 @@
 //! | `files` | executable and open files |
 //! | `namespaces` | namespaces, compared with those of gpushd |
 //!
-//! When a process ends, another one may get its pid. Code that acts on a process must first hold it by a
-//! [`crate::pidfd::PidFd`]. Code that remembers a process must also remember its start time.
+//! When a process ends, another process may get its pid. Code that acts on a process must first
+//! open a [`crate::pidfd::PidFd`]. Code that remembers a process must also remember its start time.
 
 mod command;
 mod environment;

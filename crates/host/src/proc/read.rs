@@ -17,8 +17,8 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     up_to_limit(File::open(path)?)
 }
 
-/// First size of the buffer, in bytes. Most files of a process are smaller, so one read(2) gets the whole file. The
-/// kernel writes the whole text again for each read(2).
+/// First size of the buffer, in bytes. Most files of a process are smaller, so one read(2) gets the
+/// whole file. For each further read(2), the kernel generates the whole text again.
 const FIRST: usize = 4096;
 
 /// Reads at most [`LIMIT`] bytes.

@@ -17,7 +17,8 @@ fn stat(pid: impl AnyPid) -> Option<Stat> {
     Stat::from_read(bytes.as_slice()).ok()
 }
 
-/// Returns whether the process is alive. A zombie is not, unless other threads of it still run.
+/// Returns whether the process is alive. A zombie is treated as alive only while other threads of
+/// the process still run.
 fn is_living(stat: &Stat) -> bool {
     let has_ended = matches!(stat.state(), Ok(ProcState::Zombie | ProcState::Dead) | Err(_));
     !has_ended || stat.num_threads > 1
@@ -35,8 +36,8 @@ pub fn is_alive(pid: impl AnyPid) -> bool {
 /// Set in the flags of a process that is exiting (`PF_EXITING`).
 const EXITING: u32 = 0x4;
 
-/// Returns whether a process has ended, is exiting, or has been sent SIGKILL. `kill -9` returns before the process has
-/// ended, on a busy machine long before.
+/// Returns whether a process has ended, is exiting, or has been sent SIGKILL. `kill -9` can return
+/// long before the process has ended, especially on a busy machine.
 pub fn is_ending(pid: impl AnyPid) -> bool {
     const SIGKILL: u64 = 1 << (nix::libc::SIGKILL - 1);
     match stat(pid) {
@@ -47,7 +48,8 @@ pub fn is_ending(pid: impl AnyPid) -> bool {
     }
 }
 
-/// Returns whether a process is alive that began at least `ago` ago: a younger one has the pid of another.
+/// Returns whether a process with this pid is alive and began at least `ago` ago. A younger process
+/// is a different process that got the same pid.
 pub fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
     let Some(stat) = living(pid) else { return false };
     let ticks = now().saturating_sub(stat.starttime);
@@ -77,7 +79,7 @@ pub struct Image {
 pub fn image(pid: impl AnyPid) -> Option<Image> {
     let stat = living(pid)?;
     let environment = (stat.env_start?, stat.env_end?);
-    // The kernel reports 0 for both to readers without permission.
+    // Without permission, the kernel reports 0 for both addresses.
     (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
 }
 
@@ -91,8 +93,8 @@ pub fn parent(pid: impl AnyPid) -> Option<u32> {
     u32::try_from(stat(pid)?.ppid).ok()
 }
 
-/// Returns the resources that a process's ended children used: page faults plus clock ticks. Every program that runs
-/// and ends increases this number.
+/// Returns the resources that the ended children of a process used: page faults plus clock ticks.
+/// Each child that runs and ends increases this number.
 pub fn charged(pid: impl AnyPid) -> Option<u64> {
     let stat = stat(pid)?;
     let time = u64::try_from(stat.cutime).ok()? + u64::try_from(stat.cstime).ok()?;

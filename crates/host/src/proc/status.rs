@@ -15,7 +15,7 @@ pub struct Status {
     /// Pids in nested namespaces, beginning with the namespace of gpushd's `/proc`; empty if unknown. A single entry
     /// means that the process is in the pid namespace of that `/proc`.
     pub pids: Vec<u32>,
-    /// Signals that were sent and have had no effect yet, as a mask: bit 0 is signal 1.
+    /// Pending signals: sent, but not delivered yet. A mask in which bit 0 is signal 1.
     pub pending: u64,
 }
 
@@ -33,7 +33,7 @@ impl Status {
             line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok()).unwrap_or_default()
         };
         Some(Self {
-            // Of the first thread, and of the process.
+            // Signals that are pending for the first thread, and for the process.
             pending: mask("SigPnd") | mask("ShdPnd"),
             uids: numbers(whole, "Uid")?.try_into().ok()?,
             groups: numbers(whole, "Groups").unwrap_or_default(),
@@ -58,11 +58,12 @@ fn numbers(lines: &str, field: &str) -> Option<Vec<u32>> {
     line.split_whitespace().map(|word| word.parse().ok()).collect()
 }
 
-/// Number of bytes that contain the user ids: eight shorter lines and the name, at most 64 bytes, come before them.
+/// Number of bytes that contain the user ids. Only eight shorter lines and the name, at most 64
+/// bytes, come before the user ids.
 const UIDS_WITHIN: usize = 512;
 
-/// Returns the real, effective, saved and file system user id of a process. It reads only what is needed, because some
-/// callers ask about every process of the host.
+/// Returns the real, effective, saved and file system user id of a process. Reads only the
+/// beginning of the file, because some callers call this for every process of the host.
 pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
     let beginning = read::beginning::<UIDS_WITHIN>(open(pid)?.open_relative("status").ok()?).ok()?;
     numbers(whole_lines(&beginning)?, "Uid")?.try_into().ok()
@@ -70,7 +71,8 @@ pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
 
 /// Returns the effective user id of a process.
 ///
-/// The owner of its directory in `/proc` is not sufficient: if a process is not dumpable, root owns that directory.
+/// Do not use the owner of its directory in `/proc` instead: if a process is not dumpable, root
+/// owns that directory.
 pub fn owner(pid: impl AnyPid) -> Option<u32> {
     uids(pid).map(|[_, effective, ..]| effective)
 }
@@ -78,7 +80,8 @@ pub fn owner(pid: impl AnyPid) -> Option<u32> {
 /// Translates a pid that a peer sent to the pid in gpushd's namespace.
 ///
 /// # Errors
-/// The reason, as a clause: the peer has ended, or the pid is in another pid namespace and is not the peer's own.
+/// The reason, as a clause: the peer has ended, or the pid is in another pid namespace and is not
+/// the pid of the peer itself.
 pub fn local_pid(peer: Option<u32>, named: u32) -> Result<u32, &'static str> {
     const ELSEWHERE: &str = "it is in another pid namespace (a container); from there only the caller itself is known";
     let peer = peer.ok_or(ELSEWHERE)?;

@@ -1,7 +1,7 @@
-//! Units of systemd, through its D-Bus interface: the only way in which gpushd asks systemd for anything.
+//! Units of systemd, through its D-Bus interface. gpushd calls systemd only through this module.
 //!
-//! `systemctl` takes 10 ms and needs a parser each time, and does not report why a job failed. Here a call takes about
-//! a millisecond, and the result is systemd's own.
+//! `systemctl` takes 10 ms for each call, needs a parser, and does not report why a job failed. A
+//! D-Bus call takes about a millisecond, and returns systemd's own result.
 //!
 //! ```text
 //! start(unit) ─► subscribe to its JobRemoved ─► StartUnit ─► its job ends ─► done: MainPID
@@ -13,9 +13,9 @@
 //!                                                               └─────────────────────────┘
 //! ```
 //!
-//! A start continues after its caller has stopped waiting: [`Manager::state`] returns its result. The connection is
-//! made when it is first needed, and again after a restart of the bus. It is checked before each call, so no call is
-//! made twice.
+//! A start continues after its caller has stopped waiting; [`Manager::state`] returns its result.
+//! The connection is opened when it is first needed, and again after a restart of the bus. It is
+//! checked before each call, so no call is sent twice.
 
 mod proxies;
 mod state;
@@ -46,7 +46,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// How long a caller waits for a job. A job that takes longer continues.
 const JOB: Duration = Duration::from_secs(10);
 
-/// Time between two reads of a unit without a signal: systemd forgets a unit that nothing needs without one.
+/// Time between two reads of a unit that sends no signal. systemd unloads a unit that is no longer
+/// needed, and sends no signal for that.
 const REREAD: Duration = Duration::from_millis(250);
 
 /// Returns whether systemd is the service manager of this host, by the rule of `sd_booted(3)`.
@@ -54,21 +55,21 @@ pub fn is_the_service_manager() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// systemd's manager. One for the whole agent: all calls share its connection.
+/// systemd's manager. The agent has one; all its calls share one connection.
 #[derive(Debug, Default)]
 pub struct Manager {
     connection: Mutex<Option<Link>>,
 }
 
-/// A connection to the bus.
+/// A connection to the D-Bus system bus.
 #[derive(Debug, Clone)]
 struct Link {
     connection: Connection,
-    /// Whether systemd sends signals to it.
+    /// Whether systemd sends signals to the connection.
     is_subscribed: bool,
 }
 
-/// A transient scope for a process that runs already.
+/// A transient scope for a process that is already running.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransientScope {
     /// Name of the unit, with `.scope`.
@@ -102,7 +103,7 @@ pub enum Error {
     /// There is no bus, or the connection ended.
     #[error("cannot reach systemd over the system bus")]
     Bus(#[source] zbus::Error),
-    /// systemd refused, by an error of this name.
+    /// systemd refused the call, with the D-Bus error `name`.
     #[error("systemd refused to {what}: {message} ({name})")]
     Refused {
         /// What gpushd asked for.
@@ -112,7 +113,8 @@ pub enum Error {
         /// systemd's own message.
         message: String,
     },
-    /// The job ended with another result than `done`: `failed`, `timeout`, `canceled`, `dependency`.
+    /// The job ended with a result other than `done`: `failed`, `timeout`, `canceled`,
+    /// `dependency`.
     #[error("the job to {what}: {result}")]
     Job {
         /// What gpushd asked for.
@@ -120,12 +122,12 @@ pub enum Error {
         /// systemd's result.
         result: String,
     },
-    /// No answer in time. What gpushd asked for may still happen.
+    /// systemd did not answer in time. It may still execute the call.
     #[error("systemd did not {what} within {} s", .after.as_secs())]
     Deadline {
         /// What gpushd asked for.
         what: String,
-        /// The time that it had.
+        /// The time limit.
         after: Duration,
     },
 }
@@ -138,7 +140,7 @@ impl Error {
 }
 
 impl Manager {
-    /// Starts a unit, unless it is active, and returns its main process.
+    /// Starts a unit, if it is not active, and returns its main process.
     ///
     /// # Errors
     /// When the start failed, or the unit has ended since.
@@ -150,8 +152,8 @@ impl Manager {
         state.main_pid.ok_or(Error::Job { what, result: state.result })
     }
 
-    /// Starts a program in a transient unit and waits until it has reported that it is ready. systemd forgets the unit
-    /// when it has ended, also when it failed.
+    /// Starts a program in a transient unit and waits until it has reported that it is ready.
+    /// systemd unloads the unit when it has ended or failed.
     ///
     /// # Errors
     /// When the start failed.
@@ -177,10 +179,11 @@ impl Manager {
         .await
     }
 
-    /// Creates a transient scope and moves a process into it. systemd forgets the scope when its last process has ended.
+    /// Creates a transient scope and moves a process into it. systemd unloads the scope when its
+    /// last process has ended.
     ///
-    /// That takes two round trips: a match at the bus, which also shows that the connection is alive, and the call.
-    /// The end of the job comes as a signal.
+    /// This takes two round trips: a match rule on the bus, which also checks the connection, and
+    /// the call. The end of the job arrives as a signal.
     ///
     /// # Errors
     /// When the bus cannot be reached, or systemd refuses. The process may have been moved if there was no answer.
@@ -189,7 +192,8 @@ impl Manager {
         let mut manager = self.subscribed(&what).await?;
         let mut ends = ends_of_jobs(&manager, &scope.name).await;
         if ends.is_err() {
-            // The bus was restarted. Nothing was asked of systemd yet.
+            // The bus was restarted. gpushd has not sent the call to systemd yet, so it can connect
+            // again.
             *self.connection.lock().await = None;
             manager = self.subscribed(&what).await?;
             ends = ends_of_jobs(&manager, &scope.name).await;
@@ -245,7 +249,7 @@ impl Manager {
     /// Makes systemd forget that a unit failed.
     ///
     /// # Errors
-    /// When systemd refuses. A unit that is not loaded has nothing to forget.
+    /// When systemd refuses. It is not an error if the unit is not loaded.
     pub async fn reset_failed(&self, unit: &str) -> Result<(), Error> {
         let manager = self.manager().await?;
         match call(&format!("reset {unit}"), manager.reset_failed_unit(unit)).await {
@@ -265,7 +269,7 @@ impl Manager {
         State::of(&call(&what, properties.get_all("")).await?)
     }
 
-    /// Returns a service unit once `is` accepts it, or as it is after `within`.
+    /// Returns the state of a service unit as soon as `is` accepts it, or its state after `within`.
     ///
     /// # Errors
     /// When systemd refuses, or the unit is not a service.
@@ -274,7 +278,7 @@ impl Manager {
         let manager = self.manager().await?;
         subscribe(&manager, &what).await?;
         let properties = properties(&manager, &what, unit).await?;
-        // Before the first read, so that no change after it is missed.
+        // Subscribe before the first read, so that no later change is missed.
         let mut changes = properties.receive_properties_changed().await.map_err(Error::Bus)?;
         let until = Instant::now() + within;
         loop {
@@ -308,8 +312,8 @@ impl Manager {
         Ok(link.insert(Link::new().await?).connection.clone())
     }
 
-    /// Returns a proxy on the connection, or on a new one if there is none. systemd sends its signals to it. Whether the
-    /// connection is still alive is not checked.
+    /// Returns a proxy on the connection, or on a new connection if there is none. systemd sends
+    /// its signals to this connection. Does not check whether the connection is still alive.
     async fn subscribed(&self, what: &str) -> Result<SystemManagerProxy<'static>, Error> {
         let mut slot = self.connection.lock().await;
         let link = match slot.as_mut() {
@@ -339,7 +343,8 @@ impl Link {
     }
 }
 
-/// Checks the connection by a request for the bus id. The bus policy refuses and logs pings.
+/// Checks the connection with a request for the bus id. A ping is not suitable, because the bus
+/// policy refuses and logs pings.
 async fn is_alive(connection: &Connection) -> bool {
     let asked = async { DBusProxy::new(connection).await?.get_id().await };
     matches!(timeout(ANSWER, asked).await, Ok(Ok(_)))
@@ -370,14 +375,15 @@ where
 {
     let run = async {
         subscribe(manager, what).await?;
-        // Before the call: a job may end before its answer is read.
+        // Subscribe before the call, because a job may end before gpushd has read the answer to the
+        // call.
         let ends = ends_of_jobs(manager, unit).await?;
         job_ends(what, ends, queue()).await
     };
     timeout(within, run).await.unwrap_or_else(|_| Err(Error::Deadline { what: what.to_owned(), after: within }))
 }
 
-/// Makes a call that queues a job, and waits for its end among the ends of jobs.
+/// Makes a call that queues a job, and waits until `ends` reports the end of that job.
 async fn job_ends(
     what: &str,
     mut ends: MessageStream,
@@ -395,8 +401,9 @@ async fn job_ends(
     Err(closed())
 }
 
-/// Receives the ends of the jobs of a unit (`JobRemoved`). A signal stream of zbus would also ask the bus
-/// twice for the owner of systemd's name: three round trips instead of one.
+/// Receives the ends of the jobs of a unit (`JobRemoved`). Does not use a signal stream of zbus,
+/// which would also ask the bus twice for the owner of systemd's name: three round trips instead of
+/// one.
 async fn ends_of_jobs(manager: &SystemManagerProxy<'_>, unit: &str) -> Result<MessageStream, Error> {
     let proxy = manager.inner();
     let rule = async {
@@ -407,7 +414,8 @@ async fn ends_of_jobs(manager: &SystemManagerProxy<'_>, unit: &str) -> Result<Me
     timeout(ANSWER, rule).await.map_err(|_| closed())?.map_err(Error::Bus)
 }
 
-/// Makes systemd send signals to this connection. It refuses the second time, which is as good.
+/// Makes systemd send signals to this connection. It is not an error if the connection is already
+/// subscribed.
 async fn subscribe(manager: &SystemManagerProxy<'_>, what: &str) -> Result<(), Error> {
     match call(what, manager.subscribe()).await {
         Err(Error::Refused { name, .. }) if name == "org.freedesktop.systemd1.AlreadySubscribed" => Ok(()),
@@ -426,7 +434,7 @@ async fn properties(
     builder.cache_properties(CacheProperties::No).build().await.map_err(Error::Bus)
 }
 
-/// A unit that was never started, or that systemd no longer keeps in memory.
+/// Returns whether an error means that the unit was never started, or that systemd has unloaded it.
 fn is_not_loaded(name: &str) -> bool {
     matches!(name, "org.freedesktop.systemd1.NoSuchUnit" | "org.freedesktop.systemd1.UnitNotLoaded")
 }

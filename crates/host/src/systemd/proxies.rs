@@ -7,8 +7,8 @@ use zbus::{
     zvariant::{OwnedObjectPath, OwnedValue, Value},
 };
 
-/// Name, description, load state, active state, sub state, unit that it follows, object path; then id, type and path
-/// of its job.
+/// A unit in a list: name, description, load state, active state, sub state, unit that it follows,
+/// object path; then id, type and path of its job.
 pub(super) type UnitRow =
     (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
 
@@ -32,7 +32,7 @@ pub(super) trait SystemManager {
     /// Queues a start and returns its job.
     fn start_unit(&self, name: &str, mode: &str) -> zbus::Result<OwnedObjectPath>;
 
-    /// Creates a unit that exists until it ends, queues its start and returns that job.
+    /// Creates a unit that exists until it ends, queues its start and returns the job of the start.
     fn start_transient_unit(
         &self,
         name: &str,
@@ -54,8 +54,8 @@ pub(super) trait SystemManager {
     fn get_unit_processes(&self, name: &str) -> zbus::Result<Vec<(String, u32, String)>>;
 }
 
-/// The properties of a unit. For an empty interface name systemd returns those of all interfaces, as of one moment.
-/// zbus's own proxy for this interface refuses an empty name.
+/// The properties of a unit. For an empty interface name, systemd returns the properties of all
+/// interfaces, read at the same moment. zbus's own proxy for this interface refuses an empty name.
 #[proxy(
     interface = "org.freedesktop.DBus.Properties",
     default_service = "org.freedesktop.systemd1",

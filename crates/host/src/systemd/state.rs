@@ -1,4 +1,4 @@
-//! A service unit at one moment.
+//! The state of a service unit at one moment.
 
 use std::collections::HashMap;
 
@@ -6,26 +6,27 @@ use zbus::zvariant::{Error as VariantError, OwnedValue, Value};
 
 use super::Error;
 
-/// A service unit at one moment.
+/// The state of a service unit at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
     /// `active`, `activating`, `deactivating`, `inactive`, `failed`.
     pub active: String,
-    /// How it ended last: `success`, `exit-code`, `signal`, `oom-kill`, …
+    /// How the last run of the unit ended: `success`, `exit-code`, `signal`, `oom-kill`, …
     pub result: String,
     /// Its main process, if it has one.
     pub main_pid: Option<u32>,
-    /// How the main process ended: `CLD_EXITED` (1), `CLD_KILLED` (2), `CLD_DUMPED` (3); 0 before.
+    /// How the main process ended: `CLD_EXITED` (1), `CLD_KILLED` (2), `CLD_DUMPED` (3); 0 while it
+    /// has not ended.
     pub exec_main_code: i32,
     /// Exit status or signal of the main process.
     pub exec_main_status: i32,
 }
 
 impl State {
-    /// Takes the state from the properties of a unit.
+    /// Reads the state from the properties of a unit.
     ///
     /// # Errors
-    /// When one is missing: the unit is not a service.
+    /// When a property is missing, because the unit is not a service.
     pub(super) fn of(properties: &HashMap<String, OwnedValue>) -> Result<Self, Error> {
         let main_pid = number::<u32>(properties, "MainPID")?;
         Ok(Self {

@@ -1,5 +1,6 @@
-//! Admission to a daemon: only its users have access to the pipe directory. Another user gets another directory and
-//! another daemon, unless the daemon serves several users.
+//! Admission to a daemon. Only the users of a daemon have access to its pipe directory. For another
+//! user, gpushd creates another directory and starts another daemon, unless the daemon serves
+//! several users.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,8 +10,8 @@ use tokio::time::Instant;
 
 use super::task::{DEADLINE, SupervisorTask};
 
-/// A function that returns the users that the store records for a target. Returns none if an administrator has stopped
-/// the daemon.
+/// A function that returns the users that the store records for a target. The set is empty if an
+/// administrator has stopped the daemon.
 pub type RecordedUsers = Arc<dyn Fn() -> BTreeSet<u32> + Send + Sync>;
 
 impl SupervisorTask {
@@ -39,12 +40,14 @@ impl SupervisorTask {
         Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
     }
 
-    /// Reports to the supervisor whether users hold leases: a daemon that drains waits for them.
+    /// Tells the supervisor whether users hold leases. A draining daemon waits until they hold
+    /// none.
     pub(super) async fn check_leases(&mut self) {
         let leased = !(self.sources.recorded_users)().is_empty();
         let drains_for_them = self.supervisor.serves_leases();
         if drains_for_them && !leased {
-            // The program of a lease may have connected since the last probe.
+            // The program of a lease may have connected since the last probe, so the clients are
+            // unknown until the next probe.
             self.step(Event::Clients(None)).await;
         }
         // Revokes the access of users whose leases have ended.
@@ -55,9 +58,9 @@ impl SupervisorTask {
         }
     }
 
-    /// Ends the daemon of the previous user, and starts one for another user.
+    /// Ends the daemon of the previous user, and starts a daemon for user `uid`.
     async fn hand_over(&mut self, uid: u32) -> Result<(), ApiError> {
-        // No client is connected, so ending and starting are fast.
+        // The daemon has no clients, so it ends quickly and the next daemon starts quickly.
         let until = Instant::now() + DEADLINE + DEADLINE;
         if !self.close_and_check_empty().await {
             self.reopen_admission();
@@ -70,7 +73,8 @@ impl SupervisorTask {
                 .hint(format!("`gpushctl mps clients {}` shows them; try again when they have ended", self.target))
                 .retryable());
         }
-        // Takes effect at the start. Until then the current directory belongs to the previous user.
+        // `start` uses this user for the new directory. Until then, the current directory belongs
+        // to the previous user.
         self.next_user = Some(uid);
         self.users.clear();
         self.step(Event::Restart).await;
@@ -86,7 +90,8 @@ impl SupervisorTask {
             .retryable())
     }
 
-    /// Returns whether the daemon serves several users, or will after its start.
+    /// Returns whether the daemon serves several users; before a start, whether the next daemon
+    /// will serve several users.
     pub(super) fn is_multi_user(&self) -> bool {
         match (&self.process, &self.spec) {
             (Some(_), Some(spec)) => spec.multi_user,
@@ -99,8 +104,9 @@ impl SupervisorTask {
         self.desired.as_ref().is_some_and(|wanted| wanted.policy.users == MpsUsers::Many)
     }
 
-    /// Restarts a daemon that runs for one user and should serve several, or the reverse. Does so only while no user
-    /// has access and no client is connected. Otherwise the next reconciliation tries again.
+    /// Restarts a daemon that serves one user if it must serve several, or the reverse. Does so
+    /// only while no user has access and no client is connected. Otherwise the next reconciliation
+    /// tries again.
     pub(super) async fn change_users_if_idle(&mut self) {
         let is_idle = self.supervisor.admits() && !self.admission_closed && self.users.is_empty();
         if is_idle && self.is_multi_user() != self.desires_multi_user() {
@@ -131,7 +137,8 @@ impl SupervisorTask {
     /// Closes admission until [`Self::reopen_admission`], if no client is connected.
     ///
     /// # Errors
-    /// [`Code::Blocked`] if a client is connected, or it is not known whether one is. Admission is then unchanged.
+    /// [`Code::Blocked`] if a client is connected, or if gpushd does not know whether a client is
+    /// connected. Admission is then unchanged.
     pub(super) async fn close_unless_used(&mut self) -> Result<(), ApiError> {
         if self.close_and_check_empty().await {
             return Ok(());
@@ -148,8 +155,9 @@ impl SupervisorTask {
         self.update_access();
         let before = self.supervisor.pid();
         if before.is_some() {
-            // A client may have connected before admission was closed, and a probe in progress may have missed it. A
-            // probe that takes too long reports nothing.
+            // A client may have connected before admission was closed, and a probe in progress may
+            // have missed that client. If the new probe takes too long, the number of clients
+            // remains unknown.
             self.step(Event::Clients(None)).await;
             self.abort_probe();
             self.probe_now(None);
@@ -158,8 +166,8 @@ impl SupervisorTask {
                 return self.supervisor.clients() == Some(0);
             }
         }
-        // The daemon is starting or has ended, so it has no clients. But a server that outlived the previous daemon may
-        // have some.
+        // The daemon is starting or has ended, so it has no clients. But a server of the previous
+        // daemon may still run and have clients.
         self.process.is_some() || !self.check_leftovers().await
     }
 
@@ -169,9 +177,10 @@ impl SupervisorTask {
         self.update_access();
     }
 
-    /// Grants access to the pipe directory while the daemon serves, or drains until leases have ended, or while an
-    /// adopted daemon waits for its desired state. Otherwise revokes it. Compares with the access that was last set, not
-    /// with the last state, because a previous gpushd or a dead daemon may have left access granted.
+    /// Grants the users access to the pipe directory in three cases: the daemon serves, it drains
+    /// until leases have ended, or it was adopted and waits for its desired state. Otherwise
+    /// revokes the access. Compares with the access that this task set last, because a previous
+    /// gpushd or a dead daemon may have left access granted.
     pub(super) fn update_access(&mut self) {
         let Some(spec) = &self.spec else { return };
         let open = self.supervisor.admits()

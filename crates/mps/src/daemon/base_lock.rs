@@ -1,8 +1,8 @@
 //! The lock of the directory of MPS daemons.
 //!
-//! gpushd adopts every daemon in its directory and ends those that its config does not contain. Two gpushd processes
-//! with different state directories would end each other's daemons. So only one gpushd at a time uses the directory,
-//! and it holds the lock until it exits.
+//! gpushd adopts every daemon in its directory, and ends daemons that its config does not contain.
+//! Two gpushd processes with different state directories would end each other's daemons. So only
+//! one gpushd at a time uses the directory, and it holds the lock until it exits.
 
 use std::{
     io,
@@ -26,8 +26,8 @@ fn pid(pid: Option<u32>, before: &str, after: &str) -> String {
     pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
 }
 
-/// Creates the directory if necessary, and takes its lock. If either fails, logs the error and returns `None`: then no
-/// daemon can be started there either.
+/// Creates the directory if necessary, and takes its lock. If either step fails, logs the error and
+/// returns `None`. In that case, daemons cannot be started in the directory either.
 ///
 /// # Errors
 /// Another gpushd holds the lock.

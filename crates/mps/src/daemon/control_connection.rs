@@ -1,7 +1,8 @@
 //! Finds the processes that prevent a daemon from answering.
 //!
-//! A daemon accepts one connection at a time. If it does not answer, gpushd searches for processes that are connected
-//! to it. All callers may learn that another process is connected; only the log identifies it.
+//! A daemon accepts one connection at a time. If it does not answer, gpushd searches for the
+//! processes that are connected to it. Reports to all callers say only that another process is
+//! connected; the log contains its pid, user and name.
 
 use std::{collections::BTreeSet, path::Path};
 

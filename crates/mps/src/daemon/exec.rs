@@ -1,9 +1,12 @@
 //! `gpushd mps-daemon DIR`: becomes the control daemon of a target.
 //!
 //! The systemd unit and the process launcher both run this command, so a daemon always has the same environment,
-//! descriptors and signals. It takes the target's lock, an empty file, and passes it to the daemon as standard input.
-//! The daemon's servers inherit it. So all processes of the daemon hold the lock, and no second daemon starts while one
-//! of them runs. Standard output goes to a file, because a daemon blocks on a pipe that no process reads.
+//! The systemd unit and the process launcher both run this command, so a daemon always has the same
+//! environment, descriptors and signals. The command takes the target's lock on an empty file, and
+//! passes the file to the daemon as standard input. The daemon's servers inherit it. So all
+//! processes of the daemon hold the lock, and no second daemon starts while any of them runs.
+//! Standard output goes to a file, because a daemon that writes to a pipe blocks if no process
+//! reads from the pipe.
 
 use std::{
     fs::{File, OpenOptions},
@@ -24,7 +27,7 @@ const TAKEN: u8 = 75;
 /// Replaces this process by the daemon that `spec.json` in `dir` describes.
 #[must_use]
 pub fn main(dir: &Path) -> ExitCode {
-    // This fails if systemd has already created a session.
+    // This call fails if systemd has already created a session.
     let _ = nix::unistd::setsid();
     let place = TargetDir::at(dir);
     match ready(&place) {
@@ -48,8 +51,8 @@ fn ready(place: &TargetDir) -> io::Result<Option<(Spec, File, File)>> {
     let spec = place.spec().ok_or_else(|| io::Error::other("it has no spec.json"))?;
     let Some(lock) = place.lock_with_retry()? else { return Ok(None) };
     let log = OpenOptions::new().append(true).create(true).mode(0o640).open(spec.logs.join(CONTROL_LOG))?;
-    // This process may ignore SIGINT. Servers that inherit that could not be interrupted. `exec` resets a signal with a
-    // handler to its default action.
+    // This process may ignore SIGINT. Servers would inherit that and could not be interrupted. So
+    // set a handler here: `exec` resets a signal with a handler to its default action.
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)))?;
     umask(Mode::from_bits_truncate(0o022));
     Ok(Some((spec, lock, log)))
@@ -61,7 +64,7 @@ fn daemon(place: &TargetDir, spec: &Spec, lock: File, log: File) -> io::Error {
         Ok(both) => both,
         Err(error) => return error,
     };
-    // The daemon finds its server through PATH, and runs no other program.
+    // The daemon uses PATH only to find its server. It runs no other program.
     let search = match std::env::join_paths([spec.servers.as_path()]) {
         Ok(search) => search,
         Err(error) => return io::Error::other(error),

@@ -29,15 +29,18 @@ pub(super) struct Health {
     pub(super) settings: Vec<ServerSettings>,
     /// Servers that did not answer because they are starting or ending.
     busy: Vec<i32>,
-    /// Servers that have never been active: pid, start, and whether they have been starting for too long.
+    /// Servers that have never been active: pid, time when gpushd first saw the start, and whether
+    /// the start takes too long.
     starting: Vec<(i32, Instant, bool)>,
     /// Whether the daemon supports `get_server_status`, as versions from 550 on do. `None`: not known yet.
     reports_states: Option<bool>,
-    /// Whether there may be unknown clients: a server is busy, and the driver does not list its clients either.
+    /// Whether the daemon may have clients that gpushd does not know: a server is busy, and the
+    /// driver does not list its clients either.
     clients_unknown: bool,
     log: LogParser,
     waiting: Pending,
-    /// The last server that ended with clients: when gpushd noticed, its pid, its number of clients.
+    /// The last server that ended while it had clients: when gpushd noticed this, the server's pid,
+    /// the number of clients.
     lost_server: Option<(Instant, i32, usize)>,
 }
 
@@ -88,7 +91,7 @@ pub(super) async fn probe(
                 let first_limit = known.map_or(limit, |known| known.first_limit);
                 health.settings.push(ServerSettings { server, percentage, limit, first_limit });
             }
-            // The server is busy, so the empty client list does not mean that it has no clients.
+            // The server is busy, so an empty client list does not mean that it has no clients.
             Err(ControlError::ServerBusy) => health.add_busy_server(server, before),
             Err(ControlError::NoServer) => continue,
             Err(error) => return Err(error),
@@ -112,7 +115,8 @@ impl Health {
         self.waiting = pending::find(daemon, pipe, known.collect(), named).await;
     }
 
-    /// Adds a server that did not answer. Of the clients of the last probe, those that are alive still count.
+    /// Adds a server that did not answer. Its clients from the last probe that are still alive
+    /// remain in the list.
     fn add_busy_server(&mut self, server: i32, before: &Self) {
         let those = before.clients.iter().filter(|(of, client)| *of == server && proc::is_alive(*client));
         let new: Vec<_> = those.copied().filter(|one| !self.clients.contains(one)).collect();
@@ -120,8 +124,8 @@ impl Health {
         self.busy.push(server);
     }
 
-    /// Records a server that has ended and had clients at the last probe. The log reports servers that exited with an
-    /// error, but not killed ones.
+    /// Records a server that has ended although it had clients at the last probe. The log reports
+    /// only servers that exited with an error, and not servers that were killed.
     fn note_lost_server(&mut self, before: &Self) {
         self.lost_server = before.lost_server.filter(|(at, ..)| at.elapsed() < REPORTED);
         for (server, _) in before.servers.iter().filter(|(server, _)| !proc::is_alive(*server)) {
@@ -132,13 +136,14 @@ impl Health {
         }
     }
 
-    /// Describes a server that was lost since the last probe.
+    /// Describes a server that ended with clients since the last probe.
     pub(super) fn newly_lost_server(&self, before: &Self) -> Option<String> {
         let (at, _, clients) = self.lost_server.filter(|_| self.lost_server != before.lost_server)?;
         Some(describe_lost_server(at, clients))
     }
 
-    /// Records since when a server has been starting. A server that is ending is also busy, but was active before.
+    /// Records since when a server has been starting. A server that is ending is also busy, but was
+    /// already known as active.
     fn note_start(&mut self, server: i32, state: Option<MpsServerState>, before: &Self, late: Duration) {
         let served = before.servers.iter().any(|(one, _)| *one == server)
             && !before.starting.iter().any(|(one, ..)| *one == server);
@@ -154,7 +159,7 @@ impl Health {
         }
     }
 
-    /// Returns whether there is a server that did not answer, so that its clients are not known.
+    /// Returns whether a server did not answer, so that its clients are not known.
     pub(super) fn has_busy_server(&self) -> bool {
         !self.busy.is_empty()
     }
@@ -178,7 +183,7 @@ impl Health {
     /// Returns findings from the log and from the connected processes.
     pub(super) fn findings(&self) -> Vec<String> {
         let lost = self.lost_server.map(|(at, _, clients)| describe_lost_server(at, clients));
-        // One of the two is enough: both may be about the same server.
+        // Report only one of the two, because both may be about the same server.
         let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
         let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
             "its clients are not known: one of its servers is starting or ending, and the driver does not list its \
@@ -193,7 +198,8 @@ impl Health {
         self.log.mute().into_iter().chain(lost).chain(death).chain(unknown).chain(others).collect()
     }
 
-    /// Returns the live clients that wait for a server. They count as clients although no server lists them.
+    /// Returns the live clients that wait for a server. They are clients although no server lists
+    /// them.
     pub(super) fn waiting(&self) -> Vec<i32> {
         let is_client = |pid: &i32| self.clients.iter().any(|(_, client)| client == pid);
         self.waiting.waiting.iter().copied().filter(|pid| proc::is_alive(*pid) && !is_client(pid)).collect()

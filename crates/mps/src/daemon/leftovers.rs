@@ -1,6 +1,6 @@
-//! Leftovers of a daemon that has ended. They are servers, which still serve their clients, and orphans, whose
-//! directories were deleted, so that no client can reach them. gpushd does not start a daemon while leftovers run. It
-//! ends leftovers without clients.
+//! Leftovers of a daemon that has ended: servers, which still serve their clients, and orphans. An
+//! orphan's directory was deleted, so no client can reach it. gpushd does not start a daemon while
+//! leftovers run, and ends leftovers without clients.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -19,7 +19,8 @@ const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_m
 /// Interval between checks of leftovers where no daemon is desired.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Leftovers of a daemon that is no longer desired. They drain: their clients may finish, and no new ones can connect.
+/// Leftovers of a daemon that is no longer desired. They drain: their clients may finish, and no
+/// new client can connect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Leftovers {
     /// When gpushd kills them with their clients; `None` for no deadline.
@@ -30,12 +31,13 @@ impl SupervisorTask {
     /// Returns whether a start must wait for leftovers. Kills leftovers without clients.
     pub(super) async fn check_leftovers(&mut self) -> bool {
         let mut left = launcher::processes(&self.dir, &self.uuid);
-        // The systemd launcher reports a running unit itself.
+        // Omit the orphans that the systemd launcher tracks: it reports their running unit itself.
         left.retain(|part| !(part.is_orphan && self.launcher.tracks_orphans()));
         if left.is_empty() && !self.dir.is_taken() {
             return false;
         }
-        // A process that started after the daemon's last reply is not a client: it has reused a client's pid.
+        // A process that started after the daemon's last reply is not a client. It got the pid of a
+        // client that has ended.
         let ago = self.last_reply.map(|at| at.elapsed()).unwrap_or_default();
         self.health.clients.retain(|(_, client)| proc::is_alive_since(*client, ago));
         let mut listed = (self.sources.driver_clients)().await;

@@ -80,11 +80,11 @@ pub use self::{
     target_dir::{Spec, TargetDir, sweep_removed},
 };
 
-/// How long a caller that only reads waits for a probe.
+/// How long a caller that only reads a report waits for a probe.
 const SOON: Duration = Duration::from_millis(250);
 
-/// Maximum age of the report of a draining daemon. It is longer than usual because each probe adds lines to the
-/// daemon's log.
+/// Maximum age of the report of a draining daemon. It is longer than that of other daemons, because
+/// each probe adds lines to the daemon's log.
 const DRAINED: Duration = Duration::from_secs(5);
 
 /// Pause before gpushd replaces a task that panicked.
@@ -129,14 +129,15 @@ pub enum DaemonRequest {
     OpenAdmission,
     /// Ends the daemon with its clients.
     Stop {
-        /// Whether to refuse it under the conditions of [`Self::CloseAdmission`].
+        /// Whether to refuse the request under the conditions of [`Self::CloseAdmission`].
         unless_used: bool,
     },
-    /// Ends the daemon when its clients have ended, or after this time. A later `Drain` replaces an earlier one.
+    /// Ends the daemon when its clients have ended, or after this time. A later `Drain` replaces an
+    /// earlier `Drain`.
     Drain(Option<Duration>),
     /// Ends the daemon with its clients, and restarts it.
     Restart {
-        /// Whether to refuse it under the conditions of [`Self::CloseAdmission`].
+        /// Whether to refuse the request under the conditions of [`Self::CloseAdmission`].
         unless_used: bool,
     },
     /// Sets the users with access.
@@ -172,7 +173,7 @@ pub struct Report {
     pub policy: Option<MpsPolicy>,
     /// Pid of the control daemon.
     pub pid: Option<i32>,
-    /// The effective settings, read back.
+    /// The effective settings, as read back from the daemon.
     pub in_force: Option<MpsSettings>,
     /// Servers with their states.
     pub servers: Vec<(i32, Option<MpsServerState>)>,
@@ -213,7 +214,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the clients that hang until all clients of the user that the daemon serves have ended.
+    /// Returns the clients that hang until all clients of the user that the daemon serves now have
+    /// ended.
     #[must_use]
     pub fn blocked(&self) -> Vec<i32> {
         if self.multi_user { Vec::new() } else { pending::blocked(&self.servers, &self.waiting) }
@@ -258,7 +260,7 @@ impl Daemon {
             while !has_ended(task.run(&mut asks, &publish, &changed)).await {
                 sleep(PAUSE).await;
                 task = create();
-                // This makes the creator send the desired state again.
+                // The callback makes its owner send the desired state to the new task.
                 changed(&task.report());
             }
         });
@@ -298,12 +300,13 @@ impl Daemon {
     /// Returns a report that is not older than `older`, if the daemon answers soon. Otherwise returns the last report.
     pub async fn fresh(&self, older: Duration) -> Report {
         let seen = self.seen();
-        // Without a probe, gpushd still notices the end of each client's process.
+        // Even without a probe, gpushd notices when the process of a client ends. So an older
+        // report is sufficient for a draining daemon.
         let older = if matches!(seen.state, State::Draining { .. }) { older.max(DRAINED) } else { older };
         if seen.pid.is_none() || seen.answered.is_some_and(|answered| answered.elapsed() < older) {
             return seen;
         }
-        // For a hung daemon, this is the last report.
+        // If the daemon is hung, the report does not change.
         let _as_it_was = self.look().await;
         self.seen()
     }

@@ -5,9 +5,10 @@
 //! | 535, 550 | ignored: starts the front-end | ignored: starts the front-end |
 //! | 555 | accepted; without `-d` or `-f` starts the front-end | prints the help |
 //!
-//! The help does not mention the option, and the programs exit with status 1 in all these cases. So gpushd runs the
-//! program twice: with the option, and with an argument that no version supports. If the results differ, the program
-//! supports the option. Neither run can reach or start a daemon, because the pipe directory does not exist.
+//! The help does not mention the option, and the programs exit with status 1 in all these cases. So
+//! gpushd runs the program with the option, and again with an argument that no version supports. If
+//! the two results differ, the program supports the option. Neither run can reach or start a
+//! daemon, because the pipe directory does not exist.
 
 use std::{
     path::Path,
@@ -69,7 +70,8 @@ mod tests {
 
     use super::*;
 
-    /// Creates a script in a directory that only root or this user can write to, as gpushd requires.
+    /// Creates a script in a directory that only root or this user can write to. gpushd refuses
+    /// programs in other directories.
     fn script(dir: &Path, body: &str) -> std::path::PathBuf {
         let path = dir.join("nvidia-cuda-mps-control");
         std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
@@ -95,7 +97,8 @@ mod tests {
         }
     }
 
-    /// Only this test searches the program's data for the option, as an independent check.
+    /// Searches the data of the installed program for the option, as an independent check. gpushd
+    /// itself does not do this.
     #[tokio::test]
     async fn installed_control_program_is_judged_as_its_data_says() {
         let program = Path::new("/usr/bin/nvidia-cuda-mps-control");

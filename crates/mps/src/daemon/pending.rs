@@ -1,7 +1,7 @@
-//! Clients that have connected to a daemon and have no server yet. NVIDIA's log calls them pending.
+//! Clients that are connected to a daemon but have no server yet. NVIDIA's log calls them pending.
 //!
-//! No command lists them. But the daemon keeps each of them connected, and keeps other processes connected only
-//! briefly. So gpushd finds them through the kernel:
+//! No command lists them. But the daemon keeps such a client connected, while all other processes
+//! are connected only briefly. So gpushd finds them through the kernel:
 //!
 //! ```text
 //! connected, neither server nor client ──► pending
@@ -28,7 +28,7 @@ pub type DriverClients = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<
 pub(super) struct Pending {
     /// Pids of the clients.
     pub(super) waiting: Vec<i32>,
-    /// Whether there may be more clients, which cannot be identified.
+    /// Whether there may be more pending clients that gpushd cannot identify.
     pub(super) others: bool,
 }
 
@@ -59,15 +59,15 @@ fn is_elsewhere(pid: i32) -> bool {
     proc::is_in_our_network(pid) == Some(false)
 }
 
-/// Returns the clients that hang until all clients of the user that the daemon serves have ended. If one waiting client
-/// belongs to another user, these are all waiting clients.
+/// Returns the clients that hang until all clients of the user that the daemon serves now have
+/// ended. If one waiting client belongs to another user, all waiting clients hang.
 pub(super) fn blocked(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32> {
     let users: Vec<u32> = servers.iter().filter_map(|(server, _)| proc::owner(*server)).collect();
     let is_other = |pid: &i32| proc::owner(*pid).is_some_and(|uid| !users.contains(&uid));
     if users.is_empty() || !waiting.iter().any(is_other) { Vec::new() } else { waiting.to_vec() }
 }
 
-/// Logs each client that has begun to wait for another user's clients.
+/// Logs the clients that have started to wait until another user's clients end.
 pub(super) fn log_blocked(target: &str, before: &Health, now: &Health) {
     let known = blocked(&before.servers, &before.waiting());
     for pid in blocked(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid)) {

@@ -8,8 +8,8 @@
 //!                       └ the process ended, or `quit` begins: aborted
 //! ```
 //!
-//! A daemon that does not answer still has the clients of the last probe that are alive, and those that the driver
-//! lists. Unknown clients never count as no clients.
+//! If a daemon does not answer, its clients are those of the last probe that are alive, and those
+//! that the driver lists. gpushd never assumes that there are no clients if they are unknown.
 
 use std::sync::Arc;
 
@@ -62,8 +62,8 @@ pub(super) async fn finished(probe: Option<&mut Probe>) -> Result<ProbeResult, C
 }
 
 impl SupervisorTask {
-    /// Starts a probe. If one is in progress, another one follows it, because the one in progress may report an older
-    /// state.
+    /// Starts a probe. If a probe is in progress, the new probe follows it, because the probe in
+    /// progress may report an older state.
     pub(super) fn probe_now(&mut self, caller: Option<Reply>) {
         self.waiters.extend(caller);
         if self.probe.is_some() {
@@ -86,8 +86,8 @@ impl SupervisorTask {
             }
             let settings = match &desired {
                 Some(desired) => settings::apply(&control, &mut health.settings, desired, DEADLINE).await?,
-                // The desired settings are not known yet. Read the current ones, which may have changed since the
-                // start.
+                // The desired settings are not known yet. Read the current settings, which may have
+                // changed since the start.
                 None => AppliedSettings { effective: settings::read(&control, DEADLINE).await?, changes: Vec::new() },
             };
             Ok(ProbeResult { health, settings })
@@ -100,7 +100,8 @@ impl SupervisorTask {
         self.waiters.extend(self.probe.take().map(Probe::callers).unwrap_or_default());
     }
 
-    /// Aborts the probe in progress and starts no other. Returns the callers that waited.
+    /// Aborts the probe in progress and starts no other probe. Returns the callers that were
+    /// waiting.
     pub(super) fn cancel_probes(&mut self) -> Vec<Reply> {
         self.abort_probe();
         std::mem::take(&mut self.waiters)
@@ -130,7 +131,7 @@ impl SupervisorTask {
                 self.step(Event::Clients(inside)).await;
                 self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
             }
-            // The daemon does not listen yet.
+            // The daemon does not listen on its socket yet.
             Err(_) if starting => {
                 self.next_probe = Some(Instant::now() + self.start_interval);
                 self.start_interval = (self.start_interval * 2).min(START_INTERVAL.1);
@@ -152,7 +153,7 @@ impl SupervisorTask {
             self.connection_holders =
                 control_connection::holders(error, pid, &pipe, &self.target, &self.connection_holders).await;
         }
-        // `Busy` already reports this.
+        // The `Busy` error already says this.
         if !self.connection_holders.is_empty() && !is_busy {
             self.problems.push(control_connection::HELD.to_owned());
         }
@@ -160,7 +161,7 @@ impl SupervisorTask {
         if let Some(control) = self.control.clone() {
             self.health.find_pending(pid, control.directory()).await;
         }
-        // Other clients may have connected since the last probe. Only the driver can list them.
+        // Clients may have connected since the last probe. Only the driver can list them.
         let clients = (self.sources.driver_clients)().await;
         self.health.add_driver_clients(clients.as_deref());
         let inside = self.health.inside();

@@ -12,8 +12,9 @@ use gpush_host::proc;
 /// Size in bytes up to which gpushd searches a program for its version. NVIDIA's program has 54 kB.
 const LARGEST: u64 = 1 << 20;
 
-/// Describes the protocol in use with the daemon of this pid. The version is that of the daemon's program. It may
-/// differ from the driver's version, which is used if the program does not contain one.
+/// Describes the protocol in use with the daemon of this pid, and the version of the daemon's
+/// program. That version may differ from the driver's version. Uses the driver's version if the
+/// program contains none.
 pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String {
     let (own, tried) = (program_version(pid), tried());
     let version = match (&own, driver) {
@@ -38,7 +39,8 @@ fn tried() -> String {
     format!("{} and {last}", first.join(", "))
 }
 
-/// Returns the version of the program that a process executes, even if the program's file was replaced.
+/// Returns the version of the program that a process executes. Works even if the program's file was
+/// replaced.
 fn program_version(pid: i32) -> Option<String> {
     let program = File::open(format!("/proc/{pid}/exe")).ok()?;
     if program.metadata().ok()?.len() > LARGEST {

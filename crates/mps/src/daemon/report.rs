@@ -1,5 +1,5 @@
-//! The reports of a supervisor task. The task publishes one after each step, and passes it to the `changed` callback if
-//! the state differs.
+//! The reports of a supervisor task. The task publishes a report after each step. It passes the
+//! report to the `changed` callback only if the state differs or there is news.
 
 use std::{mem::discriminant, time::Duration};
 
@@ -16,8 +16,8 @@ const MULTI_USER: &str = "clients of all users share one server of root, its log
                           client ends the clients of all users";
 
 impl SupervisorTask {
-    /// Describes the protocol in use, if it has changed since the last description. Describing it reads the daemon's
-    /// program.
+    /// Describes the protocol in use, but only if it has changed since the last description,
+    /// because describing it requires reading the daemon's program.
     pub(super) fn note_protocol(&mut self, pid: i32) {
         let Some(control) = &self.control else { return };
         let driver = self.desired.as_ref().and_then(|desired| desired.driver.clone());
@@ -121,7 +121,7 @@ impl SupervisorTask {
 
     pub(super) fn publish(&mut self, reports: &watch::Sender<Report>, changed: &impl Fn(&Report)) {
         self.rotate_logs();
-        // Another daemon in the same state is also a change: it may serve another user.
+        // A different daemon in the same state is also a change, because it may serve another user.
         let now = (discriminant(self.supervisor.state()), self.supervisor.pid(), self.leftovers.is_some());
         let other = self.last_published != now;
         let has_news = self.news.is_some();
@@ -130,7 +130,8 @@ impl SupervisorTask {
             self.last_published = now;
         }
         let mut seen = self.report();
-        // Publish the report first: the callback sends an event, and its receivers may read the report.
+        // Publish the report first. The callback sends an event, and receivers of the event may
+        // read the report.
         reports.send_replace(seen.clone());
         if other || has_news {
             seen.news = self.news.take();

@@ -1,4 +1,5 @@
-//! Recognizes MPS servers by parent process and cgroup. The daemon is not asked: it may be starting, or not answering.
+//! Recognizes MPS servers by parent process and cgroup. Does not ask the daemon, which may be
+//! starting or hung.
 //!
 //! ```text
 //! its parent runs as root, has the lock of a target as standard input,
@@ -88,7 +89,8 @@ impl Servers {
             Some((parent, target)) if self.is_trusted(parent) && is_in_unit_of(pid, parent) => {
                 return Some(Server::Of(target));
             }
-            // Its parent is a server. So it is not a server, even if it has inherited the lock.
+            // The parent is a server, so the process is not a server, even if it has inherited the
+            // lock.
             Some(_) => return None,
             None => {}
         }
@@ -113,7 +115,8 @@ impl Servers {
     }
 }
 
-/// Returns whether a process is in the unit of its daemon. Returns true if the daemon is not in one of gpushd's units.
+/// Returns whether a process is in the unit of its daemon. Returns true if the daemon is not in a
+/// unit of gpushd.
 fn is_in_unit_of(pid: u32, daemon: u32) -> bool {
     let unit = |pid: u32| cgroup::of(pid)?.unit;
     unit(daemon).filter(|unit| unit.starts_with(UNIT)).is_none_or(|its| unit(pid) == Some(its))
@@ -137,8 +140,8 @@ mod tests {
         FileId::of(&fs::metadata(path).unwrap())
     }
 
-    /// Starts a shell with this standard input. Its child runs `tail` with another input. Returns the shell and the
-    /// child's pid.
+    /// Starts a shell with `input` as standard input. The shell starts a child that runs `tail`
+    /// with another standard input. Returns the shell and the child's pid.
     fn family(input: File) -> (Child, u32) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         std::io::Write::write_all(&mut file, b"ready\n").unwrap();
@@ -146,7 +149,8 @@ mod tests {
         shell.args(["-c", "tail -f \"$0\" < /dev/null & echo $!; wait"]).arg(file.path());
         let mut shell = shell.stdin(input).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
         let lines = std::io::BufRead::lines(std::io::BufReader::new(shell.stdout.take().unwrap()));
-        // After the child has printed its line, it runs `tail` and not the shell.
+        // The child runs `tail`, and no longer the shell, only after it has printed its line. So
+        // read both lines.
         let lines: Vec<String> = lines.take(2).collect::<Result<_, _>>().unwrap();
         assert!(lines.contains(&"ready".to_owned()), "{lines:?}");
         let pid = lines.iter().find_map(|line| line.parse().ok());
@@ -170,14 +174,15 @@ mod tests {
         let (daemon, server) = family(File::open(scratch.path()).unwrap());
         let servers = servers(FileId::of(&scratch.as_file().metadata().unwrap()), own);
         assert_eq!(servers.of_process(server, ProcessKind::Compute), Some(Server::Of("GPU 0")));
-        // The parent of the daemon is this test, which does not have the lock. So it is like a daemon whose parent has
-        // ended.
+        // The parent of the daemon is this test, which does not have the lock. So the daemon is
+        // treated like a server whose parent has ended.
         assert_eq!(servers.of_process(daemon.id(), ProcessKind::Compute), Some(Server::Of("GPU 0")));
         assert_eq!(servers.of_process(std::process::id(), ProcessKind::Compute), None);
         end(daemon);
     }
 
-    /// A user's own server also has the lock, but processes that the user makes it start are not servers.
+    /// A server of a user also holds the lock. Processes that the user makes this server start are
+    /// not servers.
     #[test]
     fn child_of_a_users_server_is_no_server() {
         if !nix::unistd::geteuid().is_root() {

@@ -1,9 +1,10 @@
 //! Settings of a daemon and its servers. gpushd compares them with the desired ones, sets those that differ, and reads
 //! them back.
 //!
-//! A server takes the daemon's values at its start, and keeps them when the daemon's values change. Before version 550,
-//! any user with access can change a server's values. gpushd does not apply a new memory limit to a running server,
-//! because its clients rely on the limit from its start. It restores that limit if it was changed.
+//! A server takes the daemon's values at its start, and keeps them when the daemon's values change.
+//! Before version 550, any user with access can change a server's values. gpushd does not apply a
+//! new memory limit to a running server, because the server's clients rely on the limit that it
+//! started with. gpushd restores that limit if a user changed it.
 
 use std::time::Duration;
 
@@ -29,7 +30,8 @@ pub(super) struct ServerSettings {
 /// The settings of a daemon after a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AppliedSettings {
-    /// The settings, read back. The daemon reports memory limits in whole GiB; this is the exact limit that was set.
+    /// The settings, as read back. The daemon reports memory limits only in whole GiB, so the limit
+    /// here is the exact limit that was set.
     pub(super) effective: MpsSettings,
     /// The differences that were corrected, such as `percentage 50, not 25`.
     pub(super) changes: Vec<String>,
@@ -71,7 +73,8 @@ pub(super) async fn apply(
         servers.iter_mut().filter(|has| has.limit != has.first_limit)
     {
         changes.push(format!("memory limit {} at a server, not {}", words(*limit), words(*first_limit)));
-        // The daemon cannot remove a server's limit, so without a first limit the current one stays.
+        // The daemon cannot remove a server's limit. So if the server had no limit at first, the
+        // current limit stays.
         match *first_limit {
             Some(first) if was_received(control.set_memory_limit(*server, first, deadline).await)? => {
                 *limit = Some(first);
@@ -110,7 +113,8 @@ fn words(limit: Option<MemoryLimit>) -> String {
     limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string())
 }
 
-/// Returns whether a server received a command. It is not an error if the server has ended, or is starting or ending.
+/// Returns whether a server received a command. It is not an error if the server has ended, is
+/// starting or is ending.
 fn was_received(done: Result<(), ControlError>) -> Result<bool, ControlError> {
     match done {
         Ok(()) => Ok(true),

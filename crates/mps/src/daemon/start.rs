@@ -1,5 +1,5 @@
-//! How a target gets its daemon. gpushd adopts a running one. Otherwise it waits for leftovers of the previous daemon,
-//! prepares the directory and starts a new one.
+//! How a target gets its daemon. gpushd adopts a running daemon. If there is none, gpushd waits for
+//! leftovers of the previous daemon, prepares the directory and starts a new daemon.
 //!
 //! ```text
 //! gpushd starts ─► adopt ─► the process that holds the lock, if everything identifies it as the daemon
@@ -7,8 +7,9 @@
 //!                    └ adopt        └──────────────────┴ Occupied: later     └ fails: Ended, a failure
 //! ```
 //!
-//! Another process may hold `control_lock` because it waited for the daemon's end. It does not prevent a start: gpushd
-//! first recreates the file in a directory that users cannot access. gpushd reports such a process.
+//! Another process may hold `control_lock`, because it waited for the end of the daemon. It does
+//! not prevent a start: before the start, gpushd recreates the file while users have no access to
+//! the directory. gpushd reports such a process.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ use super::{
     task::{START_INTERVAL, SupervisorTask},
 };
 
-/// Shown to all callers; the log names the process.
+/// The message to all callers; the log names the process.
 const FOREIGN: &str = "a process that is not its daemon holds control_lock in its directory: gpushd does not adopt it";
 
 impl SupervisorTask {
@@ -38,8 +39,8 @@ impl SupervisorTask {
                 self.rewrite_spec(&spec, pid);
                 self.take_over(process, spec.clone());
                 self.users = self.dir.users_with_access(spec.tenure).unwrap_or_default();
-                // If the driver is slow, the desired state is known late. If access were revoked until then, programs
-                // that start meanwhile would run without MPS.
+                // If the driver is slow, gpushd learns the desired state late. If it revoked access
+                // until then, programs that start in the meantime would run without MPS.
                 self.keeps_found_access = self.users == (self.sources.recorded_users)();
                 self.step(Event::Found { pid }).await;
                 self.next_probe = Some(Instant::now());
@@ -62,7 +63,8 @@ impl SupervisorTask {
             return Err(self.record_start_error(StartError::Later(why)));
         }
         let foreign = self.problems.iter().any(|told| told == FOREIGN);
-        // The check needs `last_reply` of the previous daemon to identify its clients.
+        // The check identifies the previous daemon's clients by `last_reply`, so reset that field
+        // only afterwards.
         if self.check_leftovers().await {
             self.problems.extend(foreign.then(|| FOREIGN.to_owned()));
             return Err(Event::Occupied);
@@ -112,7 +114,7 @@ impl SupervisorTask {
         }
     }
 
-    /// Writes `spec.json` again if it cannot be read. The spec was recovered from the daemon.
+    /// Writes `spec.json` again if it could not be read and the spec was recovered from the daemon.
     fn rewrite_spec(&self, spec: &Spec, pid: i32) {
         if self.dir.spec().is_some() {
             return;
@@ -153,15 +155,17 @@ impl SupervisorTask {
         self.dir.check_path_length()?;
         let control = Helpers::may_run(&wanted.control.to_string_lossy())?;
         Helpers::may_run(&wanted.server.to_string_lossy())?;
-        // A user who got a lease before the directory existed is not recorded in the spec.
+        // The spec does not contain a user who got a lease before the directory existed.
         let multi_user = wanted.policy.users == MpsUsers::Many;
         let first = self.users.first().copied().filter(|_| !multi_user);
         let (tenure, user) = match (&self.spec, self.next_user.filter(|_| !multi_user)) {
             (None, user) => (1, user.or(first)),
-            // The old directory was for several users, and the new one is for one, or the reverse.
+            // The old directory was for several users and the new directory is for one user, or the
+            // reverse.
             (Some(before), user) if before.multi_user != multi_user => (before.tenure + 1, user.or(first)),
             (Some(before), None) => (before.tenure, before.user.or(first)),
-            // A process of the old user may keep the old directory open, or may have left files in it.
+            // Use a new directory: a process of the old user may still have the old directory open,
+            // or may have left files in it.
             (Some(before), Some(user)) => (before.tenure + 1, Some(user)),
         };
         let spec = Spec {
@@ -177,7 +181,8 @@ impl SupervisorTask {
             logs: wanted.logs.clone(),
             settings: wanted.policy.settings.clone(),
         };
-        // `create` removes stale sockets: a client that finds one runs without MPS.
+        // `create` removes stale sockets, because a client that finds a stale socket runs without
+        // MPS.
         self.dir.create(&spec).map_err(|error| internal("cannot create its directory", &error))?;
         Ok(spec)
     }

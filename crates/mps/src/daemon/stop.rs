@@ -1,5 +1,5 @@
-//! How a daemon ends. gpushd ends its clients' work, then sends `quit`, and handles the end of its process, requested
-//! or not.
+//! How a daemon ends. gpushd ends the GPU work of its clients, then sends `quit`. It also handles
+//! the end of the process if gpushd did not request it.
 
 use std::time::Duration;
 
@@ -17,19 +17,19 @@ use crate::protocol::{
     control::{Control, ControlError},
 };
 
-/// Pause before gpushd repeats `quit` to a daemon that it could not reach.
+/// Pause before gpushd sends `quit` again to a daemon that it could not reach.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Pause before gpushd repeats `quit` to a daemon that accepted it and still runs. A daemon that has just begun to
-/// listen may lose a command.
+/// Pause before gpushd sends `quit` again to a daemon that accepted it but still runs. A daemon
+/// that has just begun to listen may lose a command.
 const REPEAT: Duration = Duration::from_secs(5);
 
-/// Seconds after `quit` until the daemon interrupts servers that have not ended.
+/// Number of seconds after `quit` until the daemon interrupts servers that have not ended.
 const INTERRUPT: u32 = 1;
 
 impl SupervisorTask {
-    /// Starts a task that sends `terminate_client` for each client and then `quit`. It has succeeded only when
-    /// the daemon's process has ended.
+    /// Starts a task that sends `terminate_client` for each client and then `quit`. The task
+    /// repeats `quit` until the daemon's process has ended.
     pub(super) fn begin_stop(&mut self) {
         // The daemon accepts one connection at a time.
         self.abort_probe();
@@ -62,8 +62,8 @@ impl SupervisorTask {
     pub(super) async fn handle_exit(&mut self) {
         let Some(process) = self.process.take() else { return };
         self.stop_task = None;
-        // Asking systemd for the reason may take long. Access stays revoked meanwhile. It also stays revoked afterwards
-        // if a caller closed admission to end this daemon.
+        // It may take long to ask systemd for the reason, so keep access revoked meanwhile.
+        // Afterwards, access stays revoked only if a caller closed admission to end this daemon.
         let was_closed = std::mem::replace(&mut self.admission_closed, true);
         self.update_access();
         let reason = self.launcher.exit_reason(&self.dir, process).await;
@@ -90,7 +90,8 @@ impl SupervisorTask {
     }
 }
 
-/// Tells the daemon to end a client's work on the GPU. Returns whether the daemon received the command.
+/// Tells the daemon to end the GPU work of a client. Returns whether the daemon received the
+/// command.
 pub(super) async fn terminate(target: &str, control: &Control, server: i32, client: i32) -> bool {
     match control.say(&Command::TerminateClient { server, client }, DEADLINE).await {
         Ok(_) => true,

@@ -8,10 +8,11 @@
 //!     3/                          0700, access list   CUDA_MPS_PIPE_DIRECTORY of the third user
 //! ```
 //!
-//! A pipe directory belongs to one user, or to none yet. It never belongs to another user later. So a process that
-//! keeps an old directory open, or left files in it, does not reach the next daemon. If the lock is held, a process of
-//! the daemon runs. That may be only a server that has outlived the daemon. NVIDIA's daemon ends without a message if
-//! the path of its pipe directory has 88 bytes or more. So gpushd checks the length first.
+//! A pipe directory belongs to one user, or to no user yet. It is never reused for another user. So
+//! a process that keeps an old directory open, or has left files in it, cannot reach the next
+//! daemon. If the lock is held, at least one process of the daemon runs, possibly only a server
+//! that has outlived the daemon. If the path of the pipe directory has 88 bytes or more, NVIDIA's
+//! daemon ends without a message. So gpushd checks the length first.
 
 use std::{
     collections::BTreeSet,
@@ -31,13 +32,14 @@ use serde::{Deserialize, Serialize};
 
 use super::launcher;
 
-/// Maximum length of the path of a pipe directory in bytes. With a longer one, NVIDIA's daemon ends without a message.
+/// Maximum length of the path of a pipe directory in bytes. With a longer path, NVIDIA's daemon
+/// ends without a message.
 pub(super) const LONGEST: usize = 87;
 
 /// Largest number of a pipe directory. Used only to check the length of the path.
 const LARGEST: u32 = 9_999_999;
 
-/// How often to try to take a lock that another process holds, and the pause between attempts.
+/// Number of attempts to take a lock that another process holds, and the pause between attempts.
 const TRIES: u32 = 20;
 const AGAIN: Duration = Duration::from_millis(2);
 
@@ -58,7 +60,7 @@ pub struct Spec {
     /// Whether one server, run by root, serves clients of all users: `-multiuser-server`.
     #[serde(default)]
     pub multi_user: bool,
-    /// `nvidia-cuda-mps-control`: the file that was checked, with symbolic links resolved.
+    /// `nvidia-cuda-mps-control`, as the file that gpushd checked, with symbolic links resolved.
     pub control: PathBuf,
     /// The path from the config, for `argv[0]`.
     pub name: PathBuf,
@@ -140,8 +142,9 @@ impl TargetDir {
             .hint("start gpushd with a shorter --mps-dir, such as /run/gpush-mps"))
     }
 
-    /// Prepares the directory for a start. Removes other pipe directories, creates the one of the spec and removes a
-    /// previous daemon's files from it, then writes the spec.
+    /// Prepares the directory for a start. Removes other pipe directories. Creates the pipe
+    /// directory of the spec, and removes the files of a previous daemon from it. Then writes the
+    /// spec.
     ///
     /// # Errors
     /// The file system refuses, or the path is not a directory of gpushd.
@@ -185,7 +188,7 @@ impl TargetDir {
         acl::admitted(&self.pipe(tenure))
     }
 
-    /// Grants a pipe directory to exactly these users.
+    /// Grants access to a pipe directory to exactly these users.
     ///
     /// # Errors
     /// The file system has no access lists, or refuses.
@@ -207,7 +210,8 @@ impl TargetDir {
         }
     }
 
-    /// Returns whether a process of a daemon runs here. The check itself holds the lock for a moment.
+    /// Returns whether a process of a daemon runs here. The check itself takes the lock for a
+    /// moment.
     pub fn is_taken(&self) -> bool {
         self.dir.join("lock").exists() && !matches!(self.lock(), Ok(Some(_)))
     }
@@ -233,9 +237,9 @@ impl TargetDir {
         fs::symlink_metadata(self.dir.join("lock")).ok().filter(fs::Metadata::is_file).map(|meta| FileId::of(&meta))
     }
 
-    /// Removes the directory. Call it only when nothing runs here. The directory is renamed first, to a name that no
-    /// target has. If gpushd is killed before the removal is complete, the next one removes the rest
-    /// ([`sweep_removed`]).
+    /// Removes the directory. Call this only when no process of a daemon runs here. Renames the
+    /// directory first, to a name that no target has. If gpushd is killed before the removal is
+    /// complete, the next gpushd removes the rest ([`sweep_removed`]).
     pub fn remove(&self) {
         let name = self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let removed = self.dir.with_file_name(format!("{REMOVED}{name}"));
@@ -286,8 +290,8 @@ pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Removes the files that a killed daemon left in its pipe directory. Clients that find stale sockets run without MPS,
-/// and a new daemon overwrites only a part of a stale pid file.
+/// Removes the files that a killed daemon left in its pipe directory. A client that finds a stale
+/// socket runs without MPS, and a new daemon overwrites only a part of a stale pid file.
 fn sweep(pipe: &Path) -> io::Result<()> {
     for entry in fs::read_dir(pipe)? {
         let entry = entry?;
@@ -346,20 +350,22 @@ mod tests {
         assert!(!place.dir().exists());
     }
 
-    /// A regression test: a kill between two unlinks left an empty directory behind.
+    /// Regression test: when gpushd was killed between two unlinks, an empty directory remained.
     #[test]
     fn directory_of_an_interrupted_removal_is_deleted() {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
         place.create(&spec(scratch.path(), 1)).unwrap();
-        // The state after a kill right after the rename, then the state after a kill during the removal.
+        // The state if gpushd is killed right after the rename, then the state if it is killed
+        // during the removal.
         let half = scratch.path().join(".removed-g5d1b03a2");
         fs::rename(place.dir(), &half).unwrap();
         assert!(!place.dir().exists() && TargetDir::all(scratch.path()).is_empty());
         fs::remove_file(half.join("spec.json")).unwrap();
         sweep_removed(scratch.path());
         assert!(!half.exists());
-        // A new target of that name can be removed although a leftover exists.
+        // A new target with the same name can be removed although the remains of an earlier removal
+        // exist.
         fs::create_dir(&half).unwrap();
         place.create(&spec(scratch.path(), 1)).unwrap();
         place.remove();

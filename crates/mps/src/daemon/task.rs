@@ -9,9 +9,9 @@
 //!   reply, silence, servers, clients
 //! ```
 //!
-//! Admission means access to the pipe directory. While a daemon does not serve, no user can reach its sockets. The only
-//! exception: users of an adopted daemon keep the access that they had before. A hung daemon does not block the task,
-//! because probes and `quit` run in separate tasks.
+//! Admission means access to the pipe directory. While a daemon does not serve, no user can reach
+//! its sockets. The only exception: users of an adopted daemon keep the access that they had
+//! before. A hung daemon does not block this task, because probes and `quit` run in separate tasks.
 
 use std::{
     collections::BTreeSet,
@@ -45,14 +45,15 @@ use crate::protocol::control::{Control, ControlError, Protocol};
 /// Deadline of one command to a daemon.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Interval between probes of a daemon that is starting: the first one, which doubles each time, and the longest.
+/// Interval between probes of a daemon that is starting: the first interval, which doubles each
+/// time, and the maximum.
 pub(super) const START_INTERVAL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
 
 /// Interval between checks whether the clients of a draining daemon are alive.
 const DRAINING: Duration = Duration::from_millis(250);
 
-/// Maximum time between probes of a draining daemon whose clients are alive. A probe is needed because they may have
-/// disconnected.
+/// Maximum time between probes of a draining daemon whose clients are alive. The probes are
+/// necessary because a client may disconnect without ending.
 const DRAIN_PROBE: Duration = Duration::from_secs(15);
 
 /// The state of a supervisor task.
@@ -63,7 +64,7 @@ pub(super) struct SupervisorTask {
     pub(super) dir: TargetDir,
     pub(super) launcher: Launcher,
     pub(super) supervisor: Supervisor,
-    /// The instant from which the supervisor counts its time.
+    /// The start of the supervisor's clock.
     pub(super) started_at: Instant,
     pub(super) desired: Option<Box<Desired>>,
     /// The parameters that the daemon was started with.
@@ -75,18 +76,20 @@ pub(super) struct SupervisorTask {
     pub(super) users: BTreeSet<u32>,
     /// User of the next pipe directory, if it differs from the user of the current one.
     pub(super) next_user: Option<u32>,
-    /// The daemon's settings, read back.
+    /// The settings of the daemon, as read back.
     pub(super) effective: Option<MpsSettings>,
     pub(super) health: Health,
     /// The probe in progress.
     pub(super) probe: Option<Probe>,
     /// Callers that wait for a probe that has not begun.
     pub(super) waiters: Vec<Reply>,
-    /// Pipe directory and users with access to it. `None`: access was not set yet, or setting it failed.
+    /// The pipe directory and the users with access to it. `None` if access was not set yet, or
+    /// setting it failed.
     pub(super) access: Option<(u32, BTreeSet<u32>)>,
     /// Whether users of an adopted daemon keep the access that they had before.
     pub(super) keeps_found_access: bool,
-    /// Whether access is revoked although the daemon serves, because it is about to be ended.
+    /// Whether access is revoked although the daemon serves, because the daemon is about to be
+    /// ended.
     pub(super) admission_closed: bool,
     /// When the next probe is due.
     pub(super) next_probe: Option<Instant>,
@@ -108,13 +111,13 @@ pub(super) struct SupervisorTask {
     pub(super) news: Option<String>,
     /// The task that sends `quit` until the daemon has ended.
     pub(super) stop_task: Option<AbortOnDropHandle<()>>,
-    /// Since when the daemon is in its state.
+    /// Since when the daemon has been in its current state.
     pub(super) since: Timestamp,
     /// State, pid and presence of leftovers, as last published.
     pub(super) last_published: (Discriminant<State>, Option<i32>, bool),
 }
 
-/// What woke the task.
+/// The event that woke the task.
 enum Wakeup {
     ProcessExited,
     ProbeFinished(Box<Result<ProbeResult, ControlError>>),
@@ -194,7 +197,7 @@ impl SupervisorTask {
                     None => return,
                 },
             }
-            // Publish first: a caller that gets its answer must find the result in the report.
+            // Publish first. A caller that gets its answer must find the result in the report.
             self.publish(reports, changed);
             let Some((callers, answer)) = answered else { continue };
             for caller in callers {
@@ -203,7 +206,7 @@ impl SupervisorTask {
         }
     }
 
-    /// Waits for the next event. Cancelling the wait loses no event.
+    /// Waits for the next event. If the wait is cancelled, no event is lost.
     async fn next_wakeup(&mut self) -> Wakeup {
         let due = self.supervisor.due().map(|at| self.started_at + at);
         let probe = self.next_probe.filter(|_| self.probe.is_none());
@@ -222,7 +225,8 @@ impl SupervisorTask {
             Wakeup::ProcessExited => {
                 let deadline = self.drain_deadline();
                 self.handle_exit().await;
-                // The clients of a draining daemon keep their time even if the daemon ends.
+                // The clients of a draining daemon may run until the drain deadline, even if the
+                // daemon ends earlier.
                 if let Some(until) = deadline {
                     self.drain_leftovers(until).await;
                 }
@@ -254,8 +258,9 @@ impl SupervisorTask {
         }
     }
 
-    /// Returns whether the daemon drains and no probe is needed: its clients are alive, or it waits for leases. A
-    /// probe would report little that is new, and would write lines into the daemon's log.
+    /// Returns whether the daemon drains and needs no probe, because its clients are alive or it
+    /// waits for leases. A probe would report little that is new, and would write lines into the
+    /// daemon's log.
     fn waits_for_living_clients(&self) -> bool {
         let clients = self.health.clients.iter().map(|(_, client)| *client);
         let mut clients = clients.chain(self.health.pending()).peekable();
@@ -279,8 +284,8 @@ impl SupervisorTask {
         true
     }
 
-    /// Sets the desired state of the daemon; `None` for no daemon. Returns whether this takes effect only with the next
-    /// probe.
+    /// Sets the desired state of the daemon; `None` for no daemon. Returns whether the change takes
+    /// effect only with the next probe.
     async fn set_desired(&mut self, desired: Option<Box<Desired>>) -> bool {
         if let Some(desired) = &desired {
             self.supervisor.set_policy(desired.supervision.clone());
@@ -297,7 +302,8 @@ impl SupervisorTask {
             self.change_users_if_idle().await;
             return changed && self.supervisor.pid().is_some();
         }
-        // Clients may have connected since the last probe, or before this gpushd started. They may finish.
+        // Clients may have connected since the last probe, or before this gpushd started. They may
+        // finish their work.
         if !is_desired && self.supervisor.pid().is_some() {
             self.close_and_check_empty().await;
         }
@@ -355,7 +361,7 @@ impl SupervisorTask {
         Ok(())
     }
 
-    /// Returns an error if a start has failed at once.
+    /// Returns an error if a start failed immediately.
     fn start_result(&self) -> Result<(), ApiError> {
         if !self.supervisor.state().is_down() {
             return Ok(());
@@ -365,7 +371,7 @@ impl SupervisorTask {
         Err(error.hint(format!("`gpushctl mps logs {}` shows its log (administrator)", self.target)).retryable())
     }
 
-    /// Returns the time since the task was created, which is the supervisor's time.
+    /// Returns the time since the task was created. This is the supervisor's clock.
     pub(super) fn now(&self) -> Duration {
         self.started_at.elapsed()
     }

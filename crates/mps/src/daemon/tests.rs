@@ -13,7 +13,7 @@ use std::{
 
 use super::*;
 
-/// The answers of a test's sources.
+/// The values that the sources of a test return.
 #[derive(Clone)]
 struct Answers {
     clients: Arc<Mutex<Option<Vec<i32>>>>,
@@ -136,7 +136,7 @@ async fn stop_of_leftovers_with_a_client_kills_them() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = TargetDir::of(scratch.path(), "g1");
     std::fs::create_dir(dir.dir()).unwrap();
-    // A server of a daemon that has ended. Its standard input is the lock.
+    // The server of a daemon that has ended. Its standard input is the lock.
     let lock = dir.lock().unwrap().unwrap();
     let mut server = std::process::Command::new("/bin/sleep").arg("600").stdin(lock).spawn().unwrap();
     let client = std::process::id().cast_signed();

@@ -7,8 +7,8 @@ use gpush_api::{MemoryLimit, Percentage, Priority};
 /// A process id in the daemon's protocol.
 pub type Pid = i32;
 
-/// The number of the device. Each daemon of gpushd sees only one device, so the number is 0. gpushd does not use the
-/// UUID: with it, some daemons clear the limit instead of setting it.
+/// The number of the device. Each daemon of gpushd sees only one device, so the number is 0. gpushd
+/// does not use the UUID, because some daemons then clear the limit instead of setting it.
 const DEVICE: u32 = 0;
 
 /// A command. `Display` formats it as the line that the daemon reads.
@@ -71,7 +71,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns whether the daemon may close the connection without a final status although the command succeeded.
+    /// Returns whether the daemon may close the connection without a final status, although the
+    /// command succeeded.
     #[must_use]
     pub fn ends_the_daemon(&self) -> bool {
         matches!(self, Self::Quit { .. })

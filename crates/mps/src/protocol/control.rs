@@ -1,5 +1,5 @@
-//! Commands to a daemon, one at a time, each with a deadline. Retries while another process holds the control
-//! connection. Returns replies as values, and reads settings back.
+//! Commands to a daemon. Sends one command at a time, each with a deadline. Retries while another
+//! process holds the control connection. Returns replies as typed values, and reads settings back.
 //!
 //! ```text
 //! asked ──► the lock ──► session ─┬─ answered ─────────────────────► refusal, by its text? ──► value
@@ -34,8 +34,8 @@ pub enum ControlError {
     /// The daemon did not reply.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// Another process held the control connection until the deadline. This is an open front-end, or a connection that
-    /// hangs.
+    /// Another process held the control connection until the deadline: an open front-end, or a
+    /// connection that hangs.
     #[error("another process holds the daemon's control connection")]
     Busy,
     /// The daemon refused the command.
@@ -77,11 +77,12 @@ pub enum ControlError {
 #[derive(Debug)]
 pub struct Control {
     directory: PathBuf,
-    /// The daemon's pid. If another process listens, it receives no command.
+    /// The daemon's pid. If another process listens on the socket, gpushd does not send a command
+    /// to it.
     only: Option<Pid>,
     /// NVIDIA's front-end, for a daemon whose protocol gpushd does not know.
     front: Option<PathBuf>,
-    /// Why the direct protocol does not work with this daemon; empty until gpushd notices.
+    /// Why the direct protocol does not work with this daemon; empty until a command shows that.
     foreign: OnceLock<String>,
     turn: Mutex<()>,
 }
@@ -126,13 +127,14 @@ impl Control {
         &self.directory
     }
 
-    /// Returns how gpushd communicates with the daemon, as known so far.
+    /// Returns how gpushd communicates with the daemon, as far as it is known yet.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.foreign.get().map_or(Protocol::Direct, |what| Protocol::FrontEnd(what.clone()))
     }
 
-    /// Sends a command and returns the reply. `deadline` includes the wait for other commands.
+    /// Sends a command and returns the reply. `deadline` includes the time that other commands take
+    /// first.
     ///
     /// # Errors
     /// See [`ControlError`]. After [`SessionError::Silent`] the command may have taken effect.
@@ -158,7 +160,8 @@ impl Control {
         }
     }
 
-    /// Makes one attempt. Uses the front-end if the daemon's protocol has turned out to be unknown.
+    /// Makes one attempt. Uses the front-end if an earlier attempt showed that the daemon's
+    /// protocol is unknown.
     async fn ask(&self, command: &Command, line: &str, deadline: Duration) -> Result<Answer, SessionError> {
         let until = Instant::now() + deadline;
         if self.foreign.get().is_none() {
@@ -194,7 +197,8 @@ impl Control {
         self.pids(Command::ServerList, deadline).await
     }
 
-    /// Returns the pids of a server's clients. For a server that is starting or ending, the daemon reports none.
+    /// Returns the pids of a server's clients. The list is empty for a server that is starting or
+    /// ending.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -296,7 +300,8 @@ impl Control {
         self.text(Command::StartServer { uid }, deadline).await.map(|_| ())
     }
 
-    /// Ends the daemon. `Ok` does not mean that it has ended: only the end of its process shows that.
+    /// Ends the daemon. `Ok` does not mean that the daemon has ended: only the end of its process
+    /// shows that.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -328,7 +333,7 @@ pub fn shown(limit: MemoryLimit) -> MemoryLimit {
     MemoryLimit::of_mib(whole).unwrap_or(limit)
 }
 
-/// Separates refusals from values. A refusal is a text, and its status is 0.
+/// Separates refusals from values. A refusal is a text with status 0, like a value.
 fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
     let said = answer.text.first().map_or("", |first| first.trim());
     let refused = ["Insufficient privileges", "Not enough privilege", "Invalid", "Failed"];

@@ -8,9 +8,10 @@
 //!                         ► status 1                                  no daemon
 //! ```
 //!
-//! The front-end also exits with status 0 if the daemon refused the command, or did not listen. A reply may be empty.
-//! So only the reply to the second command shows that the daemon received the first one. The front-end does not
-//! identify the daemon, but the lock of the directory does.
+//! The front-end also exits with status 0 if the daemon refused the command, or if the daemon did
+//! not listen. A reply may also be empty. So only the reply to the second command shows that the
+//! daemon received the first command. The front-end does not identify the daemon, so gpushd
+//! identifies it by the lock of the directory.
 
 use std::{
     io,
@@ -32,8 +33,8 @@ use super::{
 /// Sends one command to the daemon of a directory through the front-end. `program` is an absolute path.
 ///
 /// # Errors
-/// See [`SessionError`]. A daemon that ends and a busy control connection look the same to the front-end: both are
-/// [`SessionError::Closed`].
+/// See [`SessionError`]. The front-end cannot distinguish a daemon that ends from a busy control
+/// connection: both are [`SessionError::Closed`].
 pub async fn ask(
     program: &Path,
     directory: &Path,
@@ -49,7 +50,7 @@ pub async fn ask(
     }
     let daemon = match (holder(directory), command.ends_the_daemon()) {
         (Ok(daemon), _) => daemon,
-        // The daemon has ended, as requested.
+        // The command ended the daemon, as requested.
         (Err(_), true) => return Err(SessionError::Closed),
         (Err(cause), false) => return Err(absent(directory, cause)),
     };
@@ -57,7 +58,7 @@ pub async fn ask(
     text.map(|text| Answer { daemon, text, status: 0 }).ok_or(SessionError::Closed)
 }
 
-/// Returns the input for the front-end. After a command that ends the daemon, nothing else is sent.
+/// Returns the input for the front-end. A command that ends the daemon is the last line.
 fn lines(command: &Command) -> String {
     if command.ends_the_daemon() {
         return format!("{command}\n");
@@ -77,7 +78,8 @@ async fn run(program: &Path, directory: &Path, lines: &str) -> io::Result<Output
         .kill_on_drop(true)
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // Without a daemon, the front-end ends before it reads its input.
+        // If there is no daemon, the front-end ends before it reads its input, so ignore a write
+        // error.
         let _unread = stdin.write_all(lines.as_bytes()).await;
     }
     child.wait_with_output().await

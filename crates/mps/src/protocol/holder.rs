@@ -1,8 +1,8 @@
 //! Finds the processes that are connected to a daemon.
 //!
-//! A daemon accepts one connection at a time, so an open front-end or a silent peer blocks all others. Neither the
-//! daemon nor the connection identifies that process. Clients that wait for a server appear only in the daemon's log,
-//! which users can write to.
+//! A daemon accepts one connection at a time, so an open front-end or a silent peer blocks all
+//! other processes. Neither the daemon nor the connection identifies the blocking process. Clients
+//! that wait for a server appear only in the daemon's log, and users can write into that log.
 //!
 //! ```text
 //! /proc/DAEMON/fd ──► its sockets ─┐
@@ -27,8 +27,8 @@ use super::{
     sockets::{Kernel, of_process},
 };
 
-/// The two sockets of a daemon. Only root's front-ends connect to the first one. Clients, servers and the front-ends of
-/// users connect to the second one.
+/// The two sockets of a daemon. The front-ends of root connect to the first socket. Clients,
+/// servers and the front-ends of users connect to the second socket.
 const CONTROL_SOCKETS: [&str; 2] = ["control_privileged", "control"];
 
 /// Returns the pids of the processes that are connected to a daemon, except its servers and gpushd. Usually this is the
@@ -52,12 +52,13 @@ pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
 /// The processes that are connected to a daemon but that the daemon does not list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UnlistedClients {
-    /// Pids of the processes. The daemon possibly has not accepted their connections yet.
+    /// Pids of the processes. The daemon may not have accepted their connections yet.
     pub pids: BTreeSet<Pid>,
-    /// Whether there is a process that gpushd cannot see: it is in another pid namespace, or it belongs to another user
-    /// and gpushd is not root.
+    /// Whether there is a process that gpushd cannot see, because the process is in another pid
+    /// namespace, or because it belongs to another user and gpushd is not root.
     pub unseen: bool,
-    /// Number of connections from other network namespaces. Their processes cannot be found.
+    /// Number of connections from other network namespaces. gpushd cannot find the processes of
+    /// these connections.
     pub elsewhere: usize,
 }
 
@@ -90,11 +91,12 @@ pub fn unlisted_clients(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Res
         // If gpushd is the first process of a container, any process may be its child.
         pid == daemon || pid == us || parent == Some(daemon) || (us != 1 && parent == Some(us))
     };
-    // A connection of one of these processes does not count, even if another process shares it, such as a forked child.
+    // Ignore the connections of these processes, even if another process, such as a forked child,
+    // shares them.
     for (_, theirs) in having.iter().filter(|(pid, _)| is_ours(*pid)) {
         peers.retain(|inode| !theirs.contains(inode));
     }
-    // Check again: a process that only sent a command has disconnected by now.
+    // Check again: a process that only sent a command has disconnected in the meantime.
     let again = sockets.peers(daemon)?;
     peers.retain(|inode| again.accepted.contains(inode) || again.queued.contains(inode));
     unlisted.unseen = peers.iter().any(|inode| !having.iter().any(|(_, theirs)| theirs.contains(inode)));
@@ -111,7 +113,7 @@ struct Peers {
     accepted: BTreeSet<u64>,
     /// Connections that the daemon has not accepted yet.
     queued: BTreeSet<u64>,
-    /// Number of the daemon's sockets that this network namespace does not have.
+    /// Number of the daemon's sockets that are not in this network namespace.
     elsewhere: usize,
 }
 
@@ -132,18 +134,19 @@ impl ControlSockets {
                 unknown.insert(inode);
                 continue;
             };
-            // The daemon's other sockets do not count, such as its output.
+            // Ignore other sockets of the daemon, such as its output.
             if self.0.iter().any(|path| socket.name.as_deref() == Some(path.as_os_str().as_bytes())) {
                 found += 1;
                 peers.accepted.extend(socket.peer);
                 peers.queued.extend(socket.queued);
             }
         }
-        // A kernel without `sock_diag` for these sockets reports each of them as missing.
+        // A kernel that does not support `sock_diag` for these sockets reports each socket as
+        // missing.
         if found == 0 {
             return Err(io::Error::other("the kernel tells of none of its sockets"));
         }
-        // Count only those that the daemon has not closed since.
+        // Ignore sockets that the daemon has closed in the meantime.
         if !unknown.is_empty() {
             peers.elsewhere = of_process(daemon)?.filter(|inode| unknown.contains(inode)).count();
         }
@@ -179,8 +182,8 @@ mod tests {
 
     use super::*;
 
-    /// Starts a process that is not a child of this test and connects it to a socket. The process ends when its peer
-    /// closes the connection. Returns its pid.
+    /// Starts a process that is not a child of this test, and connects it to a socket. The process
+    /// ends when its peer closes the connection. Returns the pid of the process.
     fn client(path: &Path) -> Pid {
         let socket = OwnedFd::from(UnixStream::connect(path).unwrap());
         let mut shell = Command::new("sh");
@@ -193,7 +196,7 @@ mod tests {
     fn connected_processes_are_found_unless_known() {
         let dir = tempfile::tempdir().unwrap();
         let me = Pid::try_from(std::process::id()).unwrap();
-        // The netlink socket is also a socket of this daemon.
+        // This test plays the daemon, so its netlink socket also appears as a socket of the daemon.
         let at = |known: &[Pid]| UnlistedClients { elsewhere: 0, ..unlisted_clients(me, dir.path(), known).unwrap() };
         let listener = UnixListener::bind(dir.path().join("control")).unwrap();
         let ours = UnixStream::connect(dir.path().join("control")).unwrap();
@@ -202,8 +205,8 @@ mod tests {
         let one = client(&dir.path().join("control"));
         let found =
             |pids: &[Pid]| UnlistedClients { pids: pids.iter().copied().collect(), unseen: false, elsewhere: 0 };
-        // Children that other tests start inherit the socket for a moment. During that time, the guest counts as one of
-        // them.
+        // Children that other tests start inherit the socket for a moment. During that time, the
+        // client is ignored like such a child.
         let becomes = |known: &[Pid], is: UnlistedClients| (0..1000).any(|_| at(known) == is);
         assert!(becomes(&[], found(&[one])), "he waits to be accepted");
         assert_eq!(holders(me, dir.path()).unwrap(), [] as [Pid; 0]);

@@ -1,6 +1,6 @@
-//! Finds the daemon of a directory by its lock. The daemon holds a write lock on `control_lock` for its whole life, and
-//! the kernel reports the holder. The pid file is less reliable: the daemon does not truncate it, and it outlives the
-//! daemon.
+//! Finds the daemon of a directory by its lock. The daemon holds a write lock on `control_lock` as
+//! long as it runs, and the kernel reports the holder. The pid file is less reliable: the daemon
+//! does not truncate the file, and the file remains after the daemon has ended.
 //!
 //! Any user with access to the directory can lock the file: a process that waits for the lock gets it when the daemon
 //! ends. So other facts must confirm that the holder is the daemon.
@@ -19,8 +19,9 @@ pub enum Holder {
     Free,
     /// The process with this positive pid.
     Process(i32),
-    /// A holder that the kernel does not identify. Either the lock belongs to an open file (pid -1), or the process is
-    /// in another pid namespace (pid 0). gpushd's daemons are neither.
+    /// A holder that the kernel does not identify: either the lock belongs to an open file (pid
+    /// -1), or the process is in another pid namespace (pid 0). A daemon of gpushd never holds the
+    /// lock in these ways.
     Unnamed,
 }
 

@@ -1,7 +1,8 @@
 //! The protocol of `nvidia-cuda-mps-control`, implemented directly.
 //!
-//! NVIDIA's front-end needs one process per command. It returns 0 for refused commands, and prints nothing while
-//! another front-end is connected. So gpushd connects to the daemon's socket itself.
+//! NVIDIA's front-end needs one process for each command. It exits with status 0 for refused
+//! commands, and prints nothing while another front-end is connected. So gpushd connects to the
+//! daemon's socket itself.
 //!
 //! ```text
 //!   values ──► command ──► wire ──► session ──► control    one command at a time per daemon, with a deadline;
@@ -11,8 +12,9 @@
 //!   lock: which process is the daemon ◄──┘      holder: which processes are connected
 //! ```
 //!
-//! The daemon does not report invalid values: for a memory limit of `512K` it sets `512M`, and for 0 percent it prints
-//! the old value. So the types of [`gpush_api::mps`] check every value before gpushd sends it.
+//! The daemon does not report invalid values: it sets a memory limit of `512K` as `512M`, and for 0
+//! percent it prints the old value. So the types of [`gpush_api::mps`] check every value before
+//! gpushd sends it.
 
 pub mod command;
 pub mod control;

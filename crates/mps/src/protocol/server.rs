@@ -1,9 +1,9 @@
 //! Queries and settings of one server and its clients.
 //!
-//! The daemon does not pass a command to a server that is starting or ending. It only logs that, and sends an empty
-//! reply. If a valid reply cannot be empty, this becomes [`ControlError::ServerBusy`]. If it can, as for
-//! [`Control::clients`], an empty reply may also mean "none"; [`Control::percentage`] then shows whether the server is
-//! busy.
+//! The daemon does not pass a command to a server that is starting or ending. It only logs this,
+//! and sends an empty reply. If a valid reply is never empty, an empty reply becomes
+//! [`ControlError::ServerBusy`]. If a valid reply can be empty, as for [`Control::clients`], an
+//! empty reply may also mean "none". Then [`Control::percentage`] shows whether the server is busy.
 
 use std::time::Duration;
 
@@ -51,8 +51,8 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Returns the pinned memory limit of a server's next clients, rounded down to whole GiB from 1 GiB on. Returns
-    /// `None` if there is none, and for a busy server.
+    /// Returns the pinned memory limit of a server's next clients. From 1 GiB on, it is rounded
+    /// down to whole GiB. Returns `None` if there is no limit, or if the server is busy.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -73,8 +73,8 @@ impl Control {
         if has == Some(shown(to)) { Ok(()) } else { Err(not_set(to, words)) }
     }
 
-    /// Ends a server when its clients have ended, or at once with SIGINT. `Ok` does not mean that it has ended: only
-    /// the end of its process shows that.
+    /// Ends a server when its clients have ended, or at once with SIGINT. `Ok` does not mean that
+    /// the server has ended: only the end of its process shows that.
     ///
     /// # Errors
     /// As [`Control::say`].
@@ -82,8 +82,8 @@ impl Control {
         self.text(Command::ShutdownServer { server, force }, deadline).await.map(|_| ())
     }
 
-    /// Ends the GPU work of a client. The daemon replies with a status. If it did not reach the server, there is a text
-    /// before the status.
+    /// Ends the GPU work of a client. The daemon replies with a status. If the daemon could not
+    /// reach the server, a text precedes the status.
     ///
     /// # Errors
     /// As [`Control::say`]; [`ControlError::Refused`] if the status is not 0.
@@ -97,7 +97,7 @@ impl Control {
         }
     }
 
-    /// Returns all clients. Returns none if there is no server, or a busy one.
+    /// Returns all clients; empty if there is no server, or if the server is busy.
     ///
     /// # Errors
     /// As [`Control::say`].

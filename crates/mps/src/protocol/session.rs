@@ -7,8 +7,9 @@
 //!    └ no socket, no process that listens, or no permission
 //! ```
 //!
-//! While a session is open, the daemon completes the handshake of a second one and then closes it. That looks like the
-//! end of the daemon, so both cases are [`SessionError::Closed`].
+//! While a session is open, the daemon completes the handshake of a second session and then closes
+//! it. gpushd cannot distinguish this from the end of the daemon, so both are
+//! [`SessionError::Closed`].
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -71,7 +72,8 @@ pub enum SessionError {
         #[source]
         cause: io::Error,
     },
-    /// The daemon closed the connection before the status: another process is connected, or the daemon is ending.
+    /// The daemon closed the connection before it sent the status: another process is connected, or
+    /// the daemon is ending.
     #[error("the control daemon closed the connection before it answered")]
     Closed,
     /// No message arrived before the deadline.
@@ -83,7 +85,7 @@ pub enum SessionError {
         /// The stage at the deadline.
         stage: Stage,
     },
-    /// A process other than the expected daemon listens. It received no command.
+    /// A process other than the expected daemon listens. gpushd sent no command to it.
     #[error("process {pid} answers in place of the control daemon {meant}")]
     Another {
         /// The process that answered.
@@ -110,7 +112,8 @@ pub async fn ask(at: &Path, line: &str, deadline: Duration) -> Result<Answer, Se
     ask_only(None, at, line, deadline).await
 }
 
-/// Sends one command if the expected process listens. Socket peer credentials identify it.
+/// Sends one command if the expected process listens. Checks the process by its socket peer
+/// credentials.
 ///
 /// # Errors
 /// See [`SessionError`].
@@ -159,8 +162,8 @@ pub(crate) async fn ask_only(
     }
 }
 
-/// Opens a SEQPACKET socket as tokio's `UnixStream`, which is used only to wait for readiness. [`send`] and [`receive`]
-/// transfer the bytes.
+/// Opens a SEQPACKET socket as tokio's `UnixStream`. tokio only waits for readiness; [`send`] and
+/// [`receive`] transfer the bytes.
 fn connect(at: &Path) -> Result<UnixStream, SessionError> {
     let system = |errno: Errno| SessionError::System(errno.into());
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -169,7 +172,7 @@ fn connect(at: &Path) -> Result<UnixStream, SessionError> {
     let address = UnixAddr::new(at).map_err(system)?;
     match socket::connect(fd.as_raw_fd(), &address) {
         Ok(()) => UnixStream::from_std(fd.into()).map_err(SessionError::System),
-        // The queue is full: the daemon is not accepting connections.
+        // The queue of the socket is full, because the daemon does not accept connections.
         Err(Errno::EAGAIN) => Err(SessionError::Silent { stage: Stage::Hello }),
         Err(errno @ (Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR)) => {
             Err(SessionError::Absent { at: at.to_owned(), cause: errno.into() })
@@ -186,7 +189,7 @@ async fn send(wire: &UnixStream, bytes: &[u8], with: &[ControlMessage<'_>]) -> R
     sent.await.map(|_| ()).map_err(ended_or)
 }
 
-/// Receives one frame. Includes its sender if the kernel reports it.
+/// Receives one frame, with its sender if the kernel reports it.
 async fn receive(wire: &UnixStream) -> Result<(Vec<u8>, Option<Daemon>), SessionError> {
     let mut buffer = vec![0; wire::LARGEST_FRAME];
     let got = wire.async_io(Interest::READABLE, || {

@@ -1,5 +1,5 @@
-//! Finds Unix sockets by inode: the path that each is bound to, and its peer. Each query is about one socket, so the
-//! kernel reports only that one.
+//! Finds Unix sockets by inode: the path that a socket is bound to, and its peer. Each query asks
+//! the kernel for only one socket.
 //!
 //! The kernel reports only sockets of gpushd's network namespace. A connection to a daemon is in the network namespace
 //! of the process that connected.

@@ -1,5 +1,6 @@
-//! Versions of the control daemon: those with which the protocol was tested, and those that gpushd does not support
-//! yet. A daemon does not report its version on its socket. Before CUDA 13.1 it does not report it at all.
+//! Versions of the control daemon: those with which the protocol was tested, and those that gpushd
+//! does not support yet. A daemon does not report its version on its socket. Before CUDA 13.1, it
+//! reports its version nowhere.
 //!
 //! | version | |
 //! |---|---|
@@ -35,8 +36,8 @@ pub fn known(version: &str) -> Option<Known> {
     Some(if TESTED.contains(&branch) { Known::Tested } else { Known::Untried(branch) })
 }
 
-/// Finds the version in a program's data: a NUL-terminated string that contains only a version. Returns `None` if there
-/// is none, or if several differ.
+/// Finds the version in a program's data: a NUL-terminated string that contains only a version.
+/// Returns `None` if there is no such string, or if there are several that differ.
 #[must_use]
 pub fn of_program(bytes: &[u8]) -> Option<&str> {
     let words = bytes.split(|byte| *byte == 0).filter(|word| is_version(word));

@@ -24,11 +24,11 @@ pub const USER_INTERFACE: [u8; 4] = 4_u32.to_le_bytes();
 /// Announces that no more commands follow.
 pub const NO_MORE: [u8; 8] = 0_u64.to_le_bytes();
 
-/// Size of the largest frame that gpushd reads. The frames of a reply have a few lines each.
+/// Size of the largest frame that gpushd reads. A frame of a reply has only a few lines.
 pub const LARGEST_FRAME: usize = 64 << 10;
 
-/// Maximum length of a command line. Some daemons end if the announced length is much larger than the data that
-/// follows.
+/// Maximum length of a command line. Some daemons end if the announced length is much larger than
+/// the data that follows it.
 pub const LONGEST_COMMAND: usize = 512;
 
 /// Returns the two frames of a command; `None` if the line is not a valid command.

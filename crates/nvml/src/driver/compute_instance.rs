@@ -1,7 +1,8 @@
 //! Compute instances of a GPU instance, and their MIG devices.
 //!
-//! The handle of a MIG device comes from the compute instance's info. Other ways are worse: with concurrent calls, a
-//! search by UUID took seconds; and the MIG index changes with every mutation.
+//! The handle of a MIG device comes from the compute instance's info. Two other ways are worse:
+//! with concurrent calls, a search by UUID took seconds, and the MIG index changes with every
+//! mutation.
 
 use gpush_api::{ComputeInstance, Memory, Placement};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t};
@@ -9,7 +10,8 @@ use nvml_wrapper_sys::bindings::{self as sys, nvmlComputeInstance_t, nvmlDevice_
 use super::{Gpu, profiles::placement, wrapped};
 use crate::error::{DriverError, ErrorKind};
 
-/// Ids to try. A GPU instance has at most 8 compute instances, and a new one gets the lowest free id.
+/// Number of ids to try. A GPU instance has at most 8 compute instances, and a new compute instance
+/// gets the lowest free id.
 const IDS: u32 = 8;
 
 /// A GPU instance with its handle.
@@ -47,7 +49,8 @@ impl<'d> OpenGpuInstance<'d> {
     /// Errors of the calls.
     pub fn compute_instances(&self) -> Result<Vec<OpenComputeInstance<'d>>, DriverError> {
         let seek = |id| match self.seek(id) {
-            // If another program destroyed the instance between the two calls, the second attempt finds no handle.
+            // If another program destroyed the instance between the two calls, its handle is stale.
+            // A second attempt finds no handle.
             Err(error) if error.kind.is_stale_handle() => self.seek(id),
             other => other,
         };
@@ -65,8 +68,8 @@ impl<'d> OpenGpuInstance<'d> {
         }
     }
 
-    /// Finds a compute instance like `find_compute_instance`. But if the driver returns a handle and then refuses it,
-    /// that is an error.
+    /// Finds a compute instance like `find_compute_instance`, but returns an error if the driver
+    /// returns a handle and then refuses it.
     fn seek(&self, id: u32) -> Result<Option<OpenComputeInstance<'d>>, DriverError> {
         let mut handle: nvmlComputeInstance_t = std::ptr::null_mut();
         // SAFETY: the GPU instance's handle is from this session; the call writes one pointer.
@@ -88,7 +91,8 @@ impl<'d> OpenGpuInstance<'d> {
         let told = match unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo_v2(handle, &raw mut info)) } {
             Ok(()) => true,
             Err(error) if error.kind == ErrorKind::MissingSymbol => {
-                // SAFETY: the first version writes the same struct without its placement.
+                // SAFETY: the first version of the call writes the same struct, but without the
+                // placement.
                 unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo(handle, &raw mut info)) }?;
                 false
             }
@@ -105,7 +109,8 @@ impl<'d> OpenGpuInstance<'d> {
         })
     }
 
-    /// Creates a compute instance and reads it back. The caller chooses the start, but the driver determines the size.
+    /// Creates a compute instance and reads it back. The caller chooses the first slot, but the
+    /// driver determines the size.
     /// From Hopper on, it may reserve more slots than the profile has slices.
     ///
     /// # Errors

@@ -2,8 +2,8 @@
 //! gpush caches the reported profiles by GPU instance profile. Until they are known, it uses [`expected`], a rule that
 //! holds for every recorded GPU model.
 //!
-//! The rule determines only names and counts. The driver determines the placements, which are queried again at creation
-//! (see `compute_instance`).
+//! The rule determines only names and counts. The driver determines the placements. gpush queries
+//! them at creation (see `compute_instance`).
 
 use gpush_api::{Architecture, ComputeProfile, GpuProfile, Placement};
 use nvml_wrapper_sys::bindings as sys;
@@ -18,7 +18,7 @@ use crate::error::DriverError;
 /// Enum indexes to query. NVML 13 has 9.
 const INDEXES: u32 = 16;
 
-/// Compute slices by enum index, for the profiles of known GPU models.
+/// Number of compute slices by enum index, for the profiles of known GPU models.
 const SLICES: [(u32, u8); 5] = [
     (sys::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, 1),
     (sys::NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE, 2),
@@ -29,12 +29,13 @@ const SLICES: [(u32, u8); 5] = [
 
 /// Computes the compute instance profiles that `profile` will offer.
 ///
-/// - Spans start at multiples of their size rounded up to a power of two. From Hopper on they have that size.
+/// - Spans start at multiples of their size rounded up to a power of two. From Hopper on, the spans
+///   also have that rounded size.
 /// - Profiles with three slices exist only in GPU instances of three and of seven slices.
 /// - A compute instance has as many streaming multiprocessors as the GPU instance profile with the same number of
 ///   slices.
-/// - From Hopper on, a double-memory `1g` offers two profiles of one slice. Index 0 has the multiprocessors of a plain
-///   `1g`, and index 7 has all those of the GPU instance.
+/// - From Hopper on, a double-memory `1g` offers two profiles of one slice. Index 0 has as many
+///   multiprocessors as a plain `1g`, and index 7 has all multiprocessors of the GPU instance.
 pub(super) fn expected(profile: &GpuProfile, all: &[GpuProfile], architecture: Architecture) -> Vec<ComputeProfile> {
     let aligned = match architecture {
         Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => true,

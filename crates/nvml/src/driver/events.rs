@@ -1,5 +1,5 @@
-//! Driver events: Xid errors and MIG configuration changes. Unlike nvml-wrapper's own wait, this includes the
-//! instances.
+//! Driver events: Xid errors and MIG configuration changes. Unlike the wait function of
+//! nvml-wrapper, this one reports the instances of an event.
 
 use std::time::Duration;
 

@@ -1,11 +1,12 @@
 //! GPU instances: listing them, creating one at a placement, and destroying one. Each change is read back.
 //!
-//! NVML lists instances by profile. So it does not list instances of unknown profiles, and a plan could collide with
-//! them. Therefore all ids are tried too. The ids are physical slots, 0 to 14.
+//! NVML lists the instances of one profile at a time. So it does not list instances of unknown
+//! profiles, and a plan could collide with them. Therefore this module also tries all ids. The ids
+//! are physical slots, 0 to 14.
 //!
-//! A session may list handles of instances that other programs have destroyed. They are skipped: every instance that
-//! exists is also found by its id. If the driver returns a handle for an id and then refuses it, the session is
-//! outdated, and its reading fails.
+//! A session may list handles of instances that other programs have destroyed. This module skips
+//! such handles, because every instance that exists is also found by its id. If the driver returns
+//! a handle for an id and then refuses it, the session is outdated, and the reading fails.
 
 use gpush_api::Placement;
 use nvml_wrapper_sys::bindings::{self as sys, nvmlGpuInstance_t};
@@ -38,7 +39,8 @@ impl<'d> Gpu<'d> {
             if found.iter().any(|known| known.id == id) {
                 continue;
             }
-            // If another program destroyed the instance between the two calls, the second attempt finds no handle.
+            // If another program destroyed the instance between the two calls, its handle is stale.
+            // A second attempt finds no handle.
             match self.seek(id) {
                 Err(error) if error.kind.is_stale_handle() => found.extend(self.seek(id)?),
                 other => found.extend(other?),
@@ -57,7 +59,8 @@ impl<'d> Gpu<'d> {
         };
         match result {
             Ok(()) => Ok(list.into_iter().take(count as usize).collect()),
-            // A driver may describe a profile that the GPU lacks, and then refuse to list its instances.
+            // A driver may describe a profile that the GPU does not have, and then refuse to list
+            // its instances.
             Err(error) if matches!(error.kind, ErrorKind::NotSupported | ErrorKind::InvalidArgument) => Ok(Vec::new()),
             Err(error) => Err(error.on(&self.uuid)),
         }
@@ -74,8 +77,8 @@ impl<'d> Gpu<'d> {
         }
     }
 
-    /// Finds a GPU instance like `find_gpu_instance`. But if the driver returns a handle and then refuses it, that is
-    /// an error.
+    /// Finds a GPU instance like `find_gpu_instance`, but returns an error if the driver returns a
+    /// handle and then refuses it.
     fn seek(&self, id: u32) -> Result<Option<OpenGpuInstance<'d>>, DriverError> {
         let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
         // SAFETY: the call writes one pointer.
@@ -86,7 +89,7 @@ impl<'d> Gpu<'d> {
         }
     }
 
-    /// Finds a GPU instance like `find_gpu_instance`. But a missing instance is an error.
+    /// Finds a GPU instance like `find_gpu_instance`, but returns an error if there is none.
     pub(super) fn gpu_instance(&self, id: u32) -> Result<OpenGpuInstance<'d>, DriverError> {
         self.find_gpu_instance(id)?.ok_or_else(|| {
             DriverError::new(ErrorKind::NotFound, "nvmlDeviceGetGpuInstanceById")

@@ -1,8 +1,8 @@
 //! Finds GPUs by index, PCI address and UUID, and reads their identities.
 //!
-//! An index changes when a GPU is lost. A search by UUID accesses every GPU, including one that hangs. So the lookup
-//! first tries the last known index, then the PCI address, and verifies the UUID each time. It searches by UUID only if
-//! both fail.
+//! An index changes when a GPU is lost. A search by UUID accesses every GPU, including a GPU that
+//! hangs. So the lookup first tries the last known index, then the PCI address, and checks the UUID
+//! each time. It searches by UUID only if both fail.
 
 use std::ffi::CString;
 

@@ -1,9 +1,9 @@
-//! NVML in this process: a safe, complete MIG layer.
+//! NVML in this process: a safe and complete layer for MIG.
 //!
-//! nvml-wrapper loads the library, keeps the session and identifies GPUs. It does not support instances, and its
-//! `possible_placements` is always empty. So all MIG calls use the raw functions that it exposes. If the library lacks
-//! a function, only that call fails ([`ErrorKind::MissingSymbol`]). Profile indexes that the driver does not know are
-//! skipped.
+//! nvml-wrapper loads the library, keeps the session and identifies GPUs. It does not support
+//! instances, and its `possible_placements` is always empty. So all MIG calls use the raw functions
+//! that nvml-wrapper exposes. If the library lacks a function, only that call fails
+//! ([`ErrorKind::MissingSymbol`]). Profile indexes that the driver does not know are skipped.
 //!
 //! Each file has one subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a whole GPU,
 //! `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG), `compute_mode`, `processes`,
@@ -15,7 +15,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t};
 
 use crate::error::{DriverError, ErrorKind};
 
-/// Calls an NVML function, which the loaded library may lack.
+/// Calls an NVML function. Returns an error if the loaded library does not contain it.
 macro_rules! nvml {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $driver.lib().$function.as_ref() {
@@ -111,8 +111,8 @@ fn wrapped(function: &'static str) -> impl FnOnce(NvmlError) -> DriverError {
     }
 }
 
-/// Converts a number of the driver to a narrower type. A number that does not fit becomes `largest`, which no rule
-/// about capacity treats as free capacity.
+/// Converts a number of the driver to a narrower type. A number that does not fit becomes
+/// `largest`. No rule about capacity treats `largest` as free capacity.
 fn narrow<T: TryFrom<u32>>(value: u32, largest: T) -> T {
     T::try_from(value).unwrap_or(largest)
 }

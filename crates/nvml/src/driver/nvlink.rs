@@ -1,7 +1,7 @@
 //! Peers of a GPU's NVLink ports: an NVSwitch, another GPU, or none.
 //!
-//! The query is for the type of the peer and ignores the link's state. GPUs that are connected by a link that is down
-//! must still be reset together.
+//! The query returns the type of the peer, whatever the state of the link is. This is necessary
+//! because GPUs whose link is down must still be reset together.
 
 use gpush_api::NvLink;
 use nvml_wrapper_sys::bindings as sys;
@@ -13,7 +13,8 @@ use crate::error::{DriverError, ErrorKind};
 const PORTS: u32 = 18;
 
 impl Gpu<'_> {
-    /// Reads the peers of the GPU's ports; returns `None` if no port has one, or the driver is too old.
+    /// Reads the peers of the GPU's ports. Returns `None` if no port has a peer, or if the driver
+    /// is too old.
     ///
     /// # Errors
     /// Errors of the calls.
@@ -37,7 +38,7 @@ impl Gpu<'_> {
                         told.peers.push(peer);
                     }
                 }
-                // The peer is a CPU, or there is none.
+                // The peer is a CPU, or there is no peer.
                 _ => continue,
             }
             told.links += 1;

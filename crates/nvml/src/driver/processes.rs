@@ -1,8 +1,9 @@
 //! Processes on a GPU: the driver's three lists, for the whole GPU and for its MIG devices.
 //!
-//! On a GPU with MIG enabled, the lists of the whole GPU contain each process's GPU and compute instance, if the caller
-//! has permission. The lists of a single MIG device need no permission. gpush reads and merges both. Some drivers do
-//! not report a process's memory; it is then absent, not zero.
+//! On a GPU with MIG enabled, the lists of the whole GPU contain each process's GPU and compute
+//! instance, but only if the caller has permission. The lists of a single MIG device need no
+//! permission. gpush reads both and merges them. Some drivers do not report the memory of a
+//! process; the value is then absent, not zero.
 
 use gpush_api::{Process, ProcessKind};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t};
@@ -59,8 +60,8 @@ impl Gpu<'_> {
     /// Reads the process lists of the GPU, or of one of its MIG devices.
     ///
     /// # Errors
-    /// Errors of the calls. The list of compute processes is essential. Any other list counts as empty if the library
-    /// or the GPU does not support it.
+    /// Errors of the calls. The list of compute processes is essential. Any other list is treated
+    /// as empty if the library or the GPU does not support it.
     pub(super) fn processes(&self, of: nvmlDevice_t) -> Result<Vec<Entry>, DriverError> {
         let mut all = Vec::new();
         for kind in [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::MpsClient] {
@@ -139,8 +140,8 @@ impl Driver {
     }
 }
 
-/// Reads a list whose length the driver reports. The first call has an empty buffer. The next ones have a buffer of the
-/// reported size plus a reserve, until the list fits.
+/// Reads a list whose length the driver reports. The first call passes an empty buffer. The next
+/// calls pass a buffer of the reported size plus a reserve, until the list fits.
 ///
 /// # Errors
 /// Errors of `ask`; `Garbled` for an impossible length.
@@ -205,8 +206,9 @@ fn unplaced(info: &sys::nvmlProcessInfo_v1_t, kind: ProcessKind) -> Entry {
     Entry { pid: info.pid, kind, memory, gi: None, ci: None }
 }
 
-/// Merges lists so that each process appears once for each instance and kind. A compute process that is also an MPS
-/// client appears only as a client. A process that is listed in an instance does not also appear outside.
+/// Merges lists so that each process appears once for each instance and kind. A compute process
+/// that is also an MPS client appears only as a client. A process that is listed in an instance
+/// does not also appear outside of it.
 pub(super) fn merge(entries: &[Entry]) -> Vec<Entry> {
     let mut merged: Vec<Entry> = Vec::new();
     for entry in entries {
@@ -215,7 +217,7 @@ pub(super) fn merge(entries: &[Entry]) -> Vec<Entry> {
         let client = entry.kind == ProcessKind::Compute
             && entries.iter().any(|other| same(other) && other.kind == ProcessKind::MpsClient);
         let elsewhere = entry.gi.is_none() && entries.iter().any(|other| other.pid == entry.pid && other.gi.is_some());
-        // Listed in the GPU instance, and also in one of its compute instances.
+        // The process is listed in the GPU instance, and also in one of its compute instances.
         let within = entry.gi.is_some()
             && entry.ci.is_none()
             && entries.iter().any(|other| (other.pid, other.gi) == (entry.pid, entry.gi) && other.ci.is_some());

@@ -1,8 +1,9 @@
 //! GPU instance profiles of a GPU, with their placements and their remaining capacity.
 //!
-//! NVML returns a profile for an enum index. Drivers differ in the indexes that they support. So all indexes up to
-//! [`INDEXES`] are queried, and refused ones are skipped. Of the three versions of the query, the newest in the library
-//! is used. Only the first version returns no name; then [`super::names`] computes it.
+//! NVML returns a profile for an enum index, and drivers differ in the indexes that they support.
+//! So gpush queries all indexes below [`INDEXES`], and skips those that the driver refuses. The
+//! query has three versions; gpush uses the newest version that the library contains. Only the
+//! first version returns no name; then [`super::names`] computes it.
 
 use gpush_api::{Engines, GpuProfile, Placement};
 use nvml_wrapper_sys::bindings as sys;
@@ -10,7 +11,7 @@ use nvml_wrapper_sys::bindings as sys;
 use super::{Gpu, names, narrow, text};
 use crate::error::{DriverError, ErrorKind};
 
-/// Number of enum indexes to query. NVML 13 has 18; the others are for newer drivers.
+/// Number of enum indexes to query. NVML 13 has 18. The rest is for newer drivers.
 pub(super) const INDEXES: u32 = 32;
 
 /// Length of the buffers. It suffices for all of NVML's lists about one GPU.
@@ -21,8 +22,8 @@ pub(super) fn version<T>(version: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or_default() | version << 24
 }
 
-/// Returns whether to try an older version of the query. Drivers that are older than a version refuse it in several
-/// ways, some with "invalid argument".
+/// Returns whether to try an older version of the query. Older drivers refuse a version that they
+/// do not know in several ways, some with "invalid argument".
 pub(super) fn ask_older(error: &DriverError) -> bool {
     matches!(
         error.kind,

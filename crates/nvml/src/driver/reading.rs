@@ -1,8 +1,9 @@
 //! A complete reading of one GPU, combined from the calls of the other files.
 //!
-//! A problem with one instance does not hide the others. For a GPU instance of an unknown profile, the reading contains
-//! its id and placement. A value that cannot be read is absent, and a warning names it. The reading fails only without
-//! data that a plan needs: memory, MIG mode, profiles, and the list of instances.
+//! A problem with one instance does not hide the others. For a GPU instance of an unknown profile,
+//! the reading contains its id and placement. A value that cannot be read is absent, and a warning
+//! names it. The reading fails only if data is missing that a plan needs: memory, MIG mode,
+//! profiles, and the list of instances.
 
 use gpush_api::{ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, NvLink, Placement};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
@@ -152,8 +153,8 @@ impl Gpu<'_> {
         }
     }
 
-    /// Returns the peers of the NVLink ports. Queries them with each reading until the driver answers. Only resets need
-    /// them, so a failure adds no warning.
+    /// Returns the peers of the NVLink ports. Queries them at each reading until the driver
+    /// answers, then caches them. Only resets need the peers, so a failure adds no warning.
     fn cached_links(&self, cache: &mut ProfileCache) -> Option<NvLink> {
         if let Some((uuid, links)) = &cache.links
             && *uuid == self.uuid
@@ -285,7 +286,8 @@ impl Gpu<'_> {
         at: Placement,
         cache: &mut ProfileCache,
     ) -> Result<GpuInstance, DriverError> {
-        // Read the memory before the mutation, so that a failing read cannot hide the new instance.
+        // Read the memory first. If this read failed after the mutation, the new instance would not
+        // be reported.
         let memory = self.memory()?;
         self.fill(cache, memory)?;
         let open = self.create_gpu_instance(profile_id, at)?;
@@ -330,8 +332,8 @@ impl Gpu<'_> {
         self.memory_of(self.own())
     }
 
-    /// Reads the memory of the GPU or of one of its MIG devices. The second version of the call reports reserved memory
-    /// separately; the first version counts it as used.
+    /// Reads the memory of the GPU or of one of its MIG devices. The second version of the call
+    /// reports reserved memory separately; the first version includes it in the used memory.
     pub(super) fn memory_of(&self, device: nvmlDevice_t) -> Result<Memory, DriverError> {
         // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlMemory_v2_t = unsafe { std::mem::zeroed() };

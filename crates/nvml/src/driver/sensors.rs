@@ -7,8 +7,8 @@ use super::Gpu;
 use crate::error::DriverError;
 
 impl Gpu<'_> {
-    /// Reads the sensors. A value is absent if the driver does not report it for any reason. No decision depends on
-    /// sensors, so a failing sensor is not an error.
+    /// Reads the sensors. A value is absent if the driver does not report it, whatever the reason.
+    /// No decision depends on sensors, so a failure is not an error.
     pub(super) fn sensors(&self) -> Sensors {
         let utilization = self.utilization().ok();
         Sensors {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// 1: a call before init.
+    /// 1: a call before the library was initialised.
     Uninitialized,
     /// 2: an argument is wrong. Also returned for a stale handle, or a profile index that the driver does not know.
     InvalidArgument,
@@ -14,7 +14,7 @@ pub enum ErrorKind {
     NotSupported,
     /// 4: the process lacks permission.
     NoPermission,
-    /// 5: deprecated; only the number remains.
+    /// 5: deprecated by NVML, which still defines the number.
     AlreadyInitialized,
     /// 6: no such object.
     NotFound,
@@ -78,8 +78,8 @@ pub enum ErrorKind {
     NotNvml,
     /// The driver's answer is invalid, for example text that is not UTF-8.
     Garbled,
-    /// The driver reported success, but the change does not read back. [`crate::Hardware`] has already checked this in
-    /// a fresh session.
+    /// The driver reported success, but reading back does not show the change. [`crate::Hardware`]
+    /// has already checked this in a fresh session.
     NotReflected,
     /// The call did not return in time. A mutation may still take effect. Do not assume or undo anything before
     /// [`crate::Hardware::settle`] returns.
@@ -87,10 +87,11 @@ pub enum ErrorKind {
         /// Whether the call may still change the hardware.
         may_land: bool,
     },
-    /// An earlier call to this GPU passed its deadline, and its outcome is still unknown.
+    /// An earlier call to this GPU passed its deadline, and the outcome of that call is still
+    /// unknown.
     Unsettled,
-    /// The worker process ended during the call. It cannot change anything any more. A reading shows what a mutation
-    /// has changed.
+    /// The worker process ended during the call, and can no longer change the hardware. A reading
+    /// shows what a mutation has changed.
     WorkerDied {
         /// Whether the call may have changed the hardware before the worker ended.
         may_have_landed: bool,

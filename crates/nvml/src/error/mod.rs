@@ -166,7 +166,8 @@ impl DriverError {
                     (administrator), or reboot the host")
             }
             ErrorKind::ResetRequired => format!("reset it when it is idle: `gpushctl gpu reset {id}` (administrator)"),
-            // The driver also counts open handles, and its process lists do not show their processes.
+            // The driver also counts open handles, but its process lists do not contain the
+            // processes that hold them.
             ErrorKind::InUse => format!(
                 "see which processes use it with `gpushctl gpu show {gpu}`; if that shows none, `fuser -v \
                 /dev/nvidia*` lists programs that have it open, often a monitor (nv-hostengine, dcgm-exporter, \

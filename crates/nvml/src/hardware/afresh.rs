@@ -1,9 +1,10 @@
 //! A second reading in a fresh driver session, if the old session returns stale handles.
 //!
-//! An NVML session may continue to list the instances that existed at its start. If another program has destroyed some
-//! of them, every reading of the GPU fails in this session. So the worker is restarted. If that does not help, no
-//! further restart follows until a reading of that GPU has succeeded: there is a reading each second, and each restart
-//! delays all GPUs.
+//! An NVML session may continue to list the instances that existed when the session started. If
+//! another program has destroyed some of them, every reading of the GPU fails in this session. So
+//! the worker is restarted, which opens a fresh session. If the second reading also fails, no
+//! further restart follows until a reading of that GPU has succeeded: gpushd reads each second, and
+//! each restart delays the calls to all GPUs.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +28,7 @@ impl Hardware {
                 return other;
             }
         };
-        // Otherwise another call has already restarted the worker.
+        // If the number differs, another call has already restarted the worker.
         if self.status().started == sessions {
             if !self.unmended().insert(uuid.to_owned()) {
                 return Err(first);

@@ -1,7 +1,9 @@
-//! A second check of a mutation that succeeded but does not read back.
+//! A second check of a mutation that the driver reports as successful but that reading back does
+//! not show.
 //!
-//! An NVML session may return outdated state. So before a failed read-back counts as a failure, the worker is
-//! restarted, which opens a fresh session, and the GPU is read again.
+//! An NVML session may return outdated state. So if reading back fails, the worker is first
+//! restarted, which opens a fresh session, and the GPU is read again. Only then is the mutation
+//! reported as failed.
 
 use gpush_api::{ComputeInstance, ComputeMode, GpuInstance, Mig, Placement};
 
@@ -54,7 +56,7 @@ pub(super) fn compute_instance(mig: &Mig, gi: u32, profile_id: u32, at: Option<P
     let mut found = instance.compute.iter().filter(|ci| {
         ci.profile_id == profile_id && at.is_none_or(|at| ci.placement.is_none_or(|p| p.start == at.start))
     });
-    // With two matches, it is not known which one is new.
+    // If two instances match, it is not known which of them is new.
     found.next().filter(|_| found.next().is_none()).cloned()
 }
 

@@ -1,7 +1,8 @@
 //! One thread for each worker. It starts the process, reads its messages, and waits for its end.
 //!
-//! This thread must live as long as the worker: the kernel kills a worker when the *thread* that started it ends, and
-//! an async runtime starts and ends its threads. A worker that cannot be killed blocks only its own thread.
+//! This thread must live as long as the worker: the kernel kills a worker when the *thread* that
+//! started it ends, and the threads of an async runtime may end at any time. If a worker cannot be
+//! killed, it blocks only its own thread.
 
 use std::{
     env, io,
@@ -28,7 +29,7 @@ pub(super) enum Report {
     Gone { how: String },
 }
 
-/// The supervisor's end of a worker's socket.
+/// gpushd's end of a worker's socket.
 #[derive(Debug)]
 pub(super) struct Line {
     stream: UnixStream,
@@ -36,7 +37,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Starts a worker. If the process cannot be started, reports that as the worker's end.
+    /// Starts a worker. A failed start is reported in the same way as the end of a worker.
     pub(super) fn open(
         worker: WorkerId,
         options: &Options,
@@ -49,7 +50,7 @@ impl Line {
         if options.program == Path::new(THIS_PROGRAM)
             && let Some(name) = env::args_os().next()
         {
-            // Sets the name in process lists, which would otherwise be /proc/self/exe.
+            // Sets the name in process lists. Otherwise it would be /proc/self/exe.
             command.arg0(name);
         }
         command.args(&options.args).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
@@ -57,8 +58,8 @@ impl Line {
             let report = |report| reports.send((worker, report)).is_ok();
             let how = match command.spawn() {
                 Ok(child) => {
-                    // `command` holds a copy of the child's end of the socket. With it, gpushd would not notice when
-                    // the child closes its own.
+                    // `command` holds a copy of the child's end of the socket. While that copy is
+                    // open, gpushd does not notice when the child closes its own.
                     drop(command);
                     report(Report::Spawned { pid: child.id() });
                     attend(child, ours, |said| report(Report::Said(said)))
@@ -70,8 +71,9 @@ impl Line {
         Ok(line)
     }
 
-    /// Sends a frame without blocking. The socket's buffer suffices, because each GPU has at most one call in flight.
-    /// If it does not, the worker is not reading, and the error makes the caller end it.
+    /// Sends a frame without blocking. The buffer of the socket is large enough, because each GPU
+    /// has at most one call in flight. If the buffer is full, the worker is not reading, and the
+    /// error makes the caller end it.
     pub(super) fn say(&self, frame: &ToWorker) -> io::Result<()> {
         use nix::sys::socket::{MsgFlags, send};
         use std::os::fd::AsRawFd;
@@ -92,7 +94,7 @@ impl Line {
 }
 
 impl Drop for Line {
-    /// When the runtime stops, it drops the supervisor. The workers must end too.
+    /// Ends the worker, because the runtime drops the supervisor when it stops.
     fn drop(&mut self) {
         self.kill();
     }
@@ -115,7 +117,7 @@ fn attend(mut child: Child, mut stream: UnixStream, mut said: impl FnMut(ToParen
             }
         }
     }
-    // Harmless if the process has ended: its pid is not reused before the wait.
+    // This has no effect if the process has ended: its pid is not reused before the wait.
     let _ = child.kill();
     let ended = child.wait().map_or_else(|e| e.to_string(), in_words);
     match trouble {

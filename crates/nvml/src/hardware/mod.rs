@@ -67,11 +67,11 @@ impl Options {
     }
 }
 
-/// The running program, even if its file was replaced.
+/// The path of the running program. It stays valid if the program's file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Time limits. The time of a call begins when it is sent to the worker, not while it waits for another call to the
-/// same GPU.
+/// Time limits. The time of a call begins when the call is sent to the worker. The wait for earlier
+/// calls to the same GPU is not included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
     /// For loading and initialising the library. Without persistence mode, a real driver initialises every GPU here,
@@ -83,11 +83,11 @@ pub struct Deadlines {
     pub change: Duration,
     /// For waiting in the queue, until the worker has started or earlier calls to the same GPU have finished.
     pub queue: Duration,
-    /// Additional time for a late mutation to take effect before its worker is killed. Also the time for a worker to
-    /// end on request.
+    /// Additional time for a late mutation to take effect before its worker is killed. The same
+    /// time is allowed for a worker to end on request.
     pub grace: Duration,
-    /// How long a failed start is remembered. Calls within this time get the same error; the next one after it tries
-    /// again.
+    /// How long a failed start is remembered. Calls within this time get the same error. The first
+    /// call after it tries again.
     pub retry: Duration,
 }
 
@@ -122,7 +122,7 @@ pub struct Status {
     pub worker: Option<u32>,
     /// The driver, as of the worker's last start.
     pub driver: Option<Driver>,
-    /// The failure because of which there is no worker, if there is one.
+    /// Why there is no worker, if the reason is a failure.
     pub failure: Option<DriverError>,
     /// Number of workers started so far.
     pub started: u64,
@@ -153,7 +153,7 @@ pub struct Hardware {
     tx: mpsc::UnboundedSender<Message>,
     status: watch::Receiver<Status>,
     events: broadcast::Sender<Event>,
-    /// GPUs for which a fresh session did not help: see `afresh`.
+    /// GPUs whose reading also failed in a fresh session: see `afresh`.
     unmended: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -173,8 +173,8 @@ enum Message {
 }
 
 impl Hardware {
-    /// Starts the task. The worker starts with the first call. If there is no driver, calls fail, not this function,
-    /// and later calls try again.
+    /// Starts the task. The worker starts with the first call. If there is no driver, this function
+    /// does not fail, but each call fails and later calls try again.
     ///
     /// Must be called within a tokio runtime.
     #[must_use]
@@ -301,8 +301,8 @@ impl Hardware {
         }
     }
 
-    /// Waits until the GPU has no call with an unknown outcome. This may never return if a worker hangs in the kernel,
-    /// so add a timeout.
+    /// Waits until the GPU has no call with an unknown outcome. If a worker hangs in the kernel,
+    /// this may never return, so use a timeout.
     pub async fn settle(&self, uuid: &str) -> Settled {
         self.ask(|tx| Message::Settle(uuid.to_owned(), tx)).await.unwrap_or(Settled::Gone)
     }
@@ -336,9 +336,9 @@ impl Hardware {
         let _ = self.tx.send(Message::Resume);
     }
 
-    /// Ends the worker like [`Self::restart`], but starts no other before [`Self::unpause`]. Until then calls wait,
-    /// without limit. A reset needs this: gpush must have no handle open, but operations on other GPUs must not fail.
-    /// Independent of [`Self::stop`].
+    /// Ends the worker like [`Self::restart`], but starts no other worker before [`Self::unpause`].
+    /// Until then, calls wait without limit. A reset needs this: gpush must not have an open
+    /// handle, but operations on other GPUs must not fail. Independent of [`Self::stop`].
     ///
     /// # Errors
     /// As [`Self::restart`].

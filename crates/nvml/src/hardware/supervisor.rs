@@ -38,7 +38,7 @@ struct Supervisor {
     next: Ticket,
     reports: mpsc::UnboundedSender<(WorkerId, Report)>,
     events: broadcast::Sender<reading::Event>,
-    /// Start of the supervisor on both clocks, to convert instants to system time.
+    /// Start of the supervisor on both clocks. Used to convert instants to system time.
     epoch: (Instant, SystemTime),
 }
 
@@ -140,7 +140,7 @@ impl Supervisor {
             Report::Said(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
             Report::Said(ToParent::Reply { id, result }) => Some(Event::Reply { worker, ticket: id, result }),
             Report::Said(ToParent::Event(event)) => {
-                // Fails without a receiver, which is not an error.
+                // Without a receiver, this call fails. That is not an error.
                 let _ = self.events.send(event);
                 None
             }
@@ -164,7 +164,7 @@ impl Supervisor {
         }
     }
 
-    /// Executes an effect. Returns an event if it fails at once.
+    /// Executes an effect. If the effect fails immediately, returns the event for that.
     fn carry_out(&mut self, effect: Effect) -> Option<Event> {
         match effect {
             Effect::Spawn(worker) => match Line::open(worker, &self.options, self.reports.clone()) {
@@ -192,7 +192,7 @@ impl Supervisor {
                     let calls = self.machine.abandoned().get(&worker).map(|abandoned| abandoned.calls.join(", "));
                     match calls.filter(|calls| !calls.is_empty()) {
                         Some(calls) => tracing::warn!(pid = line.pid, "killing a driver worker that hangs in {calls}"),
-                        // A worker without a driver ends anyway.
+                        // A worker that found no driver ends by itself anyway.
                         None => tracing::debug!(worker, pid = line.pid, "ending a driver worker"),
                     }
                     line.kill();

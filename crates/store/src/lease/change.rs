@@ -1,5 +1,5 @@
-//! Changes of leases. Each change writes one record. The caller combines it in one commit with other changes that
-//! belong to it.
+//! Changes of leases. Each change writes one record. The caller puts the change into one
+//! transaction with the other changes that belong to it.
 
 use gpush_api::{EndReason, LeaseBinding, LeaseId, LeaseMember, LeaseRevocation, LeaseState};
 use jiff::Timestamp;
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Tx<'_> {
-    /// Records a lease that waits for capacity. Its number is its position in the order of arrival.
+    /// Records a lease that waits for capacity. Lease numbers give the order of arrival.
     ///
     /// # Errors
     /// Fails if the store cannot write the record.
@@ -47,8 +47,8 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Granting, members, operation: Some(operation), ..lease })
     }
 
-    /// Records a granting lease as active, in the transaction that ends its operation. The members are the instances
-    /// that the operation created, read back.
+    /// Records a granting lease as active, in the transaction that ends its operation. The members
+    /// are the instances that the operation created, as read back from the driver.
     ///
     /// # Errors
     /// Fails if the lease is not granting, or if the store cannot write the record.
@@ -58,7 +58,8 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Active, members, expires_at, granted_at, ..lease })
     }
 
-    /// Sets what a lease is bound to: the lease ends when that ends. Use the transaction that records the lease.
+    /// Sets the process, scope or job that a lease is bound to. The lease ends when that process,
+    /// scope or job ends. Call this in the transaction that records the lease.
     ///
     /// # Errors
     /// Fails if the lease has ended, or if the store cannot write the record.

@@ -3,13 +3,15 @@
 use super::LeaseRecord;
 use crate::{error::StoreError, note::Bounds, record, tx::Tx};
 
-/// Ended leases with their rank among those of their user; rank 1 ended last.
+/// Ended leases with their rank among the ended leases of the same user. Rank 1 is the lease that
+/// ended last.
 const RANKED: &str = "SELECT id, sequence, row_number() OVER (PARTITION BY uid ORDER BY sequence DESC) AS age \
                       FROM leases WHERE state = 'ended'";
 
 impl Tx<'_> {
-    /// Deletes the oldest ended leases beyond each user's limit. If there are still too many in total, deletes those of
-    /// the users with the most leases first. So one user's leases never displace the last ones of another user.
+    /// Deletes the oldest ended leases beyond each user's limit. If all users together still have
+    /// too many, deletes those of the users with the most leases first. So one user's leases never
+    /// displace the latest leases of another user.
     pub(crate) fn prune_leases(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let per_user = record::delete::<LeaseRecord>(

@@ -10,8 +10,9 @@
 //! operation makes the lease `granting`, and the commit that ends the operation makes it `active`. The members of a
 //! lease are a column of its row, so they are always complete.
 //!
-//! A database never uses a lease number twice. A database that replaces a lost one continues after the lost numbers. If
-//! they are not known, [`crate::Store::epoch`] still differs, and every name outside of the database contains it.
+//! A database never uses a lease number twice. A database that replaces a lost database continues
+//! after the lost numbers. If the lost numbers are not known, they may occur again. So every name
+//! outside the database contains [`crate::Store::epoch`], which differs in the new database.
 
 use gpush_api::{
     Actor, EndReason, LeaseBinding, LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseRequest, LeaseRevocation,
@@ -139,7 +140,7 @@ impl Record for LeaseRecord {
         columns.put_json(&self.holder.user)?;
         columns.put_json(&self.asked_by)?;
         columns.put_json(&self.kind)?;
-        // As text and not as JSON, because indexes use it.
+        // The state is text and not JSON, because indexes use it.
         columns.put_text(self.state.name());
         columns.put_json(&self.reason)?;
         columns.put_json(&self.request)?;

@@ -18,7 +18,7 @@ pub(super) const ENDED: &str = "WHERE state = 'ended' AND sequence < ?1 ORDER BY
 pub struct LeaseHistory {
     /// Only leases of this user.
     pub uid: Option<u32>,
-    /// Only leases that ended before this sequence number; `None` for the last ones.
+    /// Only leases that ended before this sequence number; `None` for the latest leases.
     pub before: Option<u64>,
     /// Maximum number of leases.
     pub limit: usize,
@@ -64,7 +64,8 @@ impl View<'_> {
         text.parse().map(LeaseId).map_err(|_| corrupt())
     }
 
-    /// Reads every lease and checks that none has a number higher than the last one.
+    /// Reads every lease and checks that no lease has a number higher than the recorded last
+    /// number.
     pub(crate) fn check_leases(&self) -> Result<(), StoreError> {
         let last = self.last_lease()?;
         let leases = record::select::<LeaseRecord>(self.connection, "", [], self.sealed)?;

@@ -1,4 +1,4 @@
-//! Requests a lease, and waits for it in the queue.
+//! Requests a lease, and waits in the queue until it is granted.
 //!
 //! gpushd responds when the lease is granted. Meanwhile this process shows the position in the queue, which it reads
 //! over a second connection. If this process exits early, its connection closes, and gpushd removes the request from
@@ -24,11 +24,11 @@ use crate::{
 /// Pause before each read of the queue.
 const POLL: Duration = Duration::from_secs(1);
 
-/// A request, and how to make it.
+/// A request, and how to send it.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) request: LeaseRequest,
-    /// Whether neither the place in the queue nor warnings are shown.
+    /// Whether to hide the place in the queue and the warnings.
     pub(super) quiet: bool,
 }
 
@@ -37,7 +37,8 @@ pub(super) fn bound(flags: &RequestFlags, held: &Held) -> Result<LeaseRequest, A
     let mut request = flags.request()?;
     request.holder = held.user.as_deref().map(uid).transpose()?;
     (request.process, request.bind_to) = match (held.with, request.duration_s) {
-        // With its cgroup where gpushd finds it, else with its leader.
+        // gpushd binds the lease to the cgroup of the login session or, if it finds none, to the
+        // session leader.
         (None, None) => (Some(session()?), BindTo::Cgroup),
         (with, _) => (with, BindTo::Process),
     };
@@ -69,7 +70,8 @@ pub(super) async fn granted(
             granted = &mut granted => return Ok(granted?),
             leases = watcher.leases(0) => leases,
         };
-        // A failed read is repeated later. It does not affect the request, which has a separate connection.
+        // If a read fails, it is repeated later. The failure does not affect the request, which has
+        // a separate connection.
         let Some(queued) = leases.iter().flatten().find(|lease| is_own(lease)) else { continue };
         let text = lease::waits(queued, &out.look);
         if text != shown {
@@ -121,7 +123,7 @@ fn session() -> Result<u32, ApiError> {
         error.hint("add `--for 2h`, or `--with $$` to end it with the shell")
     };
     let leader = getsid(None).map_err(|errno| no_end(format!("cannot find the session of this command: {errno}")))?;
-    // 0 means a process outside of this container. Process 1 never exits.
+    // 0 means a process outside of this container. Process 1 never exits, so it is not a valid end.
     let pid = u32::try_from(leader.as_raw()).ok().filter(|pid| *pid > 1);
     let pid = pid.ok_or_else(|| no_end("this command runs outside a login session".to_owned()))?;
     match kill(Pid::from_raw(leader.as_raw()), None) {

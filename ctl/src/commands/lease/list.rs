@@ -33,7 +33,7 @@ fn concerns(lease: &Lease, chosen: &[Gpu], all: &[Gpu]) -> bool {
     if !lease.members.is_empty() {
         return lease.members.iter().any(|member| chosen.iter().any(|gpu| gpu.uuid == member.gpu));
     }
-    // The requests of other users are hidden. They may wait for any GPU.
+    // The requests of other users are hidden, so these leases may wait for any GPU.
     let wanted = lease.request.as_ref().map(|request| request.gpus.as_slice()).unwrap_or_default();
     match super::super::select(all.to_vec(), wanted) {
         Ok(wanted) => wanted.iter().any(|gpu| chosen.iter().any(|one| one.uuid == gpu.uuid)),

@@ -29,7 +29,7 @@ pub(super) fn become_command(global: &Global, args: &RunArgs, out: &Output) -> O
     run::run(global, args, out)
 }
 
-/// Ends `run` because its command line is invalid.
+/// Ends `run` with an error, because its command line is invalid.
 pub(super) fn refused(error: ApiError, out: &Output) -> Outcome {
     run::own(error.into(), NO_COMMAND, out)
 }
@@ -60,7 +60,7 @@ async fn requested(client: &mut Client, global: &Global, asked: &Asked, out: &Ou
     let granted = grant::granted(client, global, asked, out).await?;
     let gpus = gpus(client).await;
     if let Err(failure) = print(&granted, &gpus, asked.quiet, out) {
-        // The user does not know the id.
+        // The user does not know the id and cannot release the lease, so release it here.
         let _ = client.lease_release(granted.lease.id).await;
         return Err(failure);
     }
@@ -75,13 +75,14 @@ fn print(granted: &LeaseGrant, gpus: &[Gpu], quiet: bool, out: &Output) -> Resul
     out.list(granted, |look| lease::granted(granted, gpus, look))
 }
 
-/// Returns the GPUs of the host, to name targets. If they cannot be read, targets are named by their UUIDs.
+/// Returns the GPUs of the host, from which targets get their names. If the GPUs cannot be read,
+/// targets are named by their UUIDs.
 async fn gpus(client: &mut Client) -> Vec<Gpu> {
     client.gpus(false).await.unwrap_or_default()
 }
 
-/// Returns the open leases. They are requested only if a rule claims one of the GPUs, because other GPUs cannot be
-/// leased. If the request fails, the rest of the output is still shown.
+/// Returns the open leases. Requests them only if a rule claims one of the GPUs, because other GPUs
+/// cannot be leased. If the request fails, the rest of the output is still shown.
 pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<Lease> {
     if gpus.iter().all(|gpu| gpu.rule.is_none()) {
         return Vec::new();
@@ -97,8 +98,8 @@ pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<L
     }
 }
 
-/// Names the leases that occupy a GPU, with their holders, such as `lease L17 of alice`. Holders can start programs at
-/// any time.
+/// Describes the leases that occupy a GPU, with their holders, such as `lease L17 of alice`. A
+/// holder can start programs at any time.
 pub(super) fn holders(gpu: &Gpu, leases: &[Lease]) -> Vec<String> {
     let has_gpu = |lease: &&Lease| lease.members.iter().any(|member| member.gpu == gpu.uuid);
     let holding = leases.iter().filter(|lease| lease.state.holds_capacity()).filter(has_gpu);

@@ -5,8 +5,8 @@
 //!                                              └► exec fails: the lease is released
 //! ```
 //!
-//! So the lease belongs to the command itself. No process in between can end it, and the terminal, signals and exit
-//! status are those of the command.
+//! So the lease belongs to the command itself. There is no process in between that could end it,
+//! and the terminal, signals and exit status are those of the command.
 
 use std::{
     ffi::OsString,
@@ -36,7 +36,8 @@ const RELEASE: Duration = Duration::from_secs(2);
 /// Environment variable that names the lease of a process.
 const LEASE: &str = "GPUSH_LEASE";
 
-/// Prefix of the variables of MPS clients. Those of another lease must not reach the command.
+/// Prefix of the variables of MPS clients. The variables of another lease must not reach the
+/// command.
 const MPS: &str = "CUDA_MPS_";
 
 pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
@@ -77,7 +78,8 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
     }
     let mut request = args.request.request().map_err(ApiError::from)?;
     request.process = Some(std::process::id());
-    // Its scope holds all that the command starts. Where there is none, the lease ends with this process.
+    // The scope of the lease contains all processes that the command starts. If gpushd cannot
+    // create a scope, the lease ends with this process.
     request.bind_to = BindTo::Scope;
     let asked = grant::Asked { request, quiet: args.quiet };
     super::super::with_agent(global, async |client| {
@@ -105,7 +107,8 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
     })
 }
 
-/// Returns the lease of this process if it is open. Shells keep the environment of ended leases.
+/// Returns the lease of this process if the lease is open. The environment of a shell may still
+/// name a lease that has ended.
 async fn open_lease(client: &mut Client) -> Option<LeaseId> {
     let id: LeaseId = std::env::var(LEASE).ok()?.parse().ok()?;
     let lease = client.lease_of(id).await.ok()?;

@@ -13,7 +13,7 @@ use crate::{
     render::plan,
 };
 
-/// The layout on a command line. Names and entries are distinguished by their form.
+/// The layout on a command line. The form of the text shows whether it is a name or entries.
 enum Typed {
     Layout(LayoutSource),
     /// A label of a mig-parted file. Its meaning depends on the GPUs.
@@ -36,7 +36,7 @@ impl Typed {
         Ok(Self::Layout(layout::source_of(text)))
     }
 
-    /// Creates the request for a host with these GPUs. Prints which GPUs a label leaves out.
+    /// Creates the request for a host with these GPUs. Prints which GPUs a label does not apply to.
     fn request(self, wanted: &Wanted, gpus: &[Gpu], out: &Output) -> Result<PlanRequest, ApiError> {
         let only = wanted.which.gpus.clone();
         Ok(match self {
@@ -51,7 +51,7 @@ impl Typed {
         })
     }
 
-    /// Creates the request for gpushd. Requests the GPUs only if they are needed.
+    /// Creates the request for gpushd. Reads the GPUs from gpushd only if they are needed.
     async fn ask(self, wanted: &Wanted, client: &mut Client, out: &Output) -> Result<PlanRequest, Failure> {
         let gpus = match &self {
             Self::Layout(_) => Vec::new(),
@@ -61,7 +61,7 @@ impl Typed {
     }
 }
 
-/// Explains the error about a name that only mig-parted knows.
+/// Explains the error about a layout name that only mig-parted knows.
 fn explained(request: &PlanRequest, error: gpush_client::Error) -> Failure {
     match &request.layout {
         LayoutSource::Named(name) if error.code() == Code::NotFound => {
@@ -85,7 +85,7 @@ pub(super) fn planned(global: &Global, wanted: &Wanted, how: &Offline, out: &Out
     super::super::ask(global, async |client| {
         let request = typed.ask(wanted, client, out).await?;
         let plans = client.plan(&request).await.map_err(|error| explained(&request, error))?;
-        // Only for the text output: the JSON has the plans alone.
+        // Request the GPUs only for the text output: the JSON contains only the plans.
         let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
         apply::show_plan(&plans, &gpus, out)
     })
@@ -115,7 +115,7 @@ pub(super) fn asserted(global: &Global, wanted: &Wanted, how: &Offline, out: &Ou
         let mut request = typed.ask(wanted, client, out).await?;
         let of_all = request.layout == LayoutSource::Wanted && request.gpus.is_empty();
         if of_all {
-            // The GPUs that `mig apply` would change, including cordoned ones.
+            // Select the GPUs that `mig apply` would change, and cordoned GPUs too.
             let gpus = client.gpus(false).await?;
             request.gpus = gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.uuid).collect();
         }
@@ -140,8 +140,8 @@ pub(super) fn asserted(global: &Global, wanted: &Wanted, how: &Offline, out: &Ou
     })
 }
 
-/// Plans an explicit layout on the GPUs as gpushd sees them. The modes of their rules do not matter, because a check
-/// changes nothing.
+/// Plans an explicit layout on the GPUs as gpushd sees them. Ignores the modes of their rules,
+/// because a check changes nothing.
 async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, Failure> {
     let gpus = client.gpus(true).await?;
     if let LayoutSource::Named(name) = &request.layout {
@@ -162,7 +162,8 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
     Ok(desired::plan_host(&Config::default(), &gpus, &request)?)
 }
 
-/// Returns 0 if every GPU has its layout, 3 if one differs, and another status if that cannot be decided.
+/// Returns 0 if every GPU has its layout, 3 if a GPU differs, and another status if that is not
+/// known.
 fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| {
         if !plans.plans.is_empty() && plans.plans.iter().all(plan::as_wanted) {
@@ -170,7 +171,8 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
         }
         plan::plans(plans, gpus, look)
     })?;
-    // A layout that is impossible on the GPU is an error of the caller. A blocked one counts as a difference.
+    // A layout that is impossible on the GPU is an error of the caller. A layout that is only
+    // blocked is a difference.
     let wrong = apply::refusals(plans).find(|(_, plan)| config::never(plan));
     Ok(match wrong {
         Some((code, _)) => code.exit_status(),

@@ -75,7 +75,8 @@ pub(super) async fn end(
     watch: Watch,
     out: &Output,
 ) -> Outcome {
-    // Uses the short name from now on: the index may belong to another GPU at the next request.
+    // Use the short name from now on, because the index may belong to another GPU at the next
+    // request.
     let before = client.mps_daemon(target).await?;
     let accepted = match what {
         Change::Start => client.mps_start(&before.target).await?,
@@ -86,7 +87,8 @@ pub(super) async fn end(
     watched(client, what, &before, accepted, watch, out).await
 }
 
-/// Stops a daemon once it is not in use. After `limit` it serves again.
+/// Stops a daemon as soon as it is not in use. If it is still in use after `limit`, it serves
+/// again.
 pub(super) async fn stop_when_free(
     client: &mut Client,
     target: &str,
@@ -106,9 +108,11 @@ pub(super) async fn stop_when_free(
     ended
 }
 
-/// Returns the progress of a change, from the daemon before and now. `going` says that the change was seen in progress.
+/// Returns the progress of a change, from the daemon before the change and now. `going` is true if
+/// an earlier poll saw the change in progress.
 fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
-    // If gpushd has only recorded the request, the daemon is still in its previous state.
+    // If gpushd has recorded the request but has not begun it, the daemon is still in its previous
+    // state.
     let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);
     match (what, now.state) {
         (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => Far::AsWanted,
@@ -143,7 +147,7 @@ fn is_going(what: Change, state: MpsState) -> bool {
     }
 }
 
-/// Explains an end state that was not requested.
+/// Explains an end state other than the requested one.
 fn otherwise(what: Change, state: MpsState) -> &'static str {
     match (what, state) {
         (Change::Start | Change::Restart, MpsState::Stopped | MpsState::Draining | MpsState::Stopping) => {
@@ -175,9 +179,9 @@ async fn watched(
         return Ok(0);
     };
     let mut progress = FollowProgress::new(quiet || out.json);
-    // Without a limit, this sleeps longer than any drain takes.
+    // Without a limit, wait longer than any drain takes.
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
-    // Before the first output, because a user may press Ctrl-C as soon as a line appears.
+    // Do this before the first output, because a user may press Ctrl-C as soon as a line appears.
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
@@ -220,14 +224,14 @@ async fn watched(
         pause = (pause * 3 / 2).min(PAUSES.1);
         match asked {
             Ok(newer) => (now, away) = (newer, None),
-            // The daemon survives gpushd, which usually restarts soon.
+            // The daemon continues to run without gpushd, and gpushd usually restarts soon.
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
                 if away.get_or_insert_with(Instant::now).elapsed() > AWAY {
                     progress.end();
                     return Err(lost_sight(&now, error.error.message, out));
                 }
             }
-            // A daemon that no rule requires any more is removed when it has exited.
+            // A daemon that no rule requires any more is no longer listed after it has ended.
             Err(error) if ends(what) && error.error.code == Code::NotFound => {
                 progress.end();
                 now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
@@ -296,7 +300,7 @@ impl FollowProgress {
         match self {
             Self::Line(bar) => bar.set_message(out.look.fit(&text, out.look.width)),
             Self::Lines { since, said } => {
-                // A short state is not printed, but a wait for clients is.
+                // Print a state only if it lasts. A wait for clients is always printed.
                 let ends = matches!(now.state, MpsState::Draining | MpsState::Stopping);
                 let worth = (ends && !now.clients.is_empty()) || since.elapsed() > super::super::SILENCE;
                 if worth && *said != text {

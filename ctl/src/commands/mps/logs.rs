@@ -14,7 +14,8 @@ use crate::{
 /// Pause between two polls.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Maximum number of lines per poll. If more are written between two polls, the others are not shown.
+/// Maximum number of lines per poll. If a daemon writes more lines between two polls, the excess
+/// lines are not shown.
 const WINDOW: usize = 500;
 
 pub(super) async fn last(
@@ -29,7 +30,7 @@ pub(super) async fn last(
 }
 
 pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all: bool, out: &Output) -> Outcome {
-    // Uses the short name from now on: the index may belong to another GPU at the next poll.
+    // Use the short name from now on, because the index may belong to another GPU at the next poll.
     let target = client.mps_daemon(target).await?.target;
     let mut seen = client.mps_logs(&target, lines, all).await?;
     tell(&seen, &seen, out)?;
@@ -38,7 +39,7 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
         tokio::time::sleep(LOOK).await;
         let now = match client.mps_logs(&target, WINDOW.max(lines), all).await {
             Ok(now) => now,
-            // A restart of gpushd must not end the command, so it waits.
+            // A restart of gpushd must not end the command, so wait for gpushd.
             Err(error) if super::super::events::may_pass(&error) => {
                 if !away {
                     out.remark("gpushd does not answer; waiting until it is back\n");
@@ -57,7 +58,7 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
     }
 }
 
-/// Prints the new lines, if any. `all` determines whether file names are needed.
+/// Prints the new lines, if there are any. `all` determines whether the output needs file names.
 fn tell(new: &MpsLogs, all: &MpsLogs, out: &Output) -> Result<(), Failure> {
     if new.files.is_empty() {
         return Ok(());
@@ -87,7 +88,7 @@ fn added<'a>(seen: &[String], now: &'a [String]) -> &'a [String] {
     let overlap = |end: usize| {
         let both = std::iter::zip(seen.iter().rev(), now[..end].iter().rev());
         let same = both.take_while(|(old, new)| old == new).count();
-        // All lines in the overlap must match, not just one of them.
+        // All lines of the overlap must match. One matching line is not enough.
         if same == seen.len().min(end) { same } else { 0 }
     };
     let best = (1..=now.len()).rev().max_by_key(|end| overlap(*end)).filter(|end| overlap(*end) > 0);
@@ -105,11 +106,11 @@ mod tests {
         assert_eq!(new("", "ab"), "ab");
         assert_eq!(new("ab", "ab"), "");
         assert_eq!(new("ab", "abc"), "c");
-        // The first poll requested fewer lines.
+        // The first poll requested fewer lines than the later ones.
         assert_eq!(new("cd", "abcdef"), "ef");
-        // The window has moved on.
+        // Older lines are no longer in the window.
         assert_eq!(new("abcd", "cdef"), "ef");
-        // A repeated line is new.
+        // The same line again is a new line.
         assert_eq!(new("aa", "aaa"), "a");
         assert_eq!(new("ab", "abab"), "ab");
         // A new log with the same name.

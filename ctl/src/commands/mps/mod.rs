@@ -113,14 +113,15 @@ async fn of_gpus(client: &mut Client, selectors: &[String]) -> Result<Vec<MpsDae
     Ok(daemons)
 }
 
-/// Returns the names of the rules of mode `mps`, to explain an empty list. Empty if the config cannot be read.
+/// Returns the names of the rules of mode `mps`, which explain an empty list. Empty if the config
+/// cannot be read.
 async fn rules(client: &mut Client) -> Vec<String> {
     let Ok(config) = client.config().await else { return Vec::new() };
     config.rules.into_iter().filter(|rule| rule.mode == Mode::Mps).map(|rule| rule.name).collect()
 }
 
-/// Returns the daemons of these GPUs. They are requested only if one of the GPUs uses MPS. If the request fails, the
-/// rest of the output is still shown.
+/// Returns the daemons of these GPUs. Requests them only if one of the GPUs uses MPS. If the
+/// request fails, the rest of the output is still shown.
 pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<MpsDaemon> {
     if !gpus.iter().any(list::concerns) {
         return Vec::new();

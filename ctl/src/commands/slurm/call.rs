@@ -1,7 +1,8 @@
-//! Requests to gpushd within the time of a hook.
+//! Requests to gpushd within the time limit of a hook.
 //!
-//! If gpushd restarts, the hook waits for it, at most [`RESTART`]. If gpushd is suspended (SIGSTOP), connections
-//! succeed but get no answer: the hook ends at its deadline. gpushd refuses requests that it reads later.
+//! If gpushd restarts, the hook waits for it, at most [`RESTART`]. If gpushd is suspended
+//! (SIGSTOP), connections succeed but get no answer, and the hook ends at its deadline. When gpushd
+//! continues, it refuses these requests, because they are too late.
 
 use std::time::{Duration, Instant};
 
@@ -19,13 +20,14 @@ const RESTART: Duration = Duration::from_secs(5);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Time between the deadline of gpushd and that of the hook: gpushd answers before the hook gives up.
+/// Time between the deadline of gpushd and that of the hook, so that gpushd answers before the hook
+/// gives up.
 const MARGIN: Duration = Duration::from_millis(500);
 
 /// Maximum number of ends of other jobs that one hook delivers.
 const MOST_ENDS: usize = 16;
 
-/// Why a call has no answer.
+/// Why a call was not successful.
 #[derive(Debug)]
 pub(super) enum Unanswered {
     /// gpushd did not answer in time.
@@ -41,7 +43,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// The calls of a hook that ends at `until`.
+    /// Creates the calls of a hook that ends at `until`.
     pub(super) fn new(global: &Global, until: Instant) -> Self {
         Self { client: Client::new(super::super::socket(global).for_hooks()), until }
     }
@@ -74,10 +76,12 @@ impl Calls {
         .await
     }
 
-    /// Delivers ends that earlier hooks could not deliver. Stops at the first failure. The next hook delivers the rest.
+    /// Delivers the ends that earlier hooks could not deliver. Stops at the first failure; the next
+    /// hook delivers the rest.
     pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
         for end in directory.undelivered_ends().into_iter().take(MOST_ENDS) {
-            // This hook does not report leftovers of other jobs, so it does not wait for them.
+            // This hook does not report leftovers of other jobs, so gpushd need not wait for their
+            // processes to end.
             let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
             self.client.set_deadline(self.left().min(Duration::from_secs(2)));
             match self.client.slurm_end(&now).await {
@@ -104,7 +108,7 @@ impl Calls {
                 Err(error) => error,
             };
             let (until, answered) = match error.kind {
-                // It stops or starts, or an MPS daemon does.
+                // gpushd or an MPS daemon is starting or stopping.
                 Kind::Answer if error.error.retryable => (self.until, true),
                 Kind::Answer => return Err(Unanswered::Error(*error.error)),
                 Kind::Connect | Kind::Lost => (give_up, false),
@@ -123,7 +127,7 @@ fn late() -> ApiError {
     ApiError::new(Code::TimedOut, "gpushd did not answer in time")
 }
 
-/// The end of a job.
+/// Returns the request for the end of a job.
 pub(super) fn end_of(job: &Job) -> SlurmJobEnd {
     SlurmJobEnd {
         cluster: job.cluster.clone(),

@@ -1,4 +1,4 @@
-//! `gpushctl slurm epilog`: needs nothing but the job id, and runs twice without harm.
+//! `gpushctl slurm epilog`. It needs only the job id, and can run twice.
 
 use gpush_api::{SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
@@ -24,11 +24,13 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     let directory = &settings.directory;
     let restart = directory.restart(&job);
     let had_lease = restart.is_some();
-    // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
+    // After a change of gres.conf, Slurm sets no GPU variables here. If the job has a file, it had
+    // GPUs.
     if !had_lease && !job.has_devices() && matches!(requested(&job), Ok(None)) {
         return 0;
     }
-    // When a job was requeued, Slurm 22.05 gives the Epilog of the run that ends the restart count of the next run.
+    // When a job is requeued, Slurm 22.05 passes to the Epilog of the ending run the restart count
+    // of the next run.
     let job = Job { restart: restart.unwrap_or(job.restart), ..job };
     let end = end_of(&job);
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
@@ -53,7 +55,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     match ended {
         Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(&end),
         Ended::NoAnswer if had_lease => {
-            // The next hook delivers it.
+            // The next hook delivers the end.
             let _noted = directory.note_end(&end);
         }
         Ended::NoAnswer => {}
@@ -62,7 +64,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 
-/// Describes the processes of a lease that are left, in one sentence.
+/// Describes the remaining processes of a lease in one sentence.
 fn words(left: &SlurmLeftover) -> String {
     let gpus: Vec<String> = left.gpus.iter().map(u32::to_string).collect();
     let gpus = match gpus.as_slice() {

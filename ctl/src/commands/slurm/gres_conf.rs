@@ -1,4 +1,4 @@
-//! `gpushctl slurm gres-conf` and `check-spec`: for administrators, and for the SPANK plugin.
+//! `gpushctl slurm gres-conf` for administrators, and `check-spec` for the SPANK plugin.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ pub(super) fn check(spec: &str) -> Outcome {
     }
 }
 
-/// Returns the name of this host without its domain: slurmd uses it as NodeName by default.
+/// Returns the name of this host without its domain. slurmd uses this name as NodeName by default.
 fn host_name() -> Result<String, ApiError> {
     let unknown = || ApiError::new(Code::NotFound, "this host has no name").hint("name the node: --node NAME");
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(|_| unknown())?;

@@ -1,7 +1,8 @@
 //! `gpushctl slurm`: the hooks.
 //!
-//! Prolog and Epilog run as root, and write the files of jobs: gpushd may run without the right to give a file to a user.
-//! TaskProlog runs as the user, and only reads. A hook prints nothing if all is well, and one line if it fails.
+//! Prolog and Epilog run as root. They write the files of jobs, because gpushd may not be allowed
+//! to give a file to a user. TaskProlog runs as the user, and only reads. A hook prints nothing if
+//! all is well, and one line if it fails.
 //!
 //! | file | subject |
 //! |---|---|
@@ -44,19 +45,20 @@ pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
     }
 }
 
-/// Prints why a hook fails, in one line: Slurm's log and the drain reason have room for no more.
+/// Prints in one line why a hook fails. Slurm's log and the drain reason have no room for more.
 fn fail(job: u32, why: &str) -> u8 {
     let plain: String = why.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     eprintln!("gpush: job {job}: {plain}");
     FAILS
 }
 
-/// An error as one sentence.
+/// Returns an error as one sentence.
 fn sentence(error: &ApiError) -> String {
     error.sentences().join(": ")
 }
 
-/// A variable of Slurm. Text that is not UTF-8 is the user's, and is replaced.
+/// Returns the value of a variable that Slurm sets. Replaces text that is not UTF-8, which can only
+/// come from the user.
 fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }

@@ -44,9 +44,9 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let request = requested(&job);
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
-    // Most jobs of a cluster have no GPU: they pass at once.
+    // Most jobs of a cluster have no GPU. They pass immediately.
     if matches!(request, Ok(None)) && !job.has_devices() {
-        // TaskProlog must know that a job of this cluster and node can have no file.
+        // TaskProlog must know this cluster and node, because their jobs may have no file.
         directory.keep_place(&HookPlace::new(&job.cluster, &job.node));
         return 0;
     }
@@ -56,7 +56,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     };
     let found = found(&job, gres_conf);
     let allocated: &[SlurmDevice] = found.as_deref().unwrap_or_default();
-    // Without a mapping, every GPU may be one of Slurm's.
+    // If the devices are not known, every GPU may be a GPU of Slurm.
     let concerned = request.is_some()
         || match &found {
             Ok(devices) => is_owned(devices, directory.owned().as_deref(), settings.has_owner_slurm),
@@ -66,7 +66,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         let may_be_owned = settings.has_owner_slurm || directory.owned().is_some_and(|owned| !owned.is_empty());
         return match (may_be_owned, concerned) {
             (true, _) => fail(job.id, why),
-            // Only the user's request concerns gpushd: it is refused, and the node stays in use.
+            // Only the user's request concerns gpushd. Refuse the request, so that the node stays
+            // in use.
             (false, true) => refuse(&settings, &job, vec![why.clone()], None),
             (false, false) => 0,
         };
@@ -99,7 +100,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let (started, state, why) = match answer {
         Ok(answer) => {
             directory.keep_owned(&answer.owned);
-            // gpushd has ended the leases of earlier runs.
+            // gpushd has ended the leases of earlier runs, so their ends need not be delivered any
+            // more.
             directory.end_delivered(&end_of(&job));
             match answer.outcome {
                 SlurmOutcome::NotConcerned => (Started::NotConcerned, None, String::new()),
@@ -130,7 +132,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
             }
         },
         (Verdict::Pass, _) if started == Started::NoAnswer && concerned => {
-            // gpushd may still grant the lease: the recorded end then ends it.
+            // gpushd may still grant the lease. Then the recorded end ends it.
             let _noted = directory.note_end(&end_of(&job));
             let _written = directory.write(&job, &run, JobState::Passed);
             0
@@ -153,7 +155,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     }
 }
 
-/// Records that the tasks of a job must fail, without gpushd.
+/// Records, without gpushd, that the tasks of a job must fail.
 fn refuse(settings: &Settings, job: &Job, reasons: Vec<String>, hint: Option<String>) -> u8 {
     let directory = &settings.directory;
     let refused = JobState::Refused { reasons, hint };
@@ -163,7 +165,7 @@ fn refuse(settings: &Settings, job: &Job, reasons: Vec<String>, hint: Option<Str
     }
 }
 
-/// Ends the lease of a job whose environment is not written.
+/// Ends the lease of a job whose environment could not be written.
 fn undo(global: &Global, settings: &Settings, job: &Job) {
     let end = end_of(job);
     let ended = super::super::runtime()
@@ -189,7 +191,7 @@ fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevice>, String
     let around = path.parent().unwrap_or(Path::new("/")).to_owned();
     let text = match std::fs::read(&path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        // MIG devices have UUIDs, and need no file.
+        // A job with MIG devices needs no file, because Slurm names MIG devices by UUID.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
     };

@@ -1,6 +1,7 @@
 //! `gpushctl slurm reconcile`: ends leases of jobs that Slurm no longer knows.
 //!
-//! The leases are listed before the jobs. So a job whose Prolog runs meanwhile is in Slurm's list.
+//! The command lists the leases before it lists the jobs. So if a job's Prolog runs in the
+//! meantime, the job is in Slurm's list.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +23,7 @@ use crate::{
     output::Output,
 };
 
-/// States of jobs that have a node. squeue's default leaves out some of them.
+/// States of jobs that have a node. squeue omits some of them by default.
 const STATES: &str = "--states=running,configuring,completing,suspended,stopped";
 
 /// A lease of a job.
@@ -71,12 +72,12 @@ pub(super) fn run(
 fn of_job(lease: Lease) -> Option<OfJob> {
     let LeaseBinding::Job { cluster, job, node, restart, .. } = &lease.binding else { return None };
     let (cluster, job, node, restart) = (cluster.clone(), *job, node.clone(), *restart);
-    // The job has ended according to Slurm, so its leftovers are ended as in Epilog.
+    // The job has ended according to Slurm, so gpushd ends its leftovers as in Epilog.
     let until_ms = Timestamp::now().as_millisecond();
     Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until_ms } })
 }
 
-/// Keeps the leases of one cluster. squeue knows the jobs of one.
+/// Selects the leases of one cluster, because squeue lists the jobs of only one cluster.
 fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, ApiError> {
     if let Some(cluster) = cluster {
         return Ok(leases.into_iter().filter(|one| one.end.cluster == cluster).collect());
@@ -90,11 +91,12 @@ fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, A
     Ok(leases)
 }
 
-/// Ids of the jobs that Slurm has on a node. Pending jobs are on none.
+/// Returns the ids of the jobs that Slurm has on a node. Pending jobs have no node.
 fn jobs_on(squeue: &Path, node: &str) -> Result<BTreeSet<u32>, ApiError> {
     let mut command = Command::new(squeue);
     command.args(["--noheader", "--all", "--format=%A", STATES]).stdin(Stdio::null());
-    // With SQUEUE_PARTITION and the like, squeue leaves out jobs: their leases would end.
+    // With variables such as SQUEUE_PARTITION, squeue would omit jobs, and the leases of these jobs
+    // would end.
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"SQUEUE_") || name == "SLURM_CLUSTERS" {
             command.env_remove(name);

@@ -15,10 +15,10 @@ use crate::{
 
 use super::directory::Directory;
 
-/// Longest config that is read, in bytes.
+/// Maximum number of bytes that are read from the config.
 const LONGEST: u64 = gpush_core::config::MOST_BYTES as u64;
 
-/// What a hook needs to know.
+/// The settings that a hook needs.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     /// `[slurm]` of the config.
@@ -63,8 +63,8 @@ impl Settings {
     }
 }
 
-/// The config. A file that is missing, cannot be read, or is wrong gives the defaults: gpushd has its own copy, and a hook
-/// that fails would drain the node.
+/// Reads the config. Returns the defaults if the file is missing, unreadable or invalid: gpushd has
+/// its own copy, and a hook that fails would drain the node.
 fn read(path: Option<&Path>) -> Config {
     let path = path.unwrap_or(Path::new(offline::DEFAULT_CONFIG));
     let Ok(bytes) = offline::read_up_to(path, LONGEST) else { return Config::default() };

@@ -27,12 +27,13 @@ pub(super) fn pack<'f>(
     archive.into_inner()?.finish()
 }
 
-/// Returns the error if a path exists. It is checked before anything is collected, and again by [`write()`].
+/// Returns an error if a path exists. The command calls this before it collects anything;
+/// [`write()`] checks the path again.
 pub(super) fn check_absent(path: &Path) -> Result<(), ApiError> {
     if path.symlink_metadata().is_ok() { Err(exists(path)) } else { Ok(()) }
 }
 
-/// Writes a new file with mode 0600. After a failure, no part of it is left.
+/// Writes a new file with mode 0600. If that fails, no part of the file is left.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), ApiError> {
     let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let mut file = match opened {

@@ -1,4 +1,5 @@
-//! The parts of a bundle. A part that cannot be collected has the reason instead, and never fails the command.
+//! The parts of a bundle. A part that cannot be collected contains the reason instead, and does not
+//! make the command fail.
 
 use std::{
     path::{Path, PathBuf},
@@ -30,7 +31,7 @@ const AUDIT_RECORDS: usize = 1000;
 /// Maximum number of bytes of a file.
 const LARGEST: u64 = 1 << 20;
 
-/// gpushd's log. `-q` leaves out journalctl's own remarks.
+/// Arguments of journalctl for gpushd's log. `-q` omits journalctl's own remarks.
 const JOURNAL: [&str; 8] = ["-q", "-u", "gpushd", "-n", "2000", "-o", "short-iso", "--no-pager"];
 
 /// A part of the bundle.
@@ -38,7 +39,7 @@ const JOURNAL: [&str; 8] = ["-q", "-u", "gpushd", "-n", "2000", "-o", "short-iso
 pub(super) struct Part {
     /// Name of its file.
     pub(super) name: &'static str,
-    /// What a reader of the bundle learns from it.
+    /// The purpose of the part, for a reader of the bundle.
     pub(super) why: &'static str,
     /// Its content, or why there is none.
     pub(super) content: Result<Content, String>,
@@ -53,7 +54,7 @@ pub(super) enum Content {
     Text(String),
 }
 
-/// Collects all parts, and teaches `redactor` the names and command lines in them.
+/// Collects all parts. Adds the names and command lines in them to `redactor`.
 pub(super) fn all(global: &Global, redactor: &mut Redactor, out: &Output) -> Result<Vec<Part>, Failure> {
     let (mut parts, config, agent) = with_agent(global, async |client| Ok(Answers::new(client).collect(out).await))?;
     let host = Host::at("/");
@@ -79,7 +80,7 @@ pub(super) fn all(global: &Global, redactor: &mut Redactor, out: &Output) -> Res
     Ok(parts)
 }
 
-/// Teaches the redactor the names and command lines in the parts.
+/// Adds the names and command lines in the parts to the redactor.
 fn learn(redactor: &mut Redactor, parts: &[Part]) {
     if let Ok(Content::Text(passwd)) = file(Path::new("/etc/passwd")) {
         redactor.learn_passwd(&passwd);
@@ -107,7 +108,7 @@ fn uid(name: &str) -> Option<u64> {
     Some(u64::from(user.uid.as_raw()))
 }
 
-/// What gpushd answers. After an answer that did not come, gpushd is not asked again.
+/// The answers of gpushd. After a request without an answer, no more requests are sent.
 struct Answers<'c> {
     client: &'c mut Client,
     silent: Option<ApiError>,
@@ -118,7 +119,7 @@ impl<'c> Answers<'c> {
         Self { client, silent: None }
     }
 
-    /// Returns the parts, the path of the config file, and what the doctor must know about gpushd.
+    /// Returns the parts, the path of the config file, and the state of gpushd for the doctor.
     async fn collect(mut self, out: &Output) -> (Vec<Part>, Option<PathBuf>, Agent) {
         let version = self.ask(async |client| client.version().await).await;
         let health = self.ask(async |client| client.health().await).await;
@@ -159,7 +160,7 @@ impl<'c> Answers<'c> {
         self.note(answer)
     }
 
-    /// Remembers an answer that did not come.
+    /// Remembers that gpushd did not answer.
     fn note<T>(&mut self, answer: Result<T, ApiError>) -> Result<T, ApiError> {
         if let Err(error) = &answer
             && matches!(error.code, Code::Unreachable | Code::TimedOut)
@@ -181,7 +182,8 @@ impl<'c> Answers<'c> {
         self.note(answer)
     }
 
-    /// Returns the last audit records. Only root gets them, because a user should not collect them by accident.
+    /// Returns the last audit records. Only root gets them, so that a user does not include them by
+    /// accident.
     async fn audit(&mut self) -> Result<Vec<gpush_api::AuditRecord>, ApiError> {
         if !nix::unistd::geteuid().is_root() {
             return Err(ApiError::new(Code::Denied, "only root gets the audit trail"));
@@ -191,7 +193,7 @@ impl<'c> Answers<'c> {
     }
 }
 
-/// Returns what the doctor must know about gpushd.
+/// Returns the state of gpushd for the doctor.
 fn agent(version: Result<Version, ApiError>, health: Result<Health, ApiError>) -> Agent {
     match (version, health) {
         (Ok(version), Ok(health)) => Agent::Reached {

@@ -6,8 +6,8 @@
 //! | `redact` | removes user names, command lines and secrets |
 //! | `archive` | the tar file |
 //!
-//! The whole bundle is in memory before the command lists it. So the list is exact, and nothing is written before the
-//! user agrees.
+//! The command builds the whole bundle in memory before it lists the files. So the list is exact,
+//! and nothing is written before the user agrees.
 
 mod archive;
 mod collect;

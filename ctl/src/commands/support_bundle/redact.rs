@@ -1,9 +1,10 @@
 //! Removes personal data and secrets from the parts of a bundle.
 //!
-//! - A user name becomes `uid:1000`. Names come from the JSON documents, the config and `/etc/passwd`. Names of system
-//!   users are not personal.
-//! - A command line becomes `(command)`. In JSON it is a field. In messages it is recognized by its form, because the
-//!   process may have ended long ago. When in doubt, more of the line is removed.
+//! - A user name becomes `uid:1000`. Names come from the JSON documents, the config and
+//!   `/etc/passwd`. Names of system users are kept, because they are not personal.
+//! - A command line becomes `(command)`. In JSON, it is the value of a field. In messages, it is
+//!   recognized by its form, because its process may have ended long ago. When in doubt, more of
+//!   the line is removed.
 //! - A value that looks like a password or token becomes `(secret)`, even with `--with-names`.
 
 use std::{
@@ -22,14 +23,15 @@ const USER: &str = "(user)";
 /// Replaces a secret.
 const SECRET: &str = "(secret)";
 
-/// A word with one of these, followed by `=` or `:`, has a secret as its value.
+/// If one of these words is followed by `=` or `:`, its value is a secret.
 const SECRET_NAMES: [&str; 9] =
     ["token", "password", "passwd", "secret", "apikey", "api_key", "api-key", "credential", "bearer"];
 
 /// Uids that distributions and systemd give to system users, such as `slurm`, `nobody` and dynamic users.
 const OF_SYSTEM_USERS: [RangeInclusive<u64>; 2] = [0..=999, 60_000..=65_535];
 
-/// Number of equal bytes from which a text counts as the beginning of a known command line.
+/// Minimum number of equal bytes for which a text is considered the beginning of a known command
+/// line.
 const SHORTEST_BEGINNING: usize = 12;
 
 /// Which names and command lines are known, and whether they are removed.
@@ -58,7 +60,7 @@ impl Redactor {
         }
     }
 
-    /// Learns a user; without a uid, its name becomes `(user)`.
+    /// Learns a user. A name without a uid becomes `(user)`.
     pub(super) fn learn_user(&mut self, name: &str, uid: Option<u64>) {
         let is_person = uid.is_none_or(|uid| !OF_SYSTEM_USERS.iter().any(|uids| uids.contains(&uid)));
         if is_person && !name.is_empty() {
@@ -74,7 +76,8 @@ impl Redactor {
                 if let Some(Value::String(name)) = fields.get("user") {
                     self.learn_user(name, fields.get("uid").and_then(Value::as_u64));
                 }
-                // A short name of a program, without arguments, is not personal, and can be a word of any text.
+                // Ignore a short program name without arguments: it is not personal, and may be a
+                // word of any text.
                 if let Some(Value::String(command)) = fields.get("command")
                     && (command.trim().contains(' ') || command.len() >= SHORTEST_BEGINNING)
                 {
@@ -128,13 +131,13 @@ impl Redactor {
     }
 }
 
-/// Removes command lines where gpushd's messages have them, known or not:
+/// Removes known and unknown command lines in the forms that gpushd's messages have:
 ///
 /// ```text
-/// python train.py (pid 4711, alice)            what is before the pid
-/// pid 4711 (alice, python train.py)            what is in the parentheses, up to the last one of the line
+/// python train.py (pid 4711, alice)            the text before the pid
+/// pid 4711 (alice, python train.py)            the text in the parentheses, up to the last parenthesis
 /// process 4711 (python train.py) has no lease
-/// pid 4711 of alice: python train.py           what is after the colon
+/// pid 4711 of alice: python train.py           the text after the colon
 /// command="python"                             the rest of the line
 /// ```
 fn without_forms(line: &str) -> String {
@@ -146,7 +149,7 @@ fn without_forms(line: &str) -> String {
         if !rest.starts_with("uid ") {
             line.replace_range(user..rest.find(')').map_or(line.len(), |end| user + end), USER);
         }
-        // The beginning of a journal line: time, host and program.
+        // Keep the beginning of a journal line: time, host and program.
         let kept = line[..at].find("]: ").map_or(0, |end| end + 3);
         if kept < at {
             line.replace_range(kept..at, &format!("{COMMAND} "));
@@ -173,13 +176,13 @@ fn without_forms(line: &str) -> String {
     line
 }
 
-/// Returns what is after a number at the beginning.
+/// Returns the text after a number at the beginning.
 fn after_number(text: &str) -> Option<&str> {
     let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
     (rest.len() < text.len()).then_some(rest)
 }
 
-/// Removes a known command line, even if it is cut.
+/// Removes a known command line, even if the line contains only its beginning.
 fn without_command(line: &str, command: &str) -> String {
     let beginning = command.get(..SHORTEST_BEGINNING.min(command.len())).unwrap_or(command);
     let (mut kept, mut rest) = (String::new(), line);
@@ -193,7 +196,7 @@ fn without_command(line: &str, command: &str) -> String {
     kept + rest
 }
 
-/// Replaces a name where it is not a part of a longer word.
+/// Replaces a name, except where it is a part of a longer word.
 fn without_word(line: &str, name: &str, replacement: &str) -> String {
     let is_in_word = |c: char| c.is_alphanumeric() || c == '_';
     let (mut kept, mut rest) = (String::new(), line);

@@ -8,8 +8,8 @@ use crate::render::{
     look::{QUIET, paint, width},
 };
 
-/// Draws the leases that have a share of this GPU or wait for it. If they do not fit into one line, it ends with the
-/// number of the others.
+/// Draws the leases that have a share of this GPU or wait for it, in one line. If not all of them
+/// fit, the line ends with the number of the others.
 pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Look) -> Vec<String> {
     let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended);
     let texts: Vec<String> = open.filter_map(|lease| text(lease, gpu, look)).collect();
@@ -39,7 +39,8 @@ fn text(lease: &Lease, gpu: &Gpu, look: &Look) -> Option<String> {
     let here: Vec<_> = lease.members.iter().filter(|member| member.gpu == gpu.uuid).collect();
     let (id, user) = (lease.id, user(&lease.holder, look));
     if here.is_empty() {
-        // A lease without members waits. It is shown if this is the only GPU that it can get.
+        // A lease without members is waiting. Show it if this is the only GPU that the lease can
+        // get.
         let request = lease.request.as_ref()?;
         let waits = lease.state == LeaseState::Queued && request.gpus == [gpu.index.to_string()];
         let place = place(lease, look).unwrap_or_default();

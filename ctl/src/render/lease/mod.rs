@@ -112,8 +112,8 @@ fn requested(request: &LeaseRequest, look: &Look) -> String {
     if request.count == 1 { one } else { format!("{one}*{}", request.count) }
 }
 
-/// Returns a target in the form for commands: the index of a GPU, or `1:2g.20gb@2`. If the GPU is not listed, returns
-/// the UUID.
+/// Returns a target in the form that commands accept: the index of a GPU, or `1:2g.20gb@2`. If the
+/// GPU is not listed, returns the UUID.
 fn target(member: &LeaseMember, gpus: &[Gpu], look: &Look) -> String {
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == member.gpu) else { return look.clean(&member.target) };
     if member.target == gpu.uuid {
@@ -149,7 +149,7 @@ pub(crate) fn end(lease: &Lease, look: &Look) -> String {
     };
     match (with, lease.expires_at) {
         (None, None) => match lease.request.as_ref().and_then(|request| request.duration_s) {
-            // The duration counts from the grant.
+            // The duration begins at the grant.
             Some(seconds) => format!("after {}", duration(seconds)),
             None => "on release".to_owned(),
         },

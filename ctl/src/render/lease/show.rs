@@ -114,7 +114,7 @@ fn members(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
         };
         vec![target(member, gpus, look), share, gib(member.memory_mib), look.clean(&member.target)]
     };
-    // Users copy UUIDs, so a UUID is never cut. It is on a separate line if there is no room.
+    // Do not cut UUIDs, because users copy them. If there is no room, a UUID is on a separate line.
     let rows = lease.members.iter().map(row).collect();
     fitted(&columns, rows, Narrow { spare: &[], prose: true }, INDENT, look)
 }

@@ -39,7 +39,7 @@ pub(crate) fn waits(daemon: &MpsDaemon, look: &Look) -> String {
             format!("; still connected: {}", clients::names(&daemon.clients, look))
         }
         MpsState::BackingOff => daemon.next_start_at.map_or_else(String::new, |at| {
-            // gpushd reports what the daemon waits for as the first reason.
+            // If the daemon waits for something, gpushd reports that as the first reason.
             let waits = daemon.reasons.first().filter(|_| daemon.failures == 0);
             let what = waits.map_or(", restarts", |_| ", next check");
             let why = waits.map_or_else(String::new, |reason| format!(": {}", look.clean(reason)));

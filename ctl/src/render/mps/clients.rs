@@ -58,13 +58,13 @@ pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, loo
 
 fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
     let user = user(client.user.as_ref(), client.uid, look);
-    // If a client of another user is hidden, the text says so.
+    // If the viewer may not see the client, the text says that it belongs to another user.
     let command = match (&client.command, client.pid) {
         (Some(command), _) => look.fit(&look.clean(command), COMMAND),
         (None, None) if user.is_none() => who::ANOTHER.to_owned(),
         (None, _) => NONE.to_owned(),
     };
-    // The lease of a hidden client is not known.
+    // The lease of a client that the viewer may not see is not known.
     let lease = match &client.lease {
         Some(lease) => look.clean(lease),
         None if user.is_none() && client.pid.is_none() => NONE.to_owned(),

@@ -78,7 +78,7 @@ fn nothing(rules: &[String]) -> String {
     }
 }
 
-/// Returns whether a GPU uses MPS. If none does, the daemons need not be requested.
+/// Returns whether a GPU uses MPS. If no GPU does, gpushctl need not request the daemons.
 pub(crate) fn concerns(gpu: &Gpu) -> bool {
     let shared = |entry: &String| entry.to_ascii_lowercase().ends_with(":mps");
     gpu.mode == Mode::Mps || gpu.layout.iter().flatten().any(shared)
@@ -91,7 +91,8 @@ pub(crate) fn of<'a>(gpu: &Gpu, daemons: &'a [MpsDaemon]) -> Vec<&'a MpsDaemon> 
     its
 }
 
-/// Draws one line per daemon, with its notes. Without `lines`, daemons without notes are left out.
+/// Draws one line for each daemon, with its notes. If `lines` is false, omits daemons without
+/// notes.
 pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &Look) -> Vec<String> {
     let margin = " ".repeat(indent);
     let place = |daemon: &MpsDaemon| match &daemon.device {
@@ -100,7 +101,7 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &L
     };
     let at = daemons.iter().map(|daemon| width(&place(daemon))).max().unwrap_or(0);
     let words = daemons.iter().map(|daemon| width(state(daemon.state).0)).max().unwrap_or(0);
-    // The word is left out if there is no room.
+    // Omit the word if there is no room.
     let leased = if look.width < 80 { "" } else { " leased" };
     let mut out = Vec::new();
     for daemon in daemons {

@@ -61,8 +61,8 @@ fn words(style: Style, text: &str) -> String {
     text.split(' ').map(|word| paint(style, word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the name of a target for messages. If the driver does not list its GPU, this is the short name, which
-/// commands accept too.
+/// Returns the name of a target for messages. If the driver does not list its GPU, returns the
+/// short name, which commands accept too.
 pub(crate) fn label(daemon: &MpsDaemon, look: &Look) -> String {
     look.clean(&if daemon.gpu.is_some() { daemon.label() } else { daemon.target.clone() })
 }
@@ -72,7 +72,7 @@ pub(crate) fn typed(daemon: &MpsDaemon, look: &Look) -> String {
     look.clean(&argument(daemon))
 }
 
-/// Returns the same name as `typed`, but without replacing characters that the terminal cannot show.
+/// Returns the same name as `typed`, but does not replace characters that the terminal cannot show.
 pub(crate) fn argument(daemon: &MpsDaemon) -> String {
     match (daemon.gpu, &daemon.device) {
         (Some(gpu), None) => gpu.to_string(),
@@ -100,13 +100,13 @@ pub(crate) fn admitted(daemon: &MpsDaemon, look: &Look) -> Option<String> {
     user(daemon.user.as_ref(), daemon.uid, look)
 }
 
-/// Returns the number of clients and their maximum: `2/48`, or `?/48` if it is not known.
+/// Returns the number of clients and their maximum: `2/48`, or `?/48` if the number is not known.
 pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
     let count = if daemon.clients_known { daemon.clients.len().to_string() } else { "?".to_owned() };
     format!("{count}/{}", daemon.wanted.max_clients)
 }
 
-/// Returns the sum of the percentages of all leases, and its limit: as a bar and as text.
+/// Returns the sum of the percentages of all leases and its limit, as a bar and as text.
 fn given(daemon: &MpsDaemon, columns: usize, look: &Look) -> (String, String) {
     let line = bar::part(daemon.granted_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
     (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))
@@ -121,7 +121,8 @@ fn bar_columns(look: &Look) -> usize {
     }
 }
 
-/// Returns notes about a daemon, each as one or more lines that start with `first`. Empty if all is well.
+/// Returns notes about a daemon. Each note consists of one or more lines and starts with `first`.
+/// Empty if all is well.
 pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     let mut note = |style: Style, text: &str| {
@@ -142,7 +143,8 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
         note(style, &format!("{word}: {}", unexplained(daemon.state)));
     }
     for reason in &daemon.reasons {
-        // A daemon that is ready may still have a problem, but the problem is not why it is ready.
+        // A daemon that is ready may still have a problem, but the problem is not the reason for
+        // its state.
         let is_ready = daemon.state == MpsState::Ready;
         note(style, &if is_ready { reason.clone() } else { format!("{word}: {reason}") });
     }
@@ -151,7 +153,7 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
         note(
             style,
             &match daemon.failures {
-                // The daemon itself has not failed. The reasons say what it waits for.
+                // The daemon itself has not failed. The reasons say what it is waiting for.
                 0 => format!("it has not failed; gpushd checks again {ahead}"),
                 1 => format!("it has failed once; gpushd restarts it {ahead}"),
                 times => format!("it has failed {times} times; gpushd restarts it {ahead}"),

@@ -28,7 +28,7 @@ pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
         let lines = look.wrap("  ", &text);
         out += &(lines.iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
     }
-    // Without notes there would be two empty lines.
+    // If there are no notes, the text ends with an empty line already.
     out.truncate(out.trim_end().len());
     out += "\n\n";
     out += &settings(daemon, look);
@@ -71,7 +71,7 @@ fn life(daemon: &MpsDaemon, look: &Look) -> String {
         (other, ..) => format!("no user: {}", state(other).0),
     };
     out += &fact("admitted", &whose, look);
-    // Users copy paths. A path contains no blanks, so it is never broken.
+    // Users copy paths. A path contains no blanks, so `fact` does not break it.
     for (name, path) in [("sockets", &daemon.pipe_directory), ("logs", &daemon.log_directory)] {
         if let Some(path) = path {
             out += &fact(name, &look.clean(path), look);
@@ -84,7 +84,7 @@ fn life(daemon: &MpsDaemon, look: &Look) -> String {
 fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     let wanted = &daemon.wanted.settings;
     let in_force = daemon.in_force.as_ref();
-    // The daemon reports whole GiB, so a smaller difference does not count.
+    // The daemon reports only whole GiB, so ignore a smaller difference.
     let mib = |limit: Option<gpush_api::MemoryLimit>| limit.map(gpush_api::MemoryLimit::mib);
     let same_memory = |other| match (mib(wanted.memory_limit_mib), mib(other)) {
         (Some(wanted), Some(other)) => wanted.abs_diff(other) < 1024,

@@ -17,7 +17,7 @@ fn gpu_with_all_details() {
     let mut gpus = fixtures::mixed();
     gpus[0].layout = Some(vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb".into()]);
     gpus[0].mig.as_mut().unwrap().profiles = profiles_of("dgx-a100");
-    // A MIG UUID is never cut, so this drawing may be wider than the terminal.
+    // MIG UUIDs are not cut, so this drawing may be wider than the terminal.
     assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &[], &look)));
     assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &[], &look)));
     let named = |rule: &str| {

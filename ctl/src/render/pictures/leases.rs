@@ -34,7 +34,7 @@ fn lease_show_of_every_kind_and_state() {
     for width in [60, 80, 120] {
         let look = fixtures::look(width, UTF8);
         let text = fixtures::plain(lease::show(&fixtures::lease::all(), &gpus, &look).text());
-        // Users copy UUIDs, so a UUID is never cut.
+        // UUIDs are not cut, because users copy them.
         for line in text.lines().filter(|line| !line.contains("MIG-") && !line.contains("GPU-")) {
             assert!(look::width(line) <= width, "{line}");
         }

@@ -88,7 +88,7 @@ fn plans_before_and_after() {
     assert_snapshot!("plan-none", fits(&plan::plans(&Plans { plans: Vec::new() }, &gpus, &look), &look));
 }
 
-/// A failed rollback: each fact appears once, and nothing looks as if it were still running.
+/// A failed rollback: each fact appears once, and nothing is shown as still running.
 #[test]
 fn failed_rollback_is_shown_once() {
     let look = fixtures::look(120, UTF8);
@@ -121,8 +121,8 @@ fn operations_and_their_ends() {
         fits(&operation::operation(&done, &[], &[], true, &look), &look)
     );
 
-    // Others may have changed the GPU since. So the drawing shows only the record of the operation, without current
-    // ids.
+    // Other users may have changed the GPU since then. So the drawing shows only the record of the
+    // operation, without current ids.
     let later = operation::operation(&done, &[], &after, false, &look);
     assert_snapshot!("operation-done-later", fits(&later, &look));
 
@@ -143,7 +143,7 @@ fn operations_and_their_ends() {
     );
     assert_eq!(operation::error(&rolled), Some(error));
 
-    // The operation's error adds a cause to the GPU's error. Together they are shown once.
+    // The operation's error adds a cause to the GPU's error. The drawing shows both as one error.
     let whole = rolled.error.take().map(|error| error.outcome("the previous layout was restored and read back"));
     rolled.error = whole;
     let text = fits(&operation::operation(&rolled, &before, &before, true, &look), &look);
@@ -157,7 +157,8 @@ fn operations_and_their_ends() {
     assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, true, &look), &look));
     assert_eq!(operation::error(&failed).unwrap().code.exit_status(), 8);
 
-    // Another GPU was done when the first one failed. It stays as it was before, and the drawing says why.
+    // The steps of another GPU were done when the first GPU failed. They were rolled back, and the
+    // drawing says why.
     let mut both = failed.clone();
     both.plans[1] = gpush_api::GpuPlan { gpu: 1, ..fixtures::plan() };
     both.progress[1] =

@@ -9,7 +9,7 @@ fn status_of_a_mixed_host() {
     assert_snapshot!("status-120", drawn(&shown, false, &fixtures::look(120, UTF8)));
     assert_snapshot!("status-ascii", drawn(&shown, false, &fixtures::look(80, Charset::Ascii)));
     assert_snapshot!("status-brief", drawn(&shown, true, &fixtures::look(80, UTF8)));
-    // On any width, numbers appear above the drawing that they belong to.
+    // At any width, the numbers appear above the drawing that they belong to.
     let wide = drawn(&shown, true, &fixtures::look(200, UTF8));
     let edge = |part: &str| wide.lines().filter(|line| line.contains(part)).map(look::width).max().unwrap();
     assert_eq!((edge("/80.0 GiB"), edge("in use"), edge("╮")), (99, 99, 99));
@@ -48,7 +48,7 @@ fn status_in_ascii_is_ascii() {
 fn status_in_colour() {
     let look = fixtures::look(80, UTF8);
     let text = status::status(&fixtures::status(fixtures::mixed(), true), false, &look);
-    // Escape codes are made visible, so that a diff of the snapshot is readable.
+    // Make escape codes visible, so that a diff of the snapshot is readable.
     assert_snapshot!("status-colour", text.replace('\x1b', "^["));
 }
 
@@ -96,7 +96,7 @@ fn no_pid_is_cut_at_sixty_columns() {
     );
     assert_snapshot!("status-60", text);
     for gpu in &gpus {
-        // If there are several processes, the first one is named and the others are counted.
+        // If there are several processes, the drawing names the first one and counts the others.
         let Some(pid) = pids(std::slice::from_ref(gpu)).first().cloned() else { continue };
         assert!(text.split([' ', ',', '\n']).any(|word| word == pid), "{pid} is not whole:\n{text}");
     }
@@ -152,7 +152,8 @@ fn status_of_an_agent_without_a_driver() {
 fn odd_readings_do_not_break_the_drawing() {
     let mut gpus = fixtures::mixed();
     let mig = gpus[0].mig.as_mut().unwrap();
-    // Instances that overlap, exceed the slices, are empty, or have an unknown profile.
+    // Instances that overlap, that exceed the slices, that have no slices, or that have an unknown
+    // profile.
     mig.instances.push(fixtures::instance(20, "profile 99", 5, 4, (0, 0), &[]));
     mig.instances.push(fixtures::instance(21, "2g.20gb", 7, 2, (0, 0), &[]));
     mig.instances.push(fixtures::instance(22, "\u{1b}[31m", 7, 1, (9, 1), &[]));
@@ -161,7 +162,8 @@ fn odd_readings_do_not_break_the_drawing() {
     assert_snapshot!("status-odd", drawn(&fixtures::status(gpus, false), false, &fixtures::look(80, UTF8)));
 }
 
-/// Even a recent reading must not be shown as current if it is from before a loss or from during a change.
+/// A reading from before a loss or from during a change must not be shown as current, even if it is
+/// recent.
 #[test]
 fn drawing_of_an_old_reading_says_so() {
     let look = fixtures::look(100, UTF8);

@@ -53,8 +53,8 @@ fn evaluated_environment_sets_the_variables() {
     assert_eq!(stdout(&shell(&host, &script).output().unwrap()), "L17 /run/gpush-mps/g5d1b03a2/1");
 }
 
-/// `eval` ignores the exit status of the command in it. Without the printed `false`, the program would run outside of
-/// the lease.
+/// `eval` ignores the exit status of gpushctl. If gpushctl did not print `false`, the program would
+/// run outside of the lease.
 #[test]
 fn failed_lease_env_makes_eval_fail() {
     let host = Host::new();

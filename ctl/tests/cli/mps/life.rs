@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Starts a stand-in agent whose daemon is in state `before` until a POST. Each GET after the POST returns the next one
-/// of `states`.
+/// Starts a stand-in agent whose daemon is in state `before` until a POST. Each GET after the POST
+/// returns the next element of `states`.
 pub(super) fn living(host: &Host, before: MpsDaemon, accepted: Answer, states: Vec<MpsDaemon>) -> Agent {
     let asked = AtomicUsize::new(0);
     let accepted = std::sync::Mutex::new(Some(accepted));
@@ -82,7 +82,8 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let mut child = host.command(&["mps", "drain", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // The first line names the clients that gpushctl waits for. From then on, gpushctl watches the daemon.
+    // The first line names the clients that gpushctl waits for. From then on, gpushctl handles
+    // Ctrl-C.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "GPU 0: draining; still connected: alice 5120\n");
     signal(child.id(), nix::sys::signal::Signal::SIGINT);

@@ -77,7 +77,8 @@ fn health() -> Health {
     }
 }
 
-/// Starts a stand-in agent with two GPUs. The first is in this mode; `mps` answers for the MPS daemons.
+/// Starts a stand-in agent with two GPUs. The first GPU is in `mode`; `mps` answers requests for
+/// the MPS daemons.
 fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&version()),

@@ -25,7 +25,7 @@ fn container(cgroup: &str) -> CgroupKind {
 
 const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-/// A shell of an SSH login: unified, hybrid (both trees) and legacy.
+/// The shell of an SSH login in the unified, hybrid (both trees) and legacy hierarchies.
 #[test]
 fn login_session_is_found_in_each_hierarchy() {
     let hybrid = "13:devices:/user.slice\n8:memory:/user.slice/user-1000.slice/session-4.scope\n\
@@ -43,7 +43,8 @@ fn containers_are_found_by_the_names_of_their_runtimes() {
     for (text, cgroup) in [
         (format!("0::/system.slice/docker-{ID}.scope\n"), format!("/system.slice/docker-{ID}.scope")),
         (format!("0::/docker/{ID}\n"), format!("/docker/{ID}")),
-        // The daemon's own hierarchy shows its service; the others show the container.
+        // The hierarchy of the Docker daemon shows only the daemon's service; the other hierarchies
+        // show the container.
         (
             format!("9:devices:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/system.slice/containerd.service\n"),
             format!("/docker/{ID}"),
@@ -96,7 +97,7 @@ fn units_jobs_and_lease_scopes_are_told_apart() {
     }
 }
 
-/// A user may create all of these where systemd delegated a cgroup to that user.
+/// A user can create cgroups with all of these names where systemd delegated a cgroup to that user.
 #[test]
 fn forged_names_below_a_delegated_cgroup_are_ignored() {
     for forged in [
@@ -116,7 +117,7 @@ fn forged_names_below_a_delegated_cgroup_are_ignored() {
     }
 }
 
-/// The same names, created by a user in a directory of that user at the top: nothing is root's.
+/// The same names, in a top-level directory that belongs to a user: root owns none of the cgroups.
 #[test]
 fn cgroups_that_root_did_not_create_are_none() {
     for text in [
@@ -152,7 +153,7 @@ fn lease_is_bound_as_the_caller_is_placed() {
             "it would leave the first lease's scope"
         );
     }
-    // cron, sshd: root's processes are there too.
+    // In services such as cron and sshd, root has processes too.
     assert_eq!(service().choose(Wish::NewScope, 1000, true, |_| false), Choice::NewScope);
     assert!(none(service().choose(Wish::Present, 1000, true, |_| false)));
     assert_eq!(choose(manager(), Wish::NewScope), Choice::NewScope);
@@ -171,14 +172,14 @@ proptest! {
         prop_assert_eq!(place(&text), CgroupKind::UserManager { uid: 1000 });
     }
 
-    /// No text panics, and without a directory of root's there is nothing to bind to.
+    /// No text causes a panic. If root owns no directory, the lease cannot be bound to a cgroup.
     #[test]
     fn any_text_is_classified(text in "[0-9:a-z=./@\\n-]{0,200}", owner in proptest::option::of(1..u32::MAX)) {
         prop_assert_eq!(CgroupKind::parse_with(&text, |_, _| owner), CgroupKind::Other);
         let _any = CgroupKind::parse_with(&text, |_, _| Some(0));
     }
 
-    /// A container's or a job's process is never moved.
+    /// A process of a container or of a job is never moved.
     #[test]
     fn processes_of_containers_and_jobs_are_never_moved(uid: u32, here: bool, all: bool, job in 1..u64::MAX) {
         for place in [container("/docker/x"), CgroupKind::SlurmJob { cgroup: "/slurm/uid_1/job_1".to_owned(), job }] {

@@ -10,10 +10,10 @@
 //! kill          all processes that hold the lock   KillUnit: the unit's cgroup
 //! ```
 //!
-//! gpushd watches adopted daemons and new ones in the same way, through a pidfd. To adopt a daemon, it needs only the
-//! pid, which it gets from the lock after [`ownership`] has identified the daemon. So gpushd notices the end of a
-//! unit's daemon without systemd, and asks systemd only for the reason. If the bus fails, gpushd cannot start daemons;
-//! everything else works.
+//! gpushd watches adopted and new daemons in the same way, through a pidfd. To adopt a daemon,
+//! gpushd needs only the pid. [`ownership`] gets the pid from the lock and identifies the daemon.
+//! So gpushd notices the end of a unit's daemon without systemd, and asks systemd only for the
+//! reason. If the bus fails, gpushd cannot start daemons; everything else works.
 
 mod ownership;
 mod process;
@@ -37,8 +37,8 @@ use crate::SYSTEM_DIRECTORY;
 /// Why a daemon was not started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StartError {
-    /// It cannot be started yet: leftovers still run, or systemd does not answer. This does not count as a failure of
-    /// the daemon.
+    /// The daemon cannot be started yet, because leftovers still run or systemd does not answer.
+    /// This is not counted as a failure of the daemon.
     #[error("{0}")]
     Later(String),
     /// The system refused the start, or the process ended before it became the daemon.
@@ -84,7 +84,8 @@ impl Launcher {
         Self(Kind::choose(base, is_root, gpush_host::systemd::is_the_service_manager))
     }
 
-    /// Checks that no process of a daemon is left. Only then the directory may be prepared and a daemon started.
+    /// Checks that no process of a previous daemon is left. Only then may the caller prepare the
+    /// directory and start a daemon.
     pub(super) async fn check_free(&self, dir: &TargetDir) -> Result<(), StartError> {
         if dir.is_taken() {
             return Err(StartError::locked());
@@ -106,8 +107,8 @@ impl Launcher {
         }
     }
 
-    /// Describes how a process ended, and resets a failed unit so that it can be started again. Call it after the end
-    /// of the process.
+    /// Describes how a process ended, and resets a failed unit so that it can be started again.
+    /// Call this after the process has ended.
     pub(super) async fn exit_reason(&self, dir: &TargetDir, process: DaemonProcess) -> String {
         match &self.0 {
             Kind::Process => process::exit_reason(process).await,
@@ -115,7 +116,7 @@ impl Launcher {
         }
     }
 
-    /// Kills a daemon, if it is still alive, and everything that it started.
+    /// Kills a daemon that is still alive, and all processes that it started.
     pub(super) async fn kill(&self, dir: &TargetDir, daemon: Option<&DaemonProcess>) {
         match &self.0 {
             Kind::Process => kill_all(dir, daemon),
@@ -123,17 +124,17 @@ impl Launcher {
         }
     }
 
-    /// Returns whether the launcher itself tracks daemons whose directories were deleted. Such a launcher does not
-    /// start another daemon in their place, and ends them when they have no clients.
+    /// Returns whether the launcher itself tracks daemons whose directories were deleted. If so, it
+    /// starts no other daemon in their place, and ends them when they have no clients.
     pub(super) fn tracks_orphans(&self) -> bool {
         matches!(self.0, Kind::Systemd(_))
     }
 
-    /// Ends daemons whose directories were deleted and whose targets are not in `known`, each when it has no clients.
-    /// Returns when all have ended.
+    /// Ends daemons whose directories were deleted and whose targets are not in `known`. Ends each
+    /// daemon when it has no clients, and returns when all have ended.
     pub async fn end_orphans(&self, known: BTreeSet<String>) {
         match &self.0 {
-            // Nothing to do: gpushd finds them when their targets get a daemon again.
+            // gpushd finds these daemons when their targets get a daemon again.
             Kind::Process => {}
             Kind::Systemd(units) => units.end_orphans(known).await,
         }
@@ -177,11 +178,13 @@ impl DaemonProcess {
     }
 }
 
-/// Kills all processes that hold the current lock of a directory, or the daemon's own lock if it differs.
+/// Kills all processes that hold the directory's current lock file, or the lock file of the daemon
+/// if that is a different file.
 fn kill_all(dir: &TargetDir, daemon: Option<&DaemonProcess>) {
     let locks = dir.lock_file().into_iter().chain(daemon.and_then(|daemon| ownership::lock_of(dir, daemon)));
     let locks: BTreeSet<_> = locks.collect();
-    // Kill the daemon first, so that it starts no more servers. It may not hold a lock yet.
+    // Kill the daemon first, so that it starts no more servers. A daemon that is still starting may
+    // not hold a lock yet.
     if let Some(daemon) = daemon
         && let Err(error) = daemon.kill()
     {

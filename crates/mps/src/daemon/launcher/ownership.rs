@@ -13,8 +13,9 @@
 //! control_lock      held, as the kernel reports              not held
 //! ```
 //!
-//! `lock` may have been deleted since, alone or with its directory. The kernel still reports its path. A process whose
-//! lock is not the current one of its directory is an orphan: no user can reach it, but it holds the GPU.
+//! `lock` may have been deleted since, alone or with its directory. The kernel still reports its
+//! path. A process is an orphan if its lock file is not the current lock file of its directory: no
+//! user can reach the process, but it holds the GPU.
 
 use std::{
     collections::BTreeSet,
@@ -74,9 +75,10 @@ impl Input {
         meta.is_file().then(|| Self { file: FileId::of(&meta), owner: meta.uid(), path })
     }
 
-    /// Returns whether it is the lock of a directory, or was until it was deleted.
+    /// Returns whether it is the lock of a directory, or was that lock until the file was deleted.
     fn is_of(&self, place: &TargetDir) -> bool {
-        // Only gpushd can create files in the directory.
+        // A deleted lock file is recognized by its path, because only gpushd can create files in
+        // the directory.
         let was = || self.owner == own_uid() && self.path.parent() == Some(canonical(place.dir()).as_path());
         Some(self.file) == place.lock_file() || was()
     }
@@ -92,8 +94,8 @@ pub(in crate::daemon) fn find(place: &TargetDir, spec: &Spec) -> io::Result<Lock
     };
     let Some(process) = DaemonProcess::of(pid)? else { return Ok(LockOwner::Free) };
     let ours = has_lock_of(place, pid) && is_daemon(pid) && program(pid).is_some_and(|own| own == spec.control);
-    // The checks count only if the process is still alive. Otherwise they may have read another process with the same
-    // pid.
+    // The checks are valid only if the process is still alive. Otherwise they may have examined a
+    // later process with the same pid.
     if process.has_ended() || lock::taken_by(&pipe)? != Holder::Process(pid) {
         return Ok(LockOwner::Free);
     }
@@ -158,7 +160,8 @@ pub(super) fn has_lock_of(place: &TargetDir, pid: i32) -> bool {
     Input::of(pid).is_some_and(|input| input.is_of(place))
 }
 
-/// Returns whether a process that holds the lock is the control daemon. A server that runs as root is not.
+/// Returns whether a process that holds the lock is the control daemon. A server that runs as root
+/// is not the daemon.
 pub(super) fn is_daemon(pid: i32) -> bool {
     proc::owner(pid) == Some(own_uid())
         && proc::is_in_our_pid_namespace(pid)

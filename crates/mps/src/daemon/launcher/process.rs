@@ -13,7 +13,7 @@ use crate::daemon::target_dir::TargetDir;
 /// How long `gpushd mps-daemon` may take to become the daemon.
 const BECOME: Duration = Duration::from_secs(10);
 
-/// How long gpushd waits for the exit status of a child that has ended.
+/// How long gpushd waits for the exit status of a child that no longer runs.
 const REAPED: Duration = Duration::from_millis(200);
 
 /// Starts the daemon that the spec describes. The daemon holds the lock when this function returns.
@@ -26,7 +26,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        // The pipe closes when the process becomes the daemon, because the daemon writes to its log instead.
+        // When the process becomes the daemon, it writes to its log instead, and this pipe closes.
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;
@@ -39,7 +39,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
         }
     }
     let process = DaemonProcess::of(pid).map_err(failed)?;
-    // Without this wait, the process would remain a zombie.
+    // Wait for the child, because it would otherwise remain a zombie after its end.
     let status = tokio::spawn(async move { child.wait().await });
     match (said.trim(), process) {
         ("", Some(process)) => Ok(DaemonProcess { status: Some(status), ..process }),

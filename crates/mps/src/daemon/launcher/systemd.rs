@@ -7,9 +7,10 @@
 //!                                                                 └► deactivating ────────┘ systemd kills them
 //! ```
 //!
-//! Each daemon has its own cgroup, and survives restarts and upgrades of gpushd. When a daemon ends, systemd kills its
-//! remaining processes. systemd never starts a daemon without a request. gpushd notices `systemctl stop` by the end of
-//! the process. After an end without an error, systemd may already have unloaded the unit.
+//! Each daemon has its own cgroup, and survives restarts and upgrades of gpushd. When a daemon
+//! ends, systemd kills its remaining processes. systemd starts a daemon only on request. gpushd
+//! notices a `systemctl stop` because the process ends. After an end without an error, systemd may
+//! already have unloaded the unit.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -44,7 +45,8 @@ impl Units {
             "inactive" => Ok(()),
             "failed" => self.0.reset_failed(&unit).await.map_err(|error| not_started(&error)),
             "deactivating" => Err(StartError::locked()),
-            // The unit is still starting: a previous gpushd may just have requested that.
+            // The unit is still starting. A previous gpushd may have requested that just before it
+            // ended.
             "activating" => Err(StartError::Later(format!("systemd has not started {unit} yet"))),
             active => Err(StartError::Later(format!(
                 "its unit {unit} is {active}, but no daemon has its directory: `systemctl stop {unit}` ends the \
@@ -146,7 +148,7 @@ impl Units {
         if self.0.processes(unit).await? > 1 {
             return Ok(false);
         }
-        // The pidfd ensures that no other process is ended.
+        // The signal goes through the pidfd, so it cannot reach another process.
         match process.terminate() {
             Ok(()) => tracing::info!("{unit}: ending its MPS daemon {pid}, which no program can reach"),
             Err(error) => tracing::warn!("{unit}: cannot end its MPS daemon {pid}: {error}"),
@@ -166,7 +168,7 @@ fn of(target: &str) -> String {
 
 fn not_started(error: &Error) -> StartError {
     match error {
-        // systemd may still start it. Then gpushd adopts the daemon.
+        // systemd may still start the daemon. Then gpushd adopts it.
         Error::Bus(_) | Error::Deadline { .. } => StartError::Later(error.in_full()),
         Error::Refused { .. } | Error::Job { .. } => StartError::Failed(error.in_full()),
     }
@@ -179,7 +181,7 @@ fn describe(state: &State, unit: &str) -> String {
         (0, "success") => "ended without an error, as after `systemctl stop`".to_owned(),
         (0, _) => "ended".to_owned(),
         (EXITED, "success") => super::exited(status),
-        // Messages from before the process became the daemon are in the journal.
+        // The process failed before it became the daemon. Its messages are in the journal.
         (EXITED, _) => format!("{}: see `journalctl -u {unit}`", super::exited(status)),
         (_, "success") if status == STOP => format!("{}, as by `systemctl stop`", super::signalled(status)),
         (_, _) => super::signalled(status),

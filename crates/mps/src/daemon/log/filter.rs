@@ -1,5 +1,6 @@
-//! Filter for a control daemon's log that omits gpushd's own probes, which are sessions of queries. A session has about
-//! five lines in the log, and a probe has several sessions.
+//! Filter for the log of a control daemon. It omits the probes of gpushd, which are sessions that
+//! consist of queries. Each session writes about five lines into the log, and a probe has several
+//! sessions.
 //!
 //! ```text
 //! Accepting connection…            ┐
@@ -10,13 +11,13 @@
 //! NEW CLIENT 4712 from user 1000 …   any other line is an event: shown, with the session around it
 //! ```
 //!
-//! The filter keeps every line that it does not know. It shows a session with a pause, because this may be a process
-//! that holds the control connection and sends nothing. It uses the times in the log, so the same log always gives the
-//! same result.
+//! The filter shows every line that it does not know. It also shows a session with a pause, because
+//! a process may hold the control connection there without sending anything. The filter uses only
+//! the times in the log, so the same log always gives the same result.
 //!
-//! A simpler rule does not work. A control daemon does not log which peer sends a command, so "lines of gpushd's pid"
-//! cannot be recognized. Omitting each known line separately would hide half-open sessions, and replies to an
-//! administrator's commands, such as a pid or a state.
+//! A simpler rule does not work. A control daemon does not log which peer sends a command, so the
+//! filter cannot select lines by gpushd's pid. If it omitted each known line separately, it would
+//! hide half-open sessions, and replies to an administrator's commands, such as a pid or a state.
 
 use std::time::Duration;
 
@@ -40,11 +41,11 @@ enum Line {
     Event,
 }
 
-/// Maximum number of lines that the filter holds back while a session may be a probe. It shows longer sessions. The
-/// limit bounds the memory, because users can write into the log.
+/// Maximum number of lines that the filter holds back while a session may be a probe. It shows
+/// longer sessions. The limit is necessary because users can write into the log.
 const LONGEST_SESSION: usize = 256;
 
-/// Omits gpushd's own probes, line by line.
+/// Omits the probes of gpushd, line by line.
 #[derive(Debug)]
 pub(super) struct Filter {
     /// Whether the input starts at the first line of the log.
@@ -94,15 +95,16 @@ impl Session {
 }
 
 impl Filter {
-    /// Creates a filter for a log. `begins` says whether the first line that the filter gets is the first line of the
-    /// log.
+    /// Creates a filter for a log. `begins` is true if the filter's first line is also the first
+    /// line of the log.
     pub(super) fn new(begins: bool) -> Self {
-        // A session whose start is missing counts as open.
+        // If the start of a session is missing, treat the session as open.
         let session = Session { is_open: !begins, quiet: !begins, asked: !begins, ..Session::new(false) };
         Self { begins, lines: 0, left_out: 0, session, before: None }
     }
 
-    /// Handles the next line. Shows it and the lines held back as soon as they cannot be a probe.
+    /// Handles the next line. Shows this line and the lines held back as soon as they cannot belong
+    /// to a probe.
     pub(super) fn line(&mut self, line: String, mut show: impl FnMut(String)) {
         let is_first = self.lines == 0;
         self.lines += 1;
@@ -115,7 +117,7 @@ impl Filter {
                 self.left_out += session.end(&mut show);
                 *session = Session::new(true);
             }
-            // A truncated log may begin here.
+            // The input may begin here, because the log was truncated.
             Line::Opens if session.lines == 1 && !session.is_open || is_first && !self.begins => {
                 session.is_open = true;
             }
@@ -152,7 +154,7 @@ fn parts(line: &str) -> (Option<DateTime>, &str) {
 }
 
 fn is_quick(before: Option<DateTime>, now: Option<DateTime>) -> bool {
-    // If the clock was set back, the duration is negative, and the session does not count as fast.
+    // If the clock was set back, the duration is negative. The session is then not considered fast.
     before.zip(now).is_some_and(|(before, now)| {
         Duration::try_from(now.duration_since(before)).is_ok_and(|between| between < QUICK)
     })
@@ -272,7 +274,7 @@ mod tests {
         // A session without a command.
         let silent = ["Accepting connection...", "NEW UI", "UI closed"];
         assert_eq!(told(&with(&silent, &[]), true, NOW), silent);
-        // A session of an unknown form is shown.
+        // A session in an unknown form is shown.
         assert_eq!(without(&["x", "NEW UI", "Cmd:get_server_list"], true, NOW).len(), 3);
     }
 

@@ -1,8 +1,9 @@
 //! Parser of the control daemon's log, for facts that no command reports: servers that end as soon as they start,
 //! clients that wait for a server, and a log that has stopped growing.
 //!
-//! Users who have or had access can write into the log. So a line counts only if the kernel confirms it. For ended
-//! servers, the kernel charges the resources of ended children to the daemon ([`proc::charged`]).
+//! Users who have or had access can write into the log. So the parser uses a line only if the
+//! kernel confirms the fact. A server has ended only if the resources that the kernel charges to
+//! the daemon for its ended children have increased ([`proc::charged`]).
 //! [`pending`](super::super::pending) confirms clients that wait for a server.
 
 use std::{
@@ -18,10 +19,10 @@ use tokio::time::Instant;
 
 use super::{CONTROL_LOG, rotation::BEFORE};
 
-/// Number of servers that must end with an error within [`WITHIN`] to be a fault.
+/// Number of servers that must end with an error within [`WITHIN`]. gpushd then reports a fault.
 const DEATHS: usize = 3;
 
-/// See [`DEATHS`].
+/// The period for [`DEATHS`].
 const WITHIN: Duration = Duration::from_secs(60);
 
 /// Maximum number of bytes of the log that one probe reads.
@@ -35,19 +36,19 @@ const MOST_PENDING: usize = 256;
 pub(in crate::daemon) struct LogParser {
     /// Offset up to which the log was read; `None` before the first probe.
     read: Option<u64>,
-    /// Charge for ended children of the daemon when the last probe began.
+    /// Resources charged to the daemon for its ended children, when the last probe began.
     charged: Option<u64>,
     /// Recent ends of servers with an error: when, exit status.
     recent: VecDeque<(Instant, i32)>,
-    /// Whether the log did not grow although the daemon received commands.
+    /// Whether the log did not grow although the daemon received commands, which it logs.
     mute: bool,
     /// Live clients that connected while there was no server for them, with their users.
     waiting: Vec<(i32, u32)>,
 }
 
 impl LogParser {
-    /// Parses the lines since the last probe. `charged` contains the resources charged to the daemon for its ended
-    /// children: when this probe began, and now.
+    /// Parses the lines since the last probe. `charged` contains the resources that were charged to
+    /// the daemon for its ended children when this probe began, and those charged until now.
     pub(in crate::daemon) fn read(&mut self, logs: &Path, charged: (Option<u64>, Option<u64>)) {
         let now = Instant::now();
         while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
@@ -57,7 +58,8 @@ impl LogParser {
         let Ok(mut log) = File::open(logs.join(CONTROL_LOG)) else { return };
         let length = log.metadata().map_or(0, |meta| meta.len());
         let before = self.read.replace(length);
-        // The daemon logs each command, and this probe has just sent some.
+        // The log should have grown: the daemon logs each command, and this probe has just sent
+        // some.
         self.mute = before == Some(length);
         // The kernel charges the daemon before the daemon writes the line.
         let has_ended = matches!((self.charged, charged.1), (Some(before), Some(now)) if before != now);
@@ -68,7 +70,7 @@ impl LogParser {
         if let Some(read) = rotated
             && let Ok(mut old) = File::open(logs.join(format!("{CONTROL_LOG}{BEFORE}")))
         {
-            // The previous log may not exist any more.
+            // The previous log may no longer exist.
             let _gone = read_on(&mut old, read, &mut said);
         }
         if read_on(&mut log, before.filter(|_| rotated.is_none()).unwrap_or(0), &mut said).is_err() {
@@ -76,12 +78,12 @@ impl LogParser {
         }
         for line in String::from_utf8_lossy(&said).lines() {
             if line.contains("Starting control daemon") {
-                // Earlier lines are from a previous daemon.
+                // Earlier lines belong to a previous daemon.
                 self.waiting.clear();
             } else if let Some(status) = status_of_a_server(line).filter(|_| has_ended) {
                 // The daemon has refused the clients that waited for this server.
                 self.waiting.clear();
-                // At the first probe, ends in the log are old.
+                // At the first probe, the log contains old ends of servers. Ignore them.
                 self.recent.extend((status != 0 && before.is_some()).then_some((now, status)));
             } else if let Some(client) = pending_client(line)
                 && self.waiting.len() < MOST_PENDING
@@ -205,7 +207,7 @@ mod tests {
         std::fs::write(&path, line.repeat(9)).unwrap();
         parser.read(logs.path(), (Some(7), Some(7)));
         assert_eq!((parser.deaths(), parser.death()), (None, None));
-        // A server ended during the previous probe, and the log contains that only now.
+        // A server ended during the previous probe, and the daemon writes its line only now.
         std::fs::write(&path, line.repeat(10)).unwrap();
         parser.read(logs.path(), (Some(7), Some(9)));
         assert!(parser.death().is_some());

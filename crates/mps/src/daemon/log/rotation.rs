@@ -2,9 +2,9 @@
 //! allows.
 //!
 //! ```text
-//! sleep, shorter while it grows faster ─► too large? ─► copy its end to `.1`, truncate the log ─┐
-//!   ▲                                                                                          │
-//!   └── far too much within a minute: a finding that names the user of the directory ◄─────────┘
+//! sleep, shorter while a log grows faster ─► too large? ─► copy its end to `.1`, truncate it ─┐
+//!   ▲                                                                                         │
+//!   └── far too much within a minute: a finding that names the user of the directory ◄────────┘
 //! ```
 //!
 //! The daemon appends to its log, so copying and truncating loses only lines that are written in between. The rotation
@@ -35,10 +35,10 @@ pub(super) const BEFORE: &str = ".1";
 /// Longest and shortest pause between two checks.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(50));
 
-/// A log is flooded if it grows by this many times its size limit within [`WITHIN`].
+/// gpushd reports a flood if a log grows by this many times its size limit within [`WITHIN`].
 const FLOOD: u64 = 16;
 
-/// See [`FLOOD`].
+/// The period for [`FLOOD`].
 const WITHIN: Duration = Duration::from_secs(60);
 
 /// Size limit in bytes, if the config is not known.
@@ -133,8 +133,9 @@ async fn keep(how: watch::Receiver<RotationConfig>, told: Arc<Mutex<Option<Strin
     }
 }
 
-/// Returns the next pause. `grown` is the number of bytes by which the log grew during the last one. The pause is
-/// chosen so that the log does not exceed its limit.
+/// Returns the next pause. `grown` is the number of bytes by which the fastest log grew during the
+/// last pause. With the returned pause, a log does not exceed its limit if it continues to grow at
+/// this rate.
 fn next(pause: Duration, grown: u64, most: u64) -> Duration {
     if grown == 0 {
         return PAUSE.0;
@@ -211,7 +212,7 @@ impl Growth {
     }
 }
 
-/// The result of a rotation. On a full disk, the log is truncated although its end cannot be copied.
+/// The result of a rotation. On a full disk, the log is truncated even if its end cannot be copied.
 #[derive(Debug, Default)]
 struct Rotated {
     /// Size of the log when it was truncated.
@@ -242,7 +243,8 @@ fn cut(log: &fs::File, path: &Path, most: u64) -> io::Result<Rotated> {
         io::copy(&mut log.take(meta.len() - from), &mut before).map(|_| ())
     };
     let kept = kept();
-    // The copy fails on a full disk. Losing old lines is better than a log that cannot grow.
+    // The copy fails on a full disk. Truncate the log anyway: losing old lines is better than a log
+    // that cannot grow.
     let cut = log.metadata()?.len();
     log.set_len(0)?;
     Ok(Rotated { cut: Some(cut), error: kept.err() })

@@ -11,7 +11,8 @@ use gpush_api::{ApiError, Code, MpsLog, MpsLogs, text};
 
 use super::{CONTROL_LOG, SERVER_LOG, filter::Filter};
 
-/// Maximum number of bytes to read for the last lines of a log: without and with the filter.
+/// Maximum number of bytes that are read to find the last lines of a log: without and with the
+/// filter.
 const MOST: (u64, u64) = (256 << 10, 4 << 20);
 
 /// Maximum length of a shown line in bytes. Users can write into these logs.
@@ -62,7 +63,7 @@ fn end_of(path: &Path, most: usize, filtered: bool) -> io::Result<End> {
             last.push_back(text::plain(&line));
         }
     };
-    // The first line is incomplete unless reading began at the start of the file.
+    // If reading did not begin at the start of the file, the first line is incomplete.
     let begins = from == 0;
     if !begins {
         next_line(&mut reader)?;

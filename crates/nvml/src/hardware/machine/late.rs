@@ -108,7 +108,8 @@ impl Machine {
         }
     }
 
-    /// Refuses queued calls to a GPU with a late call. They would wait without limit.
+    /// Refuses queued calls to a GPU with a late call, because they would have to wait without
+    /// limit.
     pub(super) fn refuse_unsettled(&mut self) {
         let late: BTreeSet<_> =
             self.flights.values().filter(|f| f.late.is_some()).map(|f| target(&f.request)).collect();
@@ -129,8 +130,9 @@ impl Machine {
         }
     }
 
-    /// Returns when to kill an abandoned worker: when all its calls are late, and the grace time of its late mutations
-    /// has passed. Without mutations this is at once.
+    /// Returns when to kill an abandoned worker: all its calls must be late, and the grace time of
+    /// its late mutations must be over. If there are no mutations, the worker can be killed
+    /// immediately.
     pub(super) fn kill_due(&self, worker: WorkerId) -> Option<Instant> {
         let abandoned = self.abandoned.get(&worker).filter(|a| a.killed.is_none())?;
         let mut due = abandoned.since;

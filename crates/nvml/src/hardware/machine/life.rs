@@ -73,7 +73,7 @@ impl Machine {
         self.release_ended();
     }
 
-    /// Handles the calls of a dead worker.
+    /// Handles the calls that a dead worker had in flight.
     pub(super) fn lose(&mut self, now: Instant, lost: Vec<(Ticket, Flight)>, how: &str) {
         let alone = lost.len() == 1;
         for (ticket, flight) in lost.into_iter().rev() {
@@ -119,7 +119,7 @@ impl Machine {
                 self.service = Service::Ending { worker, kill_at: Some(now + self.limits.grace) };
             }
             Some(kill_at) if now >= kill_at => {
-                // From here on it is handled like any abandoned worker.
+                // From now on, the worker is handled like any abandoned worker.
                 self.abandon(now, worker, Vec::new());
                 if let Some(abandoned) = self.abandoned.get_mut(&worker) {
                     abandoned.killed = Some(now);
@@ -130,7 +130,8 @@ impl Machine {
         }
     }
 
-    /// Answers the callers that wait for the end of all workers. The answer is an error if a worker cannot be ended.
+    /// Answers the callers that wait for the end of all workers. Returns them an error if a worker
+    /// cannot be ended.
     pub(super) fn release_ended(&mut self) {
         let running = match self.service {
             Service::Starting { .. } | Service::Serving { .. } | Service::Ending { .. } => true,
@@ -153,7 +154,8 @@ impl Machine {
     }
 
     pub(super) fn spawn(&mut self, now: Instant) {
-        // Start no worker while a caller waits for the end of all workers: it must get its answer first.
+        // Do not start a worker while a caller waits for the end of all workers. That caller must
+        // get its answer first.
         if self.queue.is_empty() || self.paused || !self.ending.is_empty() || self.not_before.is_some_and(|t| now < t) {
             return;
         }

@@ -18,13 +18,14 @@
 //!   └──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! At most one worker serves. Each GPU has at most one call in flight over all workers, and so has the host. The
-//! machine answers a call that passes its deadline, but the call stays in flight as *late*. Its GPU is unsettled: it
-//! gets no further call until the late reply arrives or the abandoned worker has ended.
+//! At most one worker serves. Each GPU has at most one call in flight over all workers, and so has
+//! the host. If a call passes its deadline, the machine answers the caller, but the call stays in
+//! flight as *late*. Its GPU is unsettled, and gets no further call until the late reply arrives or
+//! the abandoned worker has ended.
 //!
-//! When a worker dies, mutations in flight fail, and reads are repeated once, one at a time. This identifies a GPU
-//! whose reading kills the worker, so that it cannot affect the others. The machine then skips that GPU for a time that
-//! doubles with each failure.
+//! When a worker dies, the mutations in flight fail, and the reads are repeated once, one at a
+//! time. If a reading kills the worker again, this identifies the GPU, so that it does not affect
+//! the other GPUs. The machine then skips that GPU for a time that doubles with each failure.
 
 mod dispatch;
 mod late;
@@ -54,7 +55,7 @@ pub(super) type Ticket = u64;
 /// Maximum number of abandoned workers. When it is reached, no more workers are started.
 const MOST_ABANDONED: usize = 4;
 
-/// Time until a killed worker counts as stuck.
+/// Time after which a killed worker that has not ended is considered stuck.
 const DYING: Duration = Duration::from_secs(5);
 
 /// First and longest delay before the restart of a worker that fails repeatedly.
@@ -63,7 +64,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 /// First and longest time for which a GPU is skipped after its reading killed the worker.
 const QUARANTINE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// A request of the handle.
+/// A request from the handle.
 #[derive(Debug, Clone)]
 pub(super) enum Ask {
     /// Asks for the driver of the worker.
@@ -118,7 +119,7 @@ enum Service {
     Serving {
         worker: WorkerId,
     },
-    /// `kill_at` is set when the worker's calls have finished and its socket is closed.
+    /// `kill_at` is set when the worker's calls have finished and its socket has been closed.
     Ending {
         worker: WorkerId,
         kill_at: Option<Instant>,
@@ -135,7 +136,7 @@ struct Pending {
     ticket: Ticket,
     ask: Ask,
     until: Instant,
-    /// Whether it was in flight when a worker died. Then the next attempt runs alone.
+    /// Whether the call was in flight when a worker died. Its next attempt then runs alone.
     suspect: bool,
 }
 
@@ -171,7 +172,7 @@ pub(super) struct Machine {
     limits: Deadlines,
     service: Service,
     stopped: bool,
-    /// No worker is started, and calls wait.
+    /// Whether starts of workers are paused. Calls then wait.
     paused: bool,
     failures: u32,
     not_before: Option<Instant>,
@@ -237,7 +238,7 @@ impl Machine {
             }
             Event::Unpause => {
                 self.paused = false;
-                // The time limit in the queue is meant for the start of a worker. So it does not include the pause.
+                // The time limit of the queue is for starting a worker. It excludes the pause.
                 self.queue.iter_mut().for_each(|pending| pending.until = now + self.limits.queue);
             }
             Event::Started { worker, result } => self.start_result(now, worker, result),
@@ -278,7 +279,7 @@ impl Machine {
         self.queue.push_back(Pending { ticket, ask, until: now + self.limits.queue, suspect: false });
     }
 
-    /// Returns why a call is refused at once; `None` if it is not.
+    /// Returns why a call is refused immediately; `None` if the call is accepted.
     fn refuse(&self, now: Instant, ask: &Ask) -> Option<DriverError> {
         let (name, gpu) = match ask {
             Ask::Driver => ("asking for the driver", None),
@@ -338,7 +339,7 @@ impl Machine {
         }
     }
 
-    /// Stores the last index and PCI address of each GPU, so that the worker need not search.
+    /// Stores the last index and PCI address of each GPU. They save the worker a search.
     fn learn(&mut self, answer: &Answer) {
         use Answer::{ComputeInstance, ComputeModeSet, Destroyed, GpuInstance, Listed, Mode, Reading};
         let identities: Vec<_> = match answer {
@@ -353,7 +354,8 @@ impl Machine {
         }
     }
 
-    /// Returns the calls of a worker, if it should not end now. If such a worker ends, it has crashed.
+    /// Returns the calls in flight in a worker that must not end now; `None` for another worker. If
+    /// such a worker ends, it has crashed.
     pub(super) fn in_hand(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }

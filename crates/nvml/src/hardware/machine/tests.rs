@@ -61,7 +61,8 @@ fn worker_hanging_in_kernel_is_reported_and_not_awaited() {
     machine.step(late, Event::Restart { ticket: 3 });
     assert_eq!(machine.next_tick(), Some(late + limits().grace));
     assert_eq!(machine.step(late + limits().grace, Event::Tick), [Effect::Kill(1)]);
-    // The worker does not end. The restart fails, the GPU stays unsettled, and other GPUs are served.
+    // The worker does not end. So the restart fails and the GPU stays unsettled, but other GPUs are
+    // served.
     let stuck = late + limits().grace + DYING;
     assert_eq!(machine.next_tick(), Some(stuck));
     let effects = machine.step(stuck, Event::Tick);
@@ -73,7 +74,7 @@ fn worker_hanging_in_kernel_is_reported_and_not_awaited() {
     let effects = machine.step(stuck, Event::Started { worker: 2, result: Ok(driver()) });
     assert!(matches!(effects[..], [Effect::Send { worker: 2, ticket: 4, .. }]), "{effects:?}");
     machine.step(stuck, Event::Reply { worker: 2, ticket: 4, result: Ok(Answer::Destroyed) });
-    // An hour later the kernel releases it.
+    // An hour later, the kernel releases the worker.
     let effects = machine.step(stuck + 3600 * SECOND, Event::Gone { worker: 1, how: "signal 9".to_owned() });
     assert!(effects.contains(&Effect::Settled { ticket: 2, settled: Settled::Gone }), "{effects:?}");
     assert!(machine.unsettled().is_empty() && machine.abandoned().is_empty());
@@ -85,7 +86,7 @@ fn abandoned_worker_finishes_its_calls_in_time() {
     machine.step(now, Event::Call { ticket: 1, ask: read("a") });
     machine.step(now, Event::Call { ticket: 2, ask: destroy("b") });
     let killed = |effects: &[Effect]| effects.contains(&Effect::Kill(1));
-    // The read hangs; the mutation has a minute.
+    // The read hangs. The mutation has a deadline of a minute.
     let late = now + limits().read;
     let effects = machine.step(late, Event::Tick);
     assert_eq!(kind_of(&effects, 1), Some(ErrorKind::Deadline { may_land: false }));
@@ -107,7 +108,7 @@ fn number_of_stuck_workers_is_limited() {
         at += 3600 * SECOND;
         let effects = machine.step(at, Event::Call { ticket, ask: read("a") });
         spawned += effects.iter().filter(|e| matches!(e, Effect::Spawn(_))).count();
-        // Init never returns, and the process never ends.
+        // The initialisation never returns, and the process never ends.
         at += limits().start;
         machine.step(at, Event::Tick);
     }
@@ -192,7 +193,7 @@ struct World {
     alive: BTreeSet<WorkerId>,
     ready: BTreeSet<WorkerId>,
     doomed: BTreeSet<WorkerId>,
-    /// Calls in flight in workers, with their GPU.
+    /// Calls in flight, with their worker and their GPU.
     held: BTreeMap<Ticket, (WorkerId, Option<String>)>,
     open: BTreeSet<Ticket>,
     mutations: BTreeSet<Ticket>,
@@ -304,7 +305,7 @@ fn walk(seed: u64, length: u32) -> (u64, u64) {
         };
         world.take(machine.step(now, event));
     }
-    // At the end nothing is in progress, and every call has an answer.
+    // At the end, no call is in progress, and every call has an answer.
     world.take(machine.step(now, Event::Resume));
     for _ in 0..10_000 {
         if let Some(worker) = world.doomed.first().copied() {
@@ -348,7 +349,7 @@ fn pause_stops_workers_and_calls_wait() {
     assert_eq!(machine.step(now, Event::Call { ticket: 2, ask: destroy("a") }), []);
     let effects = machine.step(now, Event::Gone { worker: 1, how: "asked to".to_owned() });
     assert_eq!(effects, [Effect::Ended { ticket: 1, result: Ok(()) }]);
-    // This is longer than the queue's time limit, and no timer is set.
+    // The machine waits longer than the time limit of the queue, and no timer is set.
     assert_eq!(machine.next_tick(), None);
     let later = now + 3 * limits().queue;
     assert_eq!(machine.step(later, Event::Tick), []);

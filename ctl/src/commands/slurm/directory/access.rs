@@ -1,8 +1,8 @@
-//! Who may read the file of a job: the user of the job, who does not own it.
+//! Access to the file of a job: the user of the job may read the file, but does not own it.
 //!
-//! The owner of a file can make it writable. A user who owned a file here could fill the file system, and then no other
-//! job could begin: Prolog would fail and Slurm would drain the node. So the file belongs to root, and its access list
-//! lets the user read it.
+//! The owner of a file can make it writable. If users owned files here, a user could fill the file
+//! system. Then no other job could begin: Prolog would fail, and Slurm would drain the node. So the
+//! file belongs to root, and its access list allows the user to read it.
 
 use std::{
     fs, io,
@@ -16,7 +16,8 @@ use nix::{
     unistd::{AccessFlags, faccessat, geteuid},
 };
 
-/// Lets a user read a file that stays root's. On a file system without access lists the file becomes the user's.
+/// Allows a user to read a file that root owns. On a file system without access lists, the user
+/// becomes the owner of the file.
 pub(super) fn let_read(file: &Path, uid: u32) -> io::Result<()> {
     if acl::let_read(file, uid)? { Ok(()) } else { chown(file, Some(uid), None) }
 }
@@ -25,7 +26,7 @@ pub(super) fn let_read(file: &Path, uid: u32) -> io::Result<()> {
 pub(super) fn is_own(file: &Path) -> bool {
     let Ok(meta) = fs::metadata(file) else { return false };
     if meta.uid() == geteuid().as_raw() {
-        // The group bits show that an access list names another user.
+        // If the group bits are set, an access list names another user.
         return meta.mode() & 0o040 == 0;
     }
     faccessat(AT_FDCWD, file, AccessFlags::R_OK, AtFlags::AT_EACCESS).is_ok()
@@ -35,7 +36,8 @@ pub(super) fn is_own(file: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// Fault: the file belonged to the user, who could fill `/run` with it. Then Prologs of other jobs failed.
+    /// Regression test: the file belonged to the user, who could fill `/run` with it. Then the
+    /// Prologs of other jobs failed.
     #[test]
     fn user_of_the_job_does_not_own_its_file() {
         let dir = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use gpush_core::slurm::job_files::FileName;
 
 use super::Directory;
 
-/// Suffix of the record of an end. No name of a node has a `+`.
+/// Suffix of the file that records an end. The name of a node never contains a `+`.
 const ENDED: &str = "+ended";
 
 fn name_of(end: &SlurmJobEnd) -> String {
@@ -15,7 +15,8 @@ fn name_of(end: &SlurmJobEnd) -> String {
 }
 
 impl Directory {
-    /// Records an end that could not be delivered to gpushd. Keeps the end of a later run.
+    /// Records an end that could not be delivered to gpushd. Does not replace the recorded end of a
+    /// later run.
     pub(in crate::commands::slurm) fn note_end(&self, end: &SlurmJobEnd) -> io::Result<()> {
         let _locked = self.lock()?;
         let name = name_of(end);
@@ -25,7 +26,8 @@ impl Directory {
         }
     }
 
-    /// Removes the record of an end that was delivered. Keeps the end of a later run, which was noted meanwhile.
+    /// Removes the record of an end that was delivered. Keeps the end of a later run, which another
+    /// hook may have recorded in the meantime.
     pub(in crate::commands::slurm) fn end_delivered(&self, end: &SlurmJobEnd) {
         let name = name_of(end);
         let Ok(_locked) = self.lock() else { return };
@@ -33,7 +35,7 @@ impl Directory {
             Ok(noted) if noted.restart > end.restart => {}
             Ok(_) => self.remove_file(&name),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // It cannot be read, so it can never be delivered.
+            // If the record cannot be read, it can never be delivered.
             Err(_) => self.remove_file(&name),
         }
     }
@@ -60,12 +62,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = Directory::new(dir.path(), Instant::now() + Duration::from_secs(600));
         directory.note_end(&end("ci", "n1", 0)).unwrap();
-        // One hook delivers it, while another notes the end of the next run.
+        // One hook delivers the end, while another hook records the end of the next run.
         let read = directory.undelivered_ends();
         directory.note_end(&end("ci", "n1", 1)).unwrap();
         directory.end_delivered(&read[0]);
         assert_eq!(directory.undelivered_ends(), [end("ci", "n1", 1)]);
-        // A late hook of the first run.
+        // A late hook of the first run does not replace the end of the second run.
         directory.note_end(&end("ci", "n1", 0)).unwrap();
         assert_eq!(directory.undelivered_ends(), [end("ci", "n1", 1)]);
         directory.end_delivered(&end("ci", "n1", 1));

@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Directory, Locked, access};
 
-/// Suffix of the record of a run. No name of a node has a `+`.
+/// Suffix of the file that records a run. The name of a node never contains a `+`.
 const RUN: &str = "+run";
 
-/// The Prolog that a file of a job belongs to.
+/// The run of a Prolog, to which a file of a job belongs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::commands::slurm) struct Run {
     /// How often the job was requeued.
@@ -29,15 +29,17 @@ pub(in crate::commands::slurm) struct Run {
     leader: Option<u32>,
     /// Process of the Prolog.
     pid: u32,
-    /// When the Prolog began, in nanoseconds since the Unix epoch. With the pid, no two Prologs have the same.
+    /// When the Prolog began, in nanoseconds since the Unix epoch. Together with the pid, this is
+    /// unique for each Prolog.
     begun_ns: i64,
 }
 
-/// Whether a Prolog wrote what it did.
+/// Whether a Prolog could write its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum FileWritten {
     Yes,
-    /// No: Slurm runs another Prolog for the same run of the job, which writes it.
+    /// No: Slurm runs another Prolog for the same run of the job. That Prolog writes its own
+    /// result.
     Again,
     /// No: Epilog has run, or a later run of the job has begun. Slurm no longer waits for this Prolog.
     Late,
@@ -46,16 +48,18 @@ pub(in crate::commands::slurm) enum FileWritten {
 /// What TaskProlog finds for a task.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum Found {
-    /// gpush has nothing to do with the job.
+    /// gpush is not concerned with the job.
     Nothing,
     /// The file of the job.
     File(JobFile),
-    /// Several clusters or nodes have a file of the job, and the environment names none of them.
+    /// Several clusters or nodes have a file of this job, and the environment of the task names
+    /// none of them.
     Several,
 }
 
 impl Directory {
-    /// Begins a run of a job: writes its file with the state `begun`, and replaces those of earlier runs.
+    /// Begins a run of a job: writes its file with the state `begun`. Replaces the files of earlier
+    /// runs.
     pub(in crate::commands::slurm) fn begin(&self, job: &Job) -> io::Result<Run> {
         self.create()?;
         let run = Run {
@@ -70,7 +74,7 @@ impl Directory {
         if let Some(earlier) = self.run_of(&name) {
             self.remove_link(&name, &earlier);
         }
-        // The record comes first: a file without a record could not be removed.
+        // Write the record first, because a file without a record could not be removed.
         self.write_json(&format!("{name}{RUN}"), &run)?;
         self.put(&locked, job, JobState::Begun)?;
         if let Some(leader) = job.leader {
@@ -82,7 +86,7 @@ impl Directory {
         Ok(run)
     }
 
-    /// Writes what a Prolog did.
+    /// Writes the result of a Prolog.
     pub(in crate::commands::slurm) fn write(&self, job: &Job, run: &Run, state: JobState) -> io::Result<FileWritten> {
         let locked = self.lock()?;
         match self.run_of(&job.file_name()) {
@@ -98,8 +102,8 @@ impl Directory {
         self.replace(&job.file_name().to_string(), &serde_json::to_vec(&file)?, 0o400, job.uid)
     }
 
-    /// Returns the restart count of the run whose Prolog made the file of a job; `None` if there is no file of this run
-    /// or an earlier one.
+    /// Returns the restart count of the run whose Prolog created the file of a job. Returns `None`
+    /// if the file belongs to a later run, or if there is no file.
     pub(in crate::commands::slurm) fn restart(&self, job: &Job) -> Option<u32> {
         self.run_of(&job.file_name()).map(|run| run.restart).filter(|restart| *restart <= job.restart)
     }
@@ -109,7 +113,7 @@ impl Directory {
         self.remove_if(job, |run| run.restart <= job.restart);
     }
 
-    /// Removes the file of a run, unless another Prolog of the job has begun since.
+    /// Removes the file of a run, unless another Prolog of the job has begun in the meantime.
     pub(in crate::commands::slurm) fn remove_run(&self, job: &Job, run: &Run) {
         self.remove_if(job, |now| now == run);
     }
@@ -199,7 +203,7 @@ mod tests {
         }
     }
 
-    /// Files without the lock and the list of places.
+    /// Returns all files except the lock and the list of places.
     fn left(directory: &Directory) -> Vec<String> {
         let mut names = directory.names().unwrap();
         names.retain(|name| name != "lock" && name != "places");
@@ -216,7 +220,7 @@ mod tests {
         let mode = |name: &str| fs::metadata(dir.path().join("jobs").join(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("ci-42@n1"), mode("ci-42@n1+run"), mode("lock"), mode("")), (0o400, 0o600, 0o600, 0o755));
         assert_eq!((state(&directory, 41), state(&directory, 42)), (Some(JobState::Begun), Some(JobState::Begun)));
-        // Epilog may know nothing but the job id.
+        // Epilog may know only the job id.
         directory.remove(&run(42, 0, None));
         assert_eq!(left(&directory), [""; 0], "the link is removed as well");
     }
@@ -231,7 +235,7 @@ mod tests {
         assert_eq!((directory.restart(&run(42, 0, None)), directory.restart(&run(42, 1, None))), (None, Some(1)));
         directory.remove(&run(42, 0, None));
         assert_eq!(state(&directory, 42), Some(refused("second")));
-        // Prolog runs twice for one run.
+        // Prolog runs twice for the same run.
         let again = directory.begin(&run(42, 1, None)).unwrap();
         assert_eq!(directory.write(&run(42, 1, None), &second, refused("second")).unwrap(), FileWritten::Again);
         assert_eq!(directory.write(&run(42, 1, None), &again, refused("again")).unwrap(), FileWritten::Yes);
@@ -239,7 +243,7 @@ mod tests {
         assert_eq!(left(&directory), [""; 0]);
     }
 
-    /// slurmd was killed, and the Prolog of the first run continues without it.
+    /// slurmd was killed, but the Prolog of the first run continues without it.
     #[test]
     fn late_prolog_of_an_earlier_run_writes_and_removes_nothing() {
         let dir = tempfile::tempdir().unwrap();
@@ -250,13 +254,14 @@ mod tests {
         assert_eq!(directory.write(&run(42, 0, None), &first, refused("first")).unwrap(), FileWritten::Late);
         directory.remove_run(&run(42, 0, None), &first);
         assert_eq!(state(&directory, 42), Some(refused("second")));
-        // Epilog has removed the file.
+        // Epilog removes the file first.
         directory.remove(&run(42, 1, None));
         assert_eq!(directory.write(&run(42, 1, None), &second, refused("late")).unwrap(), FileWritten::Late);
         assert_eq!(left(&directory), [""; 0]);
     }
 
-    /// Fault: the leader's file replaced the link. If the leader needed no lease, tasks then found no file.
+    /// Regression test: the leader's file replaced the link. If the leader needed no lease, tasks
+    /// then found no file.
     #[test]
     fn leader_and_component_have_files_of_different_names() {
         let dir = tempfile::tempdir().unwrap();
@@ -268,7 +273,7 @@ mod tests {
         assert_eq!(state(&directory, 41), Some(JobState::Begun));
         directory.remove_run(&leader, &of_leader);
         assert_eq!(state(&directory, 41), Some(refused("component")));
-        // In the other order.
+        // The same in the other order.
         directory.begin(&leader).unwrap();
         directory.remove(&component);
         assert_eq!(state(&directory, 41), Some(JobState::Begun));
@@ -276,7 +281,7 @@ mod tests {
         assert_eq!(left(&directory), [""; 0]);
     }
 
-    /// Fault: hooks read the restart count from the file that belongs to the user.
+    /// Regression test: hooks read the restart count from the file that belongs to the user.
     #[test]
     fn contents_of_the_users_file_decide_nothing_for_hooks_of_root() {
         let dir = tempfile::tempdir().unwrap();
@@ -290,7 +295,8 @@ mod tests {
         assert_eq!(left(&directory), [""; 0]);
     }
 
-    /// Prologs and Epilogs of two runs at the same time: the file of the later run is there at the end.
+    /// The Prologs and Epilogs of two runs execute at the same time. At the end, only the file of
+    /// the later run exists.
     #[test]
     fn concurrent_hooks_leave_the_file_of_the_last_run() {
         let dir = tempfile::tempdir().unwrap();

@@ -10,11 +10,13 @@
 //! | `places` | the clusters and nodes whose hooks run on this host | root |
 //! | `lock` | locked while a hook changes a file | root, 0600 |
 //!
-//! Prolog makes the file of a job before it asks gpushd. So Epilog knows from the file whether a lease can exist.
+//! Prolog creates the file of a job before it sends a request to gpushd. So the file tells Epilog
+//! whether a lease can exist.
 //!
-//! Hooks of root do not decide from the file of the job, which is for the user. Hooks of several jobs and runs change the
-//! directory at the same time: each change reads and writes under the lock. TaskProlog only reads, and needs no lock,
-//! because every file is replaced as a whole.
+//! The file of the job is for the user, and hooks of root make no decision from it. Hooks of
+//! several jobs and runs change the directory at the same time, so each change holds the lock while
+//! it reads and writes. TaskProlog only reads. It needs no lock, because every file is replaced as
+//! a whole.
 //!
 //! | file | subject |
 //! |---|---|
@@ -40,7 +42,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub(super) use self::jobs::{FileWritten, Found};
 
-/// Largest file that is read, in bytes.
+/// Maximum number of bytes that are read from a file.
 const LARGEST: u64 = 1 << 20;
 
 /// The GPUs with `owner = "slurm"`.
@@ -49,10 +51,11 @@ const OWNED: &str = "owned";
 /// The clusters and nodes whose hooks run on this host.
 const PLACES: &str = "places";
 
-/// The file that is locked. Only root can open it: a user who could, could hold the lock.
+/// The file that is locked. Only root can open it, because any user who can open the file could
+/// hold the lock.
 const LOCK: &str = "lock";
 
-/// Pause between two attempts to get the lock. It is held for microseconds.
+/// Pause between two attempts to get the lock. Other hooks hold it only for microseconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// The directory of the files of jobs.
@@ -70,7 +73,8 @@ struct Locked {
 }
 
 impl Directory {
-    /// The directory at `path`. No method waits for the lock beyond `until`.
+    /// Creates the handle of the directory at `path`. No method waits for the lock longer than
+    /// `until`.
     pub(super) fn new(path: &Path, until: Instant) -> Self {
         Self { path: path.to_owned(), until }
     }
@@ -89,7 +93,8 @@ impl Directory {
             return Err(io::Error::other(why));
         }
         if meta.uid() == own && meta.mode() & 0o777 != 0o755 {
-            // The umask of slurmd may be narrow, and users read their files there.
+            // slurmd may have a restrictive umask, but users must be able to read their files
+            // there.
             fs::set_permissions(&self.path, fs::Permissions::from_mode(0o755))?;
         }
         Ok(())
@@ -115,7 +120,8 @@ impl Directory {
         }
     }
 
-    /// Keeps the list of GPUs with `owner = "slurm"`. Ignores failures: the next hook writes the list again.
+    /// Stores the list of GPUs with `owner = "slurm"`. Ignores failures, because the next hook
+    /// writes the list again.
     pub(super) fn keep_owned(&self, owned: &[SlurmGpu]) {
         if self.owned().as_deref() == Some(owned) {
             return;
@@ -123,13 +129,14 @@ impl Directory {
         let _failed = self.lock().and_then(|_locked| self.replace(OWNED, &serde_json::to_vec(owned)?, 0o644, None));
     }
 
-    /// The GPUs with `owner = "slurm"`, from the last answer of gpushd; `None` if there was no answer on this boot.
+    /// Returns the GPUs with `owner = "slurm"`, from the last answer of gpushd; `None` if there was
+    /// no answer on this boot.
     pub(super) fn owned(&self) -> Option<Vec<SlurmGpu>> {
         self.read_json(OWNED).ok()
     }
 
-    /// Records that hooks of this cluster and node run on this host. Does nothing while the directory does not exist.
-    /// Ignores failures: the next hook records the place.
+    /// Records that hooks of this cluster and node run on this host. Does nothing while the
+    /// directory does not exist. Ignores failures, because the next hook records the place again.
     pub(super) fn keep_place(&self, place: &HookPlace) {
         if !self.path.exists() || self.places().contains(place) {
             return;
@@ -142,12 +149,12 @@ impl Directory {
         let _failed = self.lock().and_then(add);
     }
 
-    /// The clusters and nodes whose hooks run on this host.
+    /// Returns the clusters and nodes whose hooks run on this host.
     fn places(&self) -> Vec<HookPlace> {
         self.read_json(PLACES).unwrap_or_default()
     }
 
-    /// Names of all files.
+    /// Returns the names of all files.
     fn names(&self) -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(&self.path) {
             Ok(entries) => entries,
@@ -157,9 +164,9 @@ impl Directory {
         Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
     }
 
-    /// Replaces a file as a whole. A `reader` may read it. The caller has the lock.
+    /// Replaces a file as a whole. The user `reader` may read it. The caller must hold the lock.
     fn replace(&self, name: &str, text: &[u8], mode: u32, reader: Option<u32>) -> io::Result<()> {
-        // A hook that was killed here left its file.
+        // A hook that was killed may have left its temporary file.
         let new = self.path.join(".new");
         self.remove_file(".new");
         let written = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&new).and_then(|mut file| {
@@ -205,7 +212,7 @@ mod tests {
         assert!(Directory::new(dir.path(), Instant::now()).create().is_err());
     }
 
-    /// A suspended hook must not keep another one beyond its deadline.
+    /// A suspended hook must not block another hook beyond the deadline of that hook.
     #[test]
     fn lock_is_awaited_until_the_deadline_alone() {
         let dir = tempfile::tempdir().unwrap();
