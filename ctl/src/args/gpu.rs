@@ -95,9 +95,10 @@ pub(crate) enum Maintenance {
     /// Close all driver handles of gpushd until `maintenance leave`
     #[command(after_help = "\
 Fails while an operation changes a GPU, or a lease is in use. With --wait it
-waits for them; meanwhile the GPUs are cordoned. Maintenance lasts over
+waits for them; meanwhile the GPUs are cordoned. Maintenance survives
 restarts of gpushd and of the host. Meanwhile gpushd shows its last readings
-and changes nothing. For one GPU, `gpushctl gpu reset GPU` does all of it.
+and changes nothing. To reset a GPU, use `gpushctl gpu reset GPU` instead: it
+enters and leaves maintenance.
 
 Examples:
   gpushctl maintenance enter --reason 'driver 570'

@@ -178,8 +178,8 @@ Examples:
     Status(StatusArgs),
     /// Bring GPUs to their desired state: the config and its overrides
     #[command(after_help = "\
-Applies the mode and layout that each GPU should have; GPUs without a rule are
-left alone. Without GPU, cordoned GPUs are left out.
+Applies the mode and layout that each GPU should have. GPUs without a rule do
+not change. Without GPU, cordoned GPUs do not change either.
 Instances in use are never destroyed.
 
 Examples:
@@ -188,8 +188,8 @@ Examples:
     Apply(ApplyArgs),
     /// Run a command on a share of a GPU
     #[command(after_help = "\
-The lease ends with the command. Without a flag that names a share, it is the
-only kind of share that the GPUs offer.
+The lease ends with the command. Without a flag that names a share, `run`
+requests the only kind that the GPUs offer.
 
 MIG separates memory, compute and faults in hardware. An MPS percentage and
 memory limit are ceilings of programs that keep their environment unchanged.
@@ -253,14 +253,15 @@ Examples:
     /// Release held GPUs after the agent's database was lost
     #[command(after_help = "\
 While GPUs are held, gpushd changes nothing on them and grants nothing: it does
-not know which leases were granted. First check with `gpushctl status` that the
-present use is right. Afterwards a difference from the config shows as drift.")]
+not know which leases were granted. First check with `gpushctl status` that no
+user relies on their present state. Afterwards, a difference from the config is
+drift.")]
     Recover(Why),
     /// Wait until layouts are applied and MPS daemons serve after a start
     #[command(after_help = "\
 Waits until the layouts of this boot are applied and all MPS daemons serve. It
-does not wait for what the agent does not do by itself: GPUs that are held,
-cordoned or in maintenance, and MPS daemons that an administrator has stopped.
+does not wait for GPUs that are held, cordoned or in maintenance, nor for MPS
+daemons that an administrator has stopped.
 It fails at once if a GPU did not get its layout or a daemon failed too often.
 The unit gpush-ready.service runs this command, so that services can start
 after it.

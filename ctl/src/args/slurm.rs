@@ -10,7 +10,7 @@ use super::{Cli, Command, Global, Gpus, values::duration};
 pub(crate) enum Slurm {
     /// Begin a job on this node; for Slurm's Prolog
     #[command(after_help = "\
-Requests the lease of the job. Without output if all is well. Exit status 1
+Requests the lease of the job. Prints nothing if all is well. Exit status 1
 drains the node: gpushd does not answer, or a GPU of the job is not usable.
 A request that is refused is not an error here: TaskProlog fails the tasks.
 
@@ -27,9 +27,9 @@ The script for Prolog, one line; the path is absolute, as PATH is not set:
     },
     /// End a job on this node; for Slurm's Epilog
     #[command(after_help = "\
-Ends the lease of the job, and what the job left on its GPUs. Without output if
-all is well. Exit status 1 drains the node: a process of the job does not end,
-or gpushd does not answer.
+Ends the lease of the job, and the processes that it left on its GPUs. Prints
+nothing if all is well. Exit status 1 drains the node: a process of the job does
+not end, or gpushd does not answer.
 
 The script for Epilog, one line:
   #!/usr/bin/gpushctl slurm epilog")]

@@ -44,7 +44,10 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     let log = agent.wait_for_log(&format!("process {} ", other.pid()));
     let mut warned = log.lines().filter(|line| line.contains("WARN") && line.contains(&draws.pid().to_string()));
     let warning = warned.next().expect("a warning");
-    assert!(warning.contains("it draws, and has no lease") && warning.contains("uid=65534"), "{warning}");
+    assert!(
+        warning.contains("it uses the GPU for graphics without a lease") && warning.contains("uid=65534"),
+        "{warning}"
+    );
     assert_eq!((warned.next(), draws.lives()), (None, true));
 }
 

@@ -339,7 +339,7 @@ pub(super) fn unknown(text: &Text, what: &str, known: &[&str]) -> Problem {
         Some(meant) => format!("did you mean \"{meant}\"? There are: {}", known.join(", ")),
         None => format!("there are: {}", known.join(", ")),
     };
-    Problem::new(text.span.clone(), format!("there is no {what} {}", Quoted(&text.value)), hint)
+    Problem::new(text.span.clone(), format!("{} is not a {what}", Quoted(&text.value)), hint)
 }
 
 fn shortened(figure: &str) -> String {

@@ -141,7 +141,7 @@ impl ControlSockets {
         }
         // A kernel without `sock_diag` for these sockets reports each of them as missing.
         if found == 0 {
-            return Err(io::Error::other("the kernel tells of none of its sockets"));
+            return Err(io::Error::other("the kernel lists none of its sockets"));
         }
         // Count only those that the daemon has not closed since.
         if !unknown.is_empty() {
