@@ -341,7 +341,7 @@ pub struct Cordon {
 }
 
 /// Beginning of the sentence in [`Gpu::reasons`] that explains why `processes_known` is false.
-pub const USERS_UNKNOWN: &str = "which processes use it is not known";
+pub const USERS_UNKNOWN: &str = "the processes that use it are not known";
 
 fn yes() -> bool {
     true

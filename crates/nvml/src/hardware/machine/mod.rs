@@ -281,7 +281,7 @@ impl Machine {
     /// Returns why a call is refused at once; `None` if it is not.
     fn refuse(&self, now: Instant, ask: &Ask) -> Option<DriverError> {
         let (name, gpu) = match ask {
-            Ask::Driver => ("asking for the driver", None),
+            Ask::Driver => ("querying the driver", None),
             Ask::Request(request) => (request.name(), request.gpu()),
         };
         let about = |error: DriverError| match gpu {
