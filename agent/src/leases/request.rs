@@ -185,7 +185,7 @@ fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<
 }
 
 fn slurms_only() -> ApiError {
-    ApiError::new(Code::Denied, "these GPUs are leased to Slurm jobs only")
+    ApiError::new(Code::Denied, "only Slurm jobs can lease these GPUs")
         .cause("their config rule has `owner = \"slurm\"`")
         .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
 }

@@ -442,7 +442,7 @@ fn lost_gpu_is_an_error_and_others_work() {
         assert!(text.contains("error: GPU 0 can't be identified") && text.contains("the GPU has fallen off"), "{text}");
         assert!(text.ends_with("[exit 1]\n"), "{text}");
     }
-    assert!(run(&agent, &["status", "--gpu", "7"]).contains("error: no GPU 7"));
+    assert!(run(&agent, &["status", "--gpu", "7"]).contains("error: there is no GPU 7"));
 }
 
 #[test]

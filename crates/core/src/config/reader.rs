@@ -121,7 +121,7 @@ impl<'t> Reader<'t> {
                 .map(|inner| format!("`{} = {{ {name} = … }}`", inner.key()))
                 .collect();
             let hint = if !within.is_empty() {
-                format!("its name is written {}", within.join(" or "))
+                format!("write it inside the table: {}", within.join(" or "))
             } else if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
                 format!("did you mean `{meant}`?")
@@ -129,7 +129,7 @@ impl<'t> Reader<'t> {
                 let place = if other.header.is_empty() { "the top of the file" } else { other.header };
                 format!("`{name}` belongs to {place}")
             } else {
-                format!("there are: {}", known.collect::<Vec<_>>().join(", "))
+                format!("write one of: {}", known.collect::<Vec<_>>().join(", "))
             };
             self.report(Problem::new(key.span(), format!("unknown {what} {} {place}", Quoted(name)), hint));
         }
@@ -336,8 +336,8 @@ impl<'t> Reader<'t> {
 /// Returns the problem about a word that is not one of the known ones.
 pub(super) fn unknown(text: &Text, what: &str, known: &[&str]) -> Problem {
     let hint = match nearest(&text.value, known.iter().copied()) {
-        Some(meant) => format!("did you mean \"{meant}\"? There are: {}", known.join(", ")),
-        None => format!("there are: {}", known.join(", ")),
+        Some(meant) => format!("did you mean \"{meant}\"? Write one of: {}", known.join(", ")),
+        None => format!("write one of: {}", known.join(", ")),
     };
     Problem::new(text.span.clone(), format!("{} is not a {what}", Quoted(&text.value)), hint)
 }

@@ -88,7 +88,7 @@ fn begins(uuid: &str, typed: &str) -> bool {
 fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let listed: Vec<String> = daemons.iter().map(listed).collect();
     let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)))
-        .cause(format!("there are: {}", listed.join(", ")));
+        .cause(format!("the targets are: {}", listed.join(", ")));
     // The index of a GPU whose MIG devices are shared. The user must name one of the devices.
     let on_it: Vec<String> = match typed.parse::<u32>() {
         Ok(gpu) => daemons.iter().filter(|daemon| daemon.gpu == Some(gpu)).map(name_of).collect(),
