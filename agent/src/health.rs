@@ -60,12 +60,12 @@ impl Health {
     pub(crate) async fn driver(&self) -> Result<Driver, DriverError> {
         let Sources { state, hardware, .. } = &*self.0;
         if state.maintenance().is_some() {
-            return Err(DriverError::new(gpush_nvml::ErrorKind::Stopped, "asking for the driver"));
+            return Err(DriverError::new(gpush_nvml::ErrorKind::Stopped, "querying the driver"));
         }
         let starting = || {
             let status = hardware.status();
             let missing = || {
-                DriverError::new(gpush_nvml::ErrorKind::WorkerUnavailable, "asking for the driver")
+                DriverError::new(gpush_nvml::ErrorKind::WorkerUnavailable, "querying the driver")
                     .detail("it has not answered yet")
             };
             status.driver.ok_or_else(|| status.failure.unwrap_or_else(missing))

@@ -29,8 +29,8 @@ pub(crate) async fn feed(period: Duration, sender: mpsc::Sender<Ping>, store: St
         ticks.tick().await;
         match timeout(period, alive(&sender, &store)).await {
             Ok(true) => notify::send(Notification::Alive),
-            Ok(false) => tracing::error!("the accept loop or the store has ended: the watchdog is not fed"),
-            Err(_) => tracing::error!("the accept loop or the store does not answer: the watchdog is not fed"),
+            Ok(false) => tracing::error!("the accept loop or the store has ended: no watchdog notification is sent"),
+            Err(_) => tracing::error!("the accept loop or the store does not answer: no watchdog notification is sent"),
         }
     }
 }

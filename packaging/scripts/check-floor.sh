@@ -1,5 +1,5 @@
-# Minimum versions: pidfd needs Linux 5.4, and the units need systemd 245. While an image is built, the kernel is
-# that of the build host. So this checks only a booted host.
+# Checks the minimum versions: pidfd needs Linux 5.4, and the units need systemd 245. Does so only on a booted
+# host, because while an image is built, the kernel is that of the build host.
 if [ -d /run/systemd/system ]; then
     kernel=$(uname -r)
     number=$(echo "$kernel" | awk -F'[^0-9]+' '{ print $1 * 1000 + $2 }')

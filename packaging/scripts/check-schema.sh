@@ -1,4 +1,4 @@
-# A gpushd that is older than the database would refuse changes. The schema number is `user_version` in SQLite's
+# Refuses a gpushd that is older than the database, because it would refuse all changes. The schema number is `user_version` in SQLite's
 # header: four bytes at offset 60, most significant byte first.
 database=/var/lib/gpush/gpush.db
 if [ -s "$database" ]; then

@@ -8,8 +8,8 @@
  *   optional /usr/lib/gpush/spank_gpush.so [gpushctl=/usr/bin/gpushctl]
  *
  * Prolog reads the option as SPANK__SLURM_SPANK_OPTION_gpush_gpush. It checks the request again, because a user can
- * set the variable without this plugin. So the check here is only a service to the user: on a submit host without
- * gpushctl it is left out.
+ * set the variable without this plugin. So the check here only reports errors earlier. On a submit host without
+ * gpushctl, the plugin does not check.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,7 +26,7 @@ SPANK_PLUGIN(gpush, 1);
 /* The longest request that gpush reads, in bytes. */
 #define LONGEST 1024
 
-/* The most text of gpushctl that is shown. */
+/* The maximum length of gpushctl's output that is shown, in bytes. */
 #define MOST_TEXT 4096
 
 static char gpushctl[4096] = "/usr/bin/gpushctl";

@@ -150,9 +150,9 @@ fn document(reports: &[Value]) -> String {
     let mut text = format!(
         "# Benchmarks\n\n\
          `cargo xtask bench` writes this page; `cargo xtask bench --check` fails when a target is missed. Counts and \
-         ratios are of one run, and hold on other machines. Times are of this machine: {}. Figures from a real GPU \
-         go into a last section, \"On a real GPU\", which `cargo xtask bench` keeps: copy it from the output of \
-         `tests/gpu/run`.\n\n## Targets\n\n| target | goal | measured | |\n|---|---|---|---|\n",
+         ratios come from one run, and also apply to other machines. Times were measured on this machine: {}. Figures \
+         from a real GPU go into a last section, \"On a real GPU\", which `cargo xtask bench` keeps: copy it \
+         from the output of `tests/gpu/run`.\n\n## Targets\n\n| target | goal | measured | |\n|---|---|---|---|\n",
         machine()
     );
     for Target { what, wanted, measured, met } in reports.iter().flat_map(targets) {

@@ -20,7 +20,10 @@ pub(super) fn why_back(
         return ApiError { causes: failed.causes.iter().cloned().chain(others).collect(), ..failed };
     }
     match others.or(refused) {
-        Some(refused) => ApiError { message: format!("after gpushd ended, {}", refused.message), ..refused },
+        Some(refused) => ApiError {
+            message: format!("the operation cannot continue after gpushd ended: {}", refused.message),
+            ..refused
+        },
         None if rolling_back => interrupted("gpushd ended while it rolled the operation back"),
         None => interrupted("gpushd ended during the operation, which cannot continue"),
     }

@@ -369,7 +369,8 @@ struct Leftover {
 }
 
 fn note_the_gap(ongoing: &Ongoing, left: &UnfinishedOperation) {
-    ongoing.note(format!("gpushd ended while it was {}, and continued it after its start", left.record.stage));
+    ongoing
+        .note(format!("gpushd ended while the operation was {}, and continued it after its start", left.record.stage));
 }
 
 fn is_gone(error: &DriverError) -> bool {

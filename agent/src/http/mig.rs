@@ -66,7 +66,7 @@ pub(super) async fn plan(
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
     params(("If-Match" = Option<u64>, Header, description = "Expected generation; any other generation gets 412")),
-    responses((status = 202, description = "It has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    responses((status = 202, description = "The operation has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 #[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
 pub(super) async fn apply(
     State(engine): State<Engine>,

@@ -179,7 +179,7 @@ pub(super) struct Lines {
 /// Other users may not read the logs, because they contain messages about all clients.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}/logs", operation_id = "getMpsLogs", tag = "mps",
-    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also what only gpushd's own questions to the daemon have left there")),
+    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also the lines that only gpushd's own probes wrote")),
     responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn logs(
     State(mps): State<Mps>,

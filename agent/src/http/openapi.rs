@@ -46,15 +46,15 @@ mod tests {
         ),
         tags(
             (name = "gpus", description = "GPUs and their profiles"),
-            (name = "host", description = "What concerns the host with all its GPUs"),
+            (name = "host", description = "Maintenance and recovery of the host"),
             (name = "mig", description = "MIG layouts"),
             (name = "mps", description = "MPS daemons"),
             (name = "leases", description = "Shares of GPUs for users"),
             (name = "slurm", description = "Slurm's hooks"),
-            (name = "operations", description = "Plans being carried out"),
-            (name = "events", description = "What changes, as it happens"),
-            (name = "audit", description = "Who changed what"),
-            (name = "config", description = "The config in force"),
+            (name = "operations", description = "Changes that gpushd executes"),
+            (name = "events", description = "Stream of changes"),
+            (name = "audit", description = "The audit trail: who changed what"),
+            (name = "config", description = "The effective config"),
             (name = "about", description = "The agent itself")
         )
     )]

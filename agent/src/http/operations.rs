@@ -121,7 +121,7 @@ pub(super) async fn one(
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/operations/{id}/cancel", operation_id = "cancelOperation", tag = "operations",
     params(("id" = String, Path, description = "`op-<number>`")),
-    responses((status = 202, description = "It is being taken back", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    responses((status = 202, description = "The operation is being rolled back", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn cancel(
     State(operations): State<Operations>,
     State(engine): State<Engine>,

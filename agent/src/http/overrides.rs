@@ -52,7 +52,7 @@ pub(super) async fn list(
         ("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"),
         ("If-Match" = Option<u64>, Header, description = "Expected generation; any other generation gets 412")
     ),
-    responses((status = 200, description = "It has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    responses((status = 200, description = "The override has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 #[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
 pub(super) async fn end(
     State(state): State<state::State>,

@@ -43,7 +43,7 @@ impl Scopes {
         } else if !nix::unistd::geteuid().is_root() {
             Err("gpushd does not run as root")
         } else if !is_systems_own {
-            Err("this gpushd is not the system's own")
+            Err("this gpushd is not the system's service")
         } else {
             Ok(Arc::default())
         })

@@ -60,7 +60,7 @@ pub(super) fn explain(
     };
     let holding: Vec<String> =
         table.holding().filter(|lease| lease.record.members.iter().any(is_here)).map(OpenLease::describe).collect();
-    error.causes.extend(holding.iter().take(MOST_NAMED).map(|lease| format!("{lease} is in the way")));
+    error.causes.extend(holding.iter().take(MOST_NAMED).map(|lease| format!("{lease} blocks the request")));
     let ahead = leases.handles.lanes.entries().into_iter().filter(|(ticket, entry)| {
         before.is_none_or(|before| *ticket < before)
             && entry.needs.iter().any(|(gpu, need)| {
@@ -70,7 +70,7 @@ pub(super) fn explain(
     });
     error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead in the queue", entry.waiter)));
     if let Some(more) = holding.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
-        error.causes.push(format!("{more} more leases are in the way"));
+        error.causes.push(format!("{more} more leases block the request"));
     }
     error
 }

@@ -70,7 +70,7 @@ impl Left {
     /// Returns what the lease waits for, one sentence each.
     pub(super) fn words(&self) -> Vec<String> {
         let why = |pid: &u32| match self.of_job && self.others.contains(pid) {
-            true => "is not certainly in the job's cgroup, so it cannot be attributed to the job",
+            true => "may be outside the job's cgroup, so gpushd cannot attribute it to the job",
             false => "runs",
         };
         let sentence = |pid: u32| match proc::name(pid) {

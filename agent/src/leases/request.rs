@@ -189,7 +189,7 @@ fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<
 }
 
 fn slurms_only() -> ApiError {
-    ApiError::new(Code::Denied, "these GPUs are leased to Slurm jobs only")
+    ApiError::new(Code::Denied, "only Slurm jobs can lease these GPUs")
         .cause("their config rule has `owner = \"slurm\"`")
         .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
 }
@@ -237,7 +237,7 @@ fn named_binding(caller: &Caller, holder: u32, request: &LeaseRequest) -> Result
 fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, ApiError> {
     let bad = |why: &str| {
         Err(ApiError::new(Code::BadRequest, format!("a lease cannot be bound to process {named}: {why}"))
-            .hint("name a process of yours that lasts as long as the lease is needed, or a duration"))
+            .hint("name a process of your own that runs as long as you need the lease, or give a duration"))
     };
     let pid = match proc::local_pid(caller.peer.pid, named) {
         Ok(pid) => pid,

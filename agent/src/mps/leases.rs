@@ -101,7 +101,8 @@ pub(crate) fn client_settings(
     let label = view::label(&entry, target);
     let ceiling = entry.daemon.seen().policy.unwrap_or_default().settings;
     let bad = |what: String| {
-        Err(ApiError::new(Code::BadRequest, format!("cannot grant a lease on {label}: {what}")).hint("request less"))
+        Err(ApiError::new(Code::BadRequest, format!("cannot grant a lease on {label}: {what}"))
+            .hint("request a lower value"))
     };
     if percentage > ceiling.percentage {
         return bad(format!("{percentage} % exceeds the limit for each client, {} %", ceiling.percentage));

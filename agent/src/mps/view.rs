@@ -112,7 +112,7 @@ fn for_leases(inside: usize, seen: &Report) -> String {
         Some(until) => format!(", at the latest at {}", until.round(Unit::Second).unwrap_or(until)),
         None => String::new(),
     };
-    format!("it ends after the leases on its target{clients}{end}; it grants no new lease")
+    format!("it ends when the leases on its target{clients} have ended{end}; it grants no new lease")
 }
 
 /// Returns the name of a target for messages.

@@ -212,10 +212,10 @@ fn reason_on_device_of(id: LeaseId, named: &EnvironmentLease) -> Option<String> 
     match named {
         EnvironmentLease::Other(name) if name.parse() == Ok(id) => None,
         EnvironmentLease::Other(name) => {
-            Some(format!("its environment is of lease {name}, but lease {id} has the device now"))
+            Some(format!("its environment names lease {name}, but lease {id} holds the device now"))
         }
         EnvironmentLease::Own(_) | EnvironmentLease::None | EnvironmentLease::Unknown => {
-            Some(format!("lease {id} of another user has the device"))
+            Some(format!("lease {id} of another user holds the device"))
         }
     }
 }
@@ -224,7 +224,7 @@ fn reason_on_device_of(id: LeaseId, named: &EnvironmentLease) -> Option<String> 
 fn reason(shared: &SharedTarget, kind: ProcessKind, uid: u32, named: &EnvironmentLease) -> String {
     match (kind, named) {
         (ProcessKind::Compute, _) => "it computes without MPS".to_owned(),
-        (ProcessKind::Graphics, _) => "it draws, and has no lease".to_owned(),
+        (ProcessKind::Graphics, _) => "it uses the GPU for graphics without a lease".to_owned(),
         (ProcessKind::MpsClient, _) if !shared.is_held_by(uid) => "its user holds no lease".to_owned(),
         (ProcessKind::MpsClient, EnvironmentLease::Other(name)) => {
             format!("it names lease {name}, which its user does not hold")

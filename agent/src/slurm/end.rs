@@ -85,7 +85,7 @@ pub(super) async fn release_all(
 /// Completes and logs the description of a lease that has not ended.
 fn log_leftover(key: &JobKey, mut left: SlurmLeftover) -> SlurmLeftover {
     if left.waits_for.is_empty() {
-        left.waits_for.push("the end of its processes is not known yet".to_owned());
+        left.waits_for.push("gpushd does not know yet whether its processes have ended".to_owned());
     }
     let (lease, job, why) = (left.lease, key.job, left.waits_for.join(", "));
     tracing::warn!(lease = %lease, "job {job} has ended, and its GPUs stay reserved for lease {lease}: {why}");

@@ -67,8 +67,8 @@ pub(crate) fn changed_by(index: u32, uuid: &str, holder: &Holder) -> ApiError {
 /// Returns the meaning of an Xid, from the Xid catalog of NVIDIA's documentation.
 pub(crate) fn xid(xid: u64) -> Option<&'static str> {
     Some(match xid {
-        13 => "graphics engine exception, of a program",
-        31 => "memory page fault, of a program",
+        13 => "graphics engine exception caused by a program",
+        31 => "memory page fault caused by a program",
         43 => "a program made the GPU stop processing",
         45 => "preemptive cleanup, after an earlier error",
         46 => "the GPU stopped processing",

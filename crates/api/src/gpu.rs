@@ -345,7 +345,7 @@ pub struct Cordon {
 }
 
 /// Clause of messages about a GPU whose `processes_known` is false.
-pub const USERS_UNKNOWN: &str = "which processes use it is not known";
+pub const USERS_UNKNOWN: &str = "the processes that use it are not known";
 
 fn yes() -> bool {
     true

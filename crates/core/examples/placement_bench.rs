@@ -324,8 +324,8 @@ fn main() {
         let report = serde_json::json!({
             "title": "Fragmentation",
             "note": "Seeded arrivals and departures of MIG devices of mixed profiles on 8 GPUs, 60,000 requests in \
-                     each row. First fit and the driver's choice take the first GPU with room and destroy an instance \
-                     at its release; gpush keeps it and reuses it.",
+                     each row. First fit and the driver's choice take the first GPU with room, and destroy an instance \
+                     at its release. gpush keeps the instance and reuses it.",
             "columns": columns,
             "rows": rows,
             "targets": [{

@@ -31,7 +31,7 @@ pub fn gpus(name: &str) -> Result<Vec<Gpu>, ApiError> {
     let Some(preset) = PRESETS.iter().find(|preset| preset.name.eq_ignore_ascii_case(name)) else {
         let known: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
         let error = ApiError::new(Code::NotFound, format!("no preset is named {}", Quoted(name)))
-            .cause(format!("there are: {}", known.join(", ")));
+            .cause(format!("the presets are: {}", known.join(", ")));
         return Err(match nearest(name, known.iter().copied()) {
             Some(meant) => error.hint(format!("did you mean `{meant}`?")),
             None => error.hint("name one of these, or a file that `gpushctl gpu list --json` wrote"),

@@ -308,13 +308,13 @@ impl Selector {
             Self::Model(_) => missing(format!("no product name matches {}", Quoted(text))),
             Self::Uuid(_) => missing(format!("no GPU has the UUID {}", Quoted(text))),
             Self::Pci { .. } => missing(format!("no GPU is at PCI address {}", Quoted(text))),
-            Self::Indexes(..) => missing(format!("no GPU {text}")),
+            Self::Indexes(..) => missing(format!("there is no GPU {text}")),
         }
     }
 }
 
 fn no_gpu(index: u32) -> String {
-    format!("no GPU {index}")
+    format!("there is no GPU {index}")
 }
 
 /// Lists the GPUs in one sentence. Combines consecutive equal GPUs.

@@ -36,7 +36,7 @@ fn kernel(host: &Host) -> Finding {
 fn systemd(host: &Host) -> Finding {
     if !host.has("run/systemd/system") {
         let message = "systemd does not run: MPS daemons are child processes of gpushd";
-        let hint = "see docs/mps.md for the limits; to avoid them, run gpushd as a systemd service";
+        let hint = "run gpushd as a systemd service; docs/known-gaps.md lists the limits without systemd";
         return Finding::warning(Area::Floor, message, hint);
     }
     let said = host.run("usr/bin/systemctl", &["--version"]).unwrap_or_default();

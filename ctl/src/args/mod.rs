@@ -178,8 +178,8 @@ Examples:
     Status(StatusArgs),
     /// Bring GPUs to their desired state: the config and its overrides
     #[command(after_help = "\
-Applies the mode and layout that each GPU should have; GPUs without a rule are
-left alone. Without GPU, cordoned GPUs are left out.
+Applies the mode and layout that each GPU should have. GPUs without a rule do
+not change. Without GPU, cordoned GPUs do not change either.
 Instances in use are never destroyed.
 
 Examples:

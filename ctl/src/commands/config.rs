@@ -170,9 +170,11 @@ fn programs(config: &Config) -> Vec<String> {
     let wrong = |(key, program): (&str, &String)| {
         let what = match std::fs::metadata(program) {
             Err(error) => format!("{program} can't be run here: {error}"),
-            Ok(of) if !of.is_file() || of.permissions().mode() & 0o111 == 0 => format!("{program} is not a program"),
+            Ok(of) if !of.is_file() || of.permissions().mode() & 0o111 == 0 => {
+                format!("{program} is not an executable file")
+            }
             Ok(of) if of.permissions().mode() & 0o022 != 0 => {
-                format!("{program} is not run, since others can write it: `chmod go-w {program}`")
+                format!("gpushd does not run {program}, because other users can write it: `chmod go-w {program}`")
             }
             Ok(_) => return None,
         };

@@ -23,7 +23,7 @@ use crate::{
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Reason to wait for a GPU that has no reading since the cordon.
-const UNREAD: &str = "it has not been read since";
+const UNREAD: &str = "no reading is newer than the cordon";
 
 /// Returns the UUIDs of the named GPUs. UUIDs are needed because an index may belong to another GPU
 /// at the next request.
@@ -77,7 +77,7 @@ pub(super) async fn drain(
             let within = duration::format(timeout.unwrap_or_default());
             out.remark(&format!("{numbers} {} not idle within {within}; {stay}.\n", was(&left)));
         }
-        Waited::Interrupted => out.remark(&format!("{numbers}: no longer waited for; {stay}.\n")),
+        Waited::Interrupted => out.remark(&format!("{numbers}: interrupted; {stay}.\n")),
     }
     Ok(waited.exit_status())
 }
@@ -234,7 +234,7 @@ fn waited_for(
         return Ok(Some(format!("used by {}", users.join(", "))));
     }
     if !gpu.processes_known {
-        return Ok(Some("the driver does not tell who uses it".to_owned()));
+        return Ok(Some("the driver does not report who uses it".to_owned()));
     }
     Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
 }

@@ -14,7 +14,7 @@ use crate::{
 const FILES: [(&str, &str); 4] = [
     ("/run/gpush/gpushd.sock", "Socket of the host's agent"),
     ("/run/gpush/admin.sock", "Its second socket, for root and the user that gpushd runs as"),
-    ("$XDG_RUNTIME_DIR/gpush/gpushd.sock", "Socket of a user's own agent, taken where the host has none"),
+    ("$XDG_RUNTIME_DIR/gpush/gpushd.sock", "Socket of a user's own agent, used if the host has none"),
     ("/etc/gpush/config.toml", "Config of the agent, which `config check` and offline plans read"),
 ];
 

@@ -322,11 +322,14 @@ fn same(one: &Operation, other: &Operation) -> bool {
 fn lost_sight(one: &Operation, cause: String) -> ApiError {
     let changed = one.plans.iter().filter(|p| !plan::as_wanted(p)).map(|p| p.gpu).collect::<Vec<_>>();
     let which = crate::render::status::gpu_numbers(&changed);
-    ApiError::new(Code::Unreachable, format!("lost track of {} on {which}: the agent stopped while it ran", one.id))
-        .cause(cause)
-        .hint(format!(
-            "the next gpushd on that state directory finishes the operation or rolls it back: start gpushd, then \
+    ApiError::new(
+        Code::Unreachable,
+        format!("the result of {} on {which} is not known: the agent stopped while it ran", one.id),
+    )
+    .cause(cause)
+    .hint(format!(
+        "the next gpushd on that state directory finishes the operation or rolls it back: start gpushd, then \
             run `gpushctl operation wait {}`",
-            one.id
-        ))
+        one.id
+    ))
 }

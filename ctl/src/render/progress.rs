@@ -151,7 +151,7 @@ fn steps(operation: &Operation) -> Vec<u32> {
 
 fn doing(now: &StepState) -> String {
     match (&now.doing, now.rolling_back) {
-        (Some(doing), true) => format!("taking back: {doing}"),
+        (Some(doing), true) => format!("rolling back: {doing}"),
         (None, true) => "rolled back".to_owned(),
         (Some(doing), false) => doing.clone(),
         (None, false) if now.done == now.total => "done".to_owned(),

@@ -84,7 +84,7 @@ pub(crate) fn list(gpus: &[Gpu], look: &Look) -> Listing {
     Listing::new(&columns, gpus.iter().map(row).collect(), Narrow { spare: &["PRODUCT"], prose: true }, look)
         .names(gpus.iter().map(|gpu| gpu.index.to_string()))
         .uuids(gpus.iter().map(|gpu| gpu.uuid.clone()))
-        .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` does it.")
+        .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` time-slices its GPUs.")
 }
 
 /// Draws `gpushctl timeslice show`.

@@ -405,7 +405,7 @@ fn reused_operation_id_is_not_mistaken_for_the_old_operation() {
             (_, _) => Answer::ok(&other),
         });
         let text = host.run(&["mig", "apply"]);
-        assert!(text.contains("lost track of op-1") && !text.contains("op-1 done"), "{what}: {text}");
+        assert!(text.contains("the result of op-1") && !text.contains("op-1 done"), "{what}: {text}");
         assert!(text.ends_with("[exit 6]\n"), "{what}: {text}");
         said.push(text);
     }

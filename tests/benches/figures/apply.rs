@@ -73,8 +73,8 @@ pub(crate) fn run() -> Report {
         "Driver calls of an apply",
         "`creates + destroys` of GPU and compute instances together, including failed calls, for an A100 80GB on the \
          simulator. The minimum comes from trying every subset of kept instances and every placement. `permute and \
-         retry` is a client that destroys all instances, and then creates the new ones in one order after the other, \
-         with the driver's placements. `time` is its duration as a multiple of gpush's, with latencies as on \
+         retry` is a client that destroys all instances, and then tries one order of creation after the other, with \
+         the driver's placements. `time` is the duration of this client divided by that of gpush, with latencies as on \
          hardware.",
         &["from", "to", "minimum", "gpush", "failed", "permute and retry", "failed", "time"],
     );

@@ -269,14 +269,14 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Leases",
         &format!(
-            "A grant of a free share, durable before the answer, alternates with a synced commit of as many rows to a \
-             plain SQLite database on the same file system and with a request that changes nothing; medians of \
-             {GRANTS}. {CLIENTS} clients request at the same time, {ROUNDS} times. A dynamic grant creates a MIG \
-             device on a simulated H100, where its two driver calls take 250 and 75 ms; they were also measured alone. \
-             `gpushctl run` starts a second program, which connects, makes one request with one durable commit, and \
-             becomes the command: what it takes beyond `true` and that commit is the start of gpushctl and the request. \
-             A user's first MPS lease restarts the daemon, here a simulated one. The last two rows are of two agents, \
-             measured in turn; {HISTORY} leases of the second one have ended."
+            "Three actions alternate: a grant of a free share, which is durable before the answer; a synced commit of \
+             as many rows to a plain SQLite database on the same file system; and a request that changes nothing. \
+             Medians of {GRANTS}. {CLIENTS} clients request at the same time, {ROUNDS} times. A dynamic grant creates \
+             a MIG device on a simulated H100, where its two driver calls take 250 and 75 ms; they were also measured \
+             alone. `gpushctl run` starts a second program, which connects, makes one request with one durable commit, \
+             and becomes the command. Without the time of `true` and of that commit, the rest is the start of gpushctl \
+             and the request. A user's first MPS lease restarts the daemon, here a simulated one. The last two rows \
+             are of two agents, measured alternately; {HISTORY} leases of the second one have ended."
         ),
         &["", "ms", "ratio"],
     );

@@ -360,13 +360,13 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Slurm's hooks",
         &format!(
-            "Prolog plus Epilog of a job, called as slurmd calls them, in ms; `beyond` is the difference to `/bin/true` \
-             as both hooks, which alternate with them. Medians of {JOBS} jobs alone, and of {ROUNDS} rounds of {AT_ONCE} \
-             at once. The durable commits of a job are measured as synced commits to a plain SQLite database on the same \
-             file system. `MPS, while the daemon starts` is from the request to start the daemon. The usual hooks start \
-             nvidia-cuda-mps-control in a shell Prolog, and end it in Epilog; they set no limit and check no other \
-             user. The hooks in jobs of a real Slurm ({REAL} jobs, and {REAL} rounds) have a script around them that \
-             records the times."
+            "Prolog plus Epilog of a job, called as slurmd calls them, in ms; `beyond` is the difference to runs with \
+             `/bin/true` as both hooks, which alternate with them. Medians of {JOBS} jobs alone, and of {ROUNDS} \
+             rounds of {AT_ONCE} at once. The durable commits of a job are measured as synced commits to a plain \
+             SQLite database on the same file system. `MPS, while the daemon starts` is measured from the request to \
+             start the daemon. The usual hooks start nvidia-cuda-mps-control in a shell Prolog, and end it in Epilog; \
+             they set no limit and check no other user. In jobs of a real Slurm ({REAL} jobs, and {REAL} rounds), a \
+             script around the hooks records the times."
         ),
         &["", "alone", "beyond", &format!("{AT_ONCE} at once"), "beyond"],
     );

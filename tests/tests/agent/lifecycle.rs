@@ -183,7 +183,7 @@ fn second_sigterm_ends_gpushd_at_once() {
     let agent = Agent::start(&host, "");
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
-    assert!(operation.notes[0].contains("gpushd ended while it was running"), "{:?}", operation.notes);
+    assert!(operation.notes[0].contains("gpushd ended while the operation was running"), "{:?}", operation.notes);
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
 }

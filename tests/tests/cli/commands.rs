@@ -362,7 +362,7 @@ fn apply_survives_a_killed_agent() {
     // gpushctl continues to wait: the next agent resumes the operation.
     assert_eq!(child.wait().expect("it ends").code(), Some(0), "{text}");
     let shown = run(&again, &["operation", "show", "op-1"]);
-    assert!(shown.contains("op-1 done") && shown.contains("gpushd ended while it was running"), "{shown}");
+    assert!(shown.contains("op-1 done") && shown.contains("gpushd ended while the operation was running"), "{shown}");
     assert_eq!(truth(&host, 0).len(), 2);
     assert!(run(&again, &["status"]).ends_with("[exit 0]\n"));
 }
@@ -442,7 +442,7 @@ fn lost_gpu_is_an_error_and_others_work() {
         assert!(text.contains("error: GPU 0 can't be identified") && text.contains("the GPU has fallen off"), "{text}");
         assert!(text.ends_with("[exit 1]\n"), "{text}");
     }
-    assert!(run(&agent, &["status", "--gpu", "7"]).contains("error: no GPU 7"));
+    assert!(run(&agent, &["status", "--gpu", "7"]).contains("error: there is no GPU 7"));
 }
 
 #[test]

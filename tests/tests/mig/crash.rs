@@ -96,7 +96,7 @@ fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &s
         | OperationState::Interrupted
         | OperationState::Failed => panic!("{}", told()),
     }
-    assert!(operation.notes.iter().any(|note| note.contains("gpushd ended while it was")), "{}", told());
+    assert!(operation.notes.iter().any(|note| note.contains("gpushd ended while the operation was")), "{}", told());
     let gpu = agent.gpu(0);
     assert_eq!(gpu.state, GpuState::Ready, "{what}: {:?}", gpu.reasons);
     operation.state

@@ -276,7 +276,7 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
             ),
             "named twice",
         ),
-        (each(serde_json::json!([{ "selector": "all", "mig_enabled": true }])), "is not one GPU"),
+        (each(serde_json::json!([{ "selector": "all", "mig_enabled": true }])), "does not name exactly one GPU"),
         (
             each(serde_json::json!([{ "selector": "0", "mig_enabled": false, "layout": ["1g.10gb"] }])),
             "cannot have MIG instances",

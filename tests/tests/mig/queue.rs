@@ -139,7 +139,8 @@ fn waiting_operation_survives_restart() {
         assert_eq!(operation.state, OperationState::Waiting, "{operation:?}");
         lives += 1;
     }
-    let notes = operation.notes.iter().filter(|note| note.contains("gpushd ended while it was waiting")).count();
+    let notes =
+        operation.notes.iter().filter(|note| note.contains("gpushd ended while the operation was waiting")).count();
     assert!(notes >= 1, "{:?}", operation.notes);
     host.end_process(pid);
     let operation = agent.follow(operation);

@@ -67,7 +67,7 @@ fn operation_resumes_on_same_boot_and_layout_stays() {
     let agent = Agent::start_again(&host, CONFIG);
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
-    assert!(ended.notes[0].contains("gpushd ended while it was running"), "{:?}", ended.notes);
+    assert!(ended.notes[0].contains("gpushd ended while the operation was running"), "{:?}", ended.notes);
     assert!(agent.settle().is_empty());
     assert_eq!(truth(&host, 0).len(), 2);
 }

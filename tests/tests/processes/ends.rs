@@ -44,7 +44,10 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     let log = agent.wait_for_log(&format!("process {} ", other.pid()));
     let mut warned = log.lines().filter(|line| line.contains("WARN") && line.contains(&draws.pid().to_string()));
     let warning = warned.next().expect("a warning");
-    assert!(warning.contains("it draws, and has no lease") && warning.contains("uid=65534"), "{warning}");
+    assert!(
+        warning.contains("it uses the GPU for graphics without a lease") && warning.contains("uid=65534"),
+        "{warning}"
+    );
     assert_eq!((warned.next(), draws.lives()), (None, true));
 }
 
@@ -118,7 +121,7 @@ fn unleased_process_is_killed_after_the_reported_grace_period() {
     let deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, deaf.pid(), UnleasedStep::Asked);
     let first = done(&agent, deaf.pid());
-    let left = first.strip_prefix("asked to end (SIGTERM), killed in ").expect(&first);
+    let left = first.strip_prefix("asked to end (SIGTERM), will be killed in ").expect(&first);
     // The time left depends on the speed of the machine. It is rounded up, so it is never 0.
     assert!(["2 s", "1 s"].contains(&left), "{first}");
     step_event(&mut listener, deaf.pid(), UnleasedStep::Killed);

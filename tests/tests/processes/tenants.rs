@@ -65,8 +65,8 @@ fn old_environment_on_the_device_of_the_next_holder_is_reported() {
         let action = agent.until("the action is reported", || listed(&agent, job.pid())?.unleased_action);
         assert_eq!(action, "not ended: the rule of its GPU does not require a lease");
     };
-    reported(&old, &format!("its environment is of lease {one}, but lease {other} has the device now"));
-    reported(&bare, &format!("lease {other} of another user has the device"));
+    reported(&old, &format!("its environment names lease {one}, but lease {other} holds the device now"));
+    reported(&bare, &format!("lease {other} of another user holds the device"));
     assert!(old.lives() && bare.lives());
     assert_eq!((seen(&agent, &container).unleased, seen(&agent, &container).lease), (None, None));
     assert_eq!((seen(&agent, &own).unleased, seen(&agent, &own).lease), (None, Some(other.to_string())));
@@ -98,6 +98,6 @@ fn process_on_a_leased_whole_gpu_of_another_user_is_reported() {
         (answer.status < 400).then(|| serde_json::from_value::<LeaseGrant>(answer.json()).expect("a lease"))
     });
     let job = job(&host, NOBODY, "--gpu 0", None);
-    let why = format!("lease {} of another user has the device", granted.lease.id);
+    let why = format!("lease {} of another user holds the device", granted.lease.id);
     assert_eq!(seen(&agent, &job).unleased, Some(why));
 }

@@ -117,7 +117,7 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
                 "it has GPU instances, which a reset destroys".to_owned()
             }
             Ok(reading) if !changes.contains(&uuid) && reading.mig.as_ref().is_some_and(|mig| mig.reset_pending) => {
-                "it waits for a reset to change its MIG mode, which this one would do".to_owned()
+                "a change of its MIG mode is pending, and this reset would carry it out".to_owned()
             }
             Ok(_) => continue,
         };

@@ -37,7 +37,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     Some(LeaseTerms {
         requirement: requirement.flatten().or_else(|| default_requirement(mode)),
         at_end: reader.choice(rule, "at_end", "way to treat processes", &AT_END).unwrap_or_default(),
-        owner: reader.choice(rule, "owner", "owner", &OWNERS).unwrap_or_default(),
+        owner: reader.choice(rule, "owner", "possible owner", &OWNERS).unwrap_or_default(),
     })
 }
 

@@ -318,7 +318,7 @@ fn layout_name(reader: &mut Reader<'_>, name: &str, span: Range<usize>) -> bool 
         Problem::new(
             span,
             format!("{} can't be the name of a layout", Quoted(name)),
-            "a name begins with a letter and holds letters, digits, - and _, at most 64 of them",
+            "a name begins with a letter, and contains at most 64 letters, digits, - and _",
         )
     };
     reader.report(problem);

@@ -160,7 +160,7 @@ fn subjects(
         if let Some((other, first)) = earlier {
             let problem = if other == subject {
                 let message = format!("{} has a quota already", whose(subject));
-                Problem::new(span.clone(), message, "the first quota for a user applies alone: keep one of the two")
+                Problem::new(span.clone(), message, "only the first quota for a user applies: keep one of the two")
             } else {
                 let message = format!("the quota of {} never applies: an earlier one is for everybody", whose(subject));
                 Problem::new(span.clone(), message, "put the quota for everybody last")

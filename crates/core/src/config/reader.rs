@@ -122,7 +122,7 @@ impl<'t> Reader<'t> {
                 .map(|inner| format!("`{} = {{ {name} = … }}`", inner.key()))
                 .collect();
             let hint = if !within.is_empty() {
-                format!("its name is written {}", within.join(" or "))
+                format!("write it inside the table: {}", within.join(" or "))
             } else if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
                 format!("did you mean `{meant}`?")
@@ -130,7 +130,7 @@ impl<'t> Reader<'t> {
                 let place = if other.header.is_empty() { "the top of the file" } else { other.header };
                 format!("`{name}` belongs to {place}")
             } else {
-                format!("there are: {}", known.collect::<Vec<_>>().join(", "))
+                format!("write one of: {}", known.collect::<Vec<_>>().join(", "))
             };
             self.report(Problem::new(key.span(), format!("unknown {what} {} {place}", Quoted(name)), hint));
         }
@@ -339,10 +339,10 @@ impl<'t> Reader<'t> {
 /// Returns the problem for a word that is not one of the known words.
 pub(super) fn unknown(text: &Text, what: &str, known: &[&str]) -> Problem {
     let hint = match nearest(&text.value, known.iter().copied()) {
-        Some(meant) => format!("did you mean \"{meant}\"? There are: {}", known.join(", ")),
-        None => format!("there are: {}", known.join(", ")),
+        Some(meant) => format!("did you mean \"{meant}\"? Write one of: {}", known.join(", ")),
+        None => format!("write one of: {}", known.join(", ")),
     };
-    Problem::new(text.span.clone(), format!("there is no {what} {}", Quoted(&text.value)), hint)
+    Problem::new(text.span.clone(), format!("{} is not a {what}", Quoted(&text.value)), hint)
 }
 
 fn shortened(figure: &str) -> String {

@@ -267,11 +267,11 @@ fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &
     let names: Vec<&str> = known.iter().map(String::as_str).chain([NONE, layout::DYNAMIC]).collect();
     // `none` is never suggested, because it destroys all idle instances.
     let hint = match nearest(name, known.iter().map(String::as_str)) {
-        Some(meant) => format!("did you mean \"{meant}\"? There are: {}", names.join(", ")),
+        Some(meant) => format!("did you mean \"{meant}\"? Write one of: {}", names.join(", ")),
         None if known.is_empty() => {
             format!("add {name} = [\"3g.40gb\"] under [layouts], or write the entries here as a list")
         }
-        None => format!("there are: {}", names.join(", ")),
+        None => format!("write one of: {}", names.join(", ")),
     };
     reader.report(Problem::new(value.span(), format!("there is no layout {}", Quoted(name)), hint));
     None

@@ -40,7 +40,7 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
     for one in each {
         let at = match Selector::resolve(std::slice::from_ref(&one.gpu), gpus)?.as_slice() {
             [at] => *at,
-            _ => return bad(format!("`{}` is not one GPU", one.gpu), "name each GPU by its UUID"),
+            _ => return bad(format!("`{}` does not name exactly one GPU", one.gpu), "name each GPU by its UUID"),
         };
         if wanted.iter().any(|(other, _)| *other == at) {
             return bad(format!("{} is named twice", label(&gpus[at])), "name each GPU once, by its UUID");

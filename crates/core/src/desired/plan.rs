@@ -127,7 +127,7 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
             .cause("it names no layouts")
             .hint("give the entries themselves, such as --layout '3g.40gb,1g.10gb*2', or name some under [layouts]");
     }
-    let error = error.cause(format!("there are: {}", known.join(", ")));
+    let error = error.cause(format!("the layouts are: {}", known.join(", ")));
     match nearest(name, known) {
         Some(meant) => error.hint(format!("did you mean `{meant}`?")),
         None => error.hint("name one of these, or give the entries themselves: --layout '3g.40gb,1g.10gb*2'"),

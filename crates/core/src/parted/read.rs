@@ -111,7 +111,7 @@ impl PartedReader<'_> {
                     all.extend(known.iter().copied().find(|known| *known == meant));
                     format!("did you mean `{meant}`?")
                 }
-                None => format!("there are: {}", known.join(", ")),
+                None => format!("write one of: {}", known.join(", ")),
             };
             self.report(&key.span, format!("unknown key {} {place}", Quoted(name)), hint);
         }

@@ -44,7 +44,7 @@ impl File {
             0 => String::new(),
             n => format!(" and {n} more"),
         };
-        format!("there are: {}{more}", names.join(", "))
+        format!("the labels are: {}{more}", names.join(", "))
     }
 }
 

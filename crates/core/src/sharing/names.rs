@@ -92,7 +92,7 @@ fn begins(uuid: &str, typed: &str) -> bool {
 fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let listed: Vec<String> = daemons.iter().map(listed).collect();
     let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)))
-        .cause(format!("there are: {}", listed.join(", ")));
+        .cause(format!("the targets are: {}", listed.join(", ")));
     // The text may be the index of a GPU whose MIG devices are shared. The user must name one of
     // these devices.
     let on_it: Vec<String> = match typed.parse::<u32>() {

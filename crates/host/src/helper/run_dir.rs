@@ -57,7 +57,7 @@ impl fmt::Display for End {
             Self::Signalled(signal) => write!(f, "was ended by signal {signal}"),
             Self::TimedOut => write!(f, "did not end in time and was ended"),
             Self::NotStarted(why) => write!(f, "can't be started: {why}"),
-            Self::Lost => write!(f, "was interrupted; how far it got is not known"),
+            Self::Lost => write!(f, "was interrupted; which part of it ran is not known"),
             Self::Void => write!(f, "was never started"),
             Self::Hangs => write!(f, "can't be ended: it hangs in the kernel"),
         }

@@ -76,7 +76,10 @@ impl SupervisorTask {
         let (until, now) = (before.and_then(|behind| behind.until), Instant::now());
         let is_over = until.is_some_and(|until| until <= now);
         if is_over {
-            tracing::warn!(mps = self.target, "the time for the leftovers of its daemon is over: ended them");
+            tracing::warn!(
+                mps = self.target,
+                "the deadline of the processes that its daemon left has passed: ended them"
+            );
             self.kill_leftovers().await;
         }
         if self.check_leftovers().await {

@@ -81,7 +81,7 @@ impl Kernel {
             NetlinkPayload::InnerMessage(SockDiagMessage::UnixResponse(one)) => Ok(Some(about(one.nlas.as_slice()))),
             NetlinkPayload::Error(error) if error.to_io().raw_os_error() == Some(Errno::ENOENT as i32) => Ok(None),
             NetlinkPayload::Error(error) => Err(error.to_io()),
-            _ => Err(io::Error::other("the kernel answers something else than what it was asked")),
+            _ => Err(io::Error::other("the kernel's answer does not match the request")),
         }
     }
 }

@@ -191,7 +191,7 @@ impl Hardware {
     /// # Errors
     /// There is no driver, or its version differs from the library's.
     pub async fn driver(&self) -> Result<Driver, DriverError> {
-        self.ask(Message::Driver).await.unwrap_or_else(|| Err(ended("asking for the driver")))
+        self.ask(Message::Driver).await.unwrap_or_else(|| Err(ended("querying the driver")))
     }
 
     /// Returns all GPUs that the driver lists, including those that cannot be read.

@@ -118,7 +118,7 @@ async fn open_lease(client: &mut Client) -> Option<LeaseId> {
 
 fn nested(around: LeaseId) -> ApiError {
     let error = ApiError::new(Code::BadRequest, format!("this command already runs in lease {around}"));
-    let error = error.cause(format!("{LEASE}={around} is set: a request within a lease would hold two leases"));
+    let error = error.cause(format!("{LEASE}={around} is set: a request would give the command two leases"));
     error.hint(format!(
         "leave out the request to run the command in {around}, or leave the lease with `unset {LEASE}` first"
     ))

@@ -161,7 +161,7 @@ fn otherwise(what: Change, state: MpsState) -> &'static str {
             | MpsState::Hung
             | MpsState::BackingOff
             | MpsState::GivenUp,
-        ) => "it did not come up",
+        ) => "it did not become ready",
         (Change::Stop | Change::Drain, _) => "another user has started it again in the meantime",
     }
 }

@@ -209,7 +209,9 @@ fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevice>, String
     devices(job, |index| parsed.gpu(index).filter(|_| !finds_itself).cloned()).map_err(|error| {
         let hint = "print the lines of gres.conf with `gpushctl slurm gres-conf`";
         match finds_itself {
-            true => format!("{} has AutoDetect, so it does not say which device has an index: {hint}", path.display()),
+            true => {
+                format!("{} has AutoDetect, so it does not say which device an index means: {hint}", path.display())
+            }
             false => format!("{error}: {hint}"),
         }
     })

@@ -15,7 +15,7 @@ pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
     let what = match (daemon.state, daemon.pid) {
         (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
         (MpsState::Stopped, _) if daemon.ends.is_some() => "; it is no longer needed".to_owned(),
-        (MpsState::Stopped, _) => format!("; `gpushctl mps start {}` brings it back", typed(daemon, look)),
+        (MpsState::Stopped, _) => format!("; `gpushctl mps start {}` starts it again", typed(daemon, look)),
         _ => String::new(),
     };
     let first = format!("{}: ", label(daemon, look));

@@ -147,7 +147,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
 
 fn servers(daemon: &MpsDaemon, look: &Look) -> String {
     if daemon.servers.is_empty() {
-        return paint(QUIET, "  none: the first client brings one up") + "\n";
+        return paint(QUIET, "  none: the first client starts one") + "\n";
     }
     let row = |server: &gpush_api::MpsServer| {
         let state = server.state.map_or_else(

@@ -56,7 +56,7 @@ impl NoAssignment {
                 }
             }
             Self::TooLarge { most: 0 } => {
-                error(Code::BadRequest, "no GPU meets the request, even when it is idle".to_owned())
+                error(Code::BadRequest, "no GPU meets the request, not even an idle one".to_owned())
                     .hint("request less; `gpushctl status` shows what the GPUs have")
             }
             Self::TooLarge { most } => {

@@ -189,7 +189,7 @@ impl RequestError {
             Self::ChosenBySlurm { .. } => "use Slurm's --gres; Slurm chooses the GPUs".to_owned(),
             Self::Repeated { key, spelling } => format!("give `{}` once", key.written(*spelling)),
             Self::MissingValue { key, spelling } | Self::BadValue { key, spelling, .. } => {
-                format!("for example `{}`", key.written(*spelling).with(key.example()))
+                format!("write for example `{}`", key.written(*spelling).with(key.example()))
             }
             Self::UnexpectedValue { key, spelling } => format!("write `{}` alone", key.written(*spelling)),
             Self::Contradiction { first, second, spelling } => {

@@ -165,7 +165,7 @@ fn unknown_label_lists_similar_ones_first() {
     let file = file(&format!("version: v1\nmig-configs:\n{labels}"));
     let error = file.select(Some("all-3g.10gb")).unwrap_err();
     assert_eq!(error.hint.as_deref(), Some("did you mean `all-3g.20gb`?"));
-    assert!(error.causes[0].starts_with("there are: all-3g.20gb, all-1g.5gb"), "{}", error.causes[0]);
+    assert!(error.causes[0].starts_with("the labels are: all-3g.20gb, all-1g.5gb"), "{}", error.causes[0]);
     assert!(error.causes[0].contains("mixed"), "{}", error.causes[0]);
     assert!(file.select(None).unwrap_err().message.contains("4 labels"));
 }

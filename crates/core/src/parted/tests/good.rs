@@ -264,7 +264,7 @@ fn invalid_requests_per_gpu_are_refused() {
     let cases = [
         (vec![], "the request names no GPU"),
         (vec![one("0", true, &[]), one(&host[0].uuid, true, &[])], "is named twice"),
-        (vec![one("0-1", true, &[])], "`0-1` is not one GPU"),
+        (vec![one("0-1", true, &[])], "`0-1` does not name exactly one GPU"),
         (vec![one("9", true, &[])], "no GPU 9"),
         (vec![one("0", false, &["1g.6gb"])], "cannot have MIG instances with MIG mode off"),
         (vec![one("0", true, &["x"])], "is not a MIG profile"),

@@ -36,7 +36,7 @@ impl Machine {
             let Ask::Request(request) = &pending.ask else {
                 let result = match &self.driver {
                     Some(driver) => Ok(Answered::Driver(driver.clone())),
-                    None => Err(DriverError::new(ErrorKind::WorkerUnavailable, "asking for the driver")),
+                    None => Err(DriverError::new(ErrorKind::WorkerUnavailable, "querying the driver")),
                 };
                 self.effects.push(Effect::Answer { ticket: pending.ticket, result });
                 continue;

@@ -56,7 +56,7 @@ impl Machine {
         self.queue = waiting;
         for pending in due {
             let name = match &pending.ask {
-                Ask::Driver => "asking for the driver",
+                Ask::Driver => "querying the driver",
                 Ask::Request(request) => request.name(),
             };
             let error = DriverError::new(ErrorKind::Deadline { may_land: false }, name).detail(

@@ -282,7 +282,7 @@ impl Machine {
     /// Returns why a call is refused immediately; `None` if the call is accepted.
     fn refuse(&self, now: Instant, ask: &Ask) -> Option<DriverError> {
         let (name, gpu) = match ask {
-            Ask::Driver => ("asking for the driver", None),
+            Ask::Driver => ("querying the driver", None),
             Ask::Request(request) => (request.name(), request.gpu()),
         };
         let about = |error: DriverError| match gpu {
