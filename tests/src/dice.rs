@@ -1,4 +1,4 @@
-//! Random numbers for tests, repeatable by their seed.
+//! Random numbers for tests. The same seed gives the same numbers.
 
 /// The splitmix64 generator.
 #[derive(Debug, Clone)]

@@ -63,7 +63,8 @@ struct Cost {
     took: Duration,
 }
 
-/// Counts driver calls, and compares times with latencies as on hardware.
+/// Counts driver calls on one host, and compares durations on another host whose driver has the
+/// latencies of real hardware.
 pub(crate) fn run() -> Report {
     let model = gpush_geometry::model(MODEL).expect("the model is known");
     let counted = Host::up(&format!("[[gpu]]\nmodel = \"{MODEL}\"\n"));
@@ -145,7 +146,7 @@ fn said(cost: &Cost) -> String {
     }
 }
 
-/// Makes one change on a fresh host, with gpush or with the other client.
+/// Makes one change on a host in the start layout, with gpush or with the other client.
 fn once(host: &Host, agent: &Agent, model: &Model, case: &Case, permute: bool) -> (Option<Minimum>, Cost) {
     must(host, agent, &["mig", "apply", "--gpu", "0", "--layout", "none"]);
     if case.from != "none" {

@@ -1,4 +1,5 @@
-//! Cost of a change in addition to its driver calls: gpushd writes it to disk before it answers.
+//! Cost of a change in addition to its driver calls: gpushd writes the change to disk before it
+//! answers.
 
 use std::path::Path;
 
@@ -31,7 +32,7 @@ fn plain(file: &Path) -> Connection {
     database
 }
 
-/// Measures changes and equivalent plain commits in alternation.
+/// Measures changes and equivalent plain commits, alternately.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");

@@ -1,8 +1,9 @@
 //! The minimum number of instances to destroy and create for a layout, by exhaustive search.
 //!
-//! It intentionally shares no code and no optimisation with the planner. It keeps every subset of the existing
-//! instances in turn, and tries every placement of the others. Both use the same geometry data of GPU models, but
-//! separate rules.
+//! This module intentionally shares no code and no optimisation with the planner. It tries every
+//! subset of the existing instances as the instances to keep, and every placement of the others.
+//! Both use the same geometry data of GPU models, but they implement the placement rules
+//! separately.
 
 use gpush_geometry::{GpuProfile, Model};
 
@@ -13,17 +14,17 @@ pub(crate) struct Instance {
     pub(crate) profile: String,
     /// First memory slice.
     pub(crate) start: u8,
-    /// Whether it must stay.
+    /// Whether the instance is in use and must be kept.
     pub(crate) busy: bool,
 }
 
-/// Number of GPU instances to destroy and to create. In this bench, each has one compute instance, so the numbers of
-/// compute instances are the same.
+/// Number of GPU instances to destroy and to create. In this bench, each GPU instance has one
+/// compute instance, so the numbers of compute instances are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Minimum {
-    /// To destroy.
+    /// GPU instances to destroy.
     pub(crate) destroys: usize,
-    /// To create.
+    /// GPU instances to create.
     pub(crate) creates: usize,
 }
 
