@@ -1,4 +1,5 @@
-//! Clients of several users on one server that runs as root: `users = "many"`, if the control program supports it.
+//! Clients of several users on one server, which runs as root. The rule has `users = "many"`, which
+//! takes effect if the control program supports it.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -99,7 +100,7 @@ fn change_of_users_waits_until_the_daemon_is_idle() {
         daemon.state == MpsState::Ready && daemon.findings.iter().any(|finding| finding.contains(SHARED_FAULTS))
     });
     assert_ne!(pid_of(&next), pid_of(&first));
-    // No user of the old directory can reach the new daemon.
+    // A user of the old directory cannot connect to the new daemon.
     assert_ne!(daemon(&agent, "0").pipe_directory, first.pipe_directory);
     let mode = fs::metadata(next.pipe_directory.expect("a directory"))
         .expect("the pipe directory exists")
