@@ -1,4 +1,4 @@
-//! `gpush-sim fault`: fault rules from the command line.
+//! `gpush-sim fault`: adds, lists and removes fault rules.
 
 use std::process::ExitCode;
 
@@ -146,7 +146,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Formats a rule on one line: its function and its other fields.
+/// Formats a rule on one line: the function, then the other fields.
 fn words(rule: &Rule) -> anyhow::Result<String> {
     let mut words = vec![rule.function.clone()];
     if let serde_json::Value::Object(fields) = serde_json::to_value(rule)? {

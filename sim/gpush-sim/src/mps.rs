@@ -1,4 +1,5 @@
-//! `gpush-sim mps`: faults of the simulated MPS programs; and `gpush-sim mps-client`.
+//! `gpush-sim mps`, which adds, lists and removes faults of the simulated MPS programs, and
+//! `gpush-sim mps-client`.
 
 use std::process::ExitCode;
 
