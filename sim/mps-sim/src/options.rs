@@ -3,7 +3,7 @@
 //! | version | arguments |
 //! |---|---|
 //! | 535, 550 | one argument: `-d`, `-f` or `-h`. Anything else starts the front-end |
-//! | 555 | several arguments: `-d`, `-f`, `-multiuser-server` (root only), or `-h` alone. For an unknown argument, the program prints its help and ends with status 1 |
+//! | 555 | several, or `-h` alone: `-d`, `-f`, `-multiuser-server` (root only). For others, prints the help, status 1 |
 
 use std::ffi::OsString;
 
