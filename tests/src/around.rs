@@ -116,7 +116,8 @@ exit $rc
         if broken { fs::write(mark, "") } else { fs::remove_file(mark) }.expect("a mark");
     }
 
-    /// Makes the scripts kill gpushd once at each of these moments: before or after the n-th call, counted from 1.
+    /// Makes the scripts kill gpushd once at each of these moments: before or after the n-th call,
+    /// counted from 1.
     ///
     /// # Panics
     /// If the moments cannot be written.

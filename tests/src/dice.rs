@@ -11,8 +11,8 @@ impl Dice {
         Self(seed)
     }
 
-    /// Creates a generator from the seed in `GPUSH_TEST_SEED`, or from `usual`. Also returns the seed, so that a test
-    /// can print it.
+    /// Creates a generator from the seed in `GPUSH_TEST_SEED`, or from `usual`. Also returns the
+    /// seed, so that a test can print it.
     #[must_use]
     pub fn seeded(usual: u64) -> (Self, u64) {
         let seed = number("GPUSH_TEST_SEED", usual);

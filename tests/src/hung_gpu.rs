@@ -110,7 +110,8 @@ pub struct Compared {
     pub hung: Duration,
 }
 
-/// Measures each command `rounds` times while every GPU answers, and `rounds` times while the reading of GPU 1 hangs.
+/// Measures each command `rounds` times while every GPU answers, and `rounds` times while the
+/// reading of GPU 1 hangs.
 ///
 /// # Panics
 /// If a command fails.

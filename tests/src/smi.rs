@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// A GPU in the output of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, in the order of [`QUERY`].
+/// A GPU in the output of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, in the order of
+/// [`QUERY`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
     /// Index.
@@ -125,7 +126,8 @@ fn placement(line: &str) -> Option<Placements> {
     Some(((gpu, id), (starts.ok()?, size.trim().parse().ok()?)))
 }
 
-/// Returns the GPU instances of `nvidia-smi mig -lgi`: GPU, name, profile id, instance id, start, size.
+/// Returns the GPU instances of `nvidia-smi mig -lgi`: GPU, name, profile id, instance id, start,
+/// size.
 #[must_use]
 pub fn gpu_instances(text: &str) -> Vec<(u32, String, u32, u32, u8, u8)> {
     rows(text)

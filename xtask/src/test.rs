@@ -208,7 +208,8 @@ fn summary(steps: &[Step], missing: &[String], started: Instant) {
     println!("\n{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped);
 }
 
-/// Counts the tests of a step. A step without tests counts as one test. A failed step counts as at least one failure.
+/// Counts the tests of a step. A step without tests counts as one test. A failed step counts as at
+/// least one failure.
 fn count(step: &Step) -> TestCount {
     let tests = step.tests;
     match step.outcome {

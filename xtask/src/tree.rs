@@ -1,5 +1,6 @@
-//! Checks every file of the checkout for forbidden content: `unsafe` outside its five folders, paths of the
-//! developer's machine, and hosts of package registries. Also lists files with too many lines.
+//! Checks every file of the checkout for forbidden content: `unsafe` outside its five folders,
+//! paths of the developer's machine, and hosts of package registries. Also lists files with too
+//! many lines.
 
 use std::{
     collections::BTreeSet,

@@ -56,8 +56,9 @@ pub(crate) struct Add {
     /// Start a process that sleeps until it is removed or the host ends, and print its id
     #[arg(long, conflicts_with = "pid")]
     spawn: bool,
-    /// How the process uses the GPU; mps: as a client of an MPS server; mps-server: as that server, which the driver
-    /// lists as a compute process; handle: it has the GPU open, but no driver call lists it
+    /// How the process uses the GPU; mps: as a client of an MPS server; mps-server: as that server,
+    /// which the driver lists as a compute process; handle: it has the GPU open, but no driver call
+    /// lists it
     #[arg(long, value_enum, default_value = "compute")]
     kind: Kind,
     /// Memory in use, in MiB

@@ -73,8 +73,8 @@ pub(crate) enum Unreached {
     NoServer,
 }
 
-/// Asks the daemon of a pipe directory for a server. Returns the socket to the server, and the server's first
-/// message.
+/// Asks the daemon of a pipe directory for a server. Returns the socket to the server, and the
+/// server's first message.
 pub(crate) fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
     let control = Socket::introduced(&pipe.join("control"), Kind::Client).map_err(|_| Unreached::NoDaemon)?;
     let served = || -> io::Result<(Socket, String)> {

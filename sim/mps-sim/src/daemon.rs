@@ -304,7 +304,8 @@ impl Daemon {
         Ok(verdict)
     }
 
-    /// Waits for the server to end, and cleans up. Returns the exit code, which is that of the server.
+    /// Waits for the server to end, and cleans up. Returns the exit code, which is that of the
+    /// server.
     fn quit(&mut self, force_after: Option<Duration>) -> i32 {
         if let Some(after) = force_after {
             self.log.say(&format!("quit command issued with timeout of {}", after.as_secs()));

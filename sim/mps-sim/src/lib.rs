@@ -1,5 +1,5 @@
-//! Simulated versions of NVIDIA's MPS programs: the control daemon with its front-end, the server, and a client that
-//! connects as libcuda does.
+//! Simulated versions of NVIDIA's MPS programs: the control daemon with its front-end, the server,
+//! and a client that connects as libcuda does.
 //!
 //! No shipped program uses this crate. `gpush-sim` puts the programs into a host's `bin` under
 //! their real names, and tests run them through [`main`]. Their behaviour was observed on the real

@@ -1,5 +1,5 @@
-//! The log: a FIFO in the pipe directory. The daemon and the servers write records into it. A thread of the daemon
-//! prints them as lines.
+//! The log: a FIFO in the pipe directory. The daemon and the servers write records into it. A
+//! thread of the daemon prints them as lines.
 //!
 //! A record consists of a header of 48 bytes and a text. The header contains the kind of the writer
 //! (in the last byte of a mark), the writer's pid, the local time as eight numbers, and the length

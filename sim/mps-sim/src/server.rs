@@ -88,8 +88,8 @@ pub(crate) fn run(place: Environment) -> anyhow::Result<ExitCode> {
     let server = Arc::new(Server { place, log, device, state: Mutex::new(state) });
     let watched = Arc::clone(&server);
     std::thread::spawn(move || watched.watch());
-    // The daemon asked this server to end, or the daemon itself has ended. In both cases the server serves its
-    // clients until they end.
+    // The daemon asked this server to end, or the daemon itself has ended. In both cases the server
+    // serves its clients until they end.
     let _end = server.answer(&control);
     drop(control);
     loop {
@@ -226,7 +226,8 @@ impl Server {
         }
     }
 
-    /// Simulates a fatal exception: all clients lose their contexts, and the server notifies the daemon.
+    /// Simulates a fatal exception: all clients lose their contexts, and the server notifies the
+    /// daemon.
     fn fail(&self) {
         self.log.say("Fatal GPU exception");
         {

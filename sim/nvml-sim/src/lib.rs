@@ -13,7 +13,8 @@
 //! - [`session`]: from `nvmlInit` to `nvmlShutdown`.
 //! - Each other module has one subject of NVML.
 //!
-//! The library has no threads and writes nothing to standard output or error, because it runs inside other programs.
+//! The library has no threads and writes nothing to standard output or error, because it runs
+//! inside other programs.
 
 #![allow(unsafe_code)] // exported C functions: `#[unsafe(no_mangle)]`; pointers only in `caller`
 #![allow(non_snake_case)] // names of NVML

@@ -67,8 +67,8 @@ exports! {
         id.put(call.mig_device(mig, |_, ci| Ok(ci.id))?)
     }
 
-    /// Returns the resources of a MIG device: its own multiprocessors, and the engines and memory of its GPU
-    /// instance.
+    /// Returns the resources of a MIG device: its own multiprocessors, and the engines and memory
+    /// of its GPU instance.
     fn nvmlDeviceGetAttributes_v2(mig: Opaque, attributes: Ptr<nvmlDeviceAttributes_t>) |call| {
         attributes.put(call.mig_device(mig, |m, handle| {
             let part = m.part(handle.gpu)?;

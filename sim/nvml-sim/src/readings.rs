@@ -61,14 +61,16 @@ exports! {
         rates.put(nvmlUtilization_t { gpu: now.gpu_percent, memory: now.memory_percent })
     }
 
-    /// Returns the load of the video encoders in percent, and the sampling period. The simulation never encodes.
+    /// Returns the load of the video encoders in percent, and the sampling period. The simulation
+    /// never encodes.
     fn nvmlDeviceGetEncoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;
         period.put(SAMPLING_PERIOD_US)
     }
 
-    /// Returns the load of the video decoders in percent, and the sampling period. The simulation never decodes.
+    /// Returns the load of the video decoders in percent, and the sampling period. The simulation
+    /// never decodes.
     fn nvmlDeviceGetDecoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;

@@ -14,7 +14,8 @@ const ONE: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
 
 /// Runs `body` in a forked child and returns its wait status.
 fn in_child(body: impl FnOnce()) -> i32 {
-    // SAFETY: the child calls the library and exits. It does not unwind, and uses no locks of the parent.
+    // SAFETY: the child calls the library and exits. It does not unwind, and uses no locks of the
+    // parent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         body();

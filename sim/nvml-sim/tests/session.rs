@@ -89,7 +89,8 @@ fn forked_child_is_a_separate_client() {
     let client = Client::of(ONE_A100);
     let device = client.gpu(0);
     let own = std::process::id();
-    // SAFETY: the child only calls the library and exits. It does not unwind, and uses no locks of the parent.
+    // SAFETY: the child only calls the library and exits. It does not unwind, and uses no locks of
+    // the parent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let worked = client.uuid(device).is_ok();

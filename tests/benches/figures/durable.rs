@@ -17,7 +17,8 @@ const CHANGES: usize = 500;
 
 const CORDON: &str = "/v1/gpus/0/cordon";
 
-/// Tables that a change writes: one row about its object, one row of the audit trail, and the head of the journal.
+/// Tables that a change writes: one row about its object, one row of the audit trail, and the head
+/// of the journal.
 const TABLES: [&str; 3] = ["conditions", "audit", "head"];
 
 /// Opens a minimal database with durable commits.

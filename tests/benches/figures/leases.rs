@@ -40,7 +40,8 @@ const DYNAMIC_ROUNDS: usize = 3;
 /// Number of ended leases in the long history.
 const HISTORY: usize = 10_000;
 
-/// Tables that a grant writes: a lease, its number, one row of the audit trail, and the head of the journal.
+/// Tables that a grant writes: a lease, its number, one row of the audit trail, and the head of the
+/// journal.
 const TABLES: [&str; 4] = ["leases", "facts", "audit", "head"];
 
 /// A minimal database with durable commits.

@@ -28,7 +28,8 @@ pub(crate) struct Minimum {
     pub(crate) creates: usize,
 }
 
-/// Returns the minimum, or `None` if the layout cannot be reached without destroying a busy instance.
+/// Returns the minimum, or `None` if the layout cannot be reached without destroying a busy
+/// instance.
 pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> Option<Minimum> {
     let mut best: Option<usize> = None;
     for keep in 0..1_u32 << standing.len() {
@@ -48,8 +49,8 @@ pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> 
     best.map(|kept| Minimum { destroys: standing.len() - kept, creates: wanted.len() - kept })
 }
 
-/// Returns the requested profiles that are missing from `kept`. Returns `None` if `kept` has a profile that was not
-/// requested.
+/// Returns the requested profiles that are missing from `kept`. Returns `None` if `kept` has a
+/// profile that was not requested.
 fn without<'a>(wanted: &[&'a str], kept: &[&Instance]) -> Option<Vec<&'a str>> {
     let mut missing = wanted.to_vec();
     for instance in kept {

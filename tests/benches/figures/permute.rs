@@ -64,7 +64,8 @@ struct Nvml {
 
 impl Nvml {
     fn open(library: &Path, index: c_uint) -> Result<Self, Stuck> {
-        // SAFETY: the simulated library's initialisers take no arguments and access no memory of this program.
+        // SAFETY: the simulated library's initialisers take no arguments and access no memory of
+        // this program.
         let lib = unsafe { NvmlLib::new(library) }.map_err(|error| Stuck(error.to_string()))?;
         let mut device = ptr::null_mut();
         // SAFETY: the library is loaded; `device` outlives the call, which writes one handle.
@@ -78,8 +79,8 @@ impl Nvml {
     fn create_all(&self, order: &[Wanted]) -> Result<(), Stuck> {
         for wanted in order {
             let (mut instance, mut compute) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: the device handle comes from the library, and both out-pointers outlive their call. The
-            // instance handle is used only after the call that wrote it succeeded.
+            // SAFETY: the device handle comes from the library, and both out-pointers outlive their
+            // call. The instance handle is used only after the call that wrote it succeeded.
             unsafe {
                 let made = self.lib.nvmlDeviceCreateGpuInstance(self.device, wanted.gpu_profile, &raw mut instance);
                 check("nvmlDeviceCreateGpuInstance", made)?;

@@ -64,8 +64,8 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Sets a name for the state directory, the socket and the config file, so that several gpushd can run on one
-    /// host.
+    /// Sets a name for the state directory, the socket and the config file, so that several gpushd
+    /// can run on one host.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.name = name.to_owned();

@@ -1,5 +1,5 @@
-//! A separate gpushd for the checks, which shares the first GPU through MPS. The checks control it with `gpushctl`,
-//! as users do.
+//! A separate gpushd for the checks, which shares the first GPU through MPS. The checks control it
+//! with `gpushctl`, as users do.
 //!
 //! Everything is in a scratch directory: config, sockets, state, MPS daemons. Every process that
 //! the service starts, directly or indirectly, has the path of that directory in its environment.

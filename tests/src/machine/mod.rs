@@ -151,7 +151,8 @@ impl Machine {
         std::fs::read_to_string(self.scratch.path().join("console")).unwrap_or_default()
     }
 
-    /// Returns a command that runs as root in the machine, with a minimal environment and a time limit.
+    /// Returns a command that runs as root in the machine, with a minimal environment and a time
+    /// limit.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("timeout");

@@ -24,7 +24,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a program with this environment in addition to the host's, and waits for its first line.
+    /// Starts a program with this environment in addition to the host's, and waits for its first
+    /// line.
     ///
     /// # Panics
     /// If the program cannot be started.

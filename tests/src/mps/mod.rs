@@ -254,7 +254,8 @@ pub enum Role {
     Other,
 }
 
-/// Returns the running processes whose environment names a pipe directory below `base`, read from `/proc`.
+/// Returns the running processes whose environment names a pipe directory below `base`, read from
+/// `/proc`.
 ///
 /// # Panics
 /// If `/proc` cannot be read.

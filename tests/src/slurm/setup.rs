@@ -104,7 +104,8 @@ impl Setup {
         self
     }
 
-    /// Starts each slurmd through another program, whose last arguments are slurmd and its arguments.
+    /// Starts each slurmd through another program, whose last arguments are slurmd and its
+    /// arguments.
     #[must_use]
     pub fn through(mut self, program: &[String]) -> Self {
         self.through = program.to_vec();

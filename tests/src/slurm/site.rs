@@ -100,8 +100,8 @@ impl Site {
     }
 }
 
-/// Returns the body of a hook script that runs `gpushctl slurm VERB` against the gpushd of a host. `dir` is the
-/// directory of the cluster.
+/// Returns the body of a hook script that runs `gpushctl slurm VERB` against the gpushd of a host.
+/// `dir` is the directory of the cluster.
 #[must_use]
 pub fn script(host: &Host, dir: &Path, verb: &str) -> String {
     let jobs = dir.join("jobs");

@@ -1,4 +1,5 @@
-//! Leases of MIG devices, whole GPUs and time-slice replicas: granted, refused, queued, and kept after a crash.
+//! Leases of MIG devices, whole GPUs and time-slice replicas: granted, refused, queued, and kept
+//! after a crash.
 
 use std::{io::Write, thread};
 

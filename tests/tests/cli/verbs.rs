@@ -145,7 +145,8 @@ fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
     assert_eq!(run(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]).0, 3);
 }
 
-/// Earlier, an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail every time.
+/// Earlier, an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail every
+/// time.
 #[test]
 fn assert_or_apply_succeeds_with_an_exclusive_rule() {
     let host = Host::up(TWO);

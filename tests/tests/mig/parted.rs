@@ -81,7 +81,8 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     child.wait_with_output().expect("gpushctl ends")
 }
 
-/// Runs `mig COMMAND --file - -c LABEL ARGS…` on the file above. Returns the exit code and all output.
+/// Runs `mig COMMAND --file - -c LABEL ARGS…` on the file above. Returns the exit code and all
+/// output.
 fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String) {
     let args = [&["mig", command, "--file", "-", "-c", label], args].concat();
     let output = gpushctl(agent, &args, FILE);
@@ -166,8 +167,8 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     assert_eq!(host.trace().len(), from, "{:?}", host.trace());
 }
 
-/// For an unknown profile, mig-parted destroys everything and reports success. It also reports success for an index
-/// or a filter that matches no GPU.
+/// For an unknown profile, mig-parted destroys everything and reports success. It also reports
+/// success for an index or a filter that matches no GPU.
 #[test]
 fn entries_that_match_no_gpu_are_refused() {
     let host = Host::up(A100S);

@@ -147,7 +147,8 @@ fn unknown_gpus_and_invalid_filters_are_refused() {
 #[test]
 fn profile_index_unknown_to_gpush_is_skipped() {
     let host = Host::up("dgx-a100");
-    // Queries for some profiles fail, as on a driver that has more or fewer profiles than gpush knows.
+    // Queries for some profiles fail, as on a driver that has more or fewer profiles than gpush
+    // knows.
     host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --times 6 --rc INVALID_ARGUMENT");
     let agent = Agent::start(&host, "");
     let profiles = |gpu| agent.gpu(gpu).mig.unwrap().profiles;

@@ -148,7 +148,8 @@ fn foreign_instances_are_kept_by_recovery() {
     let agent = Agent::start(&host, "");
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}\n{}", agent.log());
-    // gpushd restores the part of the previous layout that does not overlap with the foreign instance.
+    // gpushd restores the part of the previous layout that does not overlap with the foreign
+    // instance.
     assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(gi_at(&host, 0, 0), theirs);
     assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());

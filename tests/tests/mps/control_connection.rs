@@ -45,7 +45,8 @@ impl Drop for Ended {
     }
 }
 
-/// Starts a process that connects to the daemon's socket, which is open to all users, and sends nothing.
+/// Starts a process that connects to the daemon's socket, which is open to all users, and sends
+/// nothing.
 fn half_open(pipe: &str) -> Ended {
     let fd: OwnedFd =
         socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");

@@ -80,7 +80,8 @@ fn rule_with_several_users_serves_one_before_driver_555() {
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
 }
 
-/// A daemon in use keeps its setting. gpushd reports the change, and applies it when the daemon is idle.
+/// A daemon in use keeps its setting. gpushd reports the change, and applies it when the daemon is
+/// idle.
 #[test]
 fn change_of_users_waits_until_the_daemon_is_idle() {
     if skipped() {

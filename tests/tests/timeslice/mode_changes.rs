@@ -35,7 +35,8 @@ fn is(level: &str, mode: u64) -> (String, u64) {
     (level.to_owned(), mode)
 }
 
-/// Returns the state that the GPU must have under a rule: level, compute mode, MIG mode, number of MPS daemons.
+/// Returns the state that the GPU must have under a rule: level, compute mode, MIG mode, number of
+/// MPS daemons.
 fn reached(how: &str) -> (&'static str, u64, bool, usize) {
     match how {
         TURNS => ("long", 3, false, 0),

@@ -13,7 +13,8 @@ use anyhow::Result;
 /// What to do besides checking.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Update the lists of used modules in ARCHITECTURE.md first; the order of the rows does not change
+    /// Update the lists of used modules in ARCHITECTURE.md first; the order of the rows does not
+    /// change
     #[arg(long)]
     write: bool,
 }

@@ -191,8 +191,8 @@ fn follows_path(tokens: &[TokenTree]) -> bool {
     matches!(tokens, [.., first, second] if is_colon(first) && is_colon(second))
 }
 
-/// Returns whether an attribute limits the item to test builds: `#[test]`, `#[cfg(test)]`, `#[cfg(all(test,
-/// …))]`.
+/// Returns whether an attribute limits the item to test builds: `#[test]`, `#[cfg(test)]`,
+/// `#[cfg(all(test, …))]`.
 fn only_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("test")

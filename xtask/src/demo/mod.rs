@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: shows gpush on a simulated host. The short tour fits on three screens; `--full` shows every
-//! subject.
+//! `cargo xtask demo`: shows gpush on a simulated host. The short tour fits on three screens;
+//! `--full` shows every subject.
 //!
 //! All output is real. `gpush-sim run` creates the host and runs this program again on that host.
 //! The second instance starts the real `gpushd`, runs real `gpushctl` commands, and prints each

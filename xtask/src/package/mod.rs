@@ -85,8 +85,8 @@ struct Release {
 /// Runs `cargo xtask package`.
 ///
 /// # Errors
-/// If a program does not build or needs a newer glibc than [`build::GLIBC`], a file is missing, or `dpkg-deb` or
-/// `rpmbuild` fails.
+/// If a program does not build or needs a newer glibc than [`build::GLIBC`], a file is missing, or
+/// `dpkg-deb` or `rpmbuild` fails.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let release = Release {
         version: arguments.version.clone().unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned()),

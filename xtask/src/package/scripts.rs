@@ -1,4 +1,5 @@
-//! Maintainer scripts and the spec. They are templates below `packaging/` with two kinds of placeholders.
+//! Maintainer scripts and the spec. They are templates below `packaging/` with two kinds of
+//! placeholders.
 //!
 //! - `#include NAME` is replaced by the text of `packaging/scripts/NAME`, with the indentation of
 //!   its line. Therefore a script for both formats exists only once.

@@ -131,7 +131,8 @@ fn find(host: &Host, id: &str) -> Option<u32> {
         .next()
 }
 
-/// Returns the indexes of the GPUs that `-i` names, or of all GPUs. If a GPU does not exist, returns the exit code.
+/// Returns the indexes of the GPUs that `-i` names, or of all GPUs. If a GPU does not exist,
+/// returns the exit code.
 fn gpus(host: &Host, ids: Option<Vec<String>>) -> Result<Vec<u32>, ExitCode> {
     let Some(ids) = ids else { return Ok((0..).take(host.hardware().slots.len()).collect()) };
     let find = |id: &String| {

@@ -1,8 +1,8 @@
 //! `nvidia-smi --query-gpu` and `--query-compute-apps`. They print values as CSV, which nvsmi and
 //! scripts read.
 //!
-//! The fields are those of `nvidia-smi --help-query-gpu`. As in the real program, an unknown field is an error with
-//! exit code 2.
+//! The fields are those of `nvidia-smi --help-query-gpu`. As in the real program, an unknown field
+//! is an error with exit code 2.
 
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};

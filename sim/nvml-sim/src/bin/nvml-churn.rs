@@ -5,8 +5,8 @@
 //! SIGKILL at a random moment within 2 ms. After each kill, the state must be readable, changeable
 //! and valid: no lock remains locked, and no partly written state is visible.
 //!
-//! Most clients are forked from this process, which has loaded the library. Every twentieth client is a separate
-//! program. nvml-churn prints its counts, and fails at the first error.
+//! Most clients are forked from this process, which has loaded the library. Every twentieth client
+//! is a separate program. nvml-churn prints its counts, and fails at the first error.
 
 #![allow(unsafe_code)] // calls C functions of the library, forks, kills and reaps
 
@@ -94,8 +94,8 @@ impl Signals {
     }
 }
 
-/// The work of a client: makes a change, waits for the other clients of its round, then creates and destroys
-/// instances until it is killed. Returns only if a call gives an impossible result.
+/// The work of a client: makes a change, waits for the other clients of its round, then creates and
+/// destroys instances until it is killed. Returns only if a call gives an impossible result.
 fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> {
     let mut dice = Dice::new(seed);
     let check = |what: &str, code: u32| {

@@ -39,8 +39,8 @@ impl<T> PerProcess<T> {
     pub(super) fn get(&self, make: impl FnOnce() -> Result<T, HostError>) -> Result<&T, HostError> {
         let pid = std::process::id();
         let found = self.at.load(Ordering::Acquire);
-        // SAFETY: the pointer comes from `Box::into_raw` and is freed only in `drop`, which needs `&mut self`;
-        // a replaced value is leaked intentionally.
+        // SAFETY: the pointer comes from `Box::into_raw` and is freed only in `drop`, which needs
+        // `&mut self`; a replaced value is leaked intentionally.
         let owned = unsafe { &*found };
         if owned.pid == pid {
             return Ok(&owned.value);
@@ -50,7 +50,8 @@ impl<T> PerProcess<T> {
             // SAFETY: as above. `fresh` is shared from now on, and is freed only in `drop`.
             Ok(_) => Ok(unsafe { &(*fresh).value }),
             Err(theirs) => {
-                // SAFETY: `fresh` was never shared, because another thread of this process stored its own.
+                // SAFETY: `fresh` was never shared, because another thread of this process stored
+                // its own.
                 drop(unsafe { Box::from_raw(fresh) });
                 // SAFETY: another thread of this process stored `theirs`, which is freed only in
                 // `drop`.

@@ -35,7 +35,8 @@ use super::HostError;
 
 /// `gpushsil` in ASCII.
 const MAGIC: u64 = u64::from_be_bytes(*b"gpushsil");
-/// Layout version of the header, the slots and the encoded state. Every incompatible change increments it.
+/// Layout version of the header, the slots and the encoded state. Every incompatible change
+/// increments it.
 const LAYOUT: u64 = 1;
 /// Header length in bytes: one page.
 const HEADER: usize = 4096;
@@ -240,8 +241,8 @@ impl Region {
         });
         let until = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let word = self.word(word::PUBLISHED).as_ptr().cast::<u32>();
-        // SAFETY: the address is within the mapping and aligned; `until` is null or outlives the call. The result
-        // does not matter, because the caller checks the generation again.
+        // SAFETY: the address is within the mapping and aligned; `until` is null or outlives the
+        // call. The result does not matter, because the caller checks the generation again.
         unsafe { libc::syscall(libc::SYS_futex, word.add(half), operation, value, until) };
     }
 }

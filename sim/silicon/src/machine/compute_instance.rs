@@ -180,8 +180,8 @@ impl Machine {
     /// Returns the handle of the MIG device at an index. The indexes have no gaps.
     ///
     /// # Errors
-    /// `InvalidArgument` for an index at or above the maximum number of devices, `NotFound` for an unused index,
-    /// `NotSupported` with MIG off, `GpuIsLost`.
+    /// `InvalidArgument` for an index at or above the maximum number of devices, `NotFound` for an
+    /// unused index, `NotSupported` with MIG off, `GpuIsLost`.
     pub fn mig_device_by_index(&self, gpu: u32, index: u32) -> Result<ComputeInstanceHandle, Return> {
         self.mig_gpu(gpu)?;
         if index >= self.max_mig_devices(gpu)? {

@@ -145,7 +145,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds a memory error for the row remapper. The next reset repairs it, unless no spare row is left.
+    /// Adds a memory error for the row remapper. The next reset repairs it, unless no spare row is
+    /// left.
     ///
     /// # Errors `InvalidArgument` if the GPU does not exist, `NotSupported` on a GPU without a row
     /// remapper, `GpuIsLost`.

@@ -4,7 +4,8 @@
 //! of the object's replacement. A handle is packed into 64 bits, which the simulated library
 //! returns as a pointer.
 
-/// A handle of a physical GPU. Its generation is the number of the boot, because a GPU exists until the next boot.
+/// A handle of a physical GPU. Its generation is the number of the boot, because a GPU exists until
+/// the next boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpuHandle {
     /// Index of the GPU.

@@ -72,7 +72,8 @@ impl Machine {
     /// Returns the peer of a GPU's port, or `None` if the port has no peer.
     ///
     /// # Errors
-    /// `NotSupported` if the port does not exist, `InvalidArgument` if the GPU does not exist, `GpuIsLost`.
+    /// `NotSupported` if the port does not exist, `InvalidArgument` if the GPU does not exist,
+    /// `GpuIsLost`.
     pub fn link(&self, gpu: u32, port: u32) -> Result<Option<End>, Return> {
         self.gpu(gpu)?;
         if port >= Board::of(self.model(gpu)?).nvlinks {

@@ -104,8 +104,8 @@ impl Machine {
     /// place and kind.
     ///
     /// # Errors
-    /// `NotFound` if an instance does not exist, `InvalidArgument` for a compute process without an instance on a GPU
-    /// in MIG mode, or `InsufficientResources` if the free memory is too small.
+    /// `NotFound` if an instance does not exist, `InvalidArgument` for a compute process without an
+    /// instance on a GPU in MIG mode, or `InsufficientResources` if the free memory is too small.
     pub fn attach(&mut self, gpu: u32, process: Process) -> Result<(), Return> {
         let part = self.part(gpu)?;
         let at = self.gpu(gpu)?;
@@ -175,8 +175,8 @@ impl Machine {
         self.state.clients.iter().filter(move |client| Some(client.pid.pid) != but)
     }
 
-    /// Removes processes and clients that have ended. If no client is left, also resets the settings of idle GPUs.
-    /// Returns whether it removed any process or client.
+    /// Removes processes and clients that have ended. If no client is left, also resets the
+    /// settings of idle GPUs. Returns whether it removed any process or client.
     pub fn reap(&mut self, alive: impl Fn(Pid) -> bool) -> bool {
         let mut reaped = false;
         let mut keep = |pid: Pid| {

@@ -71,10 +71,12 @@ impl Machine {
     /// contexts, because the driver checks the compute mode only when a context is created.
     ///
     /// # Errors
-    /// - `NotSupported` with MIG on, for every mode. Source: `subdeviceCtrlCmdGpuSetComputeModeRules` of the open
-    ///   kernel modules. nvidia-smi prints "Setting compute mode to EXCLUSIVE_PROCESS is not supported on a
-    ///   MIG-enabled device." (NVIDIA/DCGM issue 82).
-    /// - `InvalidArgument` for an unknown mode and for EXCLUSIVE_THREAD, which nvidia-smi no longer supports.
+    /// - `NotSupported` with MIG on, for every mode. Source:
+    ///   `subdeviceCtrlCmdGpuSetComputeModeRules` of the open kernel modules. nvidia-smi prints
+    ///   "Setting compute mode to EXCLUSIVE_PROCESS is not supported on a MIG-enabled device."
+    ///   (NVIDIA/DCGM issue 82).
+    /// - `InvalidArgument` for an unknown mode and for EXCLUSIVE_THREAD, which nvidia-smi no longer
+    ///   supports.
     /// - `GpuIsLost`.
     pub fn set_compute_mode(&mut self, gpu: u32, mode: u32) -> Result<(), Return> {
         let at = self.gpu_mut(gpu)?;

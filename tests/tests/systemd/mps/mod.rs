@@ -189,7 +189,8 @@ fn killed_daemon_restarts_with_clean_unit() {
     println!("12 kills, the slowest was reported after {:.0} ms", slowest * 1e3);
     assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
 
-    // An administrator stops the unit with systemctl. gpushd starts it again, because the config requires it.
+    // An administrator stops the unit with systemctl. gpushd starts it again, because the config
+    // requires it.
     machine.sh(&format!("systemctl stop {unit}"));
     let _ = machine.journal_until("-u gpushd.service", "systemctl stop");
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);

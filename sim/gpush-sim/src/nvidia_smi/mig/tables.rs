@@ -1,4 +1,5 @@
-//! The lists of `nvidia-smi mig`: profiles, placements and instances as the real program prints them.
+//! The lists of `nvidia-smi mig`: profiles, placements and instances as the real program prints
+//! them.
 
 use std::process::ExitCode;
 
