@@ -1,7 +1,9 @@
-//! Scripts in place of the programs that gpushd runs for a change of MIG mode: `systemctl`, `nvidia-smi`, hooks.
+//! Scripts that replace the programs that gpushd runs for a change of MIG mode: `systemctl`,
+//! `nvidia-smi`, hooks.
 //!
-//! Each call is written to a file, in order. A test can kill gpushd before and after each call. The scripts run in
-//! helper units, and continue.
+//! Each script appends its call to one file, in the order of the calls. A script can kill gpushd
+//! before or after its call. The scripts run in helper units, so they continue after gpushd was
+//! killed.
 
 use std::{
     fs,
@@ -11,14 +13,14 @@ use std::{
 
 use crate::host::Host;
 
-/// The programs and their records.
+/// The scripts and the files that they write.
 #[derive(Debug)]
 pub struct Around {
     dir: PathBuf,
 }
 
 impl Around {
-    /// Creates the programs for a host. No service runs.
+    /// Creates the scripts for a host. At first, no service runs.
     ///
     /// # Panics
     /// If the scripts cannot be written.
@@ -47,8 +49,8 @@ impl Around {
 
     fn script(&self, name: &str, body: &str) {
         let at = self.dir.display();
-        // The file `kill` names the calls at which the script kills gpushd: `3 before`. The script's parent is the
-        // keeper, and gpushd is the parent of the keeper.
+        // The file `kill` lists the calls at which the script kills gpushd, such as `3 before`. The
+        // parent of the script is the keeper, and the parent of the keeper is gpushd.
         let text = format!(
             "#!/bin/sh
 D='{at}'
@@ -70,14 +72,16 @@ exit $rc
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a script can be made one");
     }
 
-    /// Replaces the body of the hook before a change. The exit code of its last command is that of the hook.
-    /// # Panics
-    /// If it cannot be written.
+    /// Replaces the body of the hook that runs before a change. The exit code of the hook is that
+    /// of the last command in `body`.
+    ///
+    /// # Panics If the file cannot be written.
     pub fn hook(&self, body: &str) {
         fs::write(self.dir.join("before.body"), body).expect("a hook can be written");
     }
 
-    /// Returns the `[mode_change]` section of the config with all programs, followed by `more`.
+    /// Returns the `[mode_change]` section of the config with the paths of all scripts, followed by
+    /// `more`.
     #[must_use]
     pub fn config(&self, services: &[&str], more: &str) -> String {
         let at = self.dir.display();
@@ -112,7 +116,8 @@ exit $rc
         if broken { fs::write(mark, "") } else { fs::remove_file(mark) }.expect("a mark");
     }
 
-    /// Makes the scripts kill gpushd once at each of these moments: before or after the n-th call, counted from 1.
+    /// Makes the scripts kill gpushd once at each of these moments: before or after the n-th call,
+    /// counted from 1.
     ///
     /// # Panics
     /// If the moments cannot be written.
@@ -128,7 +133,8 @@ exit $rc
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Returns the calls so far and clears them. A program that runs at the same time may lose its call.
+    /// Returns the calls so far, and clears them. A call that a script records at the same time may
+    /// be lost.
     #[must_use]
     pub fn take_calls(&self) -> Vec<String> {
         let calls = self.calls();
@@ -137,7 +143,7 @@ exit $rc
         calls
     }
 
-    /// Returns the path of a file of these programs.
+    /// Returns the path of a file in the directory of the scripts.
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)

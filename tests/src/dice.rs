@@ -1,4 +1,4 @@
-//! Random numbers for tests, repeatable by their seed.
+//! Random numbers for tests. The same seed gives the same numbers.
 
 /// The splitmix64 generator.
 #[derive(Debug, Clone)]
@@ -11,8 +11,8 @@ impl Dice {
         Self(seed)
     }
 
-    /// Creates a generator from the seed in `GPUSH_TEST_SEED`, or from `usual`. Also returns the seed, so that a test
-    /// can print it.
+    /// Creates a generator from the seed in `GPUSH_TEST_SEED`, or from `usual`. Also returns the
+    /// seed, so that a test can print it.
     #[must_use]
     pub fn seeded(usual: u64) -> (Self, u64) {
         let seed = number("GPUSH_TEST_SEED", usual);

@@ -7,14 +7,15 @@ use gpush_nvml::{Hardware, Options, Reading};
 
 use crate::host::{Host, program};
 
-/// Returns the options of a worker that uses `host`, with deadlines that a busy machine meets.
+/// Returns the options of a worker that uses `host`. The deadlines are long enough for a busy
+/// machine.
 #[must_use]
 pub fn options(host: &Host) -> Options {
     options_in(host.env().iter().map(|(key, value)| (key.as_str(), value.as_str())))
 }
 
-/// Returns the options of a worker with an environment. `env` sets the environment only in the worker, because all
-/// tests of a program share one process.
+/// Returns the options of a worker with this environment. The program `env` sets the environment
+/// only in the worker, because all tests of a program share one process.
 pub fn options_in<'a>(env: impl Iterator<Item = (&'a str, &'a str)>) -> Options {
     let mut options = Options::new("/usr/bin/env");
     options.args = env.map(|(key, value)| format!("{key}={value}")).collect();
@@ -29,7 +30,7 @@ pub fn hardware(host: &Host) -> Hardware {
     Hardware::start(options(host))
 }
 
-/// Opens the hardware with the library at any path.
+/// Opens the hardware with the NVML library at any path.
 #[must_use]
 pub fn hardware_of(library: &Path) -> Hardware {
     let mut options = options_in(std::iter::empty());
@@ -37,7 +38,7 @@ pub fn hardware_of(library: &Path) -> Hardware {
     Hardware::start(options)
 }
 
-/// Returns the UUIDs, by index.
+/// Returns the UUIDs of the GPUs, in the order of their indexes.
 ///
 /// # Panics
 /// If a GPU cannot be listed.
@@ -64,10 +65,9 @@ pub async fn create(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -
     hardware.create_gpu_instance(uuid, profile_id, placement).await.expect("the instance can be created")
 }
 
-/// Returns the id of the profile with a name, and its placement at a start slice.
+/// Returns the id of the profile with this name, and the profile's placement at a start slice.
 ///
-/// # Panics
-/// If either does not exist.
+/// # Panics If the profile or the placement does not exist.
 pub async fn place(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -> (u32, Placement) {
     let reading = hardware.read(uuid).await.expect("the GPU can be read");
     let profile = mig(&reading).profiles.iter().find(|p| p.name == profile).expect("such a profile");

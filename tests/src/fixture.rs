@@ -1,9 +1,10 @@
-//! A GPU as recorded from a real driver, `docs/hardware/<model>-<driver>.json`, and its differences from another
-//! reading.
+//! A GPU as recorded from a real driver in `docs/hardware/<model>-<driver>.json`, and its
+//! differences from another reading.
 //!
-//! The record contains only what every board of that model has under that driver. So it has no UUID, no process and
-//! no usage. It has compute instance profiles only for those GPU instance profiles of which an instance existed,
-//! because the driver reports no others.
+//! The record contains only values that are the same for every board of that model under that
+//! driver. So it has no UUID, no process and no usage. It has compute instance profiles only for
+//! the GPU instance profiles that had an instance during the recording, because the driver reports
+//! no others.
 
 use gpush_api::{Architecture, GpuProfile};
 use gpush_nvml::Reading;
@@ -27,7 +28,7 @@ pub struct Fixture {
     pub architecture: Architecture,
     /// Memory of the GPU in MiB.
     pub memory_mib: u64,
-    /// MIG part.
+    /// The MIG part, or `None` for a GPU without MIG.
     pub mig: Option<MigFixture>,
 }
 
@@ -35,17 +36,18 @@ pub struct Fixture {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigFixture {
-    /// Memory slices.
+    /// Number of memory slices.
     pub memory_slices: u8,
-    /// Compute slices.
+    /// Number of compute slices.
     pub compute_slices: u8,
-    /// Profiles. `compute` is empty if the driver did not report it.
+    /// GPU instance profiles. `compute` is empty if the driver did not report the compute instance
+    /// profiles.
     pub profiles: Vec<GpuProfile>,
 }
 
 impl Fixture {
-    /// Creates a fixture from a reading. `told` lists the profiles whose compute instance profiles the driver
-    /// reported.
+    /// Creates a fixture from a reading. `told` lists the GPU instance profiles for which the
+    /// driver reported compute instance profiles.
     #[must_use]
     pub fn of(driver: &gpush_api::Driver, reading: &Reading, told: &[u32]) -> Self {
         let mig = reading.mig.as_ref().map(|mig| MigFixture {
@@ -72,7 +74,7 @@ impl Fixture {
         }
     }
 
-    /// Returns the file name: `nvidia-h200-570.86.15.json`.
+    /// Returns the file name, such as `nvidia-h200-570.86.15.json`.
     #[must_use]
     pub fn file_name(&self) -> String {
         let slug: String =
@@ -80,7 +82,8 @@ impl Fixture {
         format!("{slug}-{}.json", self.driver)
     }
 
-    /// Returns the key of the model. It is found by PCI device id and memory, because several models share an id.
+    /// Returns the key of the model. Compares PCI device id and memory, because several models
+    /// share a device id.
     #[must_use]
     pub fn model(&self) -> Option<&'static str> {
         let mut models: Vec<_> = gpush_geometry::KEYS
@@ -92,7 +95,8 @@ impl Fixture {
         models.first().map(|(key, _)| *key)
     }
 
-    /// Returns the differences from `other`, one sentence each. The recorded value comes first.
+    /// Returns the differences from `other`, one sentence each. Each sentence names the recorded
+    /// value first.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let mut differ = Vec::new();

@@ -1,8 +1,8 @@
 //! A simulated host under test.
 //!
-//! The harness runs the real `gpush-sim` and the real simulated library, as a user would. It knows no state format
-//! and links no simulator code. Each test has its own host in a temporary directory, which is removed when the host
-//! is dropped.
+//! The harness runs the real `gpush-sim` and the real simulated library, as a user would. It does
+//! not depend on the simulator's state format, and does not link simulator code. Each test has its
+//! own host in a temporary directory. Dropping the host removes the directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,23 +17,25 @@ pub struct Host {
     env: BTreeMap<String, String>,
 }
 
-/// A line of the host's trace: a driver call that changes something.
+/// A line of the host's trace: a driver call that changes the hardware.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traced {
     /// Pid of the caller.
     pub pid: u32,
     /// NVML function, such as `nvmlGpuInstanceDestroy`.
     pub function: String,
-    /// Index of the GPU concerned.
+    /// Index of the GPU that the call changes.
     pub gpu: Option<u32>,
-    /// Object and arguments of the call: `gi=2 ci=0`, `profile=9 placement=4:4`, `gi=2 profile=0`.
+    /// Object and arguments of the call, such as `gi=2 ci=0`, `profile=9 placement=4:4` or `gi=2
+    /// profile=0`.
     pub arguments: String,
     /// NVML return code; 0 is success.
     pub rc: u32,
 }
 
 impl Host {
-    /// Starts a host from the name of a preset, or from a description in TOML (any text with a `=` or a line break).
+    /// Starts a host from the name of a preset, or from a description in TOML. A text that contains
+    /// `=` or a line break is a description.
     ///
     /// # Panics
     /// If `gpush-sim` is not built or refuses the description.
@@ -55,7 +57,8 @@ impl Host {
         Self { _scratch: scratch, dir, env }
     }
 
-    /// Replaces the host by another one in the same directory, for example with another driver. No process may have
+    /// Replaces the host by another host in the same directory, for example with another driver. No
+    /// process may have the driver open.
     /// the driver open.
     ///
     /// # Panics
@@ -74,7 +77,8 @@ impl Host {
         &self.dir
     }
 
-    /// Returns a path next to the host's directory, for files of a test. It is removed with the host.
+    /// Returns a path for a test's file, next to the host's directory. The file is removed with the
+    /// host.
     #[must_use]
     pub fn scratch(&self, name: &str) -> PathBuf {
         self._scratch.path().join(name)
@@ -86,7 +90,7 @@ impl Host {
         self.dir.join("lib/libnvidia-ml.so.1")
     }
 
-    /// Returns the environment that makes a program use this host.
+    /// Returns the environment variables that make a program use this host.
     #[must_use]
     pub fn env(&self) -> &BTreeMap<String, String> {
         &self.env
@@ -117,8 +121,8 @@ impl Host {
         gpush_sim().arg(subcommand).arg(&self.dir).args(args).output().expect("gpush-sim can be started")
     }
 
-    /// Adds a fault rule. `rule` is the words after `gpush-sim fault DIR add`, such as `nvmlGpuInstanceDestroy --gpu
-    /// 0 --rc IN_USE --times 1`.
+    /// Adds a fault rule. `rule` is the rest of the command after `gpush-sim fault DIR add`, such
+    /// as `nvmlGpuInstanceDestroy --gpu 0 --rc IN_USE --times 1`.
     ///
     /// # Panics
     /// If the rule is refused.
@@ -127,16 +131,16 @@ impl Host {
         self.sim("fault", &words);
     }
 
-    /// Removes all fault rules. Calls that hang because of a rule continue.
+    /// Removes all fault rules. Calls that hang because of a rule then continue.
     ///
-    /// # Panics
-    /// If they cannot be removed.
+    /// # Panics If the rules cannot be removed.
     pub fn clear_faults(&self) {
         self.sim("fault", &["clear"]);
     }
 
-    /// Starts a process that sleeps, and registers it at a place. `place` is the words after `gpush-sim process DIR
-    /// add`, such as `--gpu 0 --gi 2 --ci 0 --memory 1024`. Returns the pid. The process ends with the host.
+    /// Starts a process that sleeps, and registers it as a process on a GPU or MIG device. `place`
+    /// is the rest of the command after `gpush-sim process DIR add`, such as `--gpu 0 --gi 2 --ci 0
+    /// --memory 1024`. Returns the pid. The process ends with the host.
     ///
     /// # Panics
     /// If the place is refused.
@@ -154,7 +158,8 @@ impl Host {
         self.sim("process", &["remove", &pid.to_string()]);
     }
 
-    /// Returns the host as `gpush-sim show --json` prints it. This is the real state, read without the driver's ABI.
+    /// Returns the host as `gpush-sim show --json` prints it. This is the real state, read without
+    /// NVML.
     ///
     /// # Panics
     /// If it cannot be read.
@@ -163,7 +168,7 @@ impl Host {
         serde_json::from_str(&self.sim("show", &["--json"])).expect("gpush-sim show --json prints JSON")
     }
 
-    /// Starts recording the driver calls that change something. [`Host::trace`] returns them.
+    /// Starts recording the driver calls that change the hardware. [`Host::trace`] returns them.
     ///
     /// # Panics
     /// If the trace file cannot be written.
@@ -184,21 +189,23 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The simulated daemons end with their host. NVIDIA's control daemon does not.
+        // The simulated daemons end with their host. NVIDIA's control daemon does not end with it.
         if self.dir.join("real").exists() {
             for pid in crate::mps::controls(&self.dir) {
                 let _ended = crate::mps::signal(pid, nix::sys::signal::Signal::SIGKILL);
             }
         }
-        // Errors are ignored: the directory is removed in any case, and a drop must not panic.
+        // Errors are ignored: the directory is removed even after an error, and a drop must not
+        // panic.
         let _ = gpush_sim().arg("down").arg(&self.dir).stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
 }
 
-/// Returns the path of a program of the workspace, such as `gpushd`, in the build profile of the running test.
+/// Returns the path of a program of the workspace, such as `gpushd`, in the build profile of the
+/// running test.
 ///
-/// # Panics
-/// If the program is not built. For the tests of a package, cargo builds only the programs of that package.
+/// # Panics If the program is not built. When cargo tests one package, it builds only the programs
+/// of that package.
 #[must_use]
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its path");
@@ -215,12 +222,13 @@ pub fn program(name: &str) -> PathBuf {
 
 fn gpush_sim() -> Command {
     let mut command = Command::new(program("gpush-sim"));
-    // A developer may have another host active: the environment of the tests must not select the host.
+    // A developer may have another host active, so the environment of the test must not select the
+    // host.
     command.env_remove("NVML_SIM_STATE").env("GPUSH_SIM_LIBRARY", program("libnvidia_ml.so"));
     command
 }
 
-/// Returns what `eval "$(gpush-sim env DIR)"` changes in a shell's environment.
+/// Returns the variables that `eval "$(gpush-sim env DIR)"` sets or changes in a shell.
 fn environment_of(dir: &Path) -> BTreeMap<String, String> {
     let script = r#"set -e; eval "$("$0" env "$1")"; env -0"#;
     let output = Command::new("sh").arg("-c").arg(script).arg(program("gpush-sim")).arg(dir).output();
@@ -229,13 +237,14 @@ fn environment_of(dir: &Path) -> BTreeMap<String, String> {
     let text = String::from_utf8_lossy(&output.stdout);
     text.split('\0')
         .filter_map(|entry| entry.split_once('='))
-        // `_` belongs to the shell. A variable with an equal value need not be set.
+        // The shell itself sets `_`. A variable with the same value as in this process is not a
+        // change.
         .filter(|(key, value)| *key != "_" && std::env::var(key).ok().as_deref() != Some(*value))
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect()
 }
 
-/// `pid function gpu arguments -> NAME (code)`
+/// Parses `pid function gpu arguments -> NAME (code)`.
 fn parse_trace(line: &str) -> Option<Traced> {
     let (call, outcome) = line.rsplit_once(" -> ")?;
     let mut words = call.splitn(4, ' ');

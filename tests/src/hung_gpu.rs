@@ -15,7 +15,7 @@ use crate::{
     mps::{act, reaches},
 };
 
-/// GPUs 0 and 1 shared through MPS, GPU 2 with MIG, GPU 3 time-sliced.
+/// GPUs 0 and 1 are shared through MPS, GPU 2 has MIG, and GPU 3 is time-sliced.
 const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\ncount = 4\n";
 const CONFIG: &str = r#"
 [driver]
@@ -39,7 +39,7 @@ fn config(level: &str) -> String {
     CONFIG.replace("LEVEL", level)
 }
 
-/// A command that concerns GPU 0, 2 or 3 only, with its name.
+/// A command that concerns only GPU 0, 2 or 3, and the command's name.
 type Command<'a> = (&'static str, Box<dyn Fn(usize) + 'a>);
 
 fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
@@ -99,7 +99,7 @@ fn medians(commands: &[Command<'_>], rounds: Range<usize>) -> Vec<Duration> {
     times.into_iter().map(median).collect()
 }
 
-/// Medians of one command.
+/// Median durations of one command.
 #[derive(Debug, Clone, Copy)]
 pub struct Compared {
     /// The command.
@@ -110,7 +110,8 @@ pub struct Compared {
     pub hung: Duration,
 }
 
-/// Measures each command `rounds` times while every GPU answers, and `rounds` times while the reading of GPU 1 hangs.
+/// Measures each command `rounds` times while every GPU answers, and `rounds` times while the
+/// reading of GPU 1 hangs.
 ///
 /// # Panics
 /// If a command fails.

@@ -1,4 +1,4 @@
-//! Pages of `docs` that tests execute.
+//! Documentation pages from `docs` whose commands the tests run.
 
 use std::path::Path;
 

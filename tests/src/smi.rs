@@ -1,21 +1,22 @@
-//! Parser for the output of nvidia-smi, the second source for `tests/gpu`.
+//! Parser for the output of nvidia-smi, with which `tests/gpu` compares the driver layer.
 
 use std::collections::BTreeMap;
 
-/// A GPU in the output of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, in the order of [`QUERY`].
+/// A GPU in the output of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, in the order of
+/// [`QUERY`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
     /// Index.
     pub index: u32,
     /// `GPU-<uuid>`.
     pub uuid: String,
-    /// PCI address in gpush's form, `0000:07:00.0`.
+    /// PCI address as gpush prints it: `0000:07:00.0`.
     pub pci: String,
     /// Product name.
     pub name: String,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// MIG mode, current; `None` on a part without MIG.
+    /// Current MIG mode; `None` for a GPU without MIG.
     pub mig: Option<bool>,
     /// MIG mode after the next reset.
     pub pending: Option<bool>,
@@ -28,8 +29,7 @@ pub const QUERY: &str = "index,uuid,pci.bus_id,name,memory.total,mig.mode.curren
 
 /// Parses the GPUs in the output of a query.
 ///
-/// # Errors
-/// The first line that has another form.
+/// # Errors The first line that cannot be parsed.
 pub fn gpus(text: &str) -> Result<Vec<Gpu>, String> {
     text.lines().filter(|line| !line.trim().is_empty()).map(|line| gpu(line).ok_or_else(|| line.to_owned())).collect()
 }
@@ -58,10 +58,10 @@ fn mode(text: &str) -> Option<bool> {
     }
 }
 
-/// A profile of `nvidia-smi mig -lgip`.
+/// A row of the table of `nvidia-smi mig -lgip`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// Name without `MIG `.
+    /// Name without the prefix `MIG `.
     pub name: String,
     /// Profile id.
     pub id: u32,
@@ -69,9 +69,9 @@ pub struct Profile {
     pub max: u8,
     /// Memory in hundredths of a GiB, as printed.
     pub memory_centi_gib: u64,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub sm: u32,
-    /// Decoders, encoders, copy engines, JPEG decoders, optical flow accelerators.
+    /// Numbers of decoders, encoders, copy engines, JPEG decoders and optical flow accelerators.
     pub engines: [u8; 5],
 }
 
@@ -107,7 +107,7 @@ pub fn profiles(text: &str) -> BTreeMap<u32, Vec<Profile>> {
     all
 }
 
-/// A line of `nvidia-smi mig -lgipp`: GPU index and profile id, then start slices and size.
+/// A line of `nvidia-smi mig -lgipp`: (GPU index, profile id) and (start slices, size).
 pub type Placements = ((u32, u32), (Vec<u8>, u8));
 
 /// Returns placements by GPU index and profile id.
@@ -126,7 +126,8 @@ fn placement(line: &str) -> Option<Placements> {
     Some(((gpu, id), (starts.ok()?, size.trim().parse().ok()?)))
 }
 
-/// Returns the GPU instances of `nvidia-smi mig -lgi`: GPU, name, profile id, instance id, start, size.
+/// Returns the GPU instances of `nvidia-smi mig -lgi`: GPU, name, profile id, instance id, start,
+/// size.
 #[must_use]
 pub fn gpu_instances(text: &str) -> Vec<(u32, String, u32, u32, u8, u8)> {
     rows(text)

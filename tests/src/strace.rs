@@ -1,4 +1,4 @@
-//! strace in tests: it shows system calls, or makes them fail.
+//! strace in tests, which shows system calls or makes them fail.
 
 use std::process::Command;
 

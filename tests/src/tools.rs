@@ -1,5 +1,5 @@
-//! Programs that tests run and that `cargo xtask test` installs: Python clients in a private environment, and Slurm's
-//! NVML plugin. A test reports missing programs as `SKIPPED`.
+//! Programs that tests run and that `cargo xtask test` installs: Python clients in a private
+//! environment, and Slurm's NVML plugin. A test that does not find a program reports `SKIPPED`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,8 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Returns a file below the directory that a variable names, or below `target/` if the variable is not set.
+/// Returns the path of a file in the directory that an environment variable names, or in a
+/// directory of `target/` if the variable is not set.
 fn below(variable: &str, directory: &str, file: &str) -> Option<PathBuf> {
     let directory =
         std::env::var_os(variable).map_or_else(|| workspace().join("target").join(directory), PathBuf::from);
@@ -19,21 +20,22 @@ fn below(variable: &str, directory: &str, file: &str) -> Option<PathBuf> {
     None
 }
 
-/// Returns the path of a program in the private Python environment. If it is not installed, reports that and returns
-/// `None`.
+/// Returns the path of a program in the private Python environment. If the program is not
+/// installed, prints that and returns `None`.
 #[must_use]
 pub fn python_program(name: &str) -> Option<PathBuf> {
     below("GPUSH_TEST_VENV", "venv", &format!("bin/{name}"))
 }
 
-/// Returns the path of Slurm's NVML plugin. If it is not installed, reports that and returns `None`.
+/// Returns the path of Slurm's NVML plugin. If the plugin is not installed, prints that and returns
+/// `None`.
 #[must_use]
 pub fn slurm_nvml_plugin() -> Option<PathBuf> {
     below("GPUSH_TEST_SLURM_PLUGINS", "slurm-plugins", "gpu_nvml.so")
 }
 
-/// Returns the path of a program in the PATH or in `/usr/sbin` and `/sbin`. If it is not installed, reports that and
-/// returns `None`.
+/// Returns the path of a program in `PATH`, `/usr/sbin` or `/sbin`. If the program is not
+/// installed, prints that and returns `None`.
 #[must_use]
 pub fn program_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,8 +1,9 @@
-//! `cargo xtask bench`: measures the release build of the programs for docs/benchmarks.md.
+//! `cargo xtask bench`: measures the release builds of the programs for docs/benchmarks.md.
 //!
-//! It measures counts, and ratios within one run, which are valid on other machines too. Absolute times appear only
-//! if the target is a time. Compare them only with times of the same machine. The document has no date, so a second
-//! run on the same machine changes little.
+//! It measures counts, and ratios within one run, which are also valid on other machines. Absolute
+//! times appear only if the target is a time. Such times can be compared only with times of the
+//! same machine. The document contains no date, so that a second run on the same machine changes
+//! little.
 
 use std::{fmt::Write as _, fs, process::Stdio};
 
@@ -19,7 +20,7 @@ pub(crate) struct Arguments {
     check: bool,
 }
 
-/// Reports in the order of the document, each with the cargo command that creates it.
+/// The reports in the order of the document, each as the cargo command that creates it.
 const REPORTS: &[&[&str]] = &[
     &["run", "--release", "--locked", "--quiet", "--package", "gpush-core", "--example", "plan_bench", "--", "--json"],
     &[
@@ -47,7 +48,7 @@ const REPORTS: &[&[&str]] = &[
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "hung"],
 ];
 
-/// Measures everything. Returns true if every target is met.
+/// Runs all measurements. Returns true if every target is met.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     println!("building the programs as shipped");
     workspace::build_programs(Build::Release)?;
@@ -89,7 +90,8 @@ fn measure(command: &[&str]) -> Result<Value> {
     })
 }
 
-/// Returns the percentiles of the planner's bench as a report, because that bench has neither tables nor targets.
+/// Returns the percentiles of the planner's bench as a report with a table and targets, which that
+/// bench itself does not have.
 fn planning(rows: &[Value]) -> Value {
     let microseconds = |row: &Value, key: &str| row[key].as_f64().unwrap_or(f64::NAN) / 1e3;
     let name = |row: &Value| row["what"].as_str().unwrap_or_default().to_owned();
@@ -140,8 +142,8 @@ fn targets(report: &Value) -> Vec<Target> {
         .collect()
 }
 
-/// Returns the part of the document that was measured on hosts with a GPU. This run does not repeat those
-/// measurements.
+/// Returns the part of the document that was measured on hosts with a GPU. This run keeps that
+/// part, because it cannot repeat the measurements.
 fn kept(before: &str) -> &str {
     before.find("\n## On a real GPU").map_or("", |at| &before[at..])
 }
@@ -189,7 +191,7 @@ fn machine() -> String {
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split_once(':'));
     let cpu = cpu.map_or("unknown processor", |(_, name)| name.trim()).to_owned();
     let kernel = read("/proc/sys/kernel/osrelease");
-    // Only the version, because vendors append names of their builds.
+    // Keep only the version, because vendors append their own names.
     let kernel = kernel.trim().split('-').next().unwrap_or_default().to_owned();
     format!("{cores} cores ({cpu}), Linux {kernel}")
 }

@@ -1,5 +1,5 @@
-//! Files generated from the code. The OpenAPI document is committed, and must equal the code. Packages take man pages
-//! and completions from `target`.
+//! Files that are generated from the code. The OpenAPI document is committed, and must match the
+//! code. Packages take man pages and completions from `target`.
 
 use std::{
     fs,
@@ -21,17 +21,18 @@ pub(crate) struct Arguments {
 
 const OPENAPI: &str = "docs/openapi.json";
 
-/// Shells, each with the file name under which it finds its completions.
+/// Shells, each with the file name under which the shell finds its completions.
 const SHELLS: [(&str, &str); 3] = [("bash", "gpushctl"), ("zsh", "_gpushctl"), ("fish", "gpushctl.fish")];
 
-/// The unit test of gpushd that generates the OpenAPI description, and the variable that makes it write the file.
+/// The unit test of gpushd that generates the OpenAPI description, and the environment variable
+/// that makes the test write the file.
 const OPENAPI_TEST: &str = "http::openapi::tests::committed_description_matches_the_code";
 const WRITE_OPENAPI: &str = "GPUSH_WRITE_OPENAPI";
 
 /// Runs `cargo xtask openapi`.
 pub(crate) fn openapi(arguments: &Arguments) -> Result<String> {
     let mut command = workspace::cargo();
-    // All packages, so that the features of dependencies are those of `cargo xtask test`.
+    // Build all packages, so that dependencies have the same features as in `cargo xtask test`.
     command.args(["test", "--quiet", "--locked", "--workspace", "--bin", "gpushd", "--", "--exact", OPENAPI_TEST]);
     if !arguments.check {
         command.env(WRITE_OPENAPI, "1");
@@ -52,7 +53,7 @@ pub(crate) fn man(arguments: &Arguments) -> Result<String> {
     man_of(&build_programs()?, arguments.check)
 }
 
-/// Generates the files that are not committed, with the programs in a folder.
+/// Generates the files that are not committed, with the programs in the folder `programs`.
 ///
 /// # Errors
 /// If a program fails, or a file cannot be written.

@@ -1,15 +1,16 @@
-//! Installs what the tests need in addition to cargo, if possible, and reports what is missing.
+//! Installs everything that the tests need in addition to cargo, if possible, and reports what is
+//! missing.
 //!
-//! It installs:
+//! It installs the following:
 //!
-//! - A private Python environment in `target/venv`, with the independent NVML clients and the API fuzzer of
-//!   `tests/clients/requirements.txt`. The packages of `requirements-alone.txt` are installed without their
-//!   dependencies. The system's Python is never changed.
+//! - A private Python environment in `target/venv`, with the independent NVML clients and the API
+//!   fuzzer of `tests/clients/requirements.txt`. The packages of `requirements-alone.txt` are
+//!   installed without their dependencies. The system's Python is never changed.
 //! - Programs from Debian.
-//! - Slurm's NVML plugin, unpacked below `target/slurm-plugins`.
+//! - Slurm's NVML plugin, unpacked in `target/slurm-plugins`.
 //!
-//! Debian packages are installed with apt, and only as root. For packages in Debian's `contrib` and `non-free`, xtask
-//! uses separate package lists, so that the machine's sources do not change.
+//! Debian packages are installed with apt, and only as root. For packages in Debian's `contrib` and
+//! `non-free`, xtask uses separate package lists, so that the sources of the machine do not change.
 
 use std::{
     fs,
@@ -21,23 +22,25 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// The private Python environment of the client tests.
+/// Returns the path of the private Python environment of the client tests.
 pub(crate) fn venv() -> PathBuf {
     workspace::target().join("venv")
 }
 
-/// The directory of Slurm's plugins that tests load and that Debian's `slurmd` lacks.
+/// Returns the directory of Slurm's plugins that tests load and that Debian's package `slurmd` does
+/// not contain.
 pub(crate) fn slurm_plugins() -> PathBuf {
     workspace::target().join("slurm-plugins")
 }
 
-/// The NVML plugin, and its package. The package is unpacked and not installed: it depends on an exact version of
-/// Slurm that lags behind security updates.
+/// The NVML plugin, and the plugin's package. The package is unpacked and not installed, because it
+/// depends on an exact version of Slurm that lags behind security updates.
 const SLURM_PLUGIN: (&str, &str) = ("gpu_nvml.so", "slurm-wlm-nvml-plugin");
 
-/// Programs that tests run, with their Debian packages: a client of the driver, a tracer that kills at system calls,
-/// a clock for single programs, NVIDIA's control daemon, tools that create and boot machines with systemd, and
-/// Slurm's daemons and commands with their authentication.
+/// Programs that tests run, with their Debian packages: a client of the driver, a tracer that kills
+/// processes at system calls, a clock for single programs, NVIDIA's control daemon, tools that
+/// create and boot machines with systemd, and Slurm's daemons and commands with their
+/// authentication.
 const PROGRAMS: [(&str, &str); 10] = [
     ("nvtop", "nvtop"),
     ("strace", "strace"),
@@ -51,7 +54,7 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("munged", "munge"),
 ];
 
-/// Slurm's header for plugins, and its package.
+/// Slurm's header for plugins, and the package that contains it.
 const SPANK_HEADER: (&str, &str) = ("/usr/include/slurm/spank.h", "libslurm-dev");
 
 /// Installs what is missing. Returns what could not be installed, each as `what: why`.
@@ -78,7 +81,7 @@ pub(crate) fn all() -> Vec<String> {
     missing
 }
 
-/// Returns what is missing, and installs nothing.
+/// Returns what is missing. Installs nothing.
 pub(crate) fn absent() -> Vec<String> {
     let mut missing = Vec::new();
     for (program, _) in PROGRAMS.iter().filter(|(program, _)| !on_path(program)) {
@@ -98,7 +101,7 @@ pub(crate) fn absent() -> Vec<String> {
 
 fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian installs daemons in a directory that is not in the PATH of users.
+    // Debian installs daemons in a directory that is not in the `PATH` of ordinary users.
     std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]).any(|dir| dir.join(program).is_file())
 }
 
@@ -136,10 +139,11 @@ fn python() -> Result<()> {
     if !wanted.is_file() {
         bail!("tests/clients/requirements.txt is not there");
     }
-    // Without their dependencies, which the tests do not need.
+    // These packages are installed without their dependencies, which the tests do not need.
     let alone = clients.join("requirements-alone.txt");
     let text = fs::read_to_string(&wanted)? + &fs::read_to_string(&alone)?;
-    // The environment records what was installed. So a second run costs nothing and works offline.
+    // The environment records what was installed. Therefore a second run takes no time and works
+    // offline.
     let note = venv().join("installed-requirements.txt");
     if fs::read_to_string(&note).is_ok_and(|installed| installed == text) {
         return Ok(());
@@ -155,7 +159,7 @@ fn python() -> Result<()> {
     fs::write(&note, text).with_context(|| format!("cannot write {}", note.display()))
 }
 
-/// Installs the packages of a requirements file into the environment.
+/// Installs the packages of a requirements file into the private Python environment.
 fn pip(options: &[&str], wanted: &Path) -> Result<()> {
     let pip = Command::new(venv().join("bin/python"))
         .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
@@ -184,7 +188,7 @@ fn make_venv() -> bool {
     made.is_ok_and(|status| status.success())
 }
 
-/// Installs Debian packages, as root.
+/// Installs Debian packages, which only root can do.
 fn debian(packages: &[&str]) -> Result<()> {
     let by_hand = format!("apt-get install {}", packages.join(" "));
     if !on_path("apt-get") {
@@ -207,7 +211,8 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// apt's package lists for xtask: the machine's sources with `contrib` and `non-free` added.
+/// Separate package lists of apt for xtask: the machine's sources, with `contrib` and `non-free`
+/// added.
 struct Lists {
     folder: PathBuf,
 }
@@ -235,7 +240,7 @@ impl Lists {
         self.apt_in(Path::new("."), arguments)
     }
 
-    /// Runs apt in a directory, to which `apt-get download` writes.
+    /// Runs apt in a directory, because `apt-get download` writes to the current directory.
     fn apt_in(&self, directory: &Path, arguments: &[&str]) -> Result<()> {
         let output = Command::new("apt-get")
             .current_dir(directory)
@@ -261,7 +266,7 @@ fn option(name: &str, path: &Path) -> String {
     format!("{name}={}", path.display())
 }
 
-/// Adds `contrib` and `non-free` to every source that offers `main`, in both of apt's formats.
+/// Adds `contrib` and `non-free` to every source that has `main`, in both of apt's formats.
 fn add_components(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {

@@ -1,4 +1,5 @@
-//! Checks the links between the documents of the repository: each must lead to an existing file.
+//! Checks the links between the documents of the repository. Each link must lead to an existing
+//! file.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Follows every relative link of every Markdown file. Returns a summary.
+/// Checks every relative link of every Markdown file. Returns a summary.
 pub(crate) fn check() -> Result<String> {
     let (mut seen, mut dead) = (0, Vec::new());
     for file in workspace::files()? {
@@ -29,7 +30,8 @@ pub(crate) fn check() -> Result<String> {
     Ok(format!("{seen} links lead somewhere"))
 }
 
-/// Returns the targets of `[text](target)` that name files, without their anchors.
+/// Returns the targets of the links `[text](target)` that name files. Anchors are removed from the
+/// targets.
 fn relative_links(text: &str) -> Vec<&str> {
     let mut links = Vec::new();
     let mut fenced = false;

@@ -1,4 +1,4 @@
-//! Everything a developer or CI runs on this repository.
+//! All tasks that a developer or CI runs on this repository.
 
 mod arrows;
 mod bench;

@@ -1,4 +1,4 @@
-//! Type names: one name means one thing in a crate.
+//! Checks the names of types: one name means one thing in a crate.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Names of several types of one crate. The first six name the same part of each module. The others are to be renamed;
-/// a new name may not be added.
+/// Names that several types of one crate have. In the first six entries, the types play the same
+/// role in each module. The other entries are to be renamed. No new entry may be added.
 const KNOWN: &[(&str, &str)] = &[
     ("agent", "Handles"),
     ("agent", "Inner"),
@@ -34,7 +34,7 @@ const KNOWN: &[(&str, &str)] = &[
     ("sim/silicon", "Rules"),
 ];
 
-/// Checks every source file that ships; returns a summary.
+/// Checks every source file that ships. Returns a summary.
 pub(crate) fn check() -> Result<String> {
     let mut types: BTreeMap<(String, String), Vec<PathBuf>> = BTreeMap::new();
     for file in workspace::files()? {
@@ -64,7 +64,7 @@ pub(crate) fn check() -> Result<String> {
     Ok(format!("names are clean: {} types, {} names with an exception", types.len(), KNOWN.len()))
 }
 
-/// The folder of the crate to which a source file belongs; `None` for files of tests.
+/// Returns the folder of the crate to which a source file belongs, or `None` for a file of tests.
 fn crate_of(file: &Path) -> Option<String> {
     let parts: Vec<&str> = file.iter().filter_map(|part| part.to_str()).collect();
     let is_test = parts.iter().any(|part| *part == "tests" || *part == "benches") || parts.ends_with(&["tests.rs"]);
@@ -78,7 +78,7 @@ fn crate_of(file: &Path) -> Option<String> {
     }
 }
 
-/// The types that a file defines outside functions and unit tests.
+/// Returns the names of the types that a file defines outside functions and unit tests.
 fn defined(text: &str) -> impl Iterator<Item = &str> {
     let shipped = text.split("#[cfg(test)]\nmod").next().unwrap_or_default();
     shipped.lines().filter_map(|line| {

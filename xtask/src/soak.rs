@@ -1,12 +1,13 @@
 //! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times the steps.
 //!
-//! 1. The test kills MPS daemons, their servers, clients and gpushd at random. It also kills their systemd units, a
-//!    fifth as often.
-//! 2. Random steps of MPS and of operations. After each step, the test checks invariants from outside gpushd.
-//! 3. Random steps of leases, checked against a reference model.
+//! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills their
+//!    systemd units, a fifth as often.
+//! 2. Random steps on MPS daemons and random operations. After each step, the test checks
+//!    invariants from outside gpushd.
+//! 3. Random steps on leases, compared with a reference model.
 //! 4. Mixed requests, after which gpushd must not use more memory than before.
 //!
-//! A failure names the seed and the step. `--seed` repeats it.
+//! A failure message names the seed and the step. `--seed` repeats the run.
 
 use anyhow::Result;
 
@@ -61,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         "--show-output",
         "mps::kills::",
     ]);
-    // systemd needs seconds for each kill.
+    // systemd needs seconds for each kill, so the number is smaller.
     units.env("GPUSH_TEST_UNIT_KILLS", (arguments.kills / 5).to_string());
     if let Some(seed) = arguments.seed {
         units.env("GPUSH_TEST_SEED", seed.to_string());

@@ -1,7 +1,7 @@
 //! A step of a longer run: a command whose output goes to a log, and partly to the terminal.
 //!
-//! A test run prints thousands of lines. The terminal shows the current step and its progress. If a step fails, its
-//! whole output is printed, so that a CI log is sufficient.
+//! A test run prints thousands of lines, so the terminal shows only the current step and its
+//! progress. If a step fails, its whole output is printed, so that the log of CI is sufficient.
 
 use std::{
     collections::BTreeSet,
@@ -19,30 +19,30 @@ use crate::{skips, workspace};
 /// The result of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Success.
+    /// The step has succeeded.
     Passed,
-    /// Failure, with the reason as a sentence.
+    /// The step has failed. The text is the reason, as a sentence.
     Failed(String),
-    /// Not run, with the reason.
+    /// The step was not run. The text is the reason.
     Skipped(String),
 }
 
 /// A finished step.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// Name in the summary.
+    /// Name of the step in the summary.
     pub(crate) name: String,
-    /// Its result.
+    /// Result of the step.
     pub(crate) outcome: Outcome,
-    /// Its duration.
+    /// Duration of the step.
     pub(crate) took: Duration,
-    /// Number of its tests, if it runs tests.
+    /// Numbers of tests, if the step runs tests.
     pub(crate) tests: TestCount,
-    /// Skipped parts of its tests, with their reasons.
+    /// Skipped parts of the step's tests, with their reasons.
     pub(crate) skipped: Vec<String>,
-    /// Names of its failed tests, in order.
+    /// Names of the step's failed tests, in order.
     pub(crate) failed_tests: Vec<String>,
-    /// Names of tests that failed, and passed when they were run alone.
+    /// Names of tests that failed at first, and passed when they were run alone.
     pub(crate) flaky: Vec<String>,
 }
 
@@ -61,14 +61,14 @@ impl Step {
     }
 }
 
-/// Tests counted from the result lines of the test harness.
+/// Numbers of tests, taken from the result lines of the test harness.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TestCount {
-    /// Passed.
+    /// Number of tests that passed.
     pub(crate) passed: u32,
-    /// Failed.
+    /// Number of tests that failed.
     pub(crate) failed: u32,
-    /// Tests marked `#[ignore]`, and tests that passed but reported a skipped part.
+    /// Number of tests that are marked `#[ignore]`, or that passed but reported a skipped part.
     pub(crate) skipped: u32,
 }
 
@@ -90,7 +90,7 @@ impl TestCount {
     }
 }
 
-/// Runs a check that is part of this program.
+/// Runs a check that is part of xtask, as a step.
 pub(crate) fn check(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Step {
     println!("── {name}");
     let started = Instant::now();
@@ -101,7 +101,7 @@ pub(crate) fn check(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Step {
     Step::new(name, outcome, started)
 }
 
-/// Runs a command to its end. With `verbose`, prints all of its output immediately.
+/// Runs a command to its end, as a step. With `verbose`, prints all of its output immediately.
 pub(crate) fn run(name: &str, command: Command, verbose: bool) -> Step {
     println!("── {name}");
     let started = Instant::now();
@@ -121,18 +121,18 @@ pub(crate) fn skipped(name: &str, why: &str) -> Step {
     Step::new(name, Outcome::Skipped(why.to_owned()), Instant::now())
 }
 
-/// Information from the output lines of a step.
+/// Information that was collected from the output lines of a step.
 #[derive(Debug, Default)]
 struct Heard {
     tests: TestCount,
-    /// The successful test whose output is being printed.
+    /// The successful test whose output the current lines belong to.
     passed_test: Option<String>,
-    /// Tests that passed and reported a skipped part.
+    /// Tests that passed but reported a skipped part.
     silent: BTreeSet<String>,
     skipped: BTreeSet<String>,
-    /// Tests whose output was printed as that of a failed test.
+    /// Tests whose output the harness printed as output of a failed test.
     failed_tests: BTreeSet<String>,
-    /// Whether the output of failed tests is being printed.
+    /// Whether the current lines are the output of failed tests.
     failures: bool,
 }
 
@@ -176,10 +176,10 @@ fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) ->
     let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let (reader, writer) = std::io::pipe().context("no pipe")?;
     let program = command.get_program().to_string_lossy().into_owned();
-    // Both streams use one pipe, so that their lines keep their order.
+    // Both output streams use one pipe, so that their lines keep their order.
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
-    // The command has copies of the write end, which would keep the pipe open.
+    // `command` has copies of the write end, which would keep the pipe open.
     drop(command);
 
     for line in BufReader::new(reader).split(b'\n') {

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: runs all checks and tests, without manual preparation.
 //!
-//! The steps continue after a failure, so that one run reports everything. The last line is always `N passed, N
-//! failed, N skipped`. It counts tests, and a step without tests as one. The skipped tests and their reasons are
-//! printed before it.
+//! A failed step does not stop the run, so that one run reports everything. The last line is always
+//! `N passed, N failed, N skipped`. It counts tests; a step without tests counts as one test. The
+//! lines before it list the skipped tests and their reasons.
 
 use std::{collections::BTreeSet, path::Path, process::Command, time::Instant};
 
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     verbose: bool,
 }
 
-/// Runs the steps. Returns true if none failed.
+/// Runs the steps. Returns true if no step failed.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let started = Instant::now();
     let verbose = arguments.verbose;
@@ -51,8 +51,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if arguments.quick {
         steps.push(tests("unit tests", &["--workspace", "--lib", "--bins"], verbose));
     } else {
-        // Built first, so that the end-to-end tests find the programs next to the simulated library. The tests are
-        // built too: they enable features of dependencies, so building them later would build the workspace twice.
+        // The build comes first, so that the end-to-end tests find the programs next to the
+        // simulated library. It includes the tests, because the tests enable features of
+        // dependencies: building them later would build the workspace twice.
         let build = cargo("build", &["build", "--workspace", "--lib", "--bins", "--tests", "--locked"], verbose);
         let built = build.outcome == Outcome::Passed;
         steps.push(build);
@@ -63,7 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
             steps.push(step::run("a real GPU", gpu, verbose));
             let programs = Build::Debug.folder();
             steps.push(step::check("man pages, completions", || said(generate::make_all(&programs))));
-            // The first command that the README shows to new users.
+            // The demo is the first command that the README shows to new users.
             steps.push(demo(&programs, verbose));
         } else {
             steps.push(step::skipped("tests", "the workspace does not build"));
@@ -75,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(!steps.iter().any(|step| matches!(step.outcome, Outcome::Failed(_))))
 }
 
-/// Prints the summary of a check. An error becomes the failure of the step.
+/// Prints the summary of a check. An error makes the step fail.
 fn said(result: Result<String>) -> Result<Outcome> {
     println!("{}", result?);
     Ok(Outcome::Passed)
@@ -90,17 +91,17 @@ fn cargo(name: &str, arguments: &[&str], verbose: bool) -> Step {
 fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
     let mut command = workspace::cargo();
     command.args(["test", "--locked", "--no-fail-fast"]).args(which).arg("--");
-    // Successful tests print what they skipped.
+    // With this option, successful tests also print what they have skipped.
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
     step::run(name, command, verbose)
 }
 
-/// Most failed tests that are run again.
+/// Maximum number of failed tests that are run again.
 const MOST_REPEATED: usize = 16;
 
-/// Runs all tests. If only a few fail, runs those again, one at a time: a test that passes alone is reported as
-/// flaky, and does not fail the run.
+/// Runs all tests. If only a few tests fail, runs each of these again, alone. A test that passes
+/// alone is reported as flaky, and does not fail the run.
 fn tests_and_repeats(verbose: bool) -> Vec<Step> {
     let mut all = tests("tests", &["--workspace"], verbose);
     let failed = all.failed_tests.len();
@@ -122,14 +123,15 @@ fn tests_and_repeats(verbose: bool) -> Vec<Step> {
 }
 
 fn demo(programs: &Path, verbose: bool) -> Step {
-    // The xtask of the build step, because that step may have replaced the file of this process.
+    // Use the xtask of the build step, because that step may have replaced the file of this
+    // process.
     let mut command = Command::new(programs.join("xtask"));
     command.args(["demo", "--every-preset", "--built"]);
     step::run("demo", command, verbose)
 }
 
-/// Builds packages of the debug build where the tests in `tests/tests/systemd/packages.rs` find them. There are two
-/// versions, for tests of upgrades.
+/// Builds packages of the debug build in the folder where `tests/tests/systemd/packages.rs` looks
+/// for them. There are two versions, for tests of upgrades.
 fn packages(verbose: bool) -> Step {
     let name = "packages for tests";
     if let Some(program) = ["dpkg-deb", "objcopy"].into_iter().find(|program| !workspace::is_installed(program)) {
@@ -206,7 +208,8 @@ fn summary(steps: &[Step], missing: &[String], started: Instant) {
     println!("\n{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped);
 }
 
-/// Counts the tests of a step. A step without tests counts as one test. A failed step counts as at least one failure.
+/// Counts the tests of a step. A step without tests counts as one test. A failed step counts as at
+/// least one failure.
 fn count(step: &Step) -> TestCount {
     let tests = step.tests;
     match step.outcome {

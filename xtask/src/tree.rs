@@ -1,5 +1,6 @@
-//! Checks every file of the checkout for forbidden content: `unsafe` outside its five folders, paths of the
-//! developer's machine, and hosts of package registries. Also lists files with too many lines.
+//! Checks every file of the checkout for forbidden content: `unsafe` outside its five folders,
+//! paths of the developer's machine, and hosts of package registries. Also lists files with too
+//! many lines.
 
 use std::{
     collections::BTreeSet,
@@ -11,13 +12,14 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use crate::workspace;
 
-/// Folders that call C, share memory between processes, or receive sockets. Other folders must not contain `unsafe`.
+/// Folders with code that calls C, shares memory between processes, or receives sockets. Other
+/// folders must not contain `unsafe`.
 const UNSAFE_ALLOWED: &[&str] = &["crates/nvml", "sim/silicon", "sim/nvml-sim", "sim/mps-sim", "tests"];
 
-/// Number of lines from which a source file is listed for splitting.
+/// A source file with more lines than this is listed as too long.
 const LONG: usize = 400;
 
-/// Checks every file. Returns a summary and the long files.
+/// Checks every file. Returns a summary, and the list of long files.
 pub(crate) fn check() -> Result<String> {
     let mut wrong = Vec::new();
     let mut long = Vec::new();
@@ -28,7 +30,7 @@ pub(crate) fn check() -> Result<String> {
         let path = workspace::root().join(file);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let Ok(text) = String::from_utf8(bytes) else {
-            // Fixtures of invalid input may contain anything. Source files may not.
+            // Fixtures of invalid input in tests may contain anything, but source files may not.
             if !file.starts_with("tests") {
                 wrong.push(format!("{}: not UTF-8", file.display()));
             }
@@ -66,18 +68,18 @@ fn report(mut long: Vec<(usize, PathBuf)>) -> String {
     text
 }
 
-/// Returns forbidden texts, with the reasons.
+/// Returns the forbidden texts, each with the reason.
 fn forbidden() -> Vec<(String, &'static str)> {
     let mut list: Vec<(String, &str)> = Vec::new();
     let root = workspace::root();
-    // The path of a checkout in a folder such as `/w` would match too often.
+    // If the checkout is in a folder such as `/w`, its path would match too often.
     if root.components().count() > 2 {
         list.push((format!("{}/", root.display()), "the path of a checkout"));
     }
     for home in [format!("/{}/", "root"), format!("/{}/", "Users"), format!("/{}/", "work")] {
         list.push((home, "an absolute path of a developer's machine"));
     }
-    // Split, so that this file does not contain the names itself.
+    // The names are split, so that this file itself does not contain them.
     for (host, domain) in
         [("deb.debian", "org"), ("files.pythonhosted", "org"), ("registry.npmjs", "org"), ("static.crates", "io")]
     {
@@ -90,7 +92,7 @@ fn mentions(file: &Path, text: &str, forbidden: &[(String, &str)]) -> Vec<String
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
         for (what, why) in forbidden {
-            // Inside a longer path, the text names another folder.
+            // If the text is inside a longer path, it names another folder.
             let at_start = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-*}".contains(c));
             if line.match_indices(what.as_str()).any(|(at, _)| !what.starts_with('/') || at_start(at)) {
                 found.push(format!("{}:{}: mentions {what}, {why}", file.display(), number + 1));
@@ -100,7 +102,7 @@ fn mentions(file: &Path, text: &str, forbidden: &[(String, &str)]) -> Vec<String
     found
 }
 
-/// Finds `unsafe` code, and attributes that allow it. Comments and strings may contain the word.
+/// Finds `unsafe` code, and attributes that allow it. The word may occur in comments and strings.
 fn unsafe_lines(file: &Path, text: &str) -> Vec<String> {
     if !text.contains("unsafe") {
         return Vec::new();

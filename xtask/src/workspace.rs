@@ -21,18 +21,20 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// Returns the directory for xtask's logs and installed tools. It is below `target`, so that no other folder changes.
+/// Returns the directory for xtask's logs and installed tools. It is in `target`, so that no other
+/// folder changes.
 pub(crate) fn scratch() -> Result<PathBuf> {
     let dir = target().join("xtask");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     Ok(dir)
 }
 
-/// Returns a command for the cargo that runs xtask, in the root of the checkout.
+/// Returns a command for the cargo that runs xtask, in the root directory of the checkout.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // `cargo run` sets variables about its own crate. A nested cargo must not see them.
+    // `cargo run` sets environment variables about its own crate, which a nested cargo must not
+    // get.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -45,9 +47,9 @@ pub(crate) fn cargo() -> Command {
 /// The profile of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Build {
-    /// For development.
+    /// A build for development.
     Debug,
-    /// As shipped, for benchmarks.
+    /// A build as shipped, for benchmarks.
     Release,
 }
 
@@ -64,7 +66,7 @@ impl Build {
 /// Packages that a simulated host with an agent needs.
 pub(crate) const PROGRAMS: [&str; 4] = ["gpushd", "gpushctl", "gpush-sim", "nvml-sim"];
 
-/// Builds [`PROGRAMS`] and returns the folder that holds them.
+/// Builds [`PROGRAMS`]. Returns the folder that contains them.
 pub(crate) fn build_programs(build: Build) -> Result<PathBuf> {
     let mut command = cargo();
     command.args(["build", "--locked"]);
@@ -80,8 +82,9 @@ pub(crate) fn build_programs(build: Build) -> Result<PathBuf> {
     Ok(build.folder())
 }
 
-/// Returns the files of the checkout that git tracks or would track, relative to its root. Without git, as in an
-/// unpacked archive: every file outside `target` and hidden folders.
+/// Returns the files of the checkout that git tracks or would track, relative to the root of the
+/// checkout. Without git, as in an unpacked archive, returns every file outside `target` and hidden
+/// folders.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -114,7 +117,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether a program is in the PATH.
+/// Returns whether a program is in `PATH`.
 pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())

@@ -9,15 +9,18 @@ use silicon::host::PROC;
 use silicon::machine::Pid;
 use silicon::{Description, Host};
 
-/// Names under which programs open the library: the dynamic linker's, and the one that Slurm's plugin opens.
+/// Names under which programs open the library. The dynamic linker uses the first name, Slurm's
+/// plugin the second.
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
-/// The simulated programs other than those of MPS.
+/// The simulated programs, except those of MPS.
 const PROGRAMS: [&str; 1] = ["nvidia-smi"];
-/// Name of NVIDIA's control daemon and of the simulated one.
+/// File name of the control daemon, for NVIDIA's own and for the simulated one.
 const CONTROL: &str = "nvidia-cuda-mps-control";
-/// Directory of an agent that runs on the host, below the host's directory. The agent creates it.
+/// Directory of an agent that runs on the host, relative to the host's directory. The agent creates
+/// it.
 const AGENT: &str = "gpushd";
-/// Pid of a host's fabric manager. No process has it: it is higher than any pid on Linux.
+/// Pid of a host's simulated fabric manager. It is higher than any pid on Linux, so no real process
+/// has it.
 const FABRIC_MANAGER: &str = "4194305";
 /// Environment variable that names the simulated library.
 const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
@@ -41,7 +44,7 @@ fn library() -> anyhow::Result<PathBuf> {
     Ok(file)
 }
 
-/// Creates a host with everything that programs need to run on it.
+/// Creates a host with all files that programs need to run on it.
 pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow::Result<Host> {
     let library = library()?;
     let own = std::env::current_exe().context("cannot find my own executable")?;
@@ -51,7 +54,8 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
         std::fs::create_dir_all(&lib)?;
         std::fs::create_dir_all(&bin)?;
         std::fs::create_dir_all(host.dir().join(PROC))?;
-        // Programs of all users register here, each in its own file. So the mode is that of /tmp.
+        // Programs of all users register here, each program in its own file. Therefore the mode is
+        // that of /tmp.
         let everybodys = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(host.dir().join(PROC), everybodys)?;
         let links = LIBRARY_NAMES.iter().map(|name| (lib.join(name), &library));
@@ -75,7 +79,8 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
     Ok(host)
 }
 
-/// Adds the service that manages NVSwitches to the host's `proc`. There is no such process.
+/// Adds the files of a fabric manager, which manages NVSwitches, to the host's `proc`. No such
+/// process runs.
 fn fabric_manager(dir: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(dir.join("fd"))?;
     // The kernel truncates process names to 15 characters.
@@ -91,14 +96,15 @@ fn fabric_manager(dir: &Path) -> std::io::Result<()> {
 pub(crate) struct Environment {
     /// Variables that are set.
     pub(crate) set: [(&'static str, PathBuf); 8],
-    /// Directories that are prepended to a variable.
+    /// Variables to which a directory is prepended.
     pub(crate) prepended: [(&'static str, PathBuf); 2],
 }
 
 impl Environment {
     pub(crate) fn of(dir: &Path) -> Self {
         Self {
-            // An agent of this host and its clients find each other, and not those of another host.
+            // With these variables, an agent of this host and its clients find each other, and do
+            // not find those of another host.
             set: [
                 (silicon::host::STATE_VARIABLE, dir.to_owned()),
                 ("GPUSH_BOOT_ID_FILE", dir.join("boot_id")),
@@ -139,7 +145,7 @@ pub(crate) fn environment_script(dir: &Path) -> String {
     script
 }
 
-/// Returns descriptions of the host's clients, except this process.
+/// Returns descriptions of the host's clients, without this process.
 pub(crate) fn clients(host: &Host) -> anyhow::Result<Vec<String>> {
     let own = Some(std::process::id());
     let machine = host.read()?;
@@ -160,7 +166,7 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
                 );
             }
         }
-        // A damaged host can be removed. A directory that is not a host cannot.
+        // A damaged host can be removed, but not a directory that never was a host.
         Err(silicon::HostError::NotAHost { .. }) if !dir.join("state").exists() => {
             bail!("{} is not a simulated host: nothing is removed", dir.display())
         }
@@ -170,8 +176,8 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
     remove_files(dir)
 }
 
-/// Ends the sleepers and daemons of a host, and removes the files of [`lay`] and silicon from its directory. Then
-/// also removes the directory if it is empty.
+/// Ends the sleepers and daemons of a host, and removes the files that [`lay`] and silicon have
+/// created. Also removes the directory if it is then empty.
 pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     for process in sleepers(dir).into_iter().chain(daemons(dir)) {
         crate::process::end(process);
@@ -209,7 +215,8 @@ pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns NVIDIA's real control daemons that serve below a host's directory. The simulated ones end with their host.
+/// Returns the pids of NVIDIA's own control daemons whose pipe directory is below a host's
+/// directory. The simulated daemons end with their host.
 fn daemons(dir: &Path) -> Vec<Pid> {
     let (Ok(dir), Ok(own)) = (dir.canonicalize(), std::env::current_exe()) else { return Vec::new() };
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();

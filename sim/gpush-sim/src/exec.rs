@@ -1,8 +1,9 @@
 //! `gpush-sim exec`: runs a program that sees a simulated host, including its `/proc/driver`.
 //!
-//! Slurm and container tools read the driver's files by absolute path. If root runs it, the program gets a mount
-//! namespace in which the host's directory is mounted over `/proc/driver`. Nothing changes for other processes.
-//! Otherwise the program gets only the environment, and gpush-sim says so.
+//! Slurm and container tools read the driver's files by absolute path. If root runs `exec`, the
+//! program gets a separate mount namespace, in which the host's directory is mounted over
+//! `/proc/driver`. Other processes do not see that mount. If another user runs `exec`, the program
+//! gets only the environment, and gpush-sim prints that.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -15,8 +16,8 @@ use silicon::host::{DRIVER, PROC};
 
 use crate::directory;
 
-/// Mounts `$1` over `/proc/driver`, and executes the program in the other arguments. `unshare` keeps the mount
-/// private.
+/// A script that mounts `$1` over `/proc/driver`, and then executes the program in its other
+/// arguments. `unshare` keeps the mount private.
 const SCRIPT: &str = "mount --bind -- \"$1\" /proc/driver || exit 125; shift; exec \"$@\"";
 
 /// Replaces this process by the program.

@@ -1,4 +1,4 @@
-//! `gpush-sim fault`: fault rules from the command line.
+//! `gpush-sim fault`: adds, lists and removes fault rules.
 
 use std::process::ExitCode;
 
@@ -25,8 +25,8 @@ pub(crate) enum Action {
 
 #[derive(Args)]
 pub(crate) struct Add {
-    /// NVML function, in any version, such as nvmlGpuInstanceDestroy, or a pattern with `*`; calls of nvidia-smi
-    /// are named gpu-reset, compute-policy-set and compute-policy-list
+    /// NVML function, in any version, such as nvmlGpuInstanceDestroy, or a pattern with `*`; calls
+    /// of nvidia-smi are named gpu-reset, compute-policy-set and compute-policy-list
     function: String,
     /// Only calls for this GPU, by index [default: all]
     #[arg(long)]
@@ -67,8 +67,8 @@ pub(crate) struct Add {
     /// Kill the caller's parent first: an agent together with its worker
     #[arg(long, requires = "kill")]
     parent: bool,
-    /// lose: the GPU falls off the bus; leak: the caller keeps a handle; stale: the caller sees the instances that
-    /// existed at its nvmlInit
+    /// lose: the GPU falls off the bus; leak: the caller keeps a handle; stale: the caller sees the
+    /// instances that existed at its nvmlInit
     #[arg(long, value_enum)]
     mutate: Option<What>,
     /// Xid error to report
@@ -146,7 +146,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Formats a rule on one line: its function and its other fields.
+/// Formats a rule on one line: the function, then the other fields.
 fn words(rule: &Rule) -> anyhow::Result<String> {
     let mut words = vec![rule.function.clone()];
     if let serde_json::Value::Object(fields) = serde_json::to_value(rule)? {

@@ -1,4 +1,5 @@
-//! `gpush-sim mps`: faults of the simulated MPS programs; and `gpush-sim mps-client`.
+//! `gpush-sim mps`, which adds, lists and removes faults of the simulated MPS programs, and
+//! `gpush-sim mps-client`.
 
 use std::process::ExitCode;
 
@@ -37,8 +38,9 @@ pub(crate) enum FaultAction {
 
 #[derive(Args)]
 pub(crate) struct Add {
-    /// Kind of fault: silent-hello, foreign-hello, busy-ui, empty-reply, unread-pipe, stale-pid-file, server-dies,
-    /// never-active, fault, orphan-server, hung-daemon, second-uid, slow-hello, slow-quit, slow-start
+    /// Kind of fault: silent-hello, foreign-hello, busy-ui, empty-reply, unread-pipe,
+    /// stale-pid-file, server-dies, never-active, fault, orphan-server, hung-daemon, second-uid,
+    /// slow-hello, slow-quit, slow-start
     kind: Kind,
     /// Only for daemons whose pipe directory or visible device contains PART
     #[arg(long, value_name = "PART")]
@@ -53,7 +55,8 @@ pub(crate) struct Add {
 
 #[derive(Args)]
 pub(crate) struct Client {
-    /// Print what tests/gpu/client.py prints about a program that computes [default: compute nothing]
+    /// Print what tests/gpu/client.py prints about a program that computes [default: compute
+    /// nothing]
     #[arg(long)]
     compute: bool,
     /// Run time in seconds [default: until SIGTERM]

@@ -56,8 +56,9 @@ pub(crate) struct Add {
     /// Start a process that sleeps until it is removed or the host ends, and print its id
     #[arg(long, conflicts_with = "pid")]
     spawn: bool,
-    /// How the process uses the GPU; mps: as a client of an MPS server; mps-server: as that server, which the driver
-    /// lists as a compute process; handle: it has the GPU open, but no driver call lists it
+    /// How the process uses the GPU; mps: as a client of an MPS server; mps-server: as that server,
+    /// which the driver lists as a compute process; handle: it has the GPU open, but no driver call
+    /// lists it
     #[arg(long, value_enum, default_value = "compute")]
     kind: Kind,
     /// Memory in use, in MiB
@@ -75,8 +76,8 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns the name for a started process; `None` if the name does not matter. Monitors recognise the server by
-    /// its name.
+    /// Returns the process name of a spawned process, or `None` if the name does not matter.
+    /// Monitors recognise an MPS server by its process name.
     fn process_name(self) -> Option<&'static str> {
         match self {
             Kind::MpsServer => Some("nvidia-cuda-mps-server"),
@@ -123,7 +124,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
                 Some(gpu) => std::fs::remove_file(below.join("fd").join(gpu.to_string())),
                 None => std::fs::remove_dir_all(below),
             };
-            // The process may have been registered before this directory existed.
+            // Ignore an error: the process may have been registered before this directory existed.
             let _ = shown;
             let gone = host.update(|machine| Ok::<_, silicon::HostError>(machine.detach(pid, gpu)))?;
             if gone == 0 {
@@ -178,7 +179,7 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
 /// Subcommand of a process that only sleeps.
 pub(crate) const SLEEPER: &str = "sleeper";
 
-/// Starts a sleeper with a name, and records it so that it ends with the host.
+/// Starts a sleeper with a process name, and records the sleeper so that it ends with the host.
 fn spawn(host: &Host, name: Option<&str>) -> anyhow::Result<Pid> {
     use std::os::unix::process::CommandExt;
     let own = std::env::current_exe().context("cannot find my own executable")?;
@@ -210,7 +211,8 @@ pub(crate) fn end(sleeper: Pid) {
 
 /// Sleeps until the host's directory is removed.
 pub(crate) fn sleep_beside(dir: &Path) {
-    // The kernel sets `comm` to the file name of the program. The sleeper must set its own name.
+    // The kernel sets `comm` to the name of the program file, so the sleeper must set its own
+    // process name.
     let called = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&called).file_name().and_then(|name| CString::new(name.as_encoded_bytes()).ok());
     if let Some(name) = name {

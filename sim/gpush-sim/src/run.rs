@@ -1,8 +1,9 @@
 //! `gpush-sim run`: creates a host that exists while one program runs.
 //!
-//! gpush-sim forwards signals to the program. Signals from the terminal reach the program directly, because it is in
-//! the same process group. The exit code is that of the program, or 128 + n after signal n. If child processes of the
-//! program continue, gpush-sim keeps the host for them, and prints a message.
+//! gpush-sim forwards signals to the program. It does not forward signals from the terminal, which
+//! sends them to the program directly, because both are in the same process group. The exit code is
+//! that of the program, or 128 + n after signal n. If child processes of the program are still
+//! running, gpush-sim keeps the host for them and prints a message.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -21,8 +22,8 @@ use crate::directory;
 /// Signals that gpush-sim forwards.
 const FORWARDED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
 
-/// Returns whether this process was started with the signal ignored, as nohup does with SIGHUP. Then it stays
-/// ignored, both here and in the program.
+/// Returns whether this process was started with the signal ignored, as nohup does with SIGHUP.
+/// Such a signal remains ignored, here and in the program.
 fn ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -31,8 +32,8 @@ fn ignored(signal: i32) -> bool {
 }
 
 pub(crate) fn run(description: &Description, trace: bool, command: &[OsString]) -> anyhow::Result<ExitCode> {
-    // The handlers are installed before the program starts, so that an early signal is not lost. The signals are not
-    // blocked, because the program would inherit that.
+    // The handlers are installed before the program starts, so that an early signal is not lost.
+    // The signals are not blocked instead, because the program would inherit the signal mask.
     let caught = FORWARDED.into_iter().filter(|&signal| !ignored(signal)).chain([SIGCHLD]);
     let mut signals = SignalsInfo::<WithOrigin>::new(caught).context("cannot wait for signals")?;
 
@@ -76,13 +77,14 @@ fn supervise(mut child: Child, signals: &mut SignalsInfo<WithOrigin>) -> anyhow:
             return Ok(status);
         }
         for origin in signals.wait() {
-            // A signal from the kernel comes from the terminal. The terminal sent it to the program too.
+            // A signal that the kernel sent comes from the terminal, and the terminal has sent it
+            // to the program too.
             let meant_for_us = matches!(origin.cause, Cause::Sent(_));
             if let Ok(signal) = Signal::try_from(origin.signal)
                 && signal != Signal::SIGCHLD
                 && meant_for_us
             {
-                // The program may have ended already. Then SIGCHLD comes next.
+                // The program may have ended already. In this case, SIGCHLD arrives next.
                 let _gone = kill(nix::unistd::Pid::from_raw(child.id().cast_signed()), signal);
             }
         }

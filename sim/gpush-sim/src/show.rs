@@ -137,7 +137,7 @@ fn draw(text: &mut String, machine: &Machine, gpu: &Gpu, slot: &Slot) {
     }
 }
 
-/// Returns the settings that differ from their values after a boot.
+/// Returns the settings whose values differ from the values after a boot.
 fn settings(gpu: &Gpu) -> Vec<String> {
     let mode = COMPUTE_MODES.get(gpu.compute_mode as usize).copied().unwrap_or("?");
     [
@@ -150,7 +150,7 @@ fn settings(gpu: &Gpu) -> Vec<String> {
     .collect()
 }
 
-/// Draws the memory slices in a row, with the profile names of the instances.
+/// Draws a row of memory slices, with the profile names of the instances.
 fn bar(gpu: &Gpu, part: &Part) -> String {
     let mut row = String::from("|");
     let mut slice = 0;

@@ -1,6 +1,6 @@
-//! The program as users run it.
+//! Tests of the program, which run it as users do.
 //!
-//! An empty file replaces the simulated library, because these tests do not load it.
+//! These tests do not load the simulated library, so an empty file replaces it.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use std::io::{BufRead, BufReader};
@@ -29,7 +29,8 @@ impl TestHost {
     }
 
     fn command(&self) -> Command {
-        // The process that runs the tests may ignore signals (nohup does), and a shell cannot trap those.
+        // The process that runs the tests may ignore signals, as under nohup. A shell cannot trap
+        // an ignored signal, so restore the default signal handling.
         let mut command = Command::new("env");
         command
             .args(["--default-signal", env!("CARGO_BIN_EXE_gpush-sim")])
@@ -44,14 +45,14 @@ impl TestHost {
         text(&self.command().args(arguments).output().unwrap())
     }
 
-    /// Runs a command that must succeed.
+    /// Runs a command that must succeed. Returns its standard output.
     fn ok(&self, arguments: &[&str]) -> String {
         let (code, out, err) = self.call(arguments);
         assert_eq!(code, 0, "{arguments:?}: {out}{err}");
         out
     }
 
-    /// Runs a command that must fail with one line that contains `expected`.
+    /// Runs a command that must fail with an error that contains `expected`.
     fn refused(&self, arguments: &[&str], expected: &str) {
         let (code, out, err) = self.call(arguments);
         assert_eq!(code, 1, "{arguments:?}: {out}{err}");
@@ -71,7 +72,7 @@ impl TestHost {
     }
 
     fn smi(&self, dir: &Path, arguments: &[&str]) -> (i32, String, String) {
-        // Uses the absolute path and an empty environment, as an agent does.
+        // Use the absolute path and an empty environment, as an agent does.
         let mut command = Command::new(dir.join("bin/nvidia-smi"));
         text(&command.env_clear().args(arguments).output().unwrap())
     }
@@ -116,7 +117,7 @@ fn run_gives_the_environment_passes_the_exit_code_and_cleans_up() {
     assert_eq!(place.temporary_hosts(), 0, "also after a failure");
 }
 
-/// An agent and its clients on one host find each other without flags, and leave no files behind.
+/// An agent and its clients on one host find each other without options, and leave no files.
 #[test]
 fn agent_of_a_host_uses_the_hosts_directory() {
     let place = TestHost::new();
@@ -155,7 +156,7 @@ fn signals_reach_the_program() {
     let place = TestHost::new();
     let mut tried = 0;
     for (signal, name) in [(Signal::SIGTERM, "TERM"), (Signal::SIGHUP, "HUP"), (Signal::SIGINT, "INT")] {
-        // A shell runs a trap immediately while it waits.
+        // While a shell waits, it runs a trap immediately.
         let script = format!("trap 'kill $!; exit 42' {name}; sleep 60 & echo ready; wait");
         let (mut child, line) = started(&place, &script);
         assert_eq!(line, "ready");
@@ -239,7 +240,7 @@ fn processes_are_added_block_and_are_removed() {
     let removed = silicon::machine::Pid::find(first).unwrap();
     place.ok(&["process", &name, "remove", &first.to_string()]);
     place.refused(&["process", &name, "remove", &first.to_string()], "is on no GPU there");
-    // The process is killed, but the kernel needs a moment to end it.
+    // `remove` has killed the process, but the kernel needs a moment to end it.
     while removed.is_alive() {
         std::thread::yield_now();
     }
@@ -319,7 +320,7 @@ fn show_prints_drawing_and_json() {
     assert_eq!(json["gpus"].as_array().unwrap().len(), 6);
     let presets = place.ok(&["presets"]);
     assert!(presets.contains("dgx-a100") && presets.contains("rtxpro6000-96"));
-    // If a reader closes early, the program does not panic.
+    // The program does not panic if its reader closes the pipe early.
     let piped = Command::new("sh")
         .arg("-c")
         .arg(format!(

@@ -1,4 +1,4 @@
-//! The simulated `nvidia-smi compute-policy` and `-pm`, as callers run them.
+//! The simulated `nvidia-smi compute-policy` and `nvidia-smi -pm`, called as real callers do.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use std::path::{Path, PathBuf};
@@ -143,7 +143,7 @@ fn fault_rules_make_compute_policy_fail() {
     let (code, told) = place.smi("compute-policy -l -i 0");
     assert_eq!(code, 15);
     assert!(told.contains("Failed to get compute policies for GPU 0 : GPU is lost"), "{told}");
-    // The command succeeds but changes nothing.
+    // With this fault, the command succeeds but changes nothing.
     place.on_host("fault", "add compute-policy-set --gpu 1 --rc SUCCESS");
     assert_eq!(place.smi("compute-policy -i 1 --set-timeslice=3").0, 0);
     assert_eq!(place.levels()[1], Timeslice::Short);
@@ -151,7 +151,8 @@ fn fault_rules_make_compute_policy_fail() {
 
 #[test]
 fn only_root_sets_levels_and_all_users_read_them() {
-    // A host whose owner does not count as root. A test that runs as root is root on every host.
+    // On this host, the owner has no root permissions. A test that runs as root has root
+    // permissions on every host.
     let place = TestHost::new(&format!("owner_is_root = false\n{HOST}"));
     if Host::open(&place.path("host")).unwrap().privileged() {
         println!("skipped: run as root");
@@ -192,7 +193,8 @@ fn mps_server_has_its_process_name() {
     let shown = |name: &str| Path::new("/proc").join(server.trim()).join(name);
     let command = std::fs::read_to_string(shown("cmdline")).unwrap();
     assert!(command.starts_with("nvidia-cuda-mps-server\0"), "{command:?}");
-    // The kernel truncates a name to 15 characters. The process sets it a moment after its start.
+    // The kernel truncates a process name to 15 characters. The process sets its name a moment
+    // after its start.
     let named = (0..200).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         std::fs::read_to_string(shown("comm")).unwrap().trim() == "nvidia-cuda-mps"

@@ -1,4 +1,5 @@
-//! The MPS programs of a simulated host, started as an agent starts them: by path, with an empty environment.
+//! The MPS programs of a simulated host, started as an agent starts them: by path, and with an
+//! empty environment.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -64,7 +65,7 @@ impl Host {
         child
     }
 
-    /// Sends commands through the front-end.
+    /// Sends commands through the front-end. Returns its output.
     fn says(&self, lines: &str) -> String {
         let mut command = Command::new(self.dir().join("bin/nvidia-cuda-mps-control"));
         command.env_clear().env("CUDA_MPS_PIPE_DIRECTORY", self.path("pipe"));
@@ -73,7 +74,7 @@ impl Host {
         String::from_utf8(front.wait_with_output().unwrap().stdout).unwrap()
     }
 
-    /// Returns the pids on a GPU, each with its kind.
+    /// Returns the pid and the kind of each process on a GPU.
     fn on(&self, gpu: usize) -> Vec<(u64, String)> {
         let listed = self.sim(&["process", self.dir().to_str().unwrap(), "list", "--json"]);
         let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();

@@ -1,6 +1,7 @@
-//! A simulated client. It connects to a server as libcuda does, and then idles until it is asked to end.
+//! A simulated client. It connects to a server as libcuda does, and then idles until a caller asks
+//! it to end.
 //!
-//! It prints one line with its result, and later events as they happen:
+//! It prints one line with the result, and a line for each later event:
 //!
 //! ```text
 //! active server=1234 percentage=25.0 device=GPU-…     a server serves the client. Outside a simulated host, `device`
@@ -11,9 +12,9 @@
 //! lost                                                the client's server has ended, and the client ends
 //! ```
 //!
-//! It ends when it reads a line `end` on standard input. If standard input is closed, it continues. On a simulated
-//! host it is registered on the device of its server, as NVML shows MPS clients. It uses `$MPS_SIM_MEMORY` MiB, or
-//! 512.
+//! The client ends when it reads a line `end` on standard input. If standard input is closed, the
+//! client continues. On a simulated host, it registers on the device of its server, so that NVML
+//! lists it as an MPS client. It uses `$MPS_SIM_MEMORY` MiB of memory, or 512.
 
 use std::{
     io::{self, BufRead, Write},
@@ -66,20 +67,20 @@ pub fn main() -> ExitCode {
 
 /// The reason why a client has no server.
 pub(crate) enum Unreached {
-    /// No daemon listens: it runs without MPS.
+    /// No daemon listens, so the client runs without MPS.
     NoDaemon,
-    /// The daemon has no server for it.
+    /// The daemon has no server for the client.
     NoServer,
 }
 
-/// Asks the daemon of a pipe directory for a server. Returns the socket to the server, and the server's first
-/// message.
+/// Asks the daemon of a pipe directory for a server. Returns the socket to the server, and the
+/// server's first message.
 pub(crate) fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
     let control = Socket::introduced(&pipe.join("control"), Kind::Client).map_err(|_| Unreached::NoDaemon)?;
     let served = || -> io::Result<(Socket, String)> {
         let packet = control.receive()?;
         let server = packet.socket.filter(|_| packet.bytes == wire::SOCKET).ok_or(io::ErrorKind::InvalidData)?;
-        // The daemon waits for this.
+        // The daemon waits for this message.
         control.send(&0_u32.to_le_bytes())?;
         let server = server.ask_names()?;
         let mut wishes = Vec::new();

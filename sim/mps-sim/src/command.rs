@@ -1,4 +1,5 @@
-//! The command language, with the answers of the real daemon. Errors are ordinary text, or appear only in the log.
+//! The command language, with the same answers as the real daemon. Errors are ordinary text, or
+//! appear only in the log.
 
 use std::time::Duration;
 
@@ -10,13 +11,13 @@ use crate::{
     wire::Peer,
 };
 
-/// The state of the daemon after a command.
+/// What the daemon does after a command.
 pub(crate) enum Verdict {
     /// The daemon continues.
     Goes,
     /// The daemon ends.
     Quit {
-        /// Time after which the server gets SIGINT.
+        /// Time after which the server receives SIGINT.
         force_after: Option<Duration>,
     },
 }
@@ -68,7 +69,8 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
         "get_default_device_pinned_mem_limit" => default_memory(daemon, value::number(word(0))),
         "set_default_device_pinned_mem_limit" => may_set(daemon, peer, |daemon| {
             let device = word(0).unwrap_or_default();
-            // A UUID is not a number. It means device 0, and the limit is read as 0.
+            // A UUID is not a number. Like the real daemon, treat it as device 0 and the limit as
+            // 0.
             let is_number = device.parse::<i64>().is_ok();
             let limit = word(1).filter(|_| is_number).map_or(0, value::memory);
             match slot(value::number(Some(device))) {
@@ -161,7 +163,8 @@ fn of_server(daemon: &Daemon, pid: i64, answer: impl FnOnce(&Daemon, &Server) ->
     }
 }
 
-/// Version 535 lets every user who can connect set values.
+/// Applies a setting if the peer may change it. In version 535, every user who can connect may
+/// change settings.
 fn may_set(daemon: &mut Daemon, peer: Peer, set: impl FnOnce(&mut Daemon) -> Vec<String>) -> Vec<String> {
     match daemon.version {
         Version::V550 | Version::V555 if !Environment::is_root(peer.uid) => vec![insufficient(peer)],
@@ -216,7 +219,7 @@ fn start(daemon: &mut Daemon, words: &[&str], peer: Peer) -> Vec<String> {
     }
 }
 
-/// Returns a status. If the status is 1, also returns the reason.
+/// Returns the status. If the status is 1, also returns the reason.
 fn terminate(daemon: &Daemon, server: i64, client: i64) -> Vec<String> {
     let one = || "1".to_owned();
     let Some(found) = daemon.servers.of(server) else {
@@ -262,7 +265,8 @@ fn line([pid, id, server, device, namespace, command]: &[String; 6]) -> String {
     format!("{pid:<10}{id:<10}{server:<15}{device:<26}{namespace:<15}{command:<15}")
 }
 
-/// Formats a row: pid, an empty column, whether the device is a MIG device, its UUID, and the number of the client.
+/// Formats a row: the pid, an empty column, whether the device is a MIG device, the device's UUID,
+/// and the number of the client.
 fn row(server: i32, bytes: &[u8; ROW]) -> String {
     let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
     let pid = word(0);

@@ -1,4 +1,4 @@
-//! The control daemon: one loop over its two sockets, the control connection, and the end of its server.
+//! The control daemon: one loop over its two sockets, the control connection, and its server.
 //!
 //! ```text
 //!  poll ─┬─ a socket: greet, read the kind ─┬─ 1 server ready    ─┐
@@ -9,7 +9,8 @@
 //!        └─ a server ended
 //! ```
 //!
-//! No step has a deadline. A peer that stops halfway blocks the daemon, as it blocks the real one.
+//! No step has a deadline. A peer that sends only a part of its data blocks the daemon, as it
+//! blocks the real one.
 
 use std::{
     io,
@@ -34,7 +35,7 @@ use crate::{
     wire::{self, Kind, Peer, Socket},
 };
 
-/// What the background process prints once it listens.
+/// The text that the background process prints when it listens.
 const LISTENS: &str = "listens";
 
 pub(crate) struct Daemon {
@@ -44,9 +45,9 @@ pub(crate) struct Daemon {
     pub(crate) defaults: Defaults,
     pub(crate) servers: Servers,
     files: Files,
-    /// The control connection.
+    /// The control connection, if a user interface is connected.
     ear: Option<(Socket, Peer)>,
-    /// Connections that got no greeting, because of a fault rule.
+    /// Connections that get no greeting, because of a fault rule.
     ungreeted: Vec<(Socket, Rule)>,
 }
 
@@ -55,13 +56,13 @@ pub(crate) fn foreground(place: Environment, users: Users) -> anyhow::Result<Exi
     serve(place, users, &Lines::Output, || {})
 }
 
-/// Starts the daemon as a separate process (`-d`). Returns once it listens.
+/// Starts the daemon as a separate process (`-d`). Returns when the daemon listens.
 pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode> {
     let own = std::env::current_exe().context("cannot find my own executable")?;
     let mut command = Command::new(own);
     std::os::unix::process::CommandExt::arg0(&mut command, called);
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    // The command has the program's own name: see main.rs.
+    // The called name selects the program: see main.rs.
     command
         .arg(options::BEHIND)
         .args(users.argument())
@@ -90,7 +91,7 @@ pub(crate) fn behind(place: Environment, users: Users) -> anyhow::Result<ExitCod
     let lines = Lines::Directory(place.log.clone());
     serve(place, users, &lines, || {
         println!("{LISTENS}");
-        // No process reads its later output, or the errors of a daemon.
+        // No process reads the daemon's later output and errors.
         if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
             let _as_it_is = nix::unistd::dup2_stdout(&null).and_then(|()| nix::unistd::dup2_stderr(&null));
         }
@@ -134,7 +135,8 @@ fn serve(place: Environment, users: Users, lines: &Lines, listening: impl FnOnce
     daemon.run()
 }
 
-/// Reads percentage and priority. The memory limit is not read at start.
+/// Reads percentage and priority from the environment. Like the real daemon, does not read a memory
+/// limit.
 fn from_environment(log: &Log) -> Defaults {
     let mut defaults = Defaults { percentage: 100.0, memory: [0; DEVICES as usize], priority: 0 };
     if let Some(text) = crate::place::variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") {
@@ -174,8 +176,8 @@ impl Daemon {
         }
     }
 
-    /// Waits for activity. Returns whether there is any on the privileged socket, on the other socket, and on the
-    /// control connection.
+    /// Waits for input. Returns three flags: whether there is input on the privileged socket, on
+    /// the other socket, and on the control connection.
     fn wait(&self) -> anyhow::Result<(bool, bool, bool)> {
         let wanted = |socket| PollFd::new(socket, PollFlags::POLLIN);
         let mut fds = vec![wanted(self.files.privileged.as_fd()), wanted(self.files.control.as_fd())];
@@ -256,7 +258,7 @@ impl Daemon {
             }
             Some(Kind::FatalException) => {
                 self.servers.failed(peer, &self.log);
-                // A peer that has closed the connection does not need this.
+                // A peer that has closed the connection does not need this message.
                 let _gone = socket.send(&0_u32.to_le_bytes());
             }
             None => self.log.say("Unknown type of connection"),
@@ -278,7 +280,7 @@ impl Daemon {
         None
     }
 
-    /// Reads a command and answers it. The end of the connection is an error.
+    /// Reads a command and answers it. Returns an error if the connection ends.
     fn hear(&mut self, ear: &Socket, peer: Peer) -> io::Result<Verdict> {
         if u64::from_le_bytes(ear.receive_array()?) == 0 {
             ear.send(&status(0))?;
@@ -302,7 +304,8 @@ impl Daemon {
         Ok(verdict)
     }
 
-    /// Waits for the server to end, and cleans up. Returns the exit code, which is that of the server.
+    /// Waits for the server to end, and cleans up. Returns the exit code, which is that of the
+    /// server.
     fn quit(&mut self, force_after: Option<Duration>) -> i32 {
         if let Some(after) = force_after {
             self.log.say(&format!("quit command issued with timeout of {}", after.as_secs()));
@@ -324,7 +327,7 @@ impl Daemon {
             std::thread::sleep(rule.longer());
         }
         self.log.say(&format!("Exit with status {code}"));
-        // The log's thread needs a moment to write it before this process ends.
+        // The thread of the log needs a moment to write this line before the process ends.
         std::thread::sleep(Duration::from_millis(2));
         files::remove(&self.place.pipe);
         code

@@ -1,5 +1,5 @@
-//! Faults of the simulated programs. The rules are in a file, which the programs read again at every check, so that
-//! rules can change while they run.
+//! Faults of the simulated programs. The fault rules are in a file. The programs read the file
+//! again at every check, so the rules can change while the programs run.
 //!
 //! ```toml
 //! [[fault]]
@@ -9,9 +9,10 @@
 //! times = 2          # default: as long as the rule exists
 //! ```
 //!
-//! The file is `mps-faults.toml` of the simulated host to whose `bin` the program belongs, because the environment
-//! may be cleared. Outside a host, `$MPS_SIM_FAULTS` names the file. A blocked program continues when its rule is
-//! removed. If the file is unreadable, the programs end: they must not read a typing error as "no faults".
+//! The file is `mps-faults.toml` in the simulated host to whose `bin` the program belongs. It is
+//! not found through the environment, because a caller may clear the environment. Outside a host,
+//! `$MPS_SIM_FAULTS` names the file. A blocked program continues when its rule is removed. If the
+//! file is invalid, the programs end, so that a typing error does not mean "no faults".
 
 use std::{
     fs::{File, OpenOptions},
@@ -37,7 +38,7 @@ pub(crate) const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The daemon accepts a connection and sends no greeting.
+    /// The daemon accepts a connection, but sends no greeting.
     SilentHello,
     /// The daemon sends its greeting after `ms`.
     SlowHello,
@@ -45,13 +46,13 @@ pub enum Kind {
     ForeignHello,
     /// The daemon behaves as if another process held the control connection.
     BusyUi,
-    /// A command is executed, but its answer is not sent.
+    /// The daemon executes a command, but does not send the answer.
     EmptyReply,
-    /// The daemon blocks on its log during a session, as it does on a full pipe.
+    /// The daemon blocks when it writes to its log during a session, as with a full pipe.
     UnreadPipe,
     /// The daemon's pid file names another process.
     StalePidFile,
-    /// A server ends as soon as it is started.
+    /// A server ends immediately after its start.
     ServerDies,
     /// A server never reports that it is ready.
     NeverActive,
@@ -61,11 +62,11 @@ pub enum Kind {
     OrphanServer,
     /// The daemon hangs.
     HungDaemon,
-    /// A client of another uid waits for a server, or is served.
+    /// A client of another user waits for a server, or has a server.
     SecondUid,
-    /// `quit` takes `ms` longer.
+    /// The command `quit` takes `ms` longer.
     SlowQuit,
-    /// The daemon listens after `ms`.
+    /// The daemon starts to listen only after `ms`.
     SlowStart,
 }
 
@@ -111,20 +112,21 @@ impl FromStr for Kind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Identifies the rule. An id is never reused.
+    /// Identifies the rule. The id of a removed rule is not used again.
     pub id: u64,
     /// The kind.
     pub kind: Kind,
-    /// Part of the pipe directory, or of the visible devices, of the daemons that the rule applies to.
+    /// A part of the pipe directory or of the visible devices. The rule applies to the daemons that
+    /// have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
-    /// How often the fault happens; absent: without limit.
+    /// Maximum number of times that the fault happens. If absent, there is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
     /// Delay of the slow kinds, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ms: Option<u64>,
-    /// How often the fault has happened.
+    /// Number of times that the fault has happened.
     #[serde(default)]
     pub fired: u64,
 }
@@ -134,7 +136,7 @@ impl Rule {
         self.times.is_none_or(|times| self.fired < times)
     }
 
-    /// Returns the delay.
+    /// Returns the delay of a slow kind.
     pub(crate) fn longer(&self) -> Duration {
         Duration::from_millis(self.ms.unwrap_or(3000))
     }
@@ -154,13 +156,13 @@ pub struct FaultFile {
 }
 
 impl FaultFile {
-    /// Returns the file of a simulated host's directory.
+    /// Returns the fault file of a simulated host.
     #[must_use]
     pub fn of_host(dir: &Path) -> Self {
         Self { path: dir.join(FILE) }
     }
 
-    /// Returns the file at a path.
+    /// Returns the fault file at a path.
     #[must_use]
     pub fn at(path: PathBuf) -> Self {
         Self { path }
@@ -193,10 +195,9 @@ impl FaultFile {
         })
     }
 
-    /// Removes a rule, or all rules. Returns how many were removed.
+    /// Removes one rule, or all rules. Returns the number of removed rules.
     ///
-    /// # Errors
-    /// If the file cannot be read or written, or there is no such rule.
+    /// # Errors If the file cannot be read or written, or no rule has this id.
     pub fn clear(&self, id: Option<u64>) -> anyhow::Result<usize> {
         let gone = self.change(true, |rules| {
             let before = rules.len();
@@ -214,7 +215,7 @@ impl FaultFile {
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&self.path);
         let file = file.with_context(there)?;
         if create {
-            // A server writes its count, and may run as any user.
+            // A server also writes its count to this file, and a server may run as any user.
             let _not_mine = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
         let mut held = locked(file, FlockArg::LockExclusive)?;
@@ -239,7 +240,7 @@ fn locked(file: File, how: FlockArg) -> anyhow::Result<Flock<File>> {
     Flock::lock(file, how).map_err(|(_, errno)| anyhow::anyhow!("cannot lock the faults: {errno}"))
 }
 
-/// The rules as one program sees them.
+/// The rules, as they apply to one program.
 #[derive(Debug, Clone)]
 pub(crate) struct Faults {
     file: Option<FaultFile>,

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `control` | 0666 | yes |
 //! | `control_privileged` | 0755 by the umask | yes |
-//! | `control_lock`, locked for life | 0666 | yes |
+//! | `control_lock`, locked until the daemon ends | 0666 | yes |
 //! | `log`, a FIFO | 0777 | no |
 //! | `nvidia-cuda-mps-control.pid`, from 550 on, not truncated when written | 0666 | no |
 
@@ -27,25 +27,25 @@ use crate::{
     wire::Socket,
 };
 
-/// A path of this length in bytes is too long for the sockets below it.
+/// Length in bytes from which on the path of a pipe directory is too long for the sockets in it.
 const TOO_LONG: usize = 88;
 const PID: &str = "nvidia-cuda-mps-control.pid";
-/// A pid that no process has: higher than any pid on Linux.
+/// A pid that is higher than any pid on Linux, so no process has it.
 const NOBODYS_PID: u32 = 4_194_304;
 
 /// The open files of a daemon.
 pub(crate) struct Files {
     pub(crate) control: Socket,
     pub(crate) privileged: Socket,
-    /// Keeps the lock until the process ends.
+    /// The open lock file, which holds the lock until the process ends.
     _lock: File,
 }
 
 /// The reason why a daemon does not start.
 pub(crate) enum NoFiles {
-    /// Another daemon runs here.
+    /// Another daemon uses this pipe directory.
     Taken,
-    /// The path is too long. The daemon ends without a message.
+    /// The path is too long. The real daemon ends without a message in this case.
     TooLong,
     System(io::Error),
 }
@@ -56,7 +56,7 @@ impl From<io::Error> for NoFiles {
     }
 }
 
-/// Creates a directory, and locks it.
+/// Creates a pipe directory, and locks it.
 pub(crate) fn lock(pipe: &Path) -> Result<File, NoFiles> {
     if pipe.as_os_str().len() >= TOO_LONG {
         return Err(NoFiles::TooLong);
@@ -82,7 +82,7 @@ pub(crate) fn lock(pipe: &Path) -> Result<File, NoFiles> {
     })
 }
 
-/// Listens in a locked directory. The daemon keeps `lock` until it ends.
+/// Creates the sockets and listens, in a locked directory. The daemon keeps `lock` until it ends.
 pub(crate) fn listen(place: &Environment, lock: File) -> io::Result<Files> {
     let privileged = Socket::listen(&place.pipe.join("control_privileged"))?;
     let control = Socket::listen(&place.pipe.join("control"))?;

@@ -1,5 +1,6 @@
-//! The front-end: sends lines from standard input, and prints answers to standard output. As with the real one, its
-//! exit code says only whether there is a daemon.
+//! The front-end: sends lines from standard input to the daemon, and prints the daemon's answers to
+//! standard output. As with the real front-end, the exit code only shows whether a daemon is
+//! running.
 
 use std::{
     io::{self, BufRead, Write},
@@ -27,8 +28,8 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let heard = Arc::clone(&socket);
     std::thread::spawn(move || {
         answers(&heard);
-        // Ends even if standard input continues: another process holds the control connection, or the daemon has
-        // ended.
+        // Exit even if standard input is still open, because another process holds the control
+        // connection, or the daemon has ended.
         std::process::exit(0)
     });
     for line in io::stdin().lock().lines() {

@@ -1,9 +1,9 @@
-//! Simulated versions of NVIDIA's MPS programs: the control daemon with its front-end, the server, and a client that
-//! connects as libcuda does.
+//! Simulated versions of NVIDIA's MPS programs: the control daemon with its front-end, the server,
+//! and a client that connects as libcuda does.
 //!
-//! No program that ships uses this crate. `gpush-sim` puts the programs into a host's `bin` under their real names;
-//! tests run them through [`main`]. Their behaviour was observed on the real daemon. The README.md of this crate
-//! describes how, and what is unknown.
+//! No shipped program uses this crate. `gpush-sim` puts the programs into a host's `bin` under
+//! their real names, and tests run them through [`main`]. Their behaviour was observed on the real
+//! daemon. The README.md of this crate describes how it was observed, and what is unknown.
 //!
 //! ```text
 //!  user interface ──4──► control_privileged ─┐                       ┌── clients with their limits
@@ -13,7 +13,8 @@
 //!                                        handed to both by the daemon
 //! ```
 //!
-//! Faults come from a file, because these programs may be started with an empty environment: see [`fault`].
+//! Fault rules are in a file, because callers may start these programs with an empty environment:
+//! see [`fault`].
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
@@ -39,7 +40,8 @@ pub const PROGRAMS: [&str; 2] = [CONTROL, SERVER];
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Runs the program that the last component of a path names. Returns `None` for other names.
+/// Runs the program whose name is the last component of the path `called`. Returns `None` for other
+/// names.
 #[must_use]
 pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
     let name = called.file_name()?;
@@ -56,7 +58,7 @@ pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
     }))
 }
 
-/// Runs the control program of the host's version.
+/// Runs the control program in the host's version.
 fn control(called: &Path, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let place = place::Environment::of(called);
     let users = |multi_user| if multi_user { Users::Many } else { Users::One };

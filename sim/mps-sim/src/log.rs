@@ -1,9 +1,10 @@
-//! The log: a FIFO in the pipe directory. The daemon and the servers write records into it. A thread of the daemon
-//! prints them as lines.
+//! The log: a FIFO in the pipe directory. The daemon and the servers write records into it. A
+//! thread of the daemon prints them as lines.
 //!
-//! A record has 48 bytes and a text. The bytes contain the kind of the writer (in the last byte of a mark), its pid,
-//! the local time in eight numbers, and the length of the text. Any user may write into the FIFO, and invalid data
-//! stops the log. When the FIFO is full, the daemon blocks. Both are as in the real daemon.
+//! A record consists of a header of 48 bytes and a text. The header contains the kind of the writer
+//! (in the last byte of a mark), the writer's pid, the local time as eight numbers, and the length
+//! of the text. As with the real daemon, any user may write into the FIFO, invalid data stops the
+//! log, and the daemon blocks when the FIFO is full.
 
 use std::{
     fs::{File, OpenOptions},
@@ -40,11 +41,11 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Opens the FIFO of a pipe directory. Without it, records are discarded.
+    /// Opens the FIFO of a pipe directory. If the FIFO does not exist, records are discarded.
     pub(crate) fn of(pipe: &Path, source: Source) -> Self {
         let fifo = OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(pipe.join("log"));
         if let Ok(fifo) = &fifo {
-            // Only opening must not wait for a reader; writing may.
+            // Opening must not wait for a reader, but writing may.
             let _as_it_is = nix::fcntl::fcntl(fifo, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty()));
         }
         Self { fifo: fifo.ok(), source }
@@ -73,12 +74,13 @@ impl Log {
     }
 }
 
-/// Where the lines go.
+/// The destination of the log lines.
 #[derive(Debug)]
 pub(crate) enum Lines {
-    /// All to standard output, in the foreground.
+    /// Standard output, for a daemon in the foreground.
     Output,
-    /// To `control.log` and `server.log` in a directory. Discarded if they cannot be written.
+    /// The files `control.log` and `server.log` in a directory. If they cannot be written, the
+    /// lines are discarded.
     Directory(PathBuf),
 }
 
@@ -91,7 +93,7 @@ pub(crate) fn open(pipe: &Path, lines: &Lines) -> io::Result<()> {
         Err(errno) => return Err(errno.into()),
     }
     std::fs::set_permissions(&fifo, std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
-    // Opened for reading and writing, so that reading never ends.
+    // The FIFO is open for reading and writing, so that reading never reaches the end.
     let mut from = OpenOptions::new().read(true).write(true).open(&fifo)?;
     let append = |dir: &Path, name: &str| OpenOptions::new().create(true).append(true).open(dir.join(name)).ok();
     let (mut control, mut server) = match lines {

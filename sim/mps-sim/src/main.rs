@@ -1,5 +1,5 @@
-//! The programs of this crate without `gpush-sim`. Links with the real names call them, or the first argument is the
-//! name, or `client`.
+//! The programs of this crate without `gpush-sim`. The name of the called link selects the program.
+//! Otherwise the first argument is the name of the program, or `client`.
 
 use std::{path::PathBuf, process::ExitCode};
 

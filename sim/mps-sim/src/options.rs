@@ -3,18 +3,18 @@
 //! | version | arguments |
 //! |---|---|
 //! | 535, 550 | one argument: `-d`, `-f` or `-h`. Anything else starts the front-end |
-//! | 555 | several: `-d`, `-f`, `-h` alone, `-multiuser-server` (root only). An unknown one prints the help, status 1 |
+//! | 555 | several, or `-h` alone: `-d`, `-f`, `-multiuser-server` (root only). For others, prints the help, status 1 |
 
 use std::ffi::OsString;
 
 use crate::place::Version;
 
-/// Lets clients of all users share one server, which runs as root.
+/// The option with which one server, which runs as root, serves clients of all users.
 pub(crate) const MULTI_USER: &str = "-multiuser-server";
-/// The argument of the background process of `-d`.
+/// The internal argument of the background process that `-d` starts.
 pub(crate) const BEHIND: &str = "--behind";
 
-/// What a command line requests.
+/// The action that a command line requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Foreground {
@@ -23,7 +23,7 @@ pub(crate) enum Action {
     Background {
         multi_user: bool,
     },
-    /// Run the process that `-d` starts.
+    /// Run as the background process that `-d` has started.
     Behind {
         multi_user: bool,
     },
@@ -31,12 +31,12 @@ pub(crate) enum Action {
     Help,
     /// Print the help, as an error.
     Usage,
-    /// Fail: a user other than root requests `-multiuser-server`.
+    /// Fail, because a user other than root requests `-multiuser-server`.
     OnlyRoot,
 }
 
 impl Action {
-    /// Parses the arguments as a version of the program does.
+    /// Parses the arguments as this version of the program does.
     pub(crate) fn of(version: Version, arguments: &[OsString]) -> Self {
         let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
         let is_root = nix::unistd::geteuid().is_root();
@@ -86,7 +86,7 @@ mod tests {
         }
     }
 
-    /// Observed with 555.58.02.
+    /// This behaviour was observed with 555.58.02.
     #[test]
     fn version_555_rejects_unknown_arguments() {
         let of = |words: &[&str]| Action::of_several(words, true);

@@ -1,4 +1,4 @@
-//! The environment of a program: its simulated host, if any, and its environment variables.
+//! The environment of a program: the simulated host, if any, and the environment variables.
 
 use std::path::{Path, PathBuf};
 
@@ -8,21 +8,22 @@ use silicon::{Host, HostError};
 
 use crate::fault::{self, FaultFile, Faults};
 
-/// Names the pipe directory of daemon and clients.
+/// Environment variable with the pipe directory of the daemon and its clients.
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Names the directory of the logs.
+/// Environment variable with the directory of the logs.
 const LOG: &str = "CUDA_MPS_LOG_DIRECTORY";
-/// Sets the version of the programs, for use outside a host.
+/// Environment variable with the version of the programs, for use outside a host.
 const VERSION: &str = "MPS_SIM_VERSION";
 
 /// The driver versions that the simulation distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
-    /// Does not know `get_server_status`, writes no pid file, and lets every user set values.
+    /// Has no command `get_server_status`, writes no pid file, and lets every user change settings.
     V535,
-    /// Knows `get_server_status`, writes a pid file, and lets only root and its own user set values.
+    /// Has the command `get_server_status`, writes a pid file, and lets only root and the daemon's
+    /// own user change settings.
     V550,
-    /// As 550. Also parses several options, rejects unknown ones, and knows `-multiuser-server`.
+    /// As 550, but also accepts several options, rejects unknown ones, and has `-multiuser-server`.
     V555,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Parses `GPU-…` or `MIG-…`. Returns an empty device for other texts.
+    /// Parses `GPU-…` or `MIG-…`. Returns the default device for other texts.
     pub(crate) fn of_uuid(text: &str) -> Self {
         let digits: Vec<u8> = text.get(4..).unwrap_or_default().bytes().filter(u8::is_ascii_hexdigit).collect();
         let mut uuid = [0; 16];
@@ -65,7 +66,7 @@ impl Device {
     }
 }
 
-/// Returns an environment variable if it is not empty.
+/// Returns the value of an environment variable, if the variable is set and not empty.
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
@@ -76,7 +77,8 @@ pub(crate) fn pipe() -> PathBuf {
 }
 
 impl Environment {
-    /// Returns the environment of a program that was called by this path. A bare name is looked up in the PATH.
+    /// Returns the environment of a program that was called by this path. A name without a
+    /// directory is looked up in `PATH`.
     pub(crate) fn of(called: &Path) -> Self {
         let found = || {
             let name = called.file_name()?;
@@ -113,24 +115,25 @@ impl Environment {
         }
     }
 
-    /// Returns whether a user has root's rights. The daemon's own user has them too.
+    /// Returns whether a user has root's permissions. The daemon's own user also has them.
     pub(crate) fn is_root(uid: u32) -> bool {
         uid == 0 || uid == nix::unistd::geteuid().as_raw()
     }
 
-    /// Returns whether the program's host was removed. No program may outlive its host.
+    /// Returns whether the program's host was removed. A program ends when its host is removed.
     pub(crate) fn is_gone(&self) -> bool {
         self.host.as_ref().is_some_and(|host| !host.dir().join("state").exists())
     }
 
-    /// Returns whether a server must end although its daemon did not end it. That is so if its simulated host was
-    /// removed or, outside a host, its pipe directory. On a host, the server continues without the pipe directory, as
-    /// NVIDIA's server does.
+    /// Returns whether a server must end although no daemon asks it to. On a simulated host, it
+    /// must end if the host was removed. If only the pipe directory was removed, it continues, as
+    /// NVIDIA's server does. Outside a host, it must end if the pipe directory was removed.
     pub(crate) fn is_abandoned(&self) -> bool {
         if self.host.is_some() { self.is_gone() } else { !self.pipe.exists() }
     }
 
-    /// Returns the visible device: the first one that the environment names, by index, UUID or part of it.
+    /// Returns the visible device: the first device that the environment names, by index, UUID or
+    /// part of a UUID.
     pub(crate) fn device_name(&self) -> String {
         let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_else(|| "0".to_owned());
         let first = visible.split(',').next().unwrap_or_default().trim().to_owned();
@@ -139,7 +142,8 @@ impl Environment {
         by_index().unwrap_or(first)
     }
 
-    /// Registers a process on a device, so that NVML lists it there until it ends. Does nothing outside a host.
+    /// Registers this process on a device, so that NVML lists it there until it ends. Does nothing
+    /// outside a host.
     pub(crate) fn occupy(&self, device: &str, kind: ProcessKind, memory_mib: u64) -> Result<(), HostError> {
         let Some(host) = &self.host else { return Ok(()) };
         let slots = host.hardware().slots.iter().zip(0..);
@@ -164,7 +168,8 @@ impl Environment {
         host.show_open(gpu, std::process::id())
     }
 
-    /// Returns how many processes compute on a whole device, including MPS servers; 0 outside a host.
+    /// Returns the number of processes that compute on a whole device, including MPS servers.
+    /// Returns 0 outside a host.
     pub(crate) fn computing(&self, device: &str) -> usize {
         let Some(host) = &self.host else { return 0 };
         let index = host.hardware().slots.iter().position(|slot| slot.identity.uuid == device);

@@ -1,7 +1,8 @@
-//! The server. It serves the clients that the daemon passes to it, and answers the daemon's queries about them.
+//! The server. It serves the clients that the daemon passes to it, and answers the daemon's queries
+//! about them.
 //!
-//! It also works under the real control daemon, whose queries are the same (README.md). The protocol between the
-//! server and its clients exists only here:
+//! The server also works with the real control daemon, whose queries are the same (README.md). The
+//! protocol between the server and its clients exists only in this simulation:
 //!
 //! ```text
 //! client ► its credentials and `percentage=25 memory=0=2G`     from its environment
@@ -9,8 +10,9 @@
 //! server ► `fault`                                             its context is lost
 //! ```
 //!
-//! The server ends on SIGINT, or when the daemon has asked it to end and it has no clients. It outlives its daemon
-//! and its pipe directory, but not its simulated host. Outside a host, it ends with its pipe directory.
+//! The server ends on SIGINT, or when the daemon has asked it to end and all clients have ended. It
+//! continues when its daemon ends or its pipe directory is removed, but ends with its simulated
+//! host. Outside a host, it ends when its pipe directory is removed.
 
 use std::{
     io,
@@ -32,7 +34,7 @@ use crate::{
     wire::{Kind, Peer, Socket},
 };
 
-/// Memory that the server itself uses, MiB.
+/// Memory in MiB that the server itself uses.
 const OWN_MEMORY: u64 = 30;
 
 #[derive(Debug)]
@@ -45,7 +47,7 @@ struct Client {
 #[derive(Debug, Default)]
 struct State {
     clients: Vec<Client>,
-    /// Number of clients, including sockets whose client has not identified itself.
+    /// Number of clients. A socket whose client has not identified itself yet also counts.
     served: u32,
     numbers: u32,
     percentage: f64,
@@ -86,8 +88,8 @@ pub(crate) fn run(place: Environment) -> anyhow::Result<ExitCode> {
     let server = Arc::new(Server { place, log, device, state: Mutex::new(state) });
     let watched = Arc::clone(&server);
     std::thread::spawn(move || watched.watch());
-    // The daemon asked this server to end, or the daemon itself has ended. In both cases the server serves its
-    // clients until they end.
+    // The daemon asked this server to end, or the daemon itself has ended. In both cases the server
+    // serves its clients until they end.
     let _end = server.answer(&control);
     drop(control);
     loop {
@@ -106,7 +108,8 @@ impl Server {
             match control.receive_u32()? {
                 ask::CLIENT => {
                     if let Some(socket) = control.receive()?.socket {
-                        // Counted before the daemon's next request, which may be to end.
+                        // Count the client before the daemon's next request, which may be the
+                        // request to end.
                         self.state().served += 1;
                         let server = Arc::clone(self);
                         std::thread::spawn(move || server.serve(socket));
@@ -181,7 +184,7 @@ impl Server {
                 memory.map_or_else(String::new, |bytes| format!(" memory={}", bytes >> 20))
             );
             let greeted = socket.send(answer.as_bytes());
-            // The client sends nothing more. Receiving only waits for its end.
+            // The client sends nothing more. The server only waits for the end of the connection.
             while greeted.is_ok() && socket.receive().is_ok() {}
             self.state().clients.retain(|one| !Arc::ptr_eq(&one.socket, &socket));
             self.log.say(&format!("Client {} disconnected", peer.pid));
@@ -223,7 +226,8 @@ impl Server {
         }
     }
 
-    /// Simulates a fatal exception: all clients lose their contexts, and the server notifies the daemon.
+    /// Simulates a fatal exception: all clients lose their contexts, and the server notifies the
+    /// daemon.
     fn fail(&self) {
         self.log.say("Fatal GPU exception");
         {

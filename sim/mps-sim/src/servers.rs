@@ -1,4 +1,4 @@
-//! The daemon's server, and the clients that wait for one.
+//! The daemon's server, and the clients that wait for a server.
 //!
 //! ```text
 //!              ┌ started by a client or a command, for its uid
@@ -9,8 +9,9 @@
 //!     waiting clients are disconnected                          the last waiting client is served first
 //! ```
 //!
-//! A server serves one uid at a time. With `-multiuser-server`, it serves all users as uid 0. A query to a server
-//! that is starting or leaving gets "busy", which appears only in the log.
+//! A server serves one uid at a time. With `-multiuser-server`, it serves all users as uid 0. A
+//! server that is starting or leaving is busy: the daemon does not query it, and reports that only
+//! in the log.
 
 use std::{
     io,
@@ -33,27 +34,28 @@ use crate::{
 
 /// Requests from the daemon to a server.
 pub(crate) mod ask {
-    /// A client. A socket follows.
+    /// Serve a client. The client's socket follows.
     pub(crate) const CLIENT: u32 = 2;
-    /// End when the last client has ended. A 0 follows.
+    /// End after the last client has ended. A 0 follows.
     pub(crate) const LEAVE: u32 = 5;
-    /// Return the number of clients, then the pid of each.
+    /// Return the number of clients, and then the pid of each client.
     pub(crate) const CLIENTS: u32 = 6;
     /// Return the active thread percentage, a double.
     pub(crate) const PERCENTAGE: u32 = 8;
-    /// Set the active thread percentage. No answer.
+    /// Set the active thread percentage. The server sends no answer.
     pub(crate) const SET_PERCENTAGE: u32 = 9;
-    /// Return the limit of a device's pinned memory in bytes. The device follows.
+    /// Return the pinned memory limit of a device, in bytes. The device follows.
     pub(crate) const MEMORY: u32 = 11;
-    /// Set the limit. Device and bytes follow. No answer.
+    /// Set the pinned memory limit. The device and the bytes follow. The server sends no answer.
     pub(crate) const SET_MEMORY: u32 = 12;
     /// End the work of a client. Its pid follows. The answer is a status.
     pub(crate) const TERMINATE: u32 = 13;
-    /// Return the number of clients, then a row of `ps` for each. The daemon ends it with a 0.
+    /// Return the number of clients, and then a row of `ps` for each client. The daemon then sends
+    /// a 0.
     pub(crate) const PROCESSES: u32 = 14;
 }
 
-/// Number of devices for which a server receives a limit.
+/// Number of devices for which a server receives a memory limit.
 pub(crate) const DEVICES: u32 = 32;
 /// Length of a row of `ps` in bytes.
 pub(crate) const ROW: usize = 40;
@@ -70,7 +72,8 @@ pub(crate) struct Defaults {
 pub(crate) struct Server {
     pub(crate) uid: u32,
     child: Child,
-    /// Set from when the server is ready until it is asked to end.
+    /// The connection to the server. It is set when the server is ready, and removed when the
+    /// daemon asks the server to end.
     socket: Option<Socket>,
     was_ready: bool,
     pub(crate) failed: bool,
@@ -96,10 +99,10 @@ impl Server {
         }
     }
 
-    /// Asks the server to end after its clients.
+    /// Asks the server to end after its last client.
     fn leave(&mut self) {
         if let Some(socket) = self.socket.take() {
-            // The server may be dead already. The next check notices that.
+            // The server may have ended already. The next check notices that.
             let _dead = socket.send(&ask::LEAVE.to_le_bytes()).and_then(|()| socket.send(&0_u32.to_le_bytes()));
         }
     }
@@ -116,7 +119,7 @@ enum Waiting {
         socket: Socket,
         peer: Peer,
     },
-    /// Waits only for the server.
+    /// A command that starts a server and needs nothing else from it.
     Start {
         uid: u32,
     },
@@ -157,8 +160,8 @@ impl Users {
         }
     }
 
-    /// Returns the uid that a client counts as. With several users, the real daemon treats all as root, in its log
-    /// too.
+    /// Returns the uid under which a client is served. With several users, the real daemon treats
+    /// all clients as clients of root, also in its log.
     fn uid(self, uid: u32) -> u32 {
         match self {
             Self::One => uid,
@@ -214,7 +217,7 @@ impl Servers {
             return Ok(());
         };
         log.say(&format!("NEW SERVER {}: Ready", peer.pid));
-        // Like the real daemon, this waits for the status without a limit.
+        // Like the real daemon, wait for the status without a time limit.
         socket.receive()?;
         socket.send(&defaults.percentage.to_le_bytes())?;
         socket.send(&u64::from(DEVICES).to_le_bytes())?;
@@ -237,7 +240,7 @@ impl Servers {
         }
     }
 
-    /// Asks the server to end after its clients, or immediately if forced.
+    /// Asks the server to end after its last client, or immediately if `force` is true.
     pub(crate) fn shutdown(&mut self, force: bool) {
         if let Some(now) = &mut self.now {
             now.leave();
@@ -259,7 +262,7 @@ impl Servers {
         }
     }
 
-    /// Interrupts the server without a request.
+    /// Sends SIGINT to the server.
     pub(crate) fn interrupt(&self) {
         if let Some(now) = &self.now {
             now.interrupt();
@@ -275,15 +278,16 @@ impl Servers {
         let (uid, was_ready) = (now.uid, now.was_ready);
         self.now = None;
         if !was_ready {
-            // In these clients, cuInit returns 805.
+            // For these clients, cuInit returns 805.
             self.waiting.retain(|one| one.uid() != uid);
         }
         self.settle(log);
         Some(code)
     }
 
-    /// Makes all possible progress. Starts a server for the last waiting client, passes clients of the server's uid
-    /// to it, and asks it to end if another user waits.
+    /// Makes all progress that is possible. Starts a server for the last waiting client, passes
+    /// waiting clients to the server of their uid, and asks the server to end if a client of
+    /// another user waits.
     fn settle(&mut self, log: &Log) {
         if self.now.is_none()
             && let Some(uid) = self.waiting.last().map(Waiting::uid)
@@ -336,7 +340,7 @@ impl Servers {
         self.made_up.as_ref().map(|(rule, _)| rule)
     }
 
-    /// Ends the simulated client, whether it is served or waits.
+    /// Ends the simulated client, in any state.
     pub(crate) fn unmake(&mut self) {
         self.made_up = None;
         self.waiting.retain(|one| !matches!(one, Waiting::MadeUp { .. }));
@@ -346,7 +350,8 @@ impl Servers {
     }
 }
 
-/// Creates a pair of connected sockets for a client and its server.
+/// Creates a pair of connected sockets, and sends one socket to the server and the other to its
+/// client.
 fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
     let (one, other) = Socket::pair()?;
     server.send(&ask::CLIENT.to_le_bytes())?;
@@ -354,17 +359,18 @@ fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
     drop(one);
     client.send_socket(&other)?;
     drop(other);
-    // A client that sends nothing now blocks the daemon, as it blocks the real one.
+    // A client that does not answer blocks the daemon, as it blocks the real one.
     client.receive().map(|_| ())
 }
 
-/// Starts a server found through the PATH, as the user if permitted.
+/// Starts a server, found through `PATH`. If permitted, the server runs as the user.
 fn spawn(uid: u32, users: Users) -> io::Result<Child> {
     let mut command = Command::new(SERVER);
     command.args(users.argument());
     if nix::unistd::geteuid().is_root() && uid != 0 && uid != MADE_UP_UID {
         command.uid(uid);
     }
-    // The server inherits the daemon's standard input, as with the real daemon: a lock on it remains.
+    // As with the real daemon, the server inherits the daemon's standard input. A lock on that file
+    // therefore remains.
     command.spawn()
 }

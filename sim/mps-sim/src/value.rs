@@ -1,4 +1,4 @@
-//! Values as the daemon parses and prints them, including its peculiarities.
+//! Values, parsed and printed as the real daemon does, including its peculiarities.
 
 /// Parses an active thread percentage, above 0 and at most 100. Text after the number is ignored.
 pub(crate) fn percentage(text: &str) -> Option<f64> {
@@ -12,8 +12,9 @@ pub(crate) fn shown_percentage(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// Parses a limit of pinned memory in bytes; 0 removes the limit. A `G` directly after the number means GiB, and
-/// everything else means MiB. A negative number wraps around. Text without a number is 0.
+/// Parses a limit of pinned memory. Returns bytes; 0 removes the limit. A `G` directly after the
+/// number means GiB, and anything else means MiB. A negative number wraps around. Text without a
+/// number is 0.
 pub(crate) fn memory(text: &str) -> u64 {
     let (negative, digits) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
@@ -25,7 +26,8 @@ pub(crate) fn memory(text: &str) -> u64 {
     }
 }
 
-/// Formats a limit as whole GiB from 1 GiB on, otherwise as whole MiB; `None` for no limit.
+/// Formats a limit: as whole GiB from 1 GiB on, and as whole MiB below. Returns `None` for no
+/// limit.
 pub(crate) fn shown_memory(bytes: u64) -> Option<String> {
     match bytes {
         0 => None,

@@ -22,13 +22,13 @@ use nix::{
     },
 };
 
-/// The daemon's greeting.
+/// Greeting of the daemon.
 pub(crate) const HELLO: &[u8] = b"OUTBHELL\0";
-/// The greeting of an unknown version.
+/// Greeting of a daemon with an unknown version.
 pub(crate) const FOREIGN_HELLO: &[u8] = b"OUTBHEL3\0\x03\0\0\0";
-/// Sent together with credentials.
+/// Packet that is sent together with credentials.
 pub(crate) const CREDENTIALS: &[u8] = b"OUTBCRED\0";
-/// Sent together with a socket.
+/// Packet that is sent together with a socket.
 pub(crate) const SOCKET: &[u8] = b"OUTBCUFD\0";
 
 /// The kind of a peer of the daemon.
@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-/// The peer, identified by socket credentials.
+/// A peer, identified by socket credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) pid: i32,
@@ -88,7 +88,7 @@ impl Socket {
         Ok(socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?)
     }
 
-    /// Listens at a path, and replaces an existing socket.
+    /// Listens at a path. Replaces an existing socket.
     pub(crate) fn listen(at: &Path) -> io::Result<Self> {
         let fd = Self::unconnected()?;
         match std::fs::remove_file(at) {
@@ -102,7 +102,7 @@ impl Socket {
 
     /// Accepts the next connection.
     pub(crate) fn accept(&self) -> io::Result<Self> {
-        // `UnixListener` is for stream sockets, but `accept` works for this socket too.
+        // `UnixListener` is for stream sockets, but its `accept` also works for this socket.
         let listener = std::os::unix::net::UnixListener::from(self.0.try_clone()?);
         Self::with_names(listener.accept()?.0.into())
     }
@@ -112,7 +112,7 @@ impl Socket {
         Ok(Self(fd))
     }
 
-    /// Returns two connected ends.
+    /// Returns two connected sockets.
     pub(crate) fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = socket::socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         Ok((Self(one), Self(other)))
@@ -179,7 +179,8 @@ impl Socket {
                 ControlMessageOwned::ScmCredentials(who) => from = Some(Peer { pid: who.pid(), uid: who.uid() }),
                 ControlMessageOwned::ScmRights(fds) => {
                     for fd in fds {
-                        // SAFETY: the kernel created it for this process, and no other code has it.
+                        // SAFETY: the kernel created this descriptor for this process, and no other
+                        // code has it.
                         got = Some(Self(unsafe { OwnedFd::from_raw_fd(fd) }));
                     }
                 }
@@ -189,7 +190,7 @@ impl Socket {
         Ok((message.bytes, from, got))
     }
 
-    /// Receives a packet that must be a number.
+    /// Receives a packet that must contain a number.
     pub(crate) fn receive_u32(&self) -> io::Result<u32> {
         Ok(u32::from_le_bytes(self.receive_array()?))
     }

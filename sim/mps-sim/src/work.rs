@@ -1,15 +1,15 @@
-//! A simulated computing client for hosts without a GPU. It prints what `tests/gpu/client.py` prints on a real GPU,
-//! so that the checks of `tests/gpu` can be tested without one.
+//! A simulated computing client for hosts without a GPU. It prints what `tests/gpu/client.py`
+//! prints on a real GPU, so that the checks of `tests/gpu` can be tested without a GPU.
 //!
-//! It computes nothing. Its speed follows a simple model of an idle device without noise:
+//! The client computes nothing. Its speed follows a simple model of an idle device without noise:
 //!
 //! | | with MPS | without |
 //! |---|---|---|
 //! | large kernels | in proportion to the percentage | time-sliced: an equal part for each process |
-//! | small kernels | each at full speed: they fit together | time-sliced |
+//! | small kernels | each client at full speed, because the kernels fit together | time-sliced |
 //!
-//! Allocations beyond its memory limit fail as out of memory. The device has [`MULTIPROCESSORS`] multiprocessors, and
-//! a client sees its percentage of them.
+//! An allocation beyond the client's memory limit fails as out of memory. The device has
+//! [`MULTIPROCESSORS`] multiprocessors, and a client sees its percentage of them.
 
 use std::{
     io,
@@ -38,7 +38,8 @@ const MULTIPROCESSORS: u32 = 100;
 const LARGE: f64 = 1000.0;
 const SMALL: f64 = 100.0;
 
-/// Interval of progress lines. A real client prints two per second; tests need not wait that long.
+/// Interval between progress lines. A real client prints two lines per second, but tests should not
+/// wait that long.
 const TELLS: Duration = Duration::from_millis(50);
 
 /// Memory of a process in MiB, in addition to its allocations.
@@ -47,17 +48,17 @@ const OWN_MEMORY: u64 = 512;
 /// What a client does.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Work {
-    /// Duration; `None`: until SIGTERM.
+    /// Duration of the computation. `None` means until SIGTERM.
     pub seconds: Option<f64>,
     /// MiB of device memory to allocate first.
     pub allocate: u64,
-    /// Use kernels that occupy little of the device.
+    /// Whether to use kernels that occupy only a small part of the device.
     pub small: bool,
-    /// Wait for a line on standard input before starting.
+    /// Whether to wait for a line on standard input before starting.
     pub wait: bool,
 }
 
-/// Resources of a client, from the server or from a device without MPS.
+/// The resources that a client has, from its server or from a device without MPS.
 #[derive(Debug, Clone, Copy)]
 struct Given {
     mps: bool,
@@ -73,7 +74,8 @@ impl Given {
         Self { mps: true, percentage, limit_mib: word("memory").and_then(|text| text.parse().ok()) }
     }
 
-    /// Returns the iterations per second when `others` other processes are time-sliced too.
+    /// Returns the iterations per second. `others` is the number of other processes with which the
+    /// client is time-sliced.
     fn speed(self, small: bool, others: usize) -> f64 {
         match (self.mps, small) {
             (true, true) => SMALL,
@@ -84,7 +86,7 @@ impl Given {
     }
 }
 
-/// Computes until the duration ends, or SIGTERM arrives.
+/// Computes until the duration has passed, or SIGTERM arrives.
 #[must_use]
 pub fn main(work: Work) -> ExitCode {
     match run(work) {
@@ -150,7 +152,7 @@ fn run(work: Work) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns a channel that reports the first line on standard input, or its end.
+/// Returns a channel that receives a message after the first line on standard input, or at its end.
 fn first_line() -> mpsc::Receiver<()> {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {

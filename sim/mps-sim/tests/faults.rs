@@ -1,4 +1,4 @@
-//! Each fault, as gpush's protocol crate sees it. After a fault is cleared, everything works.
+//! The effect of each fault on gpush's protocol crate. After a fault is cleared, everything works.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::{
@@ -171,7 +171,8 @@ async fn unread_pipe_and_hung_daemon_block_at_different_stages() {
     assert_eq!(silent_at(&daemon).await, Stage::Answer);
     daemon.is_well().await;
     daemon.fault(Kind::HungDaemon, None);
-    // The daemon may have checked its fault rules just before this one was added. Wait until it checks them again.
+    // The daemon may have checked its fault rules just before the test added this one. Wait until
+    // it checks them again.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(silent_at(&daemon).await, Stage::Hello);
     assert_eq!(lock::holder(&daemon.pipe()).unwrap(), Some(daemon.child.id().cast_signed()));
@@ -217,7 +218,7 @@ async fn orphan_server() {
     daemon.child.wait().unwrap();
     assert!(PathBuf::from(format!("/proc/{server}")).exists());
     assert_eq!(lock::holder(&daemon.pipe()).unwrap(), None);
-    // The server ends with its pipe directory.
+    // The server ends when its pipe directory is removed.
     let pipe = daemon.pipe();
     std::fs::remove_dir_all(pipe).unwrap();
     until(async || (!PathBuf::from(format!("/proc/{server}")).exists()).then_some(())).await;

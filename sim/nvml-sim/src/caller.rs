@@ -1,8 +1,9 @@
-//! The caller's memory and handles.
+//! Access to the caller's memory and handles.
 //!
-//! Every pointer from a client arrives as a [`Ptr`]. So NULL always returns `INVALID_ARGUMENT`, a text buffer that is
-//! too small always returns `INSUFFICIENT_SIZE`, and unaligned structs are safe. This crate never creates a `Ptr`
-//! itself. They exist only as arguments of C functions, whose callers guarantee that they are valid.
+//! Every pointer from a client arrives as a [`Ptr`]. Therefore NULL always gives
+//! `INVALID_ARGUMENT`, a text buffer that is too small always gives `INSUFFICIENT_SIZE`, and
+//! unaligned structs are safe. This crate never creates a `Ptr` itself. A `Ptr` exists only as an
+//! argument of a C function, and the caller of that function guarantees that the pointer is valid.
 
 #![allow(unsafe_code)] // the C ABI passes raw pointers, and this module dereferences them
 
@@ -31,7 +32,7 @@ impl<T> Ptr<T> {
         self.0.is_null()
     }
 
-    /// Casts the pointer to the struct that the caller's version word names.
+    /// Casts the pointer to another struct, which the caller's version word selects.
     pub(crate) fn cast<U>(self) -> Ptr<U> {
         Ptr(self.0.cast())
     }
@@ -40,7 +41,7 @@ impl<T> Ptr<T> {
         if self.0.is_null() { Err(Return::InvalidArgument) } else { Ok(self.0) }
     }
 
-    /// Returns an error if the caller passed NULL. For checks before any change.
+    /// Returns an error if the caller passed NULL. Functions call this before they change anything.
     pub(crate) fn required(self) -> Outcome {
         self.not_null().map(|_| ())
     }
@@ -48,7 +49,8 @@ impl<T> Ptr<T> {
     /// Writes one value.
     pub(crate) fn put(self, value: T) -> Outcome {
         let to = self.not_null()?;
-        // SAFETY: not NULL, and the caller of the C function guarantees that it points to space for a T.
+        // SAFETY: the pointer is not NULL, and the caller of the C function guarantees that it
+        // points to space for a T.
         unsafe { to.write_unaligned(value) };
         Ok(())
     }
@@ -59,18 +61,19 @@ impl<T> Ptr<T> {
         T: Copy,
     {
         let from = self.not_null()?;
-        // SAFETY: not NULL, and the caller of the C function guarantees that it points to a T.
+        // SAFETY: the pointer is not NULL, and the caller of the C function guarantees that it
+        // points to a T.
         Ok(unsafe { from.read_unaligned() })
     }
 
-    /// Returns a pointer to an entry of a caller's array that is known to be long enough.
+    /// Returns a pointer to an entry of a caller's array. The array must be long enough.
     pub(crate) fn at(self, index: usize) -> Outcome<Ptr<T>> {
         let first = self.not_null()?;
-        // SAFETY: within the array that the caller guarantees.
+        // SAFETY: the result is within the array that the caller guarantees.
         Ok(Ptr(unsafe { first.add(index) }))
     }
 
-    /// Writes values in sequence into an array that is known to be long enough.
+    /// Writes values one after the other into a caller's array. The array must be long enough.
     pub(crate) fn put_all(self, values: Vec<T>) -> Outcome {
         self.required()?;
         for (index, value) in values.into_iter().enumerate() {
@@ -79,8 +82,9 @@ impl<T> Ptr<T> {
         Ok(())
     }
 
-    /// Fills a list by NVML's rule for lists of unknown length. `count` is the capacity on entry, and the number of
-    /// entries on return. If the capacity is too small, such as 0 to query the number, returns `INSUFFICIENT_SIZE`.
+    /// Fills a list by NVML's rule for lists of unknown length. On entry, `count` is the capacity
+    /// of the array; on return, it is the number of entries. If the capacity is too small, returns
+    /// `INSUFFICIENT_SIZE`. A caller can pass a capacity of 0 to query the number.
     pub(crate) fn put_list(self, count: Ptr<u32>, values: Vec<T>) -> Outcome {
         let capacity = count.get()? as usize;
         count.put(u32::try_from(values.len()).map_err(|_| Return::Unknown)?)?;
@@ -107,23 +111,26 @@ impl Ptr<c_char> {
         Ok(())
     }
 
-    /// Reads a text from the caller. Returns `INVALID_ARGUMENT` if it is not UTF-8, because all names are.
+    /// Reads a text from the caller. Returns `INVALID_ARGUMENT` if the text is not UTF-8, because
+    /// all valid names are UTF-8.
     pub(crate) fn text(self) -> Outcome<String> {
         let from = self.not_null()?;
-        // SAFETY: the caller guarantees a terminated string that stays valid during the call.
+        // SAFETY: the caller guarantees a zero-terminated string that remains valid during the
+        // call.
         let text = unsafe { CStr::from_ptr(from) };
         text.to_str().map(str::to_owned).map_err(|_| Return::InvalidArgument)
     }
 }
 
-/// A handle argument: `nvmlDevice_t`, `nvmlGpuInstance_t` or `nvmlComputeInstance_t`. In C it is a pointer, but
-/// it contains a packed [`Handle`] and is never dereferenced.
+/// A handle argument: `nvmlDevice_t`, `nvmlGpuInstance_t` or `nvmlComputeInstance_t`. In C it is a
+/// pointer, but it contains a packed [`Handle`] and is never dereferenced.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Opaque(usize);
 
 impl Opaque {
-    /// Returns the packed handle; `INVALID_ARGUMENT` for NULL and for other pointers of the caller.
+    /// Returns the packed handle. Returns `INVALID_ARGUMENT` for NULL and for any other value that
+    /// is not a handle.
     pub(crate) fn open(self) -> Outcome<Handle> {
         Handle::unpack(self.0 as u64).ok_or(Return::InvalidArgument)
     }
@@ -140,7 +147,7 @@ impl Opaque {
     }
 }
 
-/// Returns a fixed-size text field of a struct, truncated and terminated.
+/// Returns a text as a fixed-size field of a struct, truncated and zero-terminated.
 pub(crate) fn text_field<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (slot, byte) in field.iter_mut().take(N - 1).zip(text.bytes()) {
@@ -149,7 +156,7 @@ pub(crate) fn text_field<const N: usize>(text: &str) -> [c_char; N] {
     field
 }
 
-/// Returns the version word of a struct: its size, and its version in the top byte.
+/// Returns the version word of a struct: the size of the struct, with the version in the top byte.
 pub(crate) const fn version_word<T>(version: u32) -> u32 {
     #[allow(clippy::cast_possible_truncation)] // structs of a few hundred bytes
     let size = size_of::<T>() as u32;

@@ -13,7 +13,7 @@ use crate::gpu_instance::{put_placements, span};
 
 /// `NVML_COMPUTE_INSTANCE_PROFILE_CAPS_GFX`.
 const CAPABILITY_GFX: u32 = 1;
-/// `NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED`: the only engine profile.
+/// `NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED`, the only engine profile.
 const ENGINES_SHARED: u32 = 0;
 
 /// The output of `nvmlComputeInstanceGetInfo` before R455, without a placement.
@@ -45,7 +45,8 @@ exports! {
         })
     }
 
-    /// Returns a profile by its enum index, with its name and, from version 3, its capabilities.
+    /// Returns a profile by its enum index, with its name. Version 3 also has the profile's
+    /// capabilities.
     fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
         instance: Opaque, index: u32, engines: u32, info: Ptr<nvmlComputeInstanceProfileInfo_v2_t>,
     ) |call| {
@@ -88,7 +89,8 @@ exports! {
         })
     }
 
-    /// Returns the possible placements of a profile, free or not. With NULL, returns only their number.
+    /// Returns all possible placements of a profile, whether free or used. If the array is NULL,
+    /// returns only their number.
     fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(
         instance: Opaque, profile: u32, placements: Ptr<nvmlComputeInstancePlacement_t>, count: Ptr<u32>,
     ) |call| {
@@ -139,7 +141,8 @@ exports! {
         call.change_compute_instance(instance, &Change::NONE, Machine::destroy_compute_instance)
     }
 
-    /// Returns the compute instances of a profile, by id. The caller's array must hold the maximum of the profile.
+    /// Returns the compute instances of a profile, ordered by id. The caller's array must have room
+    /// for the profile's maximum number.
     fn nvmlGpuInstanceGetComputeInstances(instance: Opaque, profile: u32, instances: Ptr<Opaque>, count: Ptr<u32>) |call| {
         instances.required()?;
         count.required()?;
@@ -190,7 +193,7 @@ fn describe(m: &Machine, handle: ComputeInstanceHandle) -> Outcome<nvmlComputeIn
     })
 }
 
-/// A profile, for all versions of the call.
+/// A profile, in a form for all versions of the call.
 struct Row {
     name: String,
     id: u32,
@@ -198,7 +201,7 @@ struct Row {
     max: u32,
     sm: u32,
     gfx: bool,
-    /// Engines of the GPU instance: copy, decoder, encoder, JPEG, optical flow.
+    /// Numbers of engines of the GPU instance: copy, decoder, encoder, JPEG, optical flow.
     engines: [u32; 5],
 }
 

@@ -1,13 +1,14 @@
-//! The frame around every call.
+//! The code that runs before and after the body of every C function.
 //!
 //! ```text
 //!  C caller ─▶ run: panics caught (999), session open? (1) ─▶ Call::…: handle ours? (2)
 //!               ─▶ fault rules before ─▶ read the state, or change it under its lock ─▶ trace ─▶ fault rules after
 //! ```
 //!
-//! A panic must never reach a client. So [`exports!`] is the only way for this crate to define a C function with a
-//! body. The body gets a [`Call`], and reaches the simulated host only through it. So the fault rules see every call,
-//! and the trace sees every change.
+//! A panic must never reach a client. Therefore [`exports!`] is the only way in this crate to
+//! define a C function with a body. The body gets a [`Call`], and can access the simulated host
+//! only through the `Call`. So the fault rules apply to every call, and the trace contains every
+//! change.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,8 +32,8 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Runs the body of a function that needs a session. A call before `nvmlInit` returns `UNINITIALIZED` for all
-/// arguments, and does not run the body.
+/// Runs the body of a function that needs a session. Before `nvmlInit`, returns `UNINITIALIZED` for
+/// any arguments and does not run the body.
 pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -> u32 {
     guard(|| body(&Call { function, session: session::current()? }))
 }
@@ -40,7 +41,8 @@ pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -
 /// Runs a body and converts its result to a return code.
 pub(crate) fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     static QUIET: Once = Once::new();
-    // The hook belongs to the copy of the standard library in this library, not to that of the client.
+    // This library has its own copy of the standard library, so the hook does not affect the
+    // client.
     QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Return::Success.code(),
@@ -49,7 +51,7 @@ pub(crate) fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     }
 }
 
-/// A device: a whole GPU by index, or a MIG device.
+/// A device: a whole GPU, by index, or a MIG device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Device {
     Gpu(u32),
@@ -66,11 +68,11 @@ impl Device {
     }
 }
 
-/// Arguments of a call that makes a change, for the trace.
+/// Arguments of a call that changes the state, as text for the trace.
 pub(crate) struct Change(String);
 
 impl Change {
-    /// A change without arguments except the handle.
+    /// A change whose only argument is the handle.
     pub(crate) const NONE: Change = Change(String::new());
 
     pub(crate) fn create_gpu_instance(profile: u32, placement: Option<Placement>) -> Self {
@@ -81,7 +83,7 @@ impl Change {
         Self(created(profile, placement))
     }
 
-    /// A change to a setting.
+    /// Creates the text of a change to a setting.
     pub(crate) fn value(value: u32) -> Self {
         Self(format!("value={value}"))
     }
@@ -94,7 +96,7 @@ fn created(profile: u32, placement: Option<Placement>) -> String {
     }
 }
 
-/// The objects of a call, for fault rules and trace.
+/// The objects that a call concerns, for the fault rules and the trace.
 #[derive(Clone, Copy)]
 struct About {
     gpu: Option<u32>,
@@ -133,7 +135,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Returns the session of the call, for data that lives longer than one call.
+    /// Returns the session of the call. It may be kept for longer than the call.
     pub(crate) fn session(&self) -> &Session {
         &self.session
     }
@@ -159,8 +161,8 @@ impl Call {
         outcome
     }
 
-    /// Changes the state. Only root and the owner of the simulated host may do that. The body handles the activation
-    /// status of a fault rule.
+    /// Changes the state. Only root and the owner of the simulated host may change it. If a fault
+    /// rule sets an activation status, the body handles it.
     fn change<T>(
         &self,
         about: About,
@@ -197,7 +199,7 @@ impl Call {
         self.read(About::of(handle), |machine| body(machine, resolve_device(machine, handle)?))
     }
 
-    /// Handles a reading that a whole GPU has and a MIG device does not have.
+    /// Handles a reading of a whole GPU. A MIG device has no such reading.
     pub(crate) fn gpu<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
         self.device(device, |machine, at| match at {
             Device::Gpu(index) => body(machine, index),

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-/// Returns the text of a return code; `Unknown Error` for other numbers.
+/// Returns the text of a return code, or `Unknown Error` for a number that is not a return code.
 pub(crate) fn of(code: u32) -> &'static CStr {
     match code {
         0 => c"Success",

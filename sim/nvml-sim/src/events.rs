@@ -1,8 +1,8 @@
 //! Event sets: Xid errors and MIG configuration changes.
 //!
-//! Each set has its own cursor in the host's queue. So every listener sees every event once, and no event from before
-//! its registration. Events are registered on a whole GPU and name the instances. Waiting uses no thread and holds no
-//! lock.
+//! Each set has its own position in the host's queue of events. Therefore every listener receives
+//! every event once, and no event from before its registration. Events are registered for a whole
+//! GPU and name the instances. A wait uses no thread and holds no lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,9 +17,9 @@ use crate::entry::exports;
 
 /// Events that simulated GPUs report.
 const SUPPORTED: u64 = XID_CRITICAL_ERROR | MIG_CONFIG_CHANGE;
-/// Instance id of an event that concerns no instance.
+/// Instance id in an event that concerns no instance.
 const NO_INSTANCE: u32 = u32::MAX;
-/// Interval at which a waiting call checks whether another thread has ended its set.
+/// Interval at which a waiting call checks whether another thread has freed its set.
 const SLICE: Duration = Duration::from_secs(1);
 
 /// The output of `nvmlEventSetWait`, which is older than MIG and has no instance ids.
@@ -33,11 +33,12 @@ pub(crate) struct EventDataV1 {
 /// An event set.
 #[derive(Clone, Default)]
 struct EventSet {
-    /// The selected types and the position of the queue at registration, by GPU.
+    /// The registered GPUs, each with the selected event types and the position of the queue at
+    /// registration.
     gpus: BTreeMap<u32, (u64, u64)>,
-    /// Boot of the registration. A reboot makes the set invalid.
+    /// The boot in which the set was registered. A reboot makes the set invalid.
     boot: u64,
-    /// Last event delivered.
+    /// The last event that the set has delivered.
     cursor: u64,
 }
 
@@ -58,7 +59,7 @@ fn sets() -> MutexGuard<'static, Sets> {
     SETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops all sets, because their session ended.
+/// Drops all sets, because their session has ended.
 pub(crate) fn forget_all() {
     sets().open.clear();
 }
@@ -86,7 +87,7 @@ exports! {
         types.put(call.gpu(device, supported)?)
     }
 
-    /// Registers an event set for the events of a GPU from now on.
+    /// Registers an event set for later events of a GPU.
     fn nvmlDeviceRegisterEvents(device: Opaque, types: u64, set: usize) |call| {
         let (gpu, from, boot) = call.gpu(device, |m, gpu| {
             if types & !supported(m, gpu)? != 0 {
@@ -130,10 +131,11 @@ fn supported(m: &Machine, gpu: u32) -> Outcome<u64> {
     Ok(if m.part(gpu)?.has_mig() { SUPPORTED } else { XID_CRITICAL_ERROR })
 }
 
-/// Returns the next selected event of a set, and the handle of its GPU. Returns `TIMEOUT` if no event arrives, and
-/// `GPU_IS_LOST` if no event is left and a GPU fell off the bus.
+/// Returns the next selected event of a set, and the handle of the event's GPU. Returns `TIMEOUT`
+/// if no event arrives, and `GPU_IS_LOST` if no event is left and a GPU is lost.
 fn wait(host: &Host, set: usize, timeout_ms: u32) -> Outcome<(Event, Opaque)> {
-    // The maximum value means no limit. Waiting that many ms (49 days) has the same effect.
+    // In NVML, the maximum value means no limit. Waiting that many ms (49 days) has the same
+    // effect.
     let until = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
         let listener = sets().open.get(&set).cloned().ok_or(Return::InvalidArgument)?;

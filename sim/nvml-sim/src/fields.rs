@@ -43,29 +43,31 @@ fn answer(m: &Machine, gpu: u32, mut field: nvmlFieldValue_t, now_us: i64) -> nv
 
 fn value(m: &Machine, gpu: u32, field: u32) -> Outcome<(u32, nvmlValue_t)> {
     let narrow = |value: u32| {
-        // The upper half stays 0, so that clients that read the wide member get the same value.
+        // The upper half remains 0, so that clients that read the 64-bit member get the same value.
         (UNSIGNED_INT, nvmlValue_t { ullVal: value.into() })
     };
     let wide = |value: u64| (UNSIGNED_LONG_LONG, nvmlValue_t { ullVal: value });
     Ok(match field {
         // ECC mode, current and pending.
         1 | 2 => narrow(1),
-        // ECC errors by kind and location, retired pages, pending pages: always none.
+        // ECC errors by kind and location, retired pages, and pending pages: always 0.
         3..=28 => wide(0),
         29 | 30 => wide(0),
         31 => narrow(0),
-        // Memory temperature, a few degrees above that of the core.
+        // Memory temperature, which is a few degrees above the core temperature.
         82 => narrow(reading(m, gpu)?.temperature_c + 6),
-        // Energy in mJ since the driver was loaded: here, the current draw multiplied by the time since midnight UTC.
+        // Energy in mJ since the driver was loaded. The simulation multiplies the current power
+        // draw by the time since midnight UTC.
         83 => wide(u64::from(reading(m, gpu)?.power_mw) * (now_ms() % 86_400_000) / 1000),
         // Speed of an NVLink link in MB/s, and number of links.
         90 if board(m, gpu)?.nvlinks > 0 => narrow(26_562),
         91 => narrow(board(m, gpu)?.nvlinks),
         // PCIe replays.
         94 | 95 => narrow(0),
-        // NVLink traffic in KiB: always none.
+        // NVLink traffic in KiB: always 0.
         138..=141 if board(m, gpu)?.nvlinks > 0 => wide(0),
-        // Power in mW: average and current. Then the limits: minimum, maximum, default, effective, requested.
+        // Power in mW: average and current, and then the limits: minimum, maximum, default,
+        // effective, requested.
         185 | 186 => narrow(reading(m, gpu)?.power_mw),
         187 => narrow(board(m, gpu)?.power_limit_mw / 2),
         188 | 189 | 190 | 192 => narrow(board(m, gpu)?.power_limit_mw),

@@ -1,5 +1,5 @@
-//! GPU performance monitoring, on Hopper and later: the activity of a GPU or of one GPU instance between two samples.
-//! With MIG on, no other reading shows the load.
+//! GPU performance monitoring (GPM), on Hopper and later: the activity of a GPU or of one GPU
+//! instance between two samples. With MIG on, only GPM shows the load.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -14,13 +14,13 @@ use crate::caller::{Opaque, Outcome, Ptr};
 use crate::entry::exports;
 use crate::readings::now_ms;
 
-/// Version of both structs. It is a plain number, without the size.
+/// Version of both structs. The version is a plain number, without the size of the struct.
 const VERSION: u32 = 1;
 /// Number of metrics in the 550 driver.
 const METRICS: u32 = 98;
 
-/// Start of `nvmlGpmMetricsGet_t`. The length of the following array of metrics differs between headers, so the
-/// library accesses only as many entries as the caller counts.
+/// The start of `nvmlGpmMetricsGet_t`. An array of metrics follows, whose length differs between
+/// headers. Therefore the library accesses only as many entries as the caller's count.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct MetricsHead {
@@ -36,17 +36,17 @@ struct Sample {
     at_ms: u64,
     gpu: u32,
     gpu_instance: Option<u32>,
-    /// Percentage of time in which the streaming multiprocessors worked.
+    /// Percentage of time in which the streaming multiprocessors were active.
     active: f64,
     /// Percentage of time in which memory was used.
     memory: f64,
-    /// PCIe traffic to and from the host, KiB/s.
+    /// PCIe traffic to the host and from the host, in KiB/s.
     pcie: (f64, f64),
 }
 
 struct Samples {
     next: usize,
-    /// Allocated samples; `None` until measured.
+    /// The allocated samples. A sample is `None` until it is measured.
     open: BTreeMap<usize, Option<Sample>>,
 }
 
@@ -56,7 +56,7 @@ fn samples() -> MutexGuard<'static, Samples> {
     SAMPLES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops all samples, because their session ended.
+/// Drops all samples, because their session has ended.
 pub(crate) fn forget_all() {
     samples().open.clear();
 }
@@ -103,7 +103,7 @@ exports! {
         keep(sample, measured)
     }
 
-    /// Returns metrics between two samples of the same object, each with its own return code.
+    /// Returns metrics between two samples of the same object. Each metric has its own return code.
     fn nvmlGpmMetricsGet(request: Ptr<MetricsHead>) |call| {
         let head = request.get()?;
         if head.version != VERSION {
@@ -135,7 +135,7 @@ exports! {
     }
 }
 
-/// Returns a constant text as the type of the struct's field. No code writes to it.
+/// Returns a constant text in the type of the struct's field. No code writes to the text.
 fn text(constant: &'static CStr) -> *mut c_char {
     constant.as_ptr().cast_mut()
 }
@@ -157,7 +157,8 @@ fn keep(sample: usize, measured: Sample) -> Outcome {
     Ok(())
 }
 
-/// Returns the current activity. The activity of an instance is that of its processes, in proportion to its size.
+/// Returns the current activity. The activity of a GPU instance is the activity of its processes,
+/// in proportion to its size.
 fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>) -> Outcome<Sample> {
     if !has_gpm(m, gpu)? {
         return Err(Return::NotSupported);
@@ -193,7 +194,7 @@ fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>) -> Outcome<Sample> 
 
 type Named = (f64, &'static CStr, &'static CStr, &'static CStr);
 
-/// Returns a metric: the mean of both samples.
+/// Returns a metric, which is the mean of both samples.
 fn value(metric: u32, a: &Sample, b: &Sample) -> Outcome<Named> {
     let active = f64::midpoint(a.active, b.active);
     let memory = f64::midpoint(a.memory, b.memory);

@@ -1,7 +1,7 @@
 //! GPU instances: profiles, placements, creation, destruction, lists.
 //!
-//! One call for profile information exists in three versions. All use the same code, so that clients of all ages read
-//! the same values.
+//! The call for profile information exists in three versions. All versions use the same code, so
+//! that older and newer clients read the same values.
 
 use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
@@ -39,7 +39,8 @@ exports! {
         })?)
     }
 
-    /// Returns a profile by its enum index, with its name and, from version 3, its capabilities.
+    /// Returns a profile by its enum index, with its name. Version 3 also has the profile's
+    /// capabilities.
     fn nvmlDeviceGetGpuInstanceProfileInfoV(device: Opaque, index: u32, info: Ptr<nvmlGpuInstanceProfileInfo_v2_t>) |call| {
         let version = info.cast::<u32>().get()?;
         let third = match version {
@@ -83,8 +84,8 @@ exports! {
         })
     }
 
-    /// Returns the possible placements of a profile, free or not. Works with MIG off. With NULL, returns only their
-    /// number.
+    /// Returns all possible placements of a profile, whether free or used, even if MIG is off. If
+    /// the array is NULL, returns only their number.
     fn nvmlDeviceGetGpuInstancePossiblePlacements(
         device: Opaque, profile: u32, placements: Ptr<nvmlGpuInstancePlacement_t>, count: Ptr<u32>,
     ) |call| {
@@ -92,7 +93,7 @@ exports! {
         put_placements(placements, count, found)
     }
 
-    /// As the version without `_v2`.
+    /// Returns the same as the version without `_v2`.
     fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
         device: Opaque, profile: u32, placements: Ptr<nvmlGpuInstancePlacement_t>, count: Ptr<u32>,
     ) |call| {
@@ -132,7 +133,8 @@ exports! {
         call.change_gpu_instance(instance, &Change::NONE, Machine::destroy_gpu_instance)
     }
 
-    /// Returns the instances of a profile, by id. The caller's array must hold the maximum of the profile.
+    /// Returns the instances of a profile, ordered by id. The caller's array must have room for the
+    /// profile's maximum number.
     fn nvmlDeviceGetGpuInstances(device: Opaque, profile: u32, instances: Ptr<Opaque>, count: Ptr<u32>) |call| {
         instances.required()?;
         count.required()?;
@@ -171,7 +173,7 @@ exports! {
     }
 }
 
-/// Returns a caller's placement as a span; `INVALID_ARGUMENT` if a number is too large.
+/// Returns a caller's placement as a span. Returns `INVALID_ARGUMENT` if a number is too large.
 pub(crate) fn span(start: u32, size: u32) -> Outcome<Placement> {
     let narrow = |value: u32| u8::try_from(value).map_err(|_| Return::InvalidArgument);
     Ok(Placement { start: narrow(start)?, size: narrow(size)? })

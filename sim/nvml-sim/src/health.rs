@@ -9,18 +9,19 @@ use crate::entry::{Change, exports};
 const MEMORY_LOCATIONS: u32 = 8;
 
 exports! {
-    /// Returns whether the driver stays attached without clients.
+    /// Returns persistence mode: whether the driver remains attached to the GPU without clients.
     fn nvmlDeviceGetPersistenceMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.persistence.into()))?)
     }
 
-    /// Sets whether the driver stays attached without clients.
+    /// Sets persistence mode.
     fn nvmlDeviceSetPersistenceMode(device: Opaque, mode: u32) |call| {
         let on = switch(mode)?;
         call.change_parent(device, &Change::value(mode), |m, gpu| m.set_persistence(gpu, on))
     }
 
-    /// Returns the compute mode: 0 all processes, 2 none, 3 one process. A MIG device has no compute mode.
+    /// Returns the compute mode: 0 allows all processes, 2 allows none, and 3 allows one process. A
+    /// MIG device has no compute mode.
     fn nvmlDeviceGetComputeMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.compute_mode))?)
     }
@@ -30,36 +31,37 @@ exports! {
         call.change_parent(device, &Change::value(mode), |m, gpu| m.set_compute_mode(gpu, mode))
     }
 
-    /// Returns whether a display is active: never.
+    /// Returns whether a display is active. The answer is always no.
     fn nvmlDeviceGetDisplayActive(device: Opaque, active: Ptr<u32>) |call| {
         active.put(call.gpu(device, |_, _| Ok(0))?)
     }
 
-    /// Returns whether a display is attached: never.
+    /// Returns whether a display is attached. The answer is always no.
     fn nvmlDeviceGetDisplayMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |_, _| Ok(0))?)
     }
 
-    /// Fails: only Windows supports it.
+    /// Always fails, because only Windows supports this function.
     fn nvmlDeviceGetDriverModel(device: Opaque, _current: Ptr<u32>, _pending: Ptr<u32>) |call| {
         call.gpu(device, |_, _| Err(Return::NotSupported))
     }
 
-    /// Returns ECC mode, current and after the next reset: always on.
+    /// Returns the current ECC mode and the ECC mode after the next reset. Both are always on.
     fn nvmlDeviceGetEccMode(device: Opaque, current: Ptr<u32>, pending: Ptr<u32>) |call| {
         call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ()))?;
         current.put(1)?;
         pending.put(1)
     }
 
-    /// Returns the memory errors of a kind since boot (counter 0) or ever (1): always 0.
+    /// Returns the number of memory errors of a kind, since boot (counter 0) or over the life of
+    /// the board (counter 1). It is always 0.
     fn nvmlDeviceGetTotalEccErrors(device: Opaque, kind: u32, counter: u32, count: Ptr<u64>) |call| {
         error_counter(kind, counter)?;
         call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ()))?;
         count.put(0)
     }
 
-    /// Returns the memory errors of a kind at a location: always 0.
+    /// Returns the number of memory errors of a kind at a location. It is always 0.
     fn nvmlDeviceGetMemoryErrorCounter(device: Opaque, kind: u32, counter: u32, location: u32, count: Ptr<u64>) |call| {
         error_counter(kind, counter)?;
         if location >= MEMORY_LOCATIONS {
@@ -69,8 +71,9 @@ exports! {
         count.put(0)
     }
 
-    /// Returns the number of memory rows replaced by spare rows, for both kinds of errors. Also returns whether
-    /// replacements are pending, and whether spare rows have run out.
+    /// Returns the number of memory rows that were replaced by spare rows, for correctable and for
+    /// uncorrectable errors. Also returns whether replacements are pending, and whether a
+    /// replacement has failed because no spare row was left.
     fn nvmlDeviceGetRemappedRows(
         device: Opaque,
         correctable: Ptr<u32>,
@@ -88,12 +91,12 @@ exports! {
         failed.put(rows.failed.into())
     }
 
-    /// Returns the virtualization mode: 0, bare metal.
+    /// Returns the virtualization mode. It is always 0, which means bare metal.
     fn nvmlDeviceGetVirtualizationMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |_, _| Ok(0))?)
     }
 
-    /// Returns the CPUs near the GPU as a bit set: all CPUs of the host.
+    /// Returns the CPUs near the GPU as a bit set. All CPUs of the host are near.
     fn nvmlDeviceGetCpuAffinity(device: Opaque, size: u32, set: Ptr<u64>) |call| {
         if size == 0 {
             return Err(Return::InvalidArgument);

@@ -1,18 +1,20 @@
 //! `libnvidia-ml.so.1`, simulated at the C ABI on top of [`silicon`].
 //!
-//! Because the ABI is simulated, gpush, monitors and scripts run unchanged, and gpush has only one hardware path.
-//! Programs find the host through `$NVML_SIM_STATE`.
+//! Because the C ABI is simulated, gpush, monitors and scripts run unchanged, and gpush needs no
+//! separate code for simulated hardware. Programs find the host through `$NVML_SIM_STATE`.
 //!
-//! The library exports the symbols of one real driver, 550.163.01 (`symbols-550.txt`, 350 names). It also exports
-//! `gpush_sim`, with which a program can tell its users that the GPUs are simulated. Functions that no known client
-//! needs are [`stubs`]. If a host's description names a newer driver, the results change (profiles, version), but the
-//! set of symbols does not.
+//! The library exports the symbols of one real driver, 550.163.01 (`symbols-550.txt`, 350 names).
+//! It also exports `gpush_sim`, by which a program can recognise that the GPUs are simulated. The
+//! module [`stubs`] has the functions that no known client needs. If a host's description names a
+//! newer driver, the results change (profiles, version), but the set of symbols does not.
 //!
-//! - [`entry`]: the frame around every call. [`caller`]: the caller's pointers and handles.
-//! - [`session`]: `nvmlInit` to `nvmlShutdown`.
-//! - the other modules: one subject of NVML each.
+//! - [`entry`]: the code before and after every call.
+//! - [`caller`]: the caller's pointers and handles.
+//! - [`session`]: from `nvmlInit` to `nvmlShutdown`.
+//! - Each other module has one subject of NVML.
 //!
-//! The library has no threads and writes nothing to standard output or error, because it runs inside other programs.
+//! The library has no threads and writes nothing to standard output or error, because it runs
+//! inside other programs.
 
 #![allow(unsafe_code)] // exported C functions: `#[unsafe(no_mangle)]`; pointers only in `caller`
 #![allow(non_snake_case)] // names of NVML

@@ -1,4 +1,4 @@
-//! Finds GPUs, and returns their identities.
+//! Functions that find GPUs and return their identities.
 
 use std::ffi::c_char;
 
@@ -10,7 +10,7 @@ use silicon::{Machine, Return};
 use crate::caller::{Opaque, Outcome, Ptr, text_field, version_word};
 use crate::entry::{Device, exports};
 
-/// PCI class of a compute accelerator without a display: base 3, sub 2.
+/// PCI base class and subclass of a compute accelerator without a display.
 const PCI_CLASS: (u32, u32) = (0x03, 0x02);
 
 exports! {
@@ -62,7 +62,8 @@ exports! {
         })?)
     }
 
-    /// Returns the product name. For a MIG device, it includes the profile: `NVIDIA A100-SXM4-80GB MIG 3g.40gb`.
+    /// Returns the product name. For a MIG device, it includes the profile: `NVIDIA A100-SXM4-80GB
+    /// MIG 3g.40gb`.
     fn nvmlDeviceGetName(device: Opaque, name: Ptr<c_char>, length: u32) |call| {
         let text = call.device(device, |m, at| {
             let product = &m.identity(at.gpu())?.name;
@@ -88,7 +89,7 @@ exports! {
         uuid.put_text(length, &text)
     }
 
-    /// Returns the index of a GPU, or of a MIG device on its GPU.
+    /// Returns the index of a GPU, or the index of a MIG device within its GPU.
     fn nvmlDeviceGetIndex(device: Opaque, index: Ptr<u32>) |call| {
         index.put(call.device(device, |m, at| match at {
             Device::Gpu(gpu) => Ok(gpu),
@@ -125,7 +126,7 @@ exports! {
         info.put(call.gpu(device, |m, gpu| Ok(pci_info(m.identity(gpu)?)))?)
     }
 
-    /// Returns the PCI address with the device's class, in a versioned struct.
+    /// Returns the PCI address and the PCI class of the device, in a versioned struct.
     fn nvmlDeviceGetPciInfoExt(device: Opaque, info: Ptr<nvmlPciInfoExt_v1_t>) |call| {
         let version = info.cast::<u32>().get()?;
         if version != version_word::<nvmlPciInfoExt_v1_t>(1) {
@@ -147,7 +148,7 @@ exports! {
         })?)
     }
 
-    /// Returns the generation of the chip, by NVML's number.
+    /// Returns the architecture of the chip, as NVML's number.
     fn nvmlDeviceGetArchitecture(device: Opaque, architecture: Ptr<u32>) |call| {
         architecture.put(call.gpu(device, |m, gpu| {
             Ok(match m.model(gpu)?.architecture {
@@ -162,7 +163,7 @@ exports! {
         })?)
     }
 
-    /// Returns the brand, by NVML's number.
+    /// Returns the brand, as NVML's number.
     fn nvmlDeviceGetBrand(device: Opaque, brand: Ptr<u32>) |call| {
         const TESLA: u32 = 2;
         const NVIDIA_RTX: u32 = 13;
@@ -202,7 +203,8 @@ fn pci_of(who: &Identity) -> (u32, u32, u32) {
     (who.pci_domain, who.pci_bus, who.pci_device)
 }
 
-/// Parses `[domain:]bus:device[.function]`, all hexadecimal. NVML accepts any number of digits.
+/// Parses `[domain:]bus:device[.function]`. All numbers are hexadecimal. As in NVML, they may have
+/// any number of digits.
 fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
     let text = text.split_once('.').map_or(text, |(address, _function)| address);
     let mut parts = text.rsplit(':').map(|part| u32::from_str_radix(part, 16).ok());
@@ -212,12 +214,12 @@ fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
     parts.next().is_none().then_some((domain, bus, device))
 }
 
-/// Formats a PCI address as NVML does since `_v3`: with an eight-digit domain, in upper case.
+/// Formats a PCI address as NVML does since `_v3`: with a domain of eight digits, in upper case.
 fn long_address(who: &Identity) -> String {
     format!("{:08X}:{:02X}:{:02X}.0", who.pci_domain, who.pci_bus, who.pci_device)
 }
 
-/// Returns the PCI address of an NVSwitch. It is on a bus without GPUs.
+/// Returns the PCI address of an NVSwitch. NVSwitches are on buses without GPUs.
 pub(crate) fn switch_info(number: u32) -> nvmlPciInfo_t {
     const FIRST_BUS: u32 = 0xc5;
     /// Device id of a second-generation NVSwitch.

@@ -8,7 +8,7 @@ use crate::caller::{Opaque, Ptr};
 use crate::entry::{Device, exports};
 
 exports! {
-    /// Returns MIG mode, current and after the next reset.
+    /// Returns the current MIG mode, and the MIG mode after the next reset.
     fn nvmlDeviceGetMigMode(device: Opaque, current: Ptr<u32>, pending: Ptr<u32>) |call| {
         current.required()?;
         pending.required()?;
@@ -20,7 +20,8 @@ exports! {
         pending.put(u32::from(then))
     }
 
-    /// Sets MIG mode. Success does not mean that the mode is effective: see the activation status.
+    /// Sets MIG mode. Success does not mean that the mode is in effect: the activation status tells
+    /// that.
     fn nvmlDeviceSetMigMode(device: Opaque, mode: u32, activation: Ptr<u32>) |call| {
         activation.required()?;
         let enable = match mode {
@@ -32,19 +33,20 @@ exports! {
         activation.put(status.code())
     }
 
-    /// Returns the maximum number of MIG devices on the GPU; 0 with MIG off.
+    /// Returns the maximum number of MIG devices on the GPU, or 0 if MIG is off.
     fn nvmlDeviceGetMaxMigDeviceCount(device: Opaque, count: Ptr<u32>) |call| {
         count.put(call.parent(device, Machine::max_mig_devices)?)
     }
 
-    /// Returns the MIG device at a dense index, in the order of GPU instance id and compute instance id.
+    /// Returns the MIG device at an index. The indexes have no gaps, and follow the order of GPU
+    /// instance id and compute instance id.
     fn nvmlDeviceGetMigDeviceHandleByIndex(device: Opaque, index: u32, mig: Ptr<Opaque>) |call| {
         mig.required()?;
         let handle = call.parent(device, |m, gpu| m.mig_device_by_index(gpu, index))?;
         mig.put(Opaque::of(Handle::MigDevice(handle)))
     }
 
-    /// Returns whether a handle is that of a MIG device.
+    /// Returns whether a handle belongs to a MIG device.
     fn nvmlDeviceIsMigDeviceHandle(device: Opaque, is_mig: Ptr<u32>) |call| {
         is_mig.put(call.device(device, |_, at| Ok(match at { Device::Gpu(_) => 0, Device::Mig(_) => 1 }))?)
     }
@@ -55,18 +57,18 @@ exports! {
         device.put(Opaque::of(Handle::Gpu(parent)))
     }
 
-    /// Returns the GPU instance of a MIG device.
+    /// Returns the GPU instance id of a MIG device.
     fn nvmlDeviceGetGpuInstanceId(mig: Opaque, id: Ptr<u32>) |call| {
         id.put(call.mig_device(mig, |_, ci| Ok(ci.gpu_instance))?)
     }
 
-    /// Returns the compute instance of a MIG device.
+    /// Returns the compute instance id of a MIG device.
     fn nvmlDeviceGetComputeInstanceId(mig: Opaque, id: Ptr<u32>) |call| {
         id.put(call.mig_device(mig, |_, ci| Ok(ci.id))?)
     }
 
-    /// Returns the resources of a MIG device: its own multiprocessors, and the engines and memory of its GPU
-    /// instance.
+    /// Returns the resources of a MIG device: its own multiprocessors, and the engines and memory
+    /// of its GPU instance.
     fn nvmlDeviceGetAttributes_v2(mig: Opaque, attributes: Ptr<nvmlDeviceAttributes_t>) |call| {
         attributes.put(call.mig_device(mig, |m, handle| {
             let part = m.part(handle.gpu)?;

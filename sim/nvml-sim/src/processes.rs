@@ -1,7 +1,8 @@
 //! Processes on GPUs and in MIG devices, their load, and accounting.
 //!
-//! There are three lists (compute, graphics, MPS clients), each in three versions. The entries of the first version
-//! have 16 bytes and no instance ids; nvtop 3.0 uses them. The second and the third version are equal.
+//! There are three lists (compute, graphics, MPS clients), and each exists in three versions. In
+//! the first version, the entries have 16 bytes and no instance ids; nvtop 3.0 uses that version.
+//! The second and the third version are equal.
 
 use nvml_wrapper_sys::bindings::{
     nvmlAccountingStats_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t,
@@ -14,7 +15,7 @@ use crate::entry::{Change, Device, exports};
 use crate::readings::{now_ms, reading, without_mig};
 
 const MIB: u64 = 1 << 20;
-/// Instance id of a process that is not in an instance.
+/// Instance id of a process that does not belong to an instance.
 const NO_INSTANCE: u32 = u32::MAX;
 /// Number of processes that accounting can store.
 const ACCOUNTING_BUFFER: u32 = 4000;
@@ -65,7 +66,7 @@ exports! {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Mps, second))?)
     }
 
-    /// Returns the load of each process since a time in µs. Not supported with MIG on.
+    /// Returns the load of each process since a time in µs. Not supported if MIG is on.
     fn nvmlDeviceGetProcessUtilization(
         device: Opaque, samples: Ptr<nvmlProcessUtilizationSample_t>, count: Ptr<u32>, since: u64,
     ) |call| {
@@ -83,7 +84,7 @@ exports! {
         samples.put_list(count, newer)
     }
 
-    /// Returns accounting mode: whether the driver records statistics of processes.
+    /// Returns accounting mode: whether the driver records statistics about processes.
     fn nvmlDeviceGetAccountingMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.accounting.into()))?)
     }
@@ -125,18 +126,19 @@ exports! {
         pids.put_list(count, found)
     }
 
-    /// Returns how many processes accounting can store.
+    /// Returns the number of processes whose statistics accounting can store.
     fn nvmlDeviceGetAccountingBufferSize(device: Opaque, size: Ptr<u32>) |call| {
         size.put(call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ACCOUNTING_BUFFER))?)
     }
 
-    /// Clears the statistics of ended processes. The simulation has only those of running processes anyway.
+    /// Clears the statistics of ended processes. The simulation only has statistics of running
+    /// processes, so nothing is cleared.
     fn nvmlDeviceClearAccountingPids(device: Opaque) |call| {
         call.change_parent(device, &Change::NONE, |m, gpu| accounted(m, gpu))
     }
 }
 
-/// Returns the processes of a kind on a GPU, including those in its instances, or in one MIG device.
+/// Returns the processes of a kind: on a GPU, including its instances, or in one MIG device.
 fn listed<T>(m: &Machine, at: Device, kind: ProcessKind, entry: fn(&Process) -> T) -> Outcome<Vec<T>> {
     let gpu = m.gpu(at.gpu())?;
     let here = |process: &&Process| match at {
@@ -161,7 +163,7 @@ fn second(process: &Process) -> nvmlProcessInfo_v2_t {
     }
 }
 
-/// Returns the processes with a context: all except those that only hold a handle.
+/// Returns the processes with a context, which are all except those that only have an open handle.
 fn contexts(m: &Machine, gpu: u32) -> Outcome<impl Iterator<Item = &Process>> {
     Ok(m.gpu(gpu)?.processes.iter().filter(|process| process.kind != ProcessKind::Handle))
 }

@@ -1,7 +1,7 @@
-//! Memory, load, temperature, power, clocks, PCIe: the readings of monitors.
+//! Memory, load, temperature, power, clocks and PCIe: the readings that monitors show.
 //!
-//! A MIG device has only memory; its other readings return `NOT_SUPPORTED`. The load of a GPU in MIG mode returns it
-//! too, as on real drivers.
+//! For a MIG device, only the memory can be read; its other readings return `NOT_SUPPORTED`. As on
+//! real drivers, the load of a GPU in MIG mode also returns `NOT_SUPPORTED`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 const SAMPLING_PERIOD_US: u32 = 167_000;
 
 exports! {
-    /// Returns the memory in bytes. Reserved memory counts as used.
+    /// Returns the memory in bytes. The used memory includes the reserved memory.
     fn nvmlDeviceGetMemoryInfo(device: Opaque, info: Ptr<nvmlMemory_t>) |call| {
         let memory = call.device(device, memory)?;
         let used = memory.used_mib + memory.reserved_mib;
@@ -29,7 +29,7 @@ exports! {
         })
     }
 
-    /// Returns the memory in bytes. Reserved memory is separate.
+    /// Returns the memory in bytes. The reserved memory is a separate value.
     fn nvmlDeviceGetMemoryInfo_v2(device: Opaque, info: Ptr<nvmlMemory_v2_t>) |call| {
         let version = info.cast::<u32>().get()?;
         if version != version_word::<nvmlMemory_v2_t>(2) {
@@ -45,10 +45,11 @@ exports! {
         })
     }
 
-    /// Returns the BAR1 window, through which the host accesses the memory, in bytes.
+    /// Returns the size and the use in bytes of the BAR1 window, through which the host accesses
+    /// the GPU's memory.
     fn nvmlDeviceGetBAR1MemoryInfo(device: Opaque, info: Ptr<nvmlBAR1Memory_t>) |call| {
         let memory = call.device(device, memory)?;
-        // Boards map all of their memory. A MIG device has its part of the window.
+        // A board maps all of its memory. A MIG device has a part of the window.
         let total = memory.total_mib.next_power_of_two() * MIB;
         let used = memory.total_mib.min(1) * MIB;
         info.put(nvmlBAR1Memory_t { bar1Total: total, bar1Free: total - used, bar1Used: used })
@@ -60,21 +61,23 @@ exports! {
         rates.put(nvmlUtilization_t { gpu: now.gpu_percent, memory: now.memory_percent })
     }
 
-    /// Returns the load of the video encoders in percent, and the sampling period. The simulation never encodes.
+    /// Returns the load of the video encoders in percent, and the sampling period. The simulation
+    /// never encodes.
     fn nvmlDeviceGetEncoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;
         period.put(SAMPLING_PERIOD_US)
     }
 
-    /// Returns the load of the video decoders in percent, and the sampling period. The simulation never decodes.
+    /// Returns the load of the video decoders in percent, and the sampling period. The simulation
+    /// never decodes.
     fn nvmlDeviceGetDecoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;
         period.put(SAMPLING_PERIOD_US)
     }
 
-    /// Returns the core temperature in °C. Sensor 0 is the only one.
+    /// Returns the core temperature in °C. The only sensor is sensor 0.
     fn nvmlDeviceGetTemperature(device: Opaque, sensor: u32, celsius: Ptr<u32>) |call| {
         if sensor != 0 {
             return Err(Return::InvalidArgument);
@@ -95,7 +98,7 @@ exports! {
         })
     }
 
-    /// Fails: data-centre boards have no fan.
+    /// Always fails, because data-centre boards have no fan.
     fn nvmlDeviceGetFanSpeed(device: Opaque, _percent: Ptr<u32>) |call| {
         call.gpu(device, |_, _| Err(Return::NotSupported))
     }
@@ -115,13 +118,13 @@ exports! {
         milliwatts.put(call.gpu(device, board)?.power_limit_mw)
     }
 
-    /// Returns the clock of a domain in MHz.
+    /// Returns the current clock of a clock domain, in MHz.
     fn nvmlDeviceGetClockInfo(device: Opaque, domain: u32, megahertz: Ptr<u32>) |call| {
         let now = call.gpu(device, reading)?;
         megahertz.put(clock(domain, now.sm_clock_mhz, now.memory_clock_mhz)?)
     }
 
-    /// Returns the maximum clock of a domain in MHz.
+    /// Returns the maximum clock of a clock domain, in MHz.
     fn nvmlDeviceGetMaxClockInfo(device: Opaque, domain: u32, megahertz: Ptr<u32>) |call| {
         let most = call.gpu(device, board)?;
         megahertz.put(clock(domain, most.max_sm_clock_mhz, most.max_memory_clock_mhz)?)
@@ -137,17 +140,18 @@ exports! {
         lanes.put(call.gpu(device, board)?.pcie_width)
     }
 
-    /// Returns the maximum PCIe generation of board and slot.
+    /// Returns the maximum PCIe generation that board and slot support.
     fn nvmlDeviceGetMaxPcieLinkGeneration(device: Opaque, generation: Ptr<u32>) |call| {
         generation.put(call.gpu(device, board)?.pcie_generation)
     }
 
-    /// Returns the maximum number of PCIe lanes of board and slot.
+    /// Returns the maximum number of PCIe lanes that board and slot support.
     fn nvmlDeviceGetMaxPcieLinkWidth(device: Opaque, lanes: Ptr<u32>) |call| {
         lanes.put(call.gpu(device, board)?.pcie_width)
     }
 
-    /// Returns the PCIe traffic in KiB/s: counter 0 to the host, 1 from the host.
+    /// Returns the PCIe traffic in KiB/s. Counter 0 is the traffic to the host, and counter 1 the
+    /// traffic from the host.
     fn nvmlDeviceGetPcieThroughput(device: Opaque, counter: u32, rate: Ptr<u32>) |call| {
         let now = call.gpu(device, reading)?;
         rate.put(match counter {
@@ -157,29 +161,30 @@ exports! {
         })
     }
 
-    /// Returns the performance state: 0 when busy, 8 when idle.
+    /// Returns the performance state, which is 0 when the GPU is busy and 8 when it is idle.
     fn nvmlDeviceGetPerformanceState(device: Opaque, state: Ptr<u32>) |call| {
         state.put(call.gpu(device, reading)?.performance_state)
     }
 
-    /// Returns the performance state, under its old name.
+    /// Returns the performance state. This is the old name of `nvmlDeviceGetPerformanceState`.
     fn nvmlDeviceGetPowerState(device: Opaque, state: Ptr<u32>) |call| {
         state.put(call.gpu(device, reading)?.performance_state)
     }
 
-    /// Returns the energy since the driver was loaded, in mJ. Parts before Volta do not count it.
+    /// Returns the energy since the driver was loaded, in mJ. GPUs before Volta do not count it.
     fn nvmlDeviceGetTotalEnergyConsumption(device: Opaque, millijoules: Ptr<u64>) |call| {
         millijoules.put(call.gpu(device, |m, gpu| m.energy_mj(gpu, now_ms()))?)
     }
 
-    /// Returns the memory clocks that applications may choose, in MHz, highest first. A count of 0 queries the
-    /// number.
+    /// Returns the memory clocks that applications can choose, in MHz, highest first. A caller can
+    /// pass a count of 0 to query the number.
     fn nvmlDeviceGetSupportedMemoryClocks(device: Opaque, count: Ptr<u32>, megahertz: Ptr<u32>) |call| {
         let most = call.gpu(device, board)?;
         megahertz.put_list(count, vec![most.max_memory_clock_mhz])
     }
 
-    /// Returns the core clocks that applications may choose at a memory clock, in MHz, highest first.
+    /// Returns the core clocks that applications can choose at a given memory clock, in MHz,
+    /// highest first.
     fn nvmlDeviceGetSupportedGraphicsClocks(
         device: Opaque, memory: u32, count: Ptr<u32>, megahertz: Ptr<u32>,
     ) |call| {
@@ -202,7 +207,7 @@ pub(crate) fn reading(m: &Machine, gpu: u32) -> Outcome<Reading> {
     m.reading(gpu, now_ms())
 }
 
-/// Returns the limits of the board. Fails if the GPU is lost.
+/// Returns the board's limits. Fails if the GPU is lost.
 pub(crate) fn board(m: &Machine, gpu: u32) -> Outcome<Board> {
     m.gpu(gpu)?;
     m.model(gpu).map(Board::of)

@@ -1,11 +1,12 @@
-//! The session of this process with the simulated driver. It counts its users.
+//! The session of this process with the simulated driver. The session counts its users.
 //!
 //! ```text
 //!  closed ──nvmlInit──▶ open (1 user) ──nvmlInit──▶ open (2) ──nvmlShutdown──▶ open (1) ──nvmlShutdown──▶ closed
 //! ```
 //!
-//! Opening reads `$NVML_SIM_STATE`, so a process can change to another simulated host between sessions. A forked
-//! child is a separate client, and registers at its first call.
+//! `nvmlInit` reads `$NVML_SIM_STATE` when it opens the session, so a process can change to another
+//! simulated host between sessions. A forked child is a separate client, and registers at its first
+//! call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,16 +16,17 @@ use silicon::{Host, Machine, Return};
 
 use crate::caller::Outcome;
 
-/// CUDA release at the start of the library's version.
+/// CUDA release with which the library's version begins.
 const CUDA_RELEASE: u32 = 12;
 
 /// An open session.
 pub(crate) struct Session {
     /// The simulated host.
     pub(crate) host: Host,
-    /// The state at the beginning of the session. A stale enumeration continues to show it.
+    /// The state when the session began. If a fault makes the session stale, its lists continue to
+    /// show this state.
     pub(crate) at_init: Arc<Machine>,
-    /// The process that is registered as a client.
+    /// Pid of the process that is registered as a client.
     registered: AtomicU32,
 }
 
@@ -39,7 +41,7 @@ fn users() -> MutexGuard<'static, Users> {
     USERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens the session, or adds one user to it.
+/// Opens the session, or adds one user to the open session.
 pub(crate) fn open(function: &'static str) -> Outcome {
     let mut users = users();
     if users.session.is_none() {
@@ -59,7 +61,8 @@ pub(crate) fn open(function: &'static str) -> Outcome {
     Ok(())
 }
 
-/// Removes one user, and ends the session with the last one. Does nothing without a session.
+/// Removes one user from the session. Ends the session if that was the last user. Does nothing
+/// without a session.
 pub(crate) fn close() -> Outcome {
     let mut users = users();
     users.count = users.count.saturating_sub(1);
@@ -76,7 +79,7 @@ pub(crate) fn close() -> Outcome {
     Ok(())
 }
 
-/// Returns the session, or `UNINITIALIZED`.
+/// Returns the session, or `UNINITIALIZED` if no session is open.
 pub(crate) fn current() -> Outcome<Arc<Session>> {
     let session = users().session.clone().ok_or(Return::Uninitialized)?;
     let pid = std::process::id();
@@ -86,7 +89,8 @@ pub(crate) fn current() -> Outcome<Arc<Session>> {
     Ok(session)
 }
 
-/// Returns `12.<driver version>`: that of the host, or without a session the version that this library simulates.
+/// Returns `12.<driver version>`. The driver version is that of the host, or without a session the
+/// version that this library simulates.
 pub(crate) fn library_version() -> String {
     let of_session = users().session.as_ref().map(|session| session.host.hardware().driver);
     let driver = of_session

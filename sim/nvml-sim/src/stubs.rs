@@ -1,7 +1,7 @@
 //! Functions of the driver that no known client needs. They return `NOT_SUPPORTED`.
 //!
-//! They must exist, because some clients resolve every driver symbol that they know before the first call. They
-//! ignore their arguments. Fault rules apply to them as to other functions.
+//! These functions must exist, because some clients resolve every driver symbol that they know
+//! before their first call. The functions ignore their arguments. Fault rules also apply to them.
 
 use silicon::Return;
 
@@ -10,7 +10,7 @@ use crate::entry::exports;
 macro_rules! stubs {
     ($($name:ident)*) => {
         exports! {$(
-            /// Not simulated.
+            /// Returns `NOT_SUPPORTED`, because the function is not simulated.
             fn $name() |call| {
                 call.host(|_| Err(Return::NotSupported))
             }

@@ -1,4 +1,4 @@
-//! Start and end of a client's session, versions, error texts.
+//! Start and end of a client's session, versions, and error texts.
 
 use std::ffi::c_char;
 
@@ -8,26 +8,27 @@ use crate::caller::Ptr;
 use crate::entry::{exports, guard};
 use crate::{error_text, session};
 
-/// Begins a session, or adds one user to it. Since R319 the same as `_v2`.
+/// Begins a session, or adds one user to the open session. Since R319, it is the same as `_v2`.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInit() -> u32 {
     guard(|| session::open("nvmlInit"))
 }
 
-/// Begins a session, or adds one user to it.
+/// Begins a session, or adds one user to the open session.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInit_v2() -> u32 {
     guard(|| session::open("nvmlInit_v2"))
 }
 
-/// As `nvmlInit_v2`. The flags (no GPUs needed, attach none) have no effect, because a simulated session holds no
-/// GPU.
+/// As `nvmlInit_v2`. The flags (no GPUs needed, attach no GPU) have no effect, because a simulated
+/// session does not attach GPUs.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInitWithFlags(_flags: u32) -> u32 {
     guard(|| session::open("nvmlInitWithFlags"))
 }
 
-/// Removes one user, and ends the session with the last one. Does nothing without a session.
+/// Removes one user from the session. Ends the session if that was the last user. Does nothing
+/// without a session.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlShutdown() -> u32 {
     guard(session::close)
@@ -52,13 +53,14 @@ exports! {
         version.put(i32::try_from(cuda).map_err(|_| Return::Unknown)?)
     }
 
-    /// As the function without `_v2`. On real hosts, `_v2` queries the CUDA driver.
+    /// Returns the same as the function without `_v2`. On real hosts, `_v2` queries the CUDA
+    /// driver.
     fn nvmlSystemGetCudaDriverVersion_v2(version: Ptr<i32>) |call| {
         let cuda = call.host(|m| Ok(m.hardware().cuda))?;
         version.put(i32::try_from(cuda).map_err(|_| Return::Unknown)?)
     }
 
-    /// Returns the program of a process, truncated to the buffer.
+    /// Returns the program of a process, truncated to the length of the buffer.
     fn nvmlSystemGetProcessName(pid: u32, name: Ptr<c_char>, length: u32) |call| {
         name.required()?;
         if length == 0 {
@@ -75,7 +77,8 @@ exports! {
     }
 }
 
-/// Returns the first word of a process's command line, or its short name if it has none.
+/// Returns the first word of a process's command line, or its process name if the command line is
+/// empty.
 fn program_of(pid: u32) -> Option<String> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -92,8 +95,8 @@ pub(crate) extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
     error_text::of(result).as_ptr()
 }
 
-/// Returns the version of this crate. Programs look this symbol up to tell their users that the library is simulated:
-/// the real library lacks it.
+/// Returns the version of this crate. The real library has no such symbol, so programs look it up
+/// to recognise a simulated library.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpush_sim() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -1,4 +1,4 @@
-//! Fault rules through the ABI, mistakes of the real driver, and the trace of changes.
+//! Fault rules through the C ABI, mistakes of the real driver, and the trace of changes.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // tests only
@@ -14,7 +14,8 @@ const ONE: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
 
 /// Runs `body` in a forked child and returns its wait status.
 fn in_child(body: impl FnOnce()) -> i32 {
-    // SAFETY: the child calls the library and exits. It does not unwind, and uses no locks of the parent.
+    // SAFETY: the child calls the library and exits. It does not unwind, and uses no locks of the
+    // parent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         body();
@@ -94,7 +95,7 @@ fn leaked_handle_keeps_instance_in_use_until_holder_ends() {
     let gi = client.create(gpu, 9, 0, 4).unwrap();
     client.fault("function = \"nvmlGpuInstanceGetInfo\"\nmutate = \"leak\"\ntimes = 1");
     let (mut asks, mut answers) = ([0; 2], [0; 2]);
-    // SAFETY: two arrays of two descriptors.
+    // SAFETY: each array has room for two descriptors.
     unsafe { assert_eq!(libc::pipe(asks.as_mut_ptr()) | libc::pipe(answers.as_mut_ptr()), 0) };
     // SAFETY: as in `in_child`.
     let child = unsafe { libc::fork() };
@@ -102,7 +103,7 @@ fn leaked_handle_keeps_instance_in_use_until_holder_ends() {
         // SAFETY: all zeros are a valid value of this plain struct.
         let mut info = unsafe { std::mem::zeroed() };
         rc!(client, nvmlGpuInstanceGetInfo(gi, &mut info));
-        // SAFETY: valid descriptors; then the child ends.
+        // SAFETY: the descriptors are valid. The child ends afterwards.
         unsafe {
             libc::write(answers[1], [0_u8].as_ptr().cast(), 1);
             libc::read(asks[0], [0_u8].as_mut_ptr().cast(), 1);
@@ -110,13 +111,13 @@ fn leaked_handle_keeps_instance_in_use_until_holder_ends() {
         }
     }
     let mut status = 0;
-    // SAFETY: valid descriptors and a child of this process.
+    // SAFETY: the descriptors are valid.
     unsafe { libc::read(answers[0], [0_u8].as_mut_ptr().cast(), 1) };
     assert_eq!(rc!(client, nvmlGpuInstanceDestroy(gi)), 19, "a monitor holds it");
     let mut count = 0;
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(gpu, &mut count, null_mut()));
     assert_eq!(count, 0, "and is listed nowhere");
-    // SAFETY: as above.
+    // SAFETY: the descriptors are valid, and `child` is a child of this process.
     unsafe {
         libc::write(asks[1], [0_u8].as_ptr().cast(), 1);
         libc::waitpid(child, &mut status, 0);
@@ -162,10 +163,10 @@ fn hung_call_delays_no_other_and_ends_with_its_rule() {
     let (library, address) = (&client.lib, gi as usize);
     std::thread::scope(|scope| {
         let hung = scope.spawn(move || {
-            // SAFETY: a live handle, passed to this thread as a number.
+            // SAFETY: a valid handle, which is passed to this thread as a number.
             unsafe { library.nvmlGpuInstanceDestroy(address as *mut _) }
         });
-        // The rule's counter shows when the call has begun to hang.
+        // The counter of the rule shows when the call has started to hang.
         while client.host.faults().unwrap().iter().all(|(_, counter)| counter.fired == 0) {
             std::thread::yield_now();
         }

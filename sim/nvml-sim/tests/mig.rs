@@ -1,4 +1,4 @@
-//! The MIG calls: their effects, and the return code of every failure.
+//! The MIG calls: their effects, and the return code of each failure.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 
@@ -201,7 +201,8 @@ fn stale_handles_are_invalid_after_slot_reuse() {
     assert_ne!(first, second);
     ok!(client, nvmlComputeInstanceDestroy(again));
 
-    // A handle of one kind is invalid as another kind. An invented handle is invalid too.
+    // A handle of one kind is invalid as a handle of another kind. A value that the library never
+    // returned is invalid too.
     let local = 5_u64;
     let strangers = [null_mut(), gpu.cast(), (&raw const local).cast_mut().cast(), usize::MAX as *mut _];
     for stranger in strangers {
@@ -223,9 +224,10 @@ fn ci_info_generations_respect_struct_sizes() {
     let (mut v1, mut v2): (nvmlComputeInstanceInfo_t, nvmlComputeInstanceInfo_t) = unsafe { (zeroed(), zeroed()) };
     v1.placement = nvmlComputeInstancePlacement_t { start: 77, size: 78 };
     type GetInfo = unsafe extern "C" fn(nvmlComputeInstance_t, *mut nvmlComputeInstanceInfo_t) -> u32;
-    // SAFETY: the function's type, except that its struct is smaller than the one named here.
+    // SAFETY: this is the function's type, except that its real struct is smaller than the one
+    // named here.
     let first: GetInfo = unsafe { std::mem::transmute(client.symbol(c"nvmlComputeInstanceGetInfo")) };
-    // SAFETY: a live handle and a local struct.
+    // SAFETY: a valid handle and a pointer to a local struct.
     assert_eq!(unsafe { first(ci, &mut v1) }, OK);
     ok!(client, nvmlComputeInstanceGetInfo_v2(ci, &mut v2));
     assert_eq!((v1.device, v1.gpuInstance, v1.id, v1.profileId), (v2.device, v2.gpuInstance, v2.id, v2.profileId));
@@ -339,7 +341,8 @@ fn null_pointers_are_invalid_arguments_and_change_nothing() {
 
 #[test]
 fn only_root_and_the_owner_can_change_the_host() {
-    // The library checks the effective uid of the caller, so a child changes to the user `nobody`.
+    // The library checks the effective uid of the caller, so a child process changes its uid to
+    // `nobody`.
     for (description, wanted) in [("owner_is_root = false\n", NO_PERMISSION), ("", OK)] {
         let client = Client::of(&format!("{description}[[gpu]]\nmodel = \"a100-40\"\n"));
         // SAFETY: a plain system call.
@@ -350,7 +353,7 @@ fn only_root_and_the_owner_can_change_the_host() {
         let gpu = client.gpu(0);
         let dir = client.host.dir().to_owned();
         let mut pipe = [0; 2];
-        // SAFETY: two descriptors into an array of two.
+        // SAFETY: the array has room for two descriptors.
         assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
         let nobody = 65_534;
         if wanted == OK {
@@ -363,22 +366,24 @@ fn only_root_and_the_owner_can_change_the_host() {
         // SAFETY: the child only makes system calls, calls the library, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: as above.
+            // SAFETY: a system call without pointers.
             unsafe { libc::setuid(nobody) };
-            // A new session is needed, because ownership of the host is checked when a session begins.
+            // The library checks the owner of the host when a session begins, so begin a new
+            // session.
             rc!(client, nvmlShutdown());
             let begun = rc!(client, nvmlInit_v2());
             let mut made = null_mut();
             let code =
                 if begun == OK { rc!(client, nvmlDeviceCreateGpuInstance(gpu, 9, &mut made)) } else { 1000 + begun };
-            // SAFETY: a valid descriptor and four bytes; then the child ends immediately.
+            // SAFETY: the descriptor is valid, and `code` has four bytes. The child ends
+            // immediately afterwards.
             unsafe {
                 libc::write(pipe[1], (&raw const code).cast(), 4);
                 libc::_exit(0);
             }
         }
         let (mut code, mut status) = (0_u32, 0);
-        // SAFETY: a child of this process, and four bytes into four bytes.
+        // SAFETY: `child` is a child of this process, and `code` has room for the four bytes.
         unsafe {
             libc::waitpid(child, &mut status, 0);
             assert_eq!(libc::read(pipe[0], (&raw mut code).cast(), 4), 4);

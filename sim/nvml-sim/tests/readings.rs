@@ -1,4 +1,4 @@
-//! Readings, processes, events, fields and performance monitoring, on GPUs of every kind.
+//! Readings, processes, events, fields and performance monitoring, on several kinds of GPUs.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // tests only
@@ -22,11 +22,11 @@ const GPU_IS_LOST: u32 = 15;
 const NO_INSTANCE: u32 = u32::MAX;
 const MIB: u64 = 1 << 20;
 
-/// An A100 in MIG mode, an H100 in MIG mode, a T4.
+/// An A100 in MIG mode, an H100 in MIG mode, and a T4.
 const THREE: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"t4\"\n";
 
 impl Client {
-    /// Registers this test process on a GPU or in an instance.
+    /// Registers this test process on a GPU or in a GPU instance.
     fn attach(&self, gpu: u32, kind: ProcessKind, at: Option<(u32, Option<u32>)>, memory_mib: u64) {
         let process = Process {
             pid: Pid::own(),
@@ -38,7 +38,7 @@ impl Client {
         self.change(|m| m.attach(gpu, process));
     }
 
-    /// Changes the host without the ABI.
+    /// Changes the host without the library.
     fn change(&self, change: impl FnOnce(&mut silicon::Machine) -> Result<(), silicon::Return>) {
         self.host.update(change).unwrap();
     }
@@ -117,7 +117,7 @@ fn load_is_unsupported_with_mig_on() {
 }
 
 fn unsafe_zeroed<T>() -> T {
-    // SAFETY: only used for plain C structs, of which all zeros are a valid value.
+    // SAFETY: the type is a plain C struct, for which all zeros are a valid value.
     unsafe { zeroed() }
 }
 
@@ -151,7 +151,7 @@ fn process_lists_have_three_generations() {
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(t4, &mut count, entries.as_mut_ptr()));
     assert_eq!((count, entries[0].pid), (1, own), "an MPS client is of type M+C: in both lists");
 
-    // The process is in this MIG device, and not in the other.
+    // The process is in the first MIG device, and not in the second one.
     let (here, there) = (client.mig_device(a100, 0).unwrap(), client.mig_device(a100, 1).unwrap());
     count = 3;
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(here, &mut count, entries.as_mut_ptr()));
@@ -159,18 +159,19 @@ fn process_lists_have_three_generations() {
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(there, &mut count, entries.as_mut_ptr()));
     assert_eq!(count, 0);
 
-    // The function without a version has entries of 16 bytes. It must not change the bytes after them.
+    // The function without a version suffix writes entries of 16 bytes. It must not change the
+    // bytes after them.
     type List = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut nvmlProcessInfo_v1_t) -> u32;
-    // SAFETY: the function's type.
+    // SAFETY: this is the type of the function.
     let unversioned: List = unsafe { std::mem::transmute(client.symbol(c"nvmlDeviceGetComputeRunningProcesses")) };
     let mut small = [nvmlProcessInfo_v1_t { pid: 7, usedGpuMemory: 7 }; 2];
     count = 2;
-    // SAFETY: two entries.
+    // SAFETY: `small` has room for two entries.
     assert_eq!(unsafe { unversioned(a100, &mut count, small.as_mut_ptr()) }, 0);
     assert_eq!((count, small[0].pid, small[0].usedGpuMemory), (1, own, 300 * MIB));
     assert_eq!((small[1].pid, small[1].usedGpuMemory), (7, 7));
 
-    // The memory of a MIG device is that of its GPU instance.
+    // The memory of a MIG device is the memory of its GPU instance.
     let (mut memory, mut second): (nvmlMemory_t, nvmlMemory_v2_t) = (unsafe_zeroed(), unsafe_zeroed());
     second.version = 0x0200_0028;
     ok!(client, nvmlDeviceGetMemoryInfo(here, &mut memory));
@@ -201,7 +202,7 @@ fn event_set_gets_every_later_event_once() {
     client.change(|m| m.xid(0, 43, Some(2), Some(0)));
     client.change(|m| m.xid(1, 79, None, None));
     let mut next = |set| {
-        // SAFETY: a live set and a local struct.
+        // SAFETY: a valid set and a pointer to a local struct.
         match unsafe { client.lib.nvmlEventSetWait_v2(set, &mut data, 0) } {
             0 => Ok((data.device, data.eventType, data.eventData, data.gpuInstanceId, data.computeInstanceId)),
             code => Err(code),
@@ -306,7 +307,7 @@ fn gpm_reports_activity_of_an_instance_on_hopper() {
         let mut request: Box<nvmlGpmMetricsGet_t> = Box::new(unsafe_zeroed());
         (request.version, request.numMetrics, request.sample1, request.sample2) = (1, 2, first, second);
         (request.metrics[0].metricId, request.metrics[1].metricId) = (2, 5000);
-        // An entry beyond the count must not change.
+        // The call must not change an entry beyond the count.
         request.metrics[2].value = 77.0;
         ok!(client, nvmlGpmMetricsGet(&mut *request));
         assert_eq!((request.metrics[0].nvmlReturn, request.metrics[1].nvmlReturn), (0, 2));
@@ -374,7 +375,7 @@ fn row_remap_waits_for_reset_or_is_unsupported() {
     assert_eq!(rows(2).0, NOT_SUPPORTED);
 }
 
-/// Calls that btop, slurmd's AutoDetect and codecarbon make.
+/// The calls that btop, slurmd's AutoDetect and codecarbon make.
 #[test]
 fn old_names_clocks_and_energy_are_supported() {
     let client = Client::of(THREE);

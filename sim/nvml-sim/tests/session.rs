@@ -48,20 +48,21 @@ fn missing_host_and_other_layout_fail_at_init() {
     let state = client.host.dir().join("state");
     let whole = std::fs::read(&state).unwrap();
 
-    // SAFETY: tests of a program run one at a time.
+    // SAFETY: the tests of this program run one at a time.
     unsafe { std::env::remove_var("NVML_SIM_STATE") };
     assert_eq!(rc!(client, nvmlInit_v2()), 9);
-    // SAFETY: as above.
+    // SAFETY: the tests of this program run one at a time.
     unsafe { std::env::set_var("NVML_SIM_STATE", "/nonexistent") };
     assert_eq!(rc!(client, nvmlInit_v2()), 9);
-    // SAFETY: as above.
+    // SAFETY: the tests of this program run one at a time.
     unsafe { std::env::set_var("NVML_SIM_STATE", client.host.dir()) };
 
     let mut tried = 0;
     for (what, content) in
         [("empty", Vec::new()), ("short", whole[..64].to_vec()), ("another magic", [b"x", &whole[1..]].concat())]
     {
-        // Use a new file each time: the file that the host has mapped must not shrink.
+        // Use a new file each time, because the file that the host has mapped must not become
+        // shorter.
         std::fs::remove_file(&state).unwrap();
         std::fs::write(&state, content).unwrap();
         assert_eq!(rc!(client, nvmlInit_v2()), 18, "{what}");
@@ -88,7 +89,8 @@ fn forked_child_is_a_separate_client() {
     let client = Client::of(ONE_A100);
     let device = client.gpu(0);
     let own = std::process::id();
-    // SAFETY: the child only calls the library and exits. It does not unwind, and uses no locks of the parent.
+    // SAFETY: the child only calls the library and exits. It does not unwind, and uses no locks of
+    // the parent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let worked = client.uuid(device).is_ok();

@@ -1,4 +1,4 @@
-//! Several threads of one process on one host: each call is atomic.
+//! Several threads of one process use one host. Each call is atomic.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // tests only
@@ -25,9 +25,9 @@ fn threads_get_distinct_placements_and_leave_nothing() {
             scope.spawn(move || {
                 for round in 0..ROUNDS {
                     let (mut gpu, mut gi, mut ci) = (null_mut(), null_mut(), null_mut());
-                    // SAFETY: pointers to locals of the types that the bindings name.
+                    // SAFETY: the pointers are to locals of the types that the bindings name.
                     unsafe {
-                        // The session counts its users across threads too.
+                        // The session also counts users in different threads.
                         assert_eq!(library.nvmlInit_v2(), 0);
                         assert_eq!(library.nvmlDeviceGetHandleByIndex_v2((thread + round) % 2, &mut gpu), 0);
                         match library.nvmlDeviceCreateGpuInstance(gpu, 9, &mut gi) {

@@ -1,12 +1,13 @@
 //! Durations of calls on hardware, for hosts with `latencies = true`.
 //!
-//! Creating or destroying a GPU instance takes 0.1 to 1 s; a compute instance takes less, and a mode change takes
-//! seconds (DRA-driver maintainers; recorded runs). The duration within the range depends only on the call and the
-//! state. So two runs of a script wait equally long.
+//! Creating or destroying a GPU instance takes 0.1 to 1 s. A compute instance takes less time, and
+//! a mode change takes seconds. Sources: maintainers of the DRA driver, and recorded runs. Within
+//! its range, the duration depends only on the call and the state. Therefore two runs of a script
+//! wait for the same time.
 
 use std::time::Duration;
 
-/// Ranges in milliseconds, by prefix of the function's name.
+/// Ranges of durations in milliseconds, by prefix of the function's name.
 const RANGES: &[(&str, u64, u64)] = &[
     ("nvmlDeviceCreateGpuInstance", 100, 400),
     ("nvmlGpuInstanceDestroy", 200, 1000),
@@ -16,7 +17,7 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("nvmlInit", 20, 60),
 ];
 
-/// Returns the duration of the call; zero for calls that only read.
+/// Returns the duration of a call, which is zero for calls that only read.
 #[must_use]
 pub fn of(function: &str, gpu: u32, generation: u64) -> Duration {
     let Some(&(_, least, most)) = RANGES.iter().find(|(name, ..)| function.starts_with(name)) else {

@@ -1,14 +1,16 @@
-//! A simulated GPU host: the behaviour of the hardware and the driver's resource manager.
+//! A simulated GPU host: the behaviour of the hardware and of the driver's resource manager.
 //!
-//! It makes gpush testable on a machine without a GPU. `sim/nvml-sim` provides the NVML ABI on top of it. The program
-//! `sim/gpush-sim` creates and changes simulated hosts. No program that ships depends on this crate.
+//! The simulation makes it possible to test gpush on a machine without a GPU. `sim/nvml-sim`
+//! provides the C ABI of NVML on top of this crate. The program `sim/gpush-sim` creates and changes
+//! simulated hosts. No shipped program depends on this crate.
 //!
 //! - [`description`]: the host to simulate (a preset or a TOML file).
-//! - [`machine`]: the pure state machine, without I/O, clock or processes; all external data are arguments.
-//! - [`host`]: that machine in a mapped file, shared by all processes of one simulated host.
-//! - [`fault`]: rules that make calls fail, hang, or kill their caller.
-//! - [`latency`]: durations of real calls, on request.
-//! - [`trace`]: a log of the mutating calls.
+//! - [`machine`]: the pure state machine. It has no I/O, no clock and no processes; callers pass
+//!   all external data as arguments.
+//! - [`host`]: the state machine in a mapped file, which all processes of one simulated host share.
+//! - [`fault`]: rules that make calls fail or hang, or that kill the caller.
+//! - [`latency`]: durations of calls as on real hardware, if requested.
+//! - [`trace`]: a log of the calls that change the state.
 
 pub mod description;
 pub mod fault;

@@ -1,6 +1,6 @@
 //! NVML's return codes, with the numbers of `nvml.h` (driver 550, `nvmlReturn_t`).
 //!
-//! The machine uses them because clients depend on the exact code for each condition.
+//! The state machine uses these codes, because clients depend on the exact code for each condition.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,15 +28,15 @@ macro_rules! returns {
 returns! {
     /// The call succeeded.
     Success = 0, "SUCCESS";
-    /// `nvmlInit` was not called, or the driver session is gone.
+    /// `nvmlInit` was not called, or the driver session has ended.
     Uninitialized = 1, "UNINITIALIZED";
     /// An argument is invalid, or a handle is stale.
     InvalidArgument = 2, "INVALID_ARGUMENT";
     /// The device, or its current mode, does not support the call.
     NotSupported = 3, "NOT_SUPPORTED";
-    /// The caller lacks permission.
+    /// The caller does not have permission.
     NoPermission = 4, "NO_PERMISSION";
-    /// Deprecated: initialised twice.
+    /// The library was initialised twice. Deprecated.
     AlreadyInitialized = 5, "ALREADY_INITIALIZED";
     /// An object with this name or id does not exist.
     NotFound = 6, "NOT_FOUND";
@@ -52,13 +52,13 @@ returns! {
     IrqIssue = 11, "IRQ_ISSUE";
     /// The library could not be loaded.
     LibraryNotFound = 12, "LIBRARY_NOT_FOUND";
-    /// This library lacks the function.
+    /// This library does not have the function.
     FunctionNotFound = 13, "FUNCTION_NOT_FOUND";
     /// The infoROM is corrupt.
     CorruptedInforom = 14, "CORRUPTED_INFOROM";
     /// The GPU fell off the bus.
     GpuIsLost = 15, "GPU_IS_LOST";
-    /// A reset is needed first.
+    /// The GPU needs a reset first.
     ResetRequired = 16, "RESET_REQUIRED";
     /// The operating system blocks the GPU.
     OperatingSystem = 17, "OPERATING_SYSTEM";
@@ -66,11 +66,11 @@ returns! {
     LibRmVersionMismatch = 18, "LIB_RM_VERSION_MISMATCH";
     /// The object is in use.
     InUse = 19, "IN_USE";
-    /// No memory.
+    /// Memory is not sufficient.
     Memory = 20, "MEMORY";
-    /// No data.
+    /// Data is not available.
     NoData = 21, "NO_DATA";
-    /// Not supported with ECC on a vGPU.
+    /// The call is not supported on a vGPU with ECC.
     VgpuEccNotSupported = 22, "VGPU_ECC_NOT_SUPPORTED";
     /// Capacity is missing, or the requested placement is occupied.
     InsufficientResources = 23, "INSUFFICIENT_RESOURCES";
@@ -80,11 +80,11 @@ returns! {
     ArgumentVersionMismatch = 25, "ARGUMENT_VERSION_MISMATCH";
     /// The function is deprecated.
     Deprecated = 26, "DEPRECATED";
-    /// Not ready.
+    /// The object is not ready.
     NotReady = 27, "NOT_READY";
-    /// No such GPU.
+    /// The GPU does not exist.
     GpuNotFound = 28, "GPU_NOT_FOUND";
-    /// The state does not allow it.
+    /// The current state does not allow the call.
     InvalidState = 29, "INVALID_STATE";
     /// This kind of reset is not supported.
     ResetTypeNotSupported = 30, "RESET_TYPE_NOT_SUPPORTED";

@@ -1,6 +1,7 @@
 //! Suggestions for misspelled names in error messages.
 
-/// Returns the number of insertions, deletions, substitutions and swaps that turn `a` into `b`.
+/// Returns the minimum number of insertions, deletions, substitutions and swaps that turn `a` into
+/// `b`.
 fn distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.to_lowercase().chars().collect();
     let b: Vec<char> = b.to_lowercase().chars().collect();
@@ -30,7 +31,8 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
         .filter_map(|candidate| {
             let other = candidate.to_lowercase();
             let d = distance(name, candidate);
-            // A name that begins with or contains the text is similar, whatever its length.
+            // A name that begins with the text or contains the text is similar, even if it is much
+            // longer.
             let rank = if lower.len() >= 3 && other.starts_with(&lower) {
                 0
             } else if lower.len() >= 3 && other.contains(&lower) {

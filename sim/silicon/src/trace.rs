@@ -1,7 +1,7 @@
-//! The call log: one line for each mutating call, in `DIR/trace`, if that file exists.
+//! The call log: one line in `DIR/trace` for each call that changes the state, if that file exists.
 //!
-//! Format: `pid function gpu arguments -> NAME (code)`. Each line is one append, so lines of concurrent processes
-//! never mix.
+//! Format: `pid function gpu arguments -> NAME (code)`. Each line is one append, so lines of
+//! concurrent processes never mix.
 
 use std::fmt::Display;
 use std::io::Write;

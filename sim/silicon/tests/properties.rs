@@ -1,4 +1,4 @@
-//! Properties of every model under random calls.
+//! Properties that every model keeps under random calls.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use gpush_geometry::KEYS;
@@ -8,7 +8,7 @@ use silicon::{Machine, Return};
 
 mod invariants;
 
-/// A random call. Numbers are reduced to the valid range.
+/// A random call. Its numbers are reduced to the valid range when the call is made.
 #[derive(Debug, Clone)]
 enum Act {
     CreateGpu { profile: usize, placement: Option<usize> },
@@ -42,7 +42,8 @@ fn pick<T: Copy>(from: &[T], n: usize) -> Option<T> {
     if from.is_empty() { None } else { Some(from[n % from.len()]) }
 }
 
-/// Makes one call and returns whether it succeeded. Reverts a creation, to check that it leaves nothing behind.
+/// Makes one call. Returns whether it succeeded. Also reverts each creation in a copy of the
+/// machine, to check that nothing of it remains.
 fn perform(machine: &mut Machine, act: &Act) -> Result<bool, TestCaseError> {
     let part = machine.part(0).unwrap();
     match *act {

@@ -1,4 +1,5 @@
-//! One host, many processes: no update is lost or torn, and no process waits for a dead one.
+//! One host that many processes share: no update is lost or partly written, and no process waits
+//! for a dead one.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 #![allow(unsafe_code)] // The tests fork a child that shares the parent's open host.
 
@@ -15,10 +16,12 @@ use silicon::{Call, Description, Host, Return};
 
 mod invariants;
 
-/// Runs `body` in a forked child, which exits with 0 if it returns and 101 if it panics.
+/// Runs `body` in a forked child. The child exits with 0 if `body` returns, and with 101 if it
+/// panics.
 fn child(body: impl FnOnce()) -> SystemPid {
-    // SAFETY: the child uses only the host, whose locks it creates again after the fork, and the allocator, which
-    // glibc keeps usable. It exits without running the parent's destructors.
+    // SAFETY: the child uses only the host, whose locks it creates again after the fork, and the
+    // allocator, which glibc keeps usable after a fork. The child exits without running the
+    // parent's destructors.
     match unsafe { fork() }.unwrap() {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
@@ -37,7 +40,7 @@ fn make(dir: &Path, model: &str, count: u32) -> Host {
     Host::create(dir, &Description::of(vec![GpuDescription::new(model, count)])).unwrap()
 }
 
-/// A small random generator. Each child needs its own.
+/// A small random number generator. Each child needs its own generator.
 struct Dice(u64);
 
 impl Dice {
@@ -47,7 +50,7 @@ impl Dice {
     }
 }
 
-/// One random change of one GPU.
+/// Makes one random change of one GPU.
 fn change(host: &Host, dice: &mut Dice) {
     let gpu = dice.below(4) as u32;
     let step = dice.below(4);
@@ -91,7 +94,8 @@ fn state_stays_valid_after_two_thousand_kills() {
             host.connect().unwrap();
             loop {
                 change(&host, &mut dice);
-                // The lock is not fair: without a pause, three workers starve all other processes.
+                // The lock is not fair. Without a pause, three workers would keep all other
+                // processes from getting it.
                 std::thread::sleep(Duration::from_micros(dice.below(300) as u64));
             }
         })
@@ -104,8 +108,8 @@ fn state_stays_valid_after_two_thousand_kills() {
         kill(workers[victim], Signal::SIGKILL).unwrap();
         let ended = reap(workers[victim]);
         assert!(matches!(ended, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "a worker ended by itself: {ended:?}");
-        // The state is valid for a process that has it open, for a process that opens it, and for a process that
-        // changes it.
+        // Check that the state is valid for a process that has the host open, for a process that
+        // opens it, and for a process that changes it.
         let machine = host.read().unwrap();
         instances += invariants::check(&machine);
         let fresh = Host::open(dir.path()).unwrap();
@@ -137,7 +141,7 @@ fn concurrent_updates_are_not_lost() {
             invariants::check(&host.read().unwrap());
         }
     };
-    // Forked children use the parent's host, and so do threads of the parent at the same time.
+    // Forked children use the parent's open host while threads of the parent use it.
     let children: Vec<SystemPid> = (0..3).map(|_| child(|| count(&host))).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| count(&host));
@@ -185,7 +189,7 @@ fn process_on_gpu_is_listed_until_it_ends() {
     host.update(|machine| machine.attach(0, process)).unwrap();
     assert_eq!(host.read().unwrap().gpus()[0].processes, [process]);
     kill(pid, Signal::SIGKILL).unwrap();
-    // Dead, but not reaped yet: a zombie holds no GPU.
+    // The process has ended, but is not reaped yet. A zombie uses no GPU.
     waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
     assert_eq!(host.read().unwrap().gpus()[0].processes, []);
     assert!(matches!(reap(pid), WaitStatus::Signaled(..)));

@@ -1,4 +1,4 @@
-//! Compute mode and time-slice level: what sets them, and what resets them.
+//! Compute mode and time-slice level: the calls that set them, and the events that reset them.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use silicon::description::GpuDescription;
@@ -20,7 +20,7 @@ fn on_gpu(number: u32, kind: ProcessKind) -> Process {
     Process { pid: pid(number), kind, memory_mib: 100, gpu_instance: None, compute_instance: None }
 }
 
-/// Sets both settings, and panics if one fails.
+/// Sets the compute mode and the time-slice level. Panics if a call fails.
 fn set(machine: &mut Machine) {
     machine.set_compute_mode(0, EXCLUSIVE_PROCESS).unwrap();
     machine.set_timeslice(0, Timeslice::Long).unwrap();

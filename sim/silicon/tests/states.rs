@@ -1,5 +1,5 @@
-//! All states of a GPU. The test creates every profile at every placement until no new state appears. A state is a
-//! set of (profile, placement) pairs.
+//! All states of a GPU. The test creates every profile at every placement until it finds no new
+//! state. A state is a set of (profile, placement) pairs.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ mod invariants;
 
 type State = BTreeSet<(u32, Placement)>;
 
-/// Returns the number of states, and of full states, when only these profiles are used.
+/// Returns the number of states, and the number of full states, if only these profiles are used.
 fn walk(model: &str, wanted: impl Fn(&str) -> bool) -> (usize, usize) {
     let empty = Machine::of_model(model).unwrap();
     let part = empty.part(0).unwrap();
@@ -96,7 +96,7 @@ fn profiles_depend_on_the_driver() {
     assert!(new.contains(&"1g.5gb+me".to_owned()) && new.contains(&"1g.10gb".to_owned()), "{new:?}");
 }
 
-/// Returns the number of states of the compute instances in one GPU instance of a profile.
+/// Returns the number of states of the compute instances in one GPU instance of this profile.
 fn compute_states(model: &str, name: &str) -> usize {
     let mut machine = Machine::of_model(model).unwrap();
     let part = machine.part(0).unwrap();
@@ -132,7 +132,8 @@ fn compute_states(model: &str, name: &str) -> usize {
 
 #[test]
 fn compute_instances_have_the_states_of_their_parts() {
-    // A double-memory 1g is empty or has profile 0. Except on the A100, it can have profile 7 instead.
+    // A double-memory 1g instance is empty or has compute profile 0. Except on the A100, it can
+    // have compute profile 7 instead.
     for key in gpush_geometry::KEYS {
         let model = gpush_geometry::model(key).unwrap();
         let Some(double) = model.gi_profiles.iter().find(|profile| profile.index == 9) else { continue };

@@ -1,4 +1,5 @@
-//! Reproduces every creation transcript recorded on hardware: the ids that the driver chose.
+//! Compares the ids that the simulator chooses with every transcript of creations that was recorded
+//! on hardware.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use gpush_geometry::TRANSCRIPTS;
@@ -18,9 +19,10 @@ struct Transcript {
 
 /// The transcript that the rule does not reproduce.
 ///
-/// On an empty GH200, the driver placed the first double-memory instances like 2g instances, at ids 5, 3, 4. The rule
-/// starts at 6, a slot that a 2g cannot have, because that leaves more pairs possible. Other transcripts do not show
-/// how the driver weighs these, so the rule is unchanged.
+/// On an empty GH200, the driver placed the first double-memory instances like 2g instances, at the
+/// ids 5, 3 and 4. The rule starts at id 6, which a 2g instance cannot have, because more pairs
+/// then remain possible. Other transcripts do not show how the driver decides between the two, so
+/// the rule is unchanged.
 const EXCEPTION: (&str, [u32; 3], [u32; 3]) = ("gh200", [5, 3, 4], [6, 5, 3]);
 
 fn machine(model: &str, chip: Chip) -> Machine {
@@ -30,7 +32,8 @@ fn machine(model: &str, chip: Chip) -> Machine {
     Machine::new(&description).unwrap()
 }
 
-/// Returns the profile id for a transcript's short name: the plain profile with that many slices.
+/// Returns the id of the profile that a transcript's short name means: the plain profile with that
+/// number of slices.
 fn profile_id(machine: &Machine, short: &str) -> u32 {
     let part = machine.part(0).unwrap();
     let index = match short {
@@ -45,7 +48,7 @@ fn profile_id(machine: &Machine, short: &str) -> u32 {
     part.profile_by_index(index).unwrap().data.id
 }
 
-/// Returns the GPU instance ids that the machine chooses; `None` for INSUFFICIENT_RESOURCES.
+/// Returns the GPU instance ids that the machine chooses, with `None` for INSUFFICIENT_RESOURCES.
 fn choose(machine: &mut Machine, order: &[String]) -> Vec<Option<u32>> {
     order
         .iter()
@@ -116,7 +119,7 @@ fn exception_matches_the_placement_of_2g() {
 
 #[test]
 fn h100_nvl_lacks_slot_3_as_observed() {
-    // Observed: profiles 9, 15, 19 in order give ids 1, 5, 13.
+    // On hardware, creating the profiles 9, 15 and 19 in this order gave the ids 1, 5 and 13.
     let mut machine = machine("h100-nvl-94", Chip::Slot3Missing);
     let ids: Vec<u32> = [9, 15, 19].map(|id| machine.create_gpu_instance(0, id, None).unwrap().id).to_vec();
     assert_eq!(ids, [1, 5, 13]);

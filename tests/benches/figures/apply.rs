@@ -1,4 +1,5 @@
-//! Driver calls and duration of an apply, compared with the method "permute and retry" on the same simulated driver.
+//! Driver calls and duration of an apply, compared with the method "permute and retry" on the same
+//! simulated driver.
 
 use std::{
     process::{Command, Stdio},
@@ -63,7 +64,8 @@ struct Cost {
     took: Duration,
 }
 
-/// Counts driver calls, and compares times with latencies as on hardware.
+/// Counts driver calls on one host, and compares durations on another host whose driver has the
+/// latencies of real hardware.
 pub(crate) fn run() -> Report {
     let model = gpush_geometry::model(MODEL).expect("the model is known");
     let counted = Host::up(&format!("[[gpu]]\nmodel = \"{MODEL}\"\n"));
@@ -145,7 +147,7 @@ fn said(cost: &Cost) -> String {
     }
 }
 
-/// Makes one change on a fresh host, with gpush or with the other client.
+/// Makes one change on a host in the start layout, with gpush or with the other client.
 fn once(host: &Host, agent: &Agent, model: &Model, case: &Case, permute: bool) -> (Option<Minimum>, Cost) {
     must(host, agent, &["mig", "apply", "--gpu", "0", "--layout", "none"]);
     if case.from != "none" {
@@ -213,7 +215,8 @@ fn wanted_text(model: &Model, wanted: &[&str]) -> String {
     ids.collect::<Vec<_>>().join(",")
 }
 
-/// Returns each profile with its id, and the id of the compute instance profile that occupies all of it.
+/// Returns each profile with its id, and the id of the compute instance profile that occupies all
+/// of it.
 fn all_profiles(model: &Model) -> Vec<(String, (u32, u32))> {
     let ids = model.gi_profiles.iter().filter_map(|profile| {
         let whole = profile.compute.iter().find(|compute| compute.name == profile.name)?;

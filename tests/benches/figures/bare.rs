@@ -1,5 +1,5 @@
-//! Reference processes for comparisons: an HTTP server with static answers, and a program that initialises NVML and
-//! then sleeps.
+//! Reference processes for comparisons: an HTTP server that sends a fixed response, and a program
+//! that initialises NVML and then sleeps.
 
 use std::{
     io::Read,
@@ -11,7 +11,7 @@ use std::{
 use axum::{Router, body::Bytes, http::header::CONTENT_TYPE, routing::get};
 use gpush_tests::host::Host;
 
-/// A reference process. Dropping it ends it.
+/// A reference process, which is killed when this value is dropped.
 pub(crate) struct Bare(pub(crate) Child);
 
 impl Drop for Bare {
@@ -27,7 +27,7 @@ fn own(arguments: &[&str]) -> Command {
     command
 }
 
-/// Starts the process, and waits until it writes a byte.
+/// Starts the process, and waits until it writes its first byte, which means that it is ready.
 fn started(mut command: Command) -> Bare {
     let mut child = command.spawn().expect("this program can be started again");
     let mut ready = [0];
@@ -40,7 +40,8 @@ fn is_ready() {
     let _ = std::io::stdout().write_all(b"+").and_then(|()| std::io::stdout().flush());
 }
 
-/// Starts a server on this socket that answers every request with `length` bytes. It uses the agent's HTTP stack.
+/// Starts a server that sends `length` bytes as response to every request on this socket. The
+/// server uses the agent's HTTP stack.
 pub(crate) fn server(socket: &Path, length: usize) -> Bare {
     started(own(&["serve-static", &socket.display().to_string(), &length.to_string()]))
 }
@@ -49,7 +50,7 @@ pub(crate) fn server(socket: &Path, length: usize) -> Bare {
 pub(crate) fn serve(arguments: &[String]) {
     let [socket, length] = arguments else { panic!("a socket and a length") };
     let body = Bytes::from(vec![b'x'; length.parse().expect("a length")]);
-    // The agent has the same number of threads.
+    // The agent has the same number of worker threads.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
         let listener = tokio::net::UnixListener::bind(socket).expect("a socket");
@@ -64,7 +65,7 @@ pub(crate) fn serve(arguments: &[String]) {
     });
 }
 
-/// Starts a program that initialises NVML on the host, and then waits.
+/// Starts a program that initialises NVML on the host and then waits.
 pub(crate) fn initialised(host: &Host) -> Bare {
     let mut command = own(&["initialise"]);
     command.arg(host.library()).envs(host.env());

@@ -1,4 +1,4 @@
-//! A plain HTTP client on one persistent connection, which every user of the host can open.
+//! A plain HTTP client with one persistent connection, opened as any user of the host.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -23,9 +23,9 @@ impl Client {
         Ok(Self(BufReader::with_capacity(256 << 10, stream)))
     }
 
-    /// Connects as another user. The server reads the credentials when the client connects. Only root can do this;
-    /// other users connect as themselves. Two threads must not call it at the same time, because the process has one
-    /// effective user.
+    /// Connects as another user. The server reads the client's credentials at this moment. Only
+    /// root can do this; a process of another user connects as its own user. Two threads must not
+    /// call this function at the same time, because a process has only one effective user.
     pub(crate) fn connect_as(uid: u32, socket: &Path) -> io::Result<Self> {
         if !geteuid().is_root() {
             return Self::connect(socket);
@@ -39,7 +39,7 @@ impl Client {
         client
     }
 
-    /// Sends a request and reads the whole answer. Returns status, body and seconds.
+    /// Sends a request and reads the whole response. Returns the status, the body, and the seconds.
     pub(crate) fn ask(&mut self, method: &str, path: &str, body: &str) -> io::Result<(u16, Vec<u8>, f64)> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: gpush\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -67,10 +67,9 @@ impl Client {
         Ok((status, answer, asked.elapsed().as_secs_f64()))
     }
 
-    /// Sends a request whose answer must have `status`. Returns the seconds.
+    /// Sends a request whose response must have `status`. Returns the seconds.
     ///
-    /// # Panics
-    /// If the answer has another status.
+    /// # Panics If the response has another status.
     pub(crate) fn timed(&mut self, method: &str, path: &str, body: &str, status: u16) -> f64 {
         let (answered, body, took) = self.ask(method, path, body).expect("an answer");
         assert_eq!(answered, status, "{method} {path}: {}", String::from_utf8_lossy(&body));

@@ -1,4 +1,5 @@
-//! Cost of a change in addition to its driver calls: gpushd writes it to disk before it answers.
+//! Cost of a change in addition to its driver calls: gpushd writes the change to disk before it
+//! answers.
 
 use std::path::Path;
 
@@ -16,7 +17,8 @@ const CHANGES: usize = 500;
 
 const CORDON: &str = "/v1/gpus/0/cordon";
 
-/// Tables that a change writes: one row about its object, one row of the audit trail, and the head of the journal.
+/// Tables that a change writes: one row about its object, one row of the audit trail, and the head
+/// of the journal.
 const TABLES: [&str; 3] = ["conditions", "audit", "head"];
 
 /// Opens a minimal database with durable commits.
@@ -31,7 +33,7 @@ fn plain(file: &Path) -> Connection {
     database
 }
 
-/// Measures changes and equivalent plain commits in alternation.
+/// Measures changes and equivalent plain commits, alternately.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");

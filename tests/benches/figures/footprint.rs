@@ -12,15 +12,15 @@ const IDLE: Duration = Duration::from_secs(70);
 /// Idle time of an agent without the slow poll.
 const SILENT: Duration = Duration::from_secs(20);
 
-/// Returns the number of driver calls of an agent without the slow poll: when idle, and during one request for all
-/// GPUs.
+/// Returns two numbers of driver calls of an agent without the slow poll: while it is idle, and
+/// during one request for all GPUs.
 fn calls() -> (u64, u64) {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
     assert_eq!(agent.gpus().len(), 8);
-    // The work at start is done when no reading is stale.
+    // When no reading is stale, the agent has finished its work at start.
     agent.settle_reads();
-    // A rule that never fires, but counts the calls that it matches.
+    // A fault rule that never takes effect, but counts the calls that match it.
     host.fault("nvml* --after 1000000000 --rc UNKNOWN");
     std::thread::sleep(SILENT);
     let counted = || {
@@ -33,7 +33,7 @@ fn calls() -> (u64, u64) {
     (silent, counted() - silent)
 }
 
-/// Returns the KiB in a line of /proc/PID/smaps_rollup.
+/// Returns the number of KiB in a line of /proc/PID/smaps_rollup.
 pub(crate) fn kib(pid: u32, line: &str) -> f64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("a process");
     let found = text.lines().find_map(|candidate| candidate.strip_prefix(line));
@@ -51,7 +51,7 @@ pub(crate) fn ran(pid: u32) -> f64 {
     nanoseconds.sum::<f64>() / 1e9
 }
 
-/// Returns the pid of the agent's driver worker: the only child with the same program.
+/// Returns the pid of the agent's driver worker: the only child process that runs the same program.
 pub(crate) fn worker(agent: &Agent) -> u32 {
     let parent = format!("PPid:\t{}", agent.pid());
     let is_child = |pid: &u32| {
@@ -70,7 +70,7 @@ pub(crate) fn run() -> Report {
     let bare = bare::initialised(&host);
     let agent = ctl::agent(&host);
     ctl::must(&host, &agent, &["mig", "apply", "--gpu", "all", "--layout", "1g.10gb*7"]);
-    // The agent must have worked for some time.
+    // Measure an agent that has already answered requests.
     for _ in 0..100 {
         assert_eq!(agent.gpus().len(), 8);
     }

@@ -1,5 +1,5 @@
-//! Cost of leases: a grant, many concurrent grants, a grant that creates a MIG device, a user's first MPS lease,
-//! `gpushctl run`, a release, and a long history.
+//! Cost of leases: a grant, many concurrent grants, a grant that creates a MIG device, a user's
+//! first MPS lease, `gpushctl run`, and a grant after many ended leases.
 
 use std::{
     process::{Command, Stdio},
@@ -32,21 +32,23 @@ const GRANTS: usize = 300;
 const CLIENTS: usize = 32;
 /// Number of rounds. Each client gets one lease per round.
 const ROUNDS: usize = 20;
-/// Number of commands, and of first MPS leases.
+/// Number of commands, and number of first MPS leases.
 const FEW: usize = 20;
-/// Number of rounds of dynamic grants. Each round fills a GPU with seven MIG devices, and takes seconds.
+/// Number of rounds of dynamic grants. A round fills a GPU with seven MIG devices, which takes
+/// seconds.
 const DYNAMIC_ROUNDS: usize = 3;
 /// Number of ended leases in the long history.
 const HISTORY: usize = 10_000;
 
-/// Tables that a grant writes: a lease, its number, one row of the audit trail, and the head of the journal.
+/// Tables that a grant writes: a lease, its number, one row of the audit trail, and the head of the
+/// journal.
 const TABLES: [&str; 4] = ["leases", "facts", "audit", "head"];
 
 /// A minimal database with durable commits.
 pub(crate) struct Plain(Connection);
 
 impl Plain {
-    /// Creates it among the files of a host.
+    /// Creates the database in the host's scratch directory.
     pub(crate) fn open(host: &Host) -> Self {
         let database = Connection::open(host.scratch("plain.db")).expect("a database");
         database.pragma_update(None, "journal_mode", "WAL").expect("a log");
@@ -83,7 +85,7 @@ fn release(client: &mut Client, id: &str) {
     client.timed("POST", &format!("/v1/leases/{id}/release"), "{}", 200);
 }
 
-/// Returns the seconds of a grant, which is released again.
+/// Returns the seconds of a grant. Releases the lease.
 fn granted(client: &mut Client) -> f64 {
     let (id, took) = grant(client, REPLICA);
     release(client, &id);
@@ -112,7 +114,8 @@ fn rate(agent: &Agent, rounds: usize) -> f64 {
     grants / slowest
 }
 
-/// Requests a lease, and adds the time until all clients have their lease.
+/// Requests a lease, waits until all clients have their lease, and adds the elapsed seconds to
+/// `sum`.
 fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f64) {
     let begun = Instant::now();
     let granted = grant(client, REPLICA);
@@ -121,13 +124,13 @@ fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f
     granted
 }
 
-/// Delays of the two driver calls of a dynamic grant, in the middle of what hardware takes. They are the same for each
-/// call, so that what gpushd adds can be told from what the driver takes.
+/// Delays of the two driver calls of a dynamic grant: typical durations on hardware. Every call has
+/// the same delay, so that the time of gpushd can be separated from the time of the driver.
 const DELAYS: [&str; 2] =
     ["nvmlDeviceCreateGpuInstance* --delay-ms 250", "nvmlGpuInstanceCreateComputeInstance* --delay-ms 75"];
 
-/// Returns the seconds of a grant that creates a MIG device, and of the same two driver calls alone, both with
-/// [`DELAYS`].
+/// Returns the seconds of a grant that creates a MIG device, and the seconds of the same two driver
+/// calls without gpushd. Both have the [`DELAYS`].
 fn dynamic() -> (f64, f64) {
     let toml = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
     let (host, direct) = (Host::up(toml), Host::up(toml));
@@ -171,8 +174,9 @@ fn dynamic() -> (f64, f64) {
     (median(ours), alone)
 }
 
-/// Returns the seconds of a user's first lease of an MPS target, for which gpushd restarts the daemon, and of the user's
-/// next one. `None` if this process is not root: only root requests leases for others.
+/// Returns the seconds of a user's first lease of an MPS target, for which gpushd restarts the
+/// daemon, and the seconds of the user's next lease. Returns `None` if this process is not root,
+/// because only root can request leases for other users.
 fn first_mps() -> Option<(f64, f64)> {
     if !nix::unistd::geteuid().is_root() {
         return None;
@@ -183,7 +187,7 @@ fn first_mps() -> Option<(f64, f64)> {
     let mut client = Client::connect(agent.socket()).expect("a connection");
     let (mut first, mut next) = (Vec::new(), Vec::new());
     for round in 0..FEW {
-        // Two users take turns.
+        // Two users alternate.
         let uid = 65532 + round % 2;
         let body = format!(r#"{{"share": {{"kind": "mps", "percentage": 10}}, "holder_uid": {uid}}}"#);
         let leases = [&mut first, &mut next].map(|seconds| {
@@ -196,8 +200,8 @@ fn first_mps() -> Option<(f64, f64)> {
     Some((median(first), median(next)))
 }
 
-/// Returns the seconds of `true`, of `gpushctl run -- true`, and from the end of the command to the next grant of the
-/// same capacity.
+/// Returns three durations in seconds: of `true`, of `gpushctl run -- true`, and from the end of
+/// that command to the next grant of the same capacity.
 fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     let mut client = Client::connect(agent.socket()).expect("a connection");
     let (mut bare, mut run, mut free) = (Vec::new(), Vec::new(), Vec::new());
@@ -208,7 +212,7 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
         let begun = Instant::now();
         ctl::must(host, agent, &["run", "--whole", "--", "true"]);
         run.push(begun.elapsed().as_secs_f64());
-        // A request without `wait` waits only for a lease whose process has ended.
+        // A request without `wait` waits only if the process of the current lease has ended.
         let begun = Instant::now();
         let (id, _) = grant(&mut client, r#"{"share": {"kind": "whole"}}"#);
         free.push(begun.elapsed().as_secs_f64());
@@ -217,8 +221,8 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     (median(bare), median(run), free)
 }
 
-/// Returns the seconds of a grant of two agents, measured in turn: one without history, and one with [`HISTORY`] ended
-/// leases.
+/// Returns the seconds of a grant of two agents, measured alternately. The first has no history,
+/// the second has [`HISTORY`] ended leases.
 fn histories() -> (f64, f64) {
     let hosts = [(); 2].map(|()| Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n"));
     let agents = hosts.each_ref().map(|host| {

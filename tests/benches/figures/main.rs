@@ -1,7 +1,7 @@
 //! The measurements in docs/benchmarks.md that use the real programs.
 //!
-//! `cargo xtask bench` runs this program once for each report. It compares ratios and counts within one run. It never
-//! compares times with those of another machine.
+//! `cargo xtask bench` runs this program once for each report. The program compares ratios and
+//! counts within one run. It never compares its times with times of another machine.
 
 mod apply;
 mod bare;

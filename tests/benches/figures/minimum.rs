@@ -1,8 +1,9 @@
 //! The minimum number of instances to destroy and create for a layout, by exhaustive search.
 //!
-//! It intentionally shares no code and no optimisation with the planner. It keeps every subset of the existing
-//! instances in turn, and tries every placement of the others. Both use the same geometry data of GPU models, but
-//! separate rules.
+//! This module intentionally shares no code and no optimisation with the planner. It tries every
+//! subset of the existing instances as the instances to keep, and every placement of the others.
+//! Both use the same geometry data of GPU models, but they implement the placement rules
+//! separately.
 
 use gpush_geometry::{GpuProfile, Model};
 
@@ -13,21 +14,22 @@ pub(crate) struct Instance {
     pub(crate) profile: String,
     /// First memory slice.
     pub(crate) start: u8,
-    /// Whether it must stay.
+    /// Whether the instance is in use and must be kept.
     pub(crate) busy: bool,
 }
 
-/// Number of GPU instances to destroy and to create. In this bench, each has one compute instance, so the numbers of
-/// compute instances are the same.
+/// Number of GPU instances to destroy and to create. In this bench, each GPU instance has one
+/// compute instance, so the numbers of compute instances are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Minimum {
-    /// To destroy.
+    /// GPU instances to destroy.
     pub(crate) destroys: usize,
-    /// To create.
+    /// GPU instances to create.
     pub(crate) creates: usize,
 }
 
-/// Returns the minimum, or `None` if the layout cannot be reached without destroying a busy instance.
+/// Returns the minimum, or `None` if the layout cannot be reached without destroying a busy
+/// instance.
 pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> Option<Minimum> {
     let mut best: Option<usize> = None;
     for keep in 0..1_u32 << standing.len() {
@@ -47,8 +49,8 @@ pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> 
     best.map(|kept| Minimum { destroys: standing.len() - kept, creates: wanted.len() - kept })
 }
 
-/// Returns the requested profiles that are missing from `kept`. Returns `None` if `kept` has a profile that was not
-/// requested.
+/// Returns the requested profiles that are missing from `kept`. Returns `None` if `kept` has a
+/// profile that was not requested.
 fn without<'a>(wanted: &[&'a str], kept: &[&Instance]) -> Option<Vec<&'a str>> {
     let mut missing = wanted.to_vec();
     for instance in kept {

@@ -1,4 +1,5 @@
-//! Cost of MPS daemons for the agent, and the delay until it notices their changes.
+//! Cost of MPS daemons for the agent, and the delay until the agent notices that a daemon has
+//! changed.
 
 use std::{
     fs,
@@ -27,13 +28,13 @@ const SHARED: &str = "[[gpu]]\nmatch = [\"0-7\"]\nmode = \"mig\"\nlayout = [\"1g
                       [[gpu]]\nmatch = [\"8-15\"]\nmode = \"mps\"\n";
 const TARGETS: usize = 64;
 
-/// Number of whole GPUs among the targets. Each has a server and a client.
+/// Number of whole GPUs among the targets. Each whole GPU has a server and a client.
 const COMPUTING: usize = 8;
 
 /// Number of measurements of each time.
 const TIMES: usize = 20;
 
-/// Idle time, with several health checks of each daemon.
+/// Idle time, long enough for several health checks of each daemon.
 const IDLE: Duration = Duration::from_secs(70);
 
 fn milliseconds(mut times: Vec<Duration>) -> (f64, f64) {
@@ -73,7 +74,7 @@ struct Times {
 }
 
 impl Times {
-    /// Measures the simulated daemons of the host, or other programs.
+    /// Measures the host's simulated daemons, or the daemons from the directory `programs`.
     fn of(host: &Host, programs: Option<&Path>) -> Self {
         let setup = Setup::on(host).config("[mps]\nwithin_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
         let agent = match programs {
@@ -101,7 +102,7 @@ impl Times {
         assert_eq!(act(agent, "0", "start", &json!({})).status, 200);
         until(|| daemon(agent, "0").state == MpsState::Ready);
         self.starts.push(began.elapsed());
-        // Earlier failures expire in this time.
+        // After this time, gpushd no longer counts earlier failures.
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(act(agent, "0", "restart", &json!({})).status, 200);
         let pid = reaches(agent, "0", MpsState::Ready).pid.expect("a pid");
@@ -114,7 +115,7 @@ impl Times {
         reaches(agent, "0", MpsState::Ready);
     }
 
-    /// Adds a row for each time, with its target.
+    /// Adds a row for each measured time, and the targets.
     fn report(self, whose: &str, report: &mut Report) {
         let [own, starts, noticed, again] = [self.own, self.starts, self.noticed, self.again].map(milliseconds);
         let rows = [
@@ -157,7 +158,7 @@ fn until(is: impl Fn() -> bool) -> Duration {
     began.elapsed()
 }
 
-/// Measures times of one daemon, and memory and CPU time of many.
+/// Measures the times of one daemon, and the memory and CPU time of many daemons.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "MPS daemons",

@@ -1,9 +1,9 @@
-//! The reference for comparisons: permute and retry.
+//! The reference method for comparisons: permute and retry.
 //!
-//! Earlier tools work this way, among them mig-parted. They destroy every instance, then create the requested
-//! instances in some order, and let the driver choose each placement. If one does not fit, they destroy the new
-//! instances and try the next order. This code was written from that description. It runs as a separate process on
-//! the same simulated driver.
+//! Earlier tools, such as mig-parted, use this method. They destroy every instance, then create the
+//! requested instances in some order, and let the driver choose each placement. If an instance does
+//! not fit, they destroy the new instances and try the next order. This module implements that
+//! description. It runs as a separate process on the same simulated driver.
 
 #![allow(unsafe_code)] // Calls NVML's C functions for instances: no safe crate creates them without a placement.
 
@@ -15,10 +15,11 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, n
 #[derive(Debug)]
 pub(crate) struct Stuck(pub(crate) String);
 
-/// A requested instance, with the one compute instance that occupies all of it.
+/// A requested GPU instance, and the single compute instance that occupies all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
-    /// Position at which its profile is mentioned first. The first order to try is the written one.
+    /// Position of the first instance with this profile in the request. The first order to try is
+    /// the order of the request.
     pub(crate) rank: usize,
     /// GPU instance profile id.
     pub(crate) gpu_profile: c_uint,
@@ -26,7 +27,7 @@ pub(crate) struct Wanted {
     pub(crate) compute_profile: c_uint,
 }
 
-/// Creates the requested instances on GPU `index`, in the first order in which the driver accepts them.
+/// Creates the requested instances on GPU `index`, in the first order that the driver accepts.
 ///
 /// # Errors
 /// If an instance cannot be destroyed, or no order works.
@@ -46,7 +47,7 @@ pub(crate) fn apply(library: &Path, index: c_uint, known: &[Wanted], wanted: &[W
     }
 }
 
-/// Changes to the next distinct order. Returns false after the last one.
+/// Changes `order` to the next distinct permutation. Returns false after the last one.
 fn next_permutation(order: &mut [Wanted]) -> bool {
     let Some(i) = (1..order.len()).rev().find(|&i| order[i - 1] < order[i]) else { return false };
     let Some(j) = (i..order.len()).rev().find(|&j| order[j] > order[i - 1]) else { return false };
@@ -55,7 +56,7 @@ fn next_permutation(order: &mut [Wanted]) -> bool {
     true
 }
 
-/// The library, and one GPU of it.
+/// The NVML library and one GPU.
 struct Nvml {
     lib: NvmlLib,
     device: nvmlDevice_t,
@@ -63,7 +64,8 @@ struct Nvml {
 
 impl Nvml {
     fn open(library: &Path, index: c_uint) -> Result<Self, Stuck> {
-        // SAFETY: the simulated library's initialisers take no arguments and access no memory of this program.
+        // SAFETY: the simulated library's initialisers take no arguments and access no memory of
+        // this program.
         let lib = unsafe { NvmlLib::new(library) }.map_err(|error| Stuck(error.to_string()))?;
         let mut device = ptr::null_mut();
         // SAFETY: the library is loaded; `device` outlives the call, which writes one handle.
@@ -77,8 +79,8 @@ impl Nvml {
     fn create_all(&self, order: &[Wanted]) -> Result<(), Stuck> {
         for wanted in order {
             let (mut instance, mut compute) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: the device handle comes from the library, and both out-pointers outlive their call. The
-            // instance handle is used only after the call that wrote it succeeded.
+            // SAFETY: the device handle comes from the library, and both out-pointers outlive their
+            // call. The instance handle is used only after the call that wrote it succeeded.
             unsafe {
                 let made = self.lib.nvmlDeviceCreateGpuInstance(self.device, wanted.gpu_profile, &raw mut instance);
                 check("nvmlDeviceCreateGpuInstance", made)?;
@@ -98,7 +100,7 @@ impl Nvml {
                     // SAFETY: the library has just listed this handle.
                     check("nvmlComputeInstanceDestroy", unsafe { self.lib.nvmlComputeInstanceDestroy(compute) })?;
                 }
-                // SAFETY: as above.
+                // SAFETY: the library has just listed this handle.
                 check("nvmlGpuInstanceDestroy", unsafe { self.lib.nvmlGpuInstanceDestroy(instance) })?;
             }
         }
@@ -108,7 +110,7 @@ impl Nvml {
     fn gpu_instances(&self, profile: c_uint) -> Result<Vec<nvmlGpuInstance_t>, Stuck> {
         let mut found = vec![ptr::null_mut(); MOST];
         let mut count = 0;
-        // SAFETY: room for as many handles as a GPU can have instances.
+        // SAFETY: `found` has room for as many handles as a GPU can have instances.
         let listed =
             unsafe { self.lib.nvmlDeviceGetGpuInstances(self.device, profile, found.as_mut_ptr(), &raw mut count) };
         check("nvmlDeviceGetGpuInstances", listed)?;
@@ -123,7 +125,8 @@ impl Nvml {
     ) -> Result<Vec<nvmlComputeInstance_t>, Stuck> {
         let mut found = vec![ptr::null_mut(); MOST];
         let mut count = 0;
-        // SAFETY: room for as many handles as a GPU instance can have compute instances.
+        // SAFETY: `found` has room for as many handles as a GPU instance can have compute
+        // instances.
         let listed = unsafe {
             self.lib.nvmlGpuInstanceGetComputeInstances(instance, profile, found.as_mut_ptr(), &raw mut count)
         };
@@ -135,7 +138,8 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: pairs with the init in `open`. The result no longer matters.
+        // SAFETY: this call matches the `nvmlInit_v2` in `open`. The result is ignored, because
+        // NVML is not used afterwards.
         let _ = unsafe { self.lib.nvmlShutdown() };
     }
 }

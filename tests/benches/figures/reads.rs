@@ -1,4 +1,5 @@
-//! Cost of a request for all GPUs: compared with a static answer, with many clients, and while a GPU hangs.
+//! Cost of a request for all GPUs: compared with a fixed response, with many clients, and while a
+//! GPU hangs.
 
 use std::{
     path::Path,
@@ -16,14 +17,14 @@ use crate::{
 };
 
 const PATH: &str = "/v1/gpus";
-/// Number of concurrent clients, of their users, and of requests of each client.
+/// Number of concurrent clients, number of users, and number of requests of each client.
 const CLIENTS: (usize, usize, usize) = (200, 10, 5);
 /// Duration of the hanging driver call; the agent's deadline is longer.
 const HANG: Duration = Duration::from_secs(10);
 const CONFIG: &str = "[driver]\nread_ms = 15000\n";
 
-/// Requests the GPUs and the static answer in alternation while `go_on` returns true. Returns the seconds of each
-/// answer.
+/// Requests the GPUs and the fixed response alternately while `go_on` returns true. Returns the
+/// seconds of each request.
 fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool) -> (Vec<f64>, Vec<f64>) {
     let mut times = (Vec::new(), Vec::new());
     while go_on(times.0.len()) {
@@ -33,7 +34,8 @@ fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool)
     times
 }
 
-/// Returns the seconds of each answer to many concurrent clients, and the number of failures.
+/// Returns the seconds of each request of many concurrent clients, and the number of failed
+/// requests.
 fn many(socket: &Path) -> (Vec<f64>, usize) {
     let (clients, users, requests) = CLIENTS;
     let users: Vec<u32> = (0..users).map(|user| NOBODY - u32::try_from(user).expect("a few")).collect();
@@ -72,7 +74,7 @@ fn hangs(agent: &Agent) {
     }
 }
 
-/// Measures reads, and compares them with a static answer.
+/// Measures reads, and compares them with a fixed response.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, CONFIG);

@@ -1,4 +1,5 @@
-//! Cost of leases with scopes, on a machine with a real systemd: a grant, many scopes, and idle scopes.
+//! Cost of leases with scopes, on a machine with a real systemd: one grant, many scopes, and idle
+//! scopes.
 
 use std::time::{Duration, Instant};
 
@@ -6,9 +7,9 @@ use gpush_tests::machine::Machine;
 
 use crate::report::{Report, median};
 
-/// Grants of each kind, each by a separate process.
+/// Number of grants of each kind. A separate process requests each lease.
 const GRANTS: usize = 200;
-/// Leases at a time while gpushd is idle.
+/// Number of concurrent leases while gpushd is idle.
 const IDLE: usize = 64;
 /// Duration of the idle measurement.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -16,7 +17,8 @@ const PERIOD: Duration = Duration::from_secs(10);
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n";
 
-/// Requests a lease in each of N processes: prints the seconds of each, and stays for S seconds.
+/// Starts N processes that request one lease each. Prints the seconds of each request. Each process
+/// then runs for S seconds.
 const CLIENT: &str = r#"
 use strict; use IO::Socket::UNIX; use Time::HiRes "time";
 my ($bind, $count, $stay) = @ARGV; $| = 1;
@@ -50,7 +52,7 @@ fn scopes(machine: &Machine) -> usize {
     listed.trim().parse().expect("a number")
 }
 
-/// Nanoseconds of processor time that gpushd and its driver worker have used.
+/// Returns the nanoseconds of CPU time that gpushd and its driver worker have used.
 fn used(machine: &Machine) -> u64 {
     machine.property("gpushd.service", "CPUUsageNSec").parse().expect("nanoseconds")
 }
@@ -77,7 +79,7 @@ pub(crate) fn run() -> Report {
     let begun = Instant::now();
     let scope = median(seconds(&machine, "scope"));
     let all = begun.elapsed();
-    // gpushd hears from systemd that a scope has ended; it grants no lease meanwhile.
+    // systemd reports the end of a scope to gpushd, which grants no lease meanwhile.
     machine
         .await_that("the leases have ended", |machine| machine.sh("gpushctl lease list -o name | wc -l").trim() == "0");
     let left = scopes(&machine);

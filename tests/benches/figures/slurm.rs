@@ -1,7 +1,9 @@
-//! Cost of Slurm's hooks for a job, beyond hooks that do nothing; and of a shell Prolog that starts MPS itself.
+//! Additional cost of Slurm's hooks for a job, compared with hooks that do nothing. The bench also
+//! measures a shell Prolog that starts MPS without gpush.
 //!
-//! The hooks are called as slurmd calls them: a script, with the environment of the job and without `PATH`. If Slurm is
-//! installed, they are also measured in jobs of a real one.
+//! The bench calls the hooks as slurmd does: as a script, with the environment of the job and
+//! without `PATH`. If Slurm is installed, the bench also measures the hooks in jobs of a real
+//! Slurm.
 
 use std::{
     cell::Cell,
@@ -28,15 +30,15 @@ use crate::{
     report::{Report, median},
 };
 
-/// Number of jobs of each kind, one after the other.
+/// Number of jobs of each kind that run one after the other.
 const JOBS: usize = 100;
-/// Number of jobs at once.
+/// Number of concurrent jobs.
 const AT_ONCE: usize = 8;
-/// Number of rounds of jobs at once.
+/// Number of rounds of concurrent jobs.
 const ROUNDS: usize = 25;
-/// Number of jobs of each kind while the MPS daemon starts.
+/// Number of jobs of each kind whose Prolog starts while the MPS daemon starts.
 const COLD: usize = 20;
-/// Number of jobs of each kind in a real Slurm, and of rounds of [`AT_ONCE`].
+/// Number of jobs of each kind in a real Slurm, and number of rounds of [`AT_ONCE`] jobs.
 const REAL: usize = 20;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 8\n";
@@ -54,13 +56,13 @@ struct Hooks {
 }
 
 impl Hooks {
-    /// Hooks that do nothing.
+    /// Returns hooks that do nothing.
     fn none() -> Self {
         let nothing = PathBuf::from("/bin/true");
         Self { prolog: nothing.clone(), epilog: nothing, slurm_conf: PathBuf::new(), comment: None }
     }
 
-    /// The hooks of gpush.
+    /// Returns the hooks of gpush.
     fn of(host: &Host, comment: Option<&'static str>) -> Self {
         let dir = host.scratch("node");
         fs::create_dir_all(&dir).expect("a directory");
@@ -69,7 +71,8 @@ impl Hooks {
         Self { prolog: hook("prolog"), epilog: hook("epilog"), slurm_conf: dir.join("slurm.conf"), comment }
     }
 
-    /// The usual hooks of a site: Prolog starts a control daemon for the GPU of the job, and Epilog ends it.
+    /// Returns the usual hooks of a site without gpush: Prolog starts a control daemon for the GPU
+    /// of the job, and Epilog ends it.
     fn by_hand(host: &Host, programs: &Path) -> Self {
         let dir = host.scratch("by-hand");
         fs::create_dir_all(&dir).expect("a directory");
@@ -91,7 +94,8 @@ impl Hooks {
         let uid = if nix::unistd::geteuid().is_root() { ALICE.uid } else { nix::unistd::geteuid().as_raw() };
         let mut command = Command::new(hook);
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // The simulated programs find their host by these variables. No hook of gpush reads them.
+        // The simulated programs find their host through these variables. The hooks of gpush do not
+        // read them.
         command.envs(host.env());
         command.env_remove("PATH").env("SLURM_CONF", &self.slurm_conf).env("SLURM_CLUSTER_NAME", "bench");
         command.env("SLURMD_NODENAME", "n1").env("SLURM_JOB_ID", job.to_string()).env("SLURM_JOB_UID", uid.to_string());
@@ -105,7 +109,7 @@ impl Hooks {
         assert!(status.success(), "{} of job {job}: {status}", hook.display());
     }
 
-    /// Returns the seconds of Prolog and Epilog of a job. `check` is called between them.
+    /// Returns the seconds of Prolog and Epilog of a job. Calls `check` between them.
     fn job(&self, host: &Host, job: u32, gpu: usize, check: impl FnOnce()) -> f64 {
         let begun = Instant::now();
         self.run(&self.prolog, host, job, gpu);
@@ -124,7 +128,7 @@ fn put(path: &Path, text: &str) -> PathBuf {
     path.to_owned()
 }
 
-/// Writes a hook of gpush as the package has it: gpushctl is the interpreter of the script.
+/// Writes a hook of gpush as the package contains it: the interpreter of the script is gpushctl.
 fn packaged(host: &Host, dir: &Path, verb: &str) -> PathBuf {
     let (gpushctl, link) = (program("gpushctl"), dir.join("gpushctl"));
     if !link.exists() {
@@ -132,12 +136,12 @@ fn packaged(host: &Host, dir: &Path, verb: &str) -> PathBuf {
     }
     let line = script(host, dir, verb).replace("exec ", "#!").replace('\'', "");
     let line = line.replace(&gpushctl.display().to_string(), &link.display().to_string());
-    // The kernel reads no more of the first line.
+    // The kernel reads at most 255 bytes of the first line.
     assert!(line.len() < 255, "{line}");
     put(&dir.join(format!("gpush-{verb}")), &line)
 }
 
-/// A node with gpushd, and hooks to compare.
+/// A node with a running gpushd.
 struct Node {
     agent: Agent,
     host: Host,
@@ -159,7 +163,7 @@ impl Node {
         first
     }
 
-    /// Returns the seconds of the hooks of a job on GPU 0.
+    /// Returns the seconds that the hooks of a job on GPU 0 take.
     fn job(&self, hooks: &Hooks) -> f64 {
         hooks.job(&self.host, self.ids(1), 0, || ())
     }
@@ -170,7 +174,8 @@ impl Node {
         leases.as_array().expect("a list").iter().filter(|lease| lease["state"] != "ended").count()
     }
 
-    /// Checks that the hooks do what they should, and returns the number of durable commits of a job.
+    /// Checks that Prolog grants a lease and Epilog ends it. Returns the number of durable commits
+    /// of a job.
     fn commits_of_a_job(&self, hooks: &Hooks) -> usize {
         let wal = Setup::on(&self.host).state_dir().join("gpush.db-wal");
         let before = commits(&wal);
@@ -179,8 +184,8 @@ impl Node {
         commits(&wal) - before
     }
 
-    /// Returns the seconds of the hooks of [`AT_ONCE`] jobs at a time, each on its GPU. Every kind of hooks runs in
-    /// each round.
+    /// Returns the seconds that the hooks of [`AT_ONCE`] concurrent jobs take, each job on its own
+    /// GPU. Each round runs every kind of hooks.
     fn at_once(&self, kinds: &[&Hooks]) -> Vec<Vec<f64>> {
         let mut all = vec![Vec::new(); kinds.len()];
         for _ in 0..ROUNDS {
@@ -203,7 +208,8 @@ impl Node {
     }
 }
 
-/// Returns the number of commits in a write-ahead log of SQLite: frames that record the size of the database.
+/// Returns the number of commits in a write-ahead log of SQLite. A commit ends with a frame that
+/// records the size of the database.
 fn commits(wal: &Path) -> usize {
     let bytes = fs::read(wal).expect("a write-ahead log");
     let word =
@@ -226,7 +232,7 @@ fn whole() -> Figures {
     let node = Node::start(WHOLE);
     let (none, ours) = (Hooks::none(), Hooks::of(&node.host, None));
     let plain = Plain::open(&node.host);
-    // The first Prolog writes the list of Slurm's GPUs.
+    // The first Prolog also writes the list of Slurm's GPUs.
     node.job(&ours);
     let commits = node.commits_of_a_job(&ours);
     let (mut bare, mut with, mut commit) = (Vec::new(), Vec::new(), Vec::new());
@@ -240,13 +246,13 @@ fn whole() -> Figures {
     Figures { commits, commit: median(commit), alone: [median(bare), median(with)], at_once: [next(), next()] }
 }
 
-/// Medians of jobs with a share of an MPS daemon: beyond hooks that do nothing, in seconds.
+/// Medians of jobs with a share of an MPS daemon: seconds in addition to hooks that do nothing.
 struct MpsFigures {
-    /// Alone, and at once.
+    /// One job, and concurrent jobs, while the daemon runs.
     running: [f64; 2],
-    /// The daemon starts when Prolog does.
+    /// One job, if the daemon starts at the same time as Prolog.
     cold: f64,
-    /// The usual hooks: alone, and at once.
+    /// The usual hooks of a site without gpush: one job, and concurrent jobs.
     by_hand: [f64; 2],
     /// Whether the daemons are NVIDIA's.
     is_real: bool,
@@ -295,8 +301,9 @@ fn mps() -> MpsFigures {
     }
 }
 
-/// Returns the seconds of the hooks in jobs of a real Slurm beyond hooks that do nothing, alone and at once. Both kinds
-/// have the same script around them, which records the times.
+/// Returns the additional seconds of the hooks in jobs of a real Slurm, compared with hooks that do
+/// nothing: for one job, and for concurrent jobs. The same script calls both kinds of hooks and
+/// records the times.
 fn in_slurm() -> Option<[f64; 2]> {
     let site = Site::start(HOST, WHOLE, |setup, host, _| {
         let conf = format!("AutoDetect=off\nName=gpu File={}/nvidia[0-7]\n", setup.devices().display());
@@ -347,7 +354,7 @@ fn in_slurm() -> Option<[f64; 2]> {
     Some(figures)
 }
 
-/// Returns the difference of the last two words, which are seconds.
+/// Returns the difference between the last two words of a line, which are times in seconds.
 fn seconds(line: &str) -> f64 {
     let mut words = line.split(' ').rev().map(|word| word.parse::<f64>().expect("seconds"));
     let mut next = || words.next().expect("two times");

@@ -48,7 +48,7 @@ pub(crate) fn start() -> Report {
     report
 }
 
-/// Measures `gpushctl status` and `/bin/true` in alternation.
+/// Measures `gpushctl status` and `/bin/true`, alternately.
 pub(crate) fn status() -> Report {
     let host = Host::up("dgx-a100");
     let agent = ctl::agent(&host);

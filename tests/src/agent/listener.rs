@@ -1,4 +1,4 @@
-//! A client of the event stream, without a library because the tests check the exact bytes.
+//! A client of the event stream. It uses no HTTP library, because the tests check the exact bytes.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -14,15 +14,15 @@ use super::{Agent, PATIENCE};
 #[derive(Debug)]
 pub struct Listener {
     stream: BufReader<UnixStream>,
-    /// The last id received, even if no event came with it.
+    /// The id of the last message received, with or without an event.
     pub place: String,
 }
 
 impl Agent {
-    /// Listens with these parameters (`?kinds=gpu`, or none). Starts after the event `last`, if given.
+    /// Opens an event stream with these query parameters (`?kinds=gpu`, or empty). If `last` is an
+    /// event id, the stream starts after that event.
     ///
-    /// # Panics
-    /// If gpushd refuses.
+    /// # Panics If gpushd refuses the request.
     #[must_use]
     pub fn listen(&self, parameters: &str, last: Option<&str>) -> Listener {
         let mut stream = self.connect();
@@ -33,7 +33,8 @@ impl Agent {
         let status = listener.line().expect("an answer");
         assert!(status.starts_with("HTTP/1.1 200 "), "{status}");
         while !listener.line().expect("a head").is_empty() {}
-        // The first message names the position at which the stream begins. From there, no event is missed.
+        // The first message names the position at which the stream begins. The listener receives
+        // every later event.
         assert_eq!(listener.piece().expect("a place"), None);
         listener
     }
@@ -46,8 +47,8 @@ impl Listener {
         (read > 0).then(|| line.trim_end().to_owned())
     }
 
-    /// Returns the next message of the stream, with or without an event; `None` at the end of the stream. Skips the
-    /// lengths of HTTP chunks, which do not look like a line of an event.
+    /// Returns the next message of the stream, with or without an event; `None` at the end of the
+    /// stream. Skips the length lines of HTTP chunks, which never look like a line of an event.
     fn piece(&mut self) -> Option<Option<Event>> {
         let mut event = None;
         let mut begun = false;
@@ -81,9 +82,8 @@ impl Listener {
 
     /// Returns the events up to and including the first for which `is` returns true.
     ///
-    /// # Panics
-    /// If the stream ends before that, or takes too long. A read timeout cannot detect that, because gpushd sends
-    /// keep-alives.
+    /// # Panics If the stream ends without such an event, or the event takes too long. A read
+    /// timeout does not detect a missing event, because gpushd sends keep-alive messages.
     pub fn until(&mut self, is: impl Fn(&Event) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
         let until = Instant::now() + PATIENCE;
@@ -99,21 +99,20 @@ impl Listener {
         }
     }
 
-    /// Returns the events up to and including the end of an operation.
+    /// Returns the events up to and including the event that reports the end of an operation.
     pub fn until_end_of(&mut self, id: &str) -> Vec<Event> {
         self.until(|event| state(event).is_some_and(|(of, state)| of == id && state.is_final()))
     }
 
     /// Returns the next event of a kind.
     ///
-    /// # Panics
-    /// If the stream ends before.
+    /// # Panics If the stream ends without such an event.
     pub fn next_of(&mut self, kind: EventKind) -> Event {
         self.until(|event| event.what.kind() == kind).pop().expect("at least one")
     }
 }
 
-/// Returns the operation of an event, and its state.
+/// Returns the id of the operation that an event reports, and its state.
 #[must_use]
 pub fn state(event: &Event) -> Option<(&str, OperationState)> {
     match &event.what {
@@ -130,7 +129,7 @@ pub fn state(event: &Event) -> Option<(&str, OperationState)> {
     }
 }
 
-/// Returns the sequence number of an event since the start of gpushd.
+/// Returns the sequence number of an event, counted from the start of gpushd.
 ///
 /// # Panics
 /// If its id has no number.

@@ -1,7 +1,8 @@
 //! A `gpushd` under test: the real program on a simulated host, used through its socket.
 //!
-//! The harness acts as the service manager: gpushd has started when it sends its ready notification. No wait depends
-//! on a fixed time. Requests are plain bytes on the socket, so the tests see what any HTTP client would see.
+//! The harness acts as the service manager: it treats gpushd as started when gpushd sends its ready
+//! notification. No wait depends on a fixed time. Requests are plain bytes on the socket, so the
+//! tests see what any HTTP client would see.
 
 mod answer;
 mod listener;
@@ -40,7 +41,7 @@ use crate::host::Host;
 /// Time limit for every wait in a test. It is long, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running agent. Dropping it kills it.
+/// A running agent, which is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Agent {
     child: Child,
@@ -70,8 +71,9 @@ impl Agent {
         Setup::on(host).config(config).start()
     }
 
-    /// Starts gpushd again on a host whose previous gpushd has ended, in a later second. Times of the API have no
-    /// fraction of a second. So no operation of the previous gpushd seems to belong to this one.
+    /// Starts gpushd again on a host whose previous gpushd has ended, but only when the next second
+    /// begins. Times of the API are whole seconds. Without the wait, an operation of the previous
+    /// gpushd could seem to belong to the new one.
     #[must_use]
     pub fn start_again(host: &Host, config: &str) -> Self {
         let into_second = jiff::Timestamp::now().as_millisecond().rem_euclid(1000).unsigned_abs();
@@ -79,7 +81,8 @@ impl Agent {
         Self::start(host, config)
     }
 
-    /// Starts gpushd on a socket that other users can reach, in a directory that is open to all.
+    /// Starts gpushd on a socket that other users can reach, in a directory that every user can
+    /// enter.
     #[must_use]
     pub fn start_public(host: &Host, config: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("gpush-socket-").tempdir().expect("a temporary directory");
@@ -101,8 +104,8 @@ impl Agent {
         &self.socket
     }
 
-    /// Returns the content of the log file. gpushd writes a line after the event that the line reports. So a test
-    /// that expects a line calls [`Agent::wait_for_log`].
+    /// Returns the content of the log file. gpushd writes a log line after the event that the line
+    /// reports. Therefore a test that expects a line calls [`Agent::wait_for_log`] instead.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -198,24 +201,25 @@ impl Agent {
         assert_eq!(self.wait().signal(), Some(9));
     }
 
-    /// Sends bytes unchanged. Returns the whole answer once the agent has closed the connection.
+    /// Sends bytes unchanged, and returns everything that gpushd sends until it closes the
+    /// connection.
     ///
-    /// # Panics
-    /// If no connection is possible.
+    /// # Panics If the connection fails.
     #[must_use]
     pub fn raw(&self, bytes: &[u8]) -> Vec<u8> {
         Self::exchange(self.connect(), bytes)
     }
 
     fn exchange(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
-        // gpushd may answer and close the connection before it has read everything.
+        // gpushd may answer and close the connection before it has read all bytes.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         answer
     }
 
-    /// As [`Agent::raw`], for a gpushd that may die. Returns `None` if no connection is possible.
+    /// As [`Agent::raw`], for a gpushd that may end at any time. Returns `None` if the connection
+    /// fails.
     #[must_use]
     pub fn try_raw(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let stream = UnixStream::connect(&self.socket).ok()?;
@@ -223,10 +227,10 @@ impl Agent {
         Some(Self::exchange(stream, bytes))
     }
 
-    /// Follows an operation to its end, in a gpushd that may die. Returns `None` if gpushd has died.
+    /// Follows an operation to its end, in a gpushd that may end first. Returns `None` if gpushd
+    /// has ended.
     ///
-    /// # Panics
-    /// If neither the operation nor gpushd ends.
+    /// # Panics If neither the operation nor gpushd ends in time.
     pub fn outlives(&mut self, id: &str) -> Option<Operation> {
         let until = Instant::now() + PATIENCE;
         let request =
@@ -280,7 +284,7 @@ impl Agent {
         self.request("GET", path, "", b"")
     }
 
-    /// Sends a `GET` to another of its sockets.
+    /// Sends a `GET` to another socket of gpushd.
     ///
     /// # Panics
     /// If the answer is not HTTP.
@@ -291,7 +295,7 @@ impl Agent {
         parse(&answer).unwrap_or_else(|| panic!("no answer to GET {path}:\n{}", self.log()))
     }
 
-    /// Sends a `POST` with JSON.
+    /// Sends a `POST` with a JSON body.
     #[must_use]
     pub fn post(&self, path: &str, body: &Value) -> Answer {
         self.request("POST", path, "content-type: application/json\r\n", body.to_string().as_bytes())

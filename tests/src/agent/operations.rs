@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Agent, Answer, PATIENCE};
 
 impl Agent {
-    /// Requests entries on GPUs. Returns the new operation, or the error.
+    /// Requests layout entries on GPUs. Returns the new operation, or the error.
     pub fn begin(&self, gpus: &[&str], entries: &[&str]) -> Result<Operation, ApiError> {
         self.begin_with(&json!({ "selectors": gpus, "layout_source": { "entries": entries } }))
     }
@@ -39,8 +39,7 @@ impl Agent {
 
     /// Follows an operation until `is` returns true.
     ///
-    /// # Panics
-    /// If it ends before, or that takes too long.
+    /// # Panics If the operation ends first, or does not reach that state in time.
     #[must_use]
     pub fn follow_until(&self, mut operation: Operation, is: impl Fn(&Operation) -> bool) -> Operation {
         let until = Instant::now() + PATIENCE;
@@ -73,7 +72,7 @@ impl Agent {
         operation
     }
 
-    /// Requests entries on GPUs, and follows the operation to its end.
+    /// Requests layout entries on GPUs, and follows the operation to its end.
     ///
     /// # Panics
     /// If gpushd refuses the request.

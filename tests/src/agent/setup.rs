@@ -1,4 +1,5 @@
-//! Start of a gpushd under test: its config, environment, descriptors, and the program that starts it.
+//! Start of a gpushd under test: its config, its environment, its file descriptors, and the program
+//! that starts it.
 
 use std::{
     os::{fd::OwnedFd, unix::net::UnixDatagram},
@@ -49,22 +50,22 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Sets an environment variable, which replaces that of the host.
+    /// Sets an environment variable of gpushd. It replaces the host's variable of the same name.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
         self
     }
 
-    /// Adds an argument.
+    /// Adds a command-line argument of gpushd.
     #[must_use]
     pub fn arg(mut self, argument: impl Into<String>) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// Sets a name for the state directory, the socket and the config file, so that several gpushd can run on one
-    /// host.
+    /// Sets a name for the state directory, the socket and the config file, so that several gpushd
+    /// can run on one host.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.name = name.to_owned();
@@ -78,8 +79,8 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Puts the admin socket at its default path, next to the first socket. Then a directory has room for only one
-    /// gpushd.
+    /// Puts the admin socket at its default path, in the directory of the first socket. Only one
+    /// gpushd can then use that directory.
     #[must_use]
     pub fn admin_beside(mut self) -> Self {
         self.admin_beside = true;
@@ -93,14 +94,14 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Sets the standard input.
+    /// Sets the standard input of gpushd.
     #[must_use]
     pub fn stdin(mut self, stdin: OwnedFd) -> Self {
         self.stdin = Some(stdin.into());
         self
     }
 
-    /// Sets the standard error, instead of a file.
+    /// Sets the standard error of gpushd. By default it is a file.
     #[must_use]
     pub fn stderr(mut self, stderr: OwnedFd) -> Self {
         self.stderr = Some(stderr.into());
@@ -163,10 +164,9 @@ impl<'h> Setup<'h> {
         self.spawn(None)
     }
 
-    /// Starts gpushd and waits until it is ready, on a socket that is not the default one.
+    /// Starts gpushd on the socket at this path, and waits until gpushd is ready.
     ///
-    /// # Panics
-    /// If gpushd ends instead.
+    /// # Panics If gpushd ends instead.
     #[must_use]
     pub fn start_at(self, socket: &Path) -> Agent {
         self.spawn(Some(socket))
@@ -193,15 +193,17 @@ impl<'h> Setup<'h> {
     fn begin(&mut self, at: Option<&Path>) -> Agent {
         let (mut command, socket, config, log, notify) = self.command();
         let socket = at.map_or(socket, Path::to_owned);
-        // Times of the API have no fraction of a second.
+        // Times of the API are whole seconds.
         let started = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second()).expect("a time");
         let child = command.spawn().expect("gpushd can be started");
-        // The command has copies of the descriptors that the child inherited. The other ends must see them close.
+        // `command` still has copies of the descriptors that the child inherited. Without this
+        // drop, the other ends would not see when the child closes them.
         drop(command);
         Agent { child, socket, config, log, notify, started, _public: None }
     }
 
-    /// Starts gpushd and waits until it ends by itself. Returns the exit status and the output.
+    /// Starts a gpushd that must not become ready, and waits until it ends. Returns the exit status
+    /// and the output.
     ///
     /// # Panics
     /// If gpushd cannot be started, or becomes ready.
@@ -212,7 +214,7 @@ impl<'h> Setup<'h> {
         let status = wait(&mut child);
         notify.set_nonblocking(true).expect("a socket can be set");
         let mut buffer = [0; 4096];
-        // Another gpushd with this name may still send its status here.
+        // Another gpushd with the same name may still send its status to this socket.
         while let Ok(length) = notify.recv(&mut buffer) {
             assert!(!buffer[..length].starts_with(b"READY=1"), "it said that it was ready");
         }

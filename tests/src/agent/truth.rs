@@ -1,11 +1,11 @@
-//! The real content of a simulated GPU, read without the agent and the driver's ABI.
+//! The real content of a simulated GPU, read without the agent and without NVML.
 
 use serde_json::{Value, json};
 
 use crate::host::Host;
 
-/// Returns the instances of a GPU as `gpush-sim` reports them: `3g.40gb@4[3g.40gb@0]`, in the order of placement. If
-/// MIG mode is off, the first element says so.
+/// Returns the instances of a GPU as `gpush-sim` reports them: `3g.40gb@4[3g.40gb@0]`, in the order
+/// of placement. If MIG mode is off, the first element reports that.
 ///
 /// # Panics
 /// If the host does not have this GPU.
@@ -38,8 +38,7 @@ pub fn truth(host: &Host, gpu: usize) -> Vec<String> {
 
 /// Returns the id of the GPU instance that starts at a memory slice.
 ///
-/// # Panics
-/// If there is none.
+/// # Panics If no GPU instance starts there.
 #[must_use]
 pub fn gi_at(host: &Host, gpu: usize, start: u64) -> u64 {
     let show = host.show();

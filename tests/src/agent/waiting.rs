@@ -1,14 +1,14 @@
-//! Waits for changes in gpushd that it does not announce.
+//! Waits for changes in gpushd for which gpushd sends no event.
 
 use std::time::{Duration, Instant};
 
 use super::{Agent, PATIENCE};
 
 impl Agent {
-    /// Polls until `look` returns a value. For state that has no revision to follow.
+    /// Polls until `look` returns a value. Use it for state without a revision that a request could
+    /// follow.
     ///
-    /// # Panics
-    /// If it returns no value within [`PATIENCE`].
+    /// # Panics If `look` returns no value within [`PATIENCE`].
     pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -21,19 +21,18 @@ impl Agent {
         }
     }
 
-    /// Polls until a condition is true. For state that has no revision to follow.
+    /// Polls until a condition is true. Use it for state without a revision that a request could
+    /// follow.
     ///
-    /// # Panics
-    /// If it does not become true within [`PATIENCE`].
+    /// # Panics If the condition does not become true within [`PATIENCE`].
     pub fn await_that(&self, what: &str, is_so: impl Fn() -> bool) {
         self.until(what, || is_so().then_some(()));
     }
 
-    /// Waits until the API no longer shows readings from before this call. For tests that changed the hardware
-    /// outside gpushd.
+    /// Waits until the API shows only readings that are newer than this call. For tests that
+    /// changed the hardware without gpushd.
     ///
-    /// # Panics
-    /// If no newer reading arrives.
+    /// # Panics If a GPU gets no newer reading in time.
     pub fn settle_reads(&self) {
         self.settle_reads_except(u32::MAX);
     }
@@ -61,10 +60,10 @@ impl Agent {
         })
     }
 
-    /// Waits until gpushd has applied, or refused to apply, the layouts of its config after its start.
+    /// Waits until gpushd, after its start, has applied the layouts of its config or refused to
+    /// apply them.
     ///
-    /// # Panics
-    /// If it does not finish within [`PATIENCE`].
+    /// # Panics If gpushd does not finish within [`PATIENCE`].
     pub fn wait_for_layouts_at_start(&self) {
         self.await_that("layouts at start", || {
             self.get("/v1/health").json()["layouts_at_start"]["complete"] == serde_json::json!(true)

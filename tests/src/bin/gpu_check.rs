@@ -1,8 +1,9 @@
-//! Compares the driver layer's readings of this host's GPUs with the output of nvidia-smi, and records each GPU as a
-//! fixture. It only reads. `tests/gpu/run` runs it.
+//! Compares the driver layer's readings of this host's GPUs with the output of nvidia-smi, and
+//! records each GPU as a fixture. The program changes nothing. `tests/gpu/run` runs it.
 //!
-//! `gpu_check OUT [--library PATH] [--simulated]` writes `readings.json`, the original output of nvidia-smi, and
-//! `fixtures/<model>-<driver>.json` to OUT. `--simulated` accepts a simulated driver, for the test of this program.
+//! `gpu_check OUT [--library PATH] [--simulated]` writes `readings.json`, the original output of
+//! nvidia-smi, and `fixtures/<model>-<driver>.json` to OUT. `--simulated` accepts a simulated
+//! driver; the test of this program uses that option.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +19,7 @@ use gpush_nvml::{
 };
 use gpush_tests::{fixture::Fixture, smi};
 
-/// The number of comparisons, by result.
+/// Number of comparisons, by result.
 #[derive(Default)]
 struct Tally {
     same: u32,
@@ -135,7 +136,7 @@ fn check(arguments: &Arguments) -> Result<Tally, Stop> {
     Ok(tally)
 }
 
-/// Compares with readings through a worker process, which is how gpushd reads.
+/// Compares the readings with readings through a worker process, which is how gpushd reads.
 fn through_worker(arguments: &Arguments, readings: &[Reading], tally: &mut Tally) -> Result<(), String> {
     let here = std::env::current_exe().map_err(|e| e.to_string())?;
     let worker = here.with_file_name("driver_worker");
@@ -158,7 +159,8 @@ fn through_worker(arguments: &Arguments, readings: &[Reading], tally: &mut Tally
     })
 }
 
-/// Returns the output of nvidia-smi, and also stores it in a file. Returns the reason if there is no output.
+/// Runs nvidia-smi, stores its output in a file, and returns the output. If there is no output,
+/// returns the reason.
 fn nvidia_smi(out: &Path, file: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("nvidia-smi").args(arguments).output().map_err(|e| format!("nvidia-smi: {e}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -240,7 +242,7 @@ fn profiles(theirs: &BTreeMap<u32, Vec<smi::Profile>>, readings: &[Reading], tal
     }
 }
 
-/// Returns MiB as hundredths of a GiB, or `theirs` if both differ only by rounding.
+/// Returns MiB as hundredths of a GiB. Returns `theirs` if the values differ only by rounding.
 fn printed(mib: u64, theirs: u64) -> u64 {
     let exact = mib * 100;
     if exact.abs_diff(theirs * 1024) < 1024 { theirs } else { exact / 1024 }

@@ -1,10 +1,10 @@
-//! Checks sharing through MPS on this host's first GPU, with its own gpushd and programs that compute. It changes no
-//! setting of the GPU. `tests/gpu/run` runs it.
+//! Checks sharing through MPS on this host's first GPU, with a separate gpushd and with programs
+//! that compute. The checks change no setting of the GPU. `tests/gpu/run` runs this program.
 //!
-//! `gpu_mps OUT CLIENT.py` writes `mps.json`, `mps.md` and the logs to OUT. gpushd and gpushctl come from the
-//! directory of this program. It reads two environment variables:
-//! - `GPU_CLIENT`: the command of the clients, instead of `python3 CLIENT.py`. If it is set, a simulated GPU is
-//!   accepted, because such a client may support one.
+//! `gpu_mps OUT CLIENT.py` writes `mps.json`, `mps.md` and the logs to OUT. gpushd and gpushctl
+//! come from the directory of this program. The program reads two environment variables:
+//! - `GPU_CLIENT`: the command of the clients, instead of `python3 CLIENT.py`. If this variable is
+//!   set, the program accepts a simulated GPU, because such a client may support one.
 //! - `GPU_SECONDS`: the duration of each measurement.
 
 use std::{
@@ -31,7 +31,7 @@ const INTERRUPTED: u8 = 130;
 struct Arguments {
     out: PathBuf,
     client: Vec<String>,
-    /// Whether the client is not the default one.
+    /// Whether `GPU_CLIENT` replaces the default client.
     other_client: bool,
     seconds: f64,
 }
@@ -86,7 +86,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Runs the checks. Returns `None` if interrupted.
+/// Runs the checks. Returns `None` if a signal interrupted them.
 async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Result<Option<Report>, Stop> {
     let said = |error: std::io::Error| Stop::Failed(error.to_string());
     let ground = Ground::look(*other_client)?;
@@ -130,7 +130,7 @@ async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Re
     Ok(Some(report))
 }
 
-/// Runs the checks, after one client has shown that it can compute.
+/// Runs the checks, if one client can compute.
 async fn carried_out(service: &mut Service, report: &mut Report) -> Result<(), Stop> {
     let came_up = match service.with(None, Work::NONE) {
         Ok(mut client) => client.ended().await.map(|_| ()),

@@ -1,5 +1,5 @@
-//! A process with a command line of 32 MiB. It uses `prctl(PR_SET_MM_MAP)`, which every user may call. It prints
-//! `ready`, and sleeps until its standard input is closed.
+//! A process with a command line of 32 MiB. The program uses `prctl(PR_SET_MM_MAP)`, which every
+//! user may call. It prints `ready`, and sleeps until its standard input is closed.
 
 use std::io::{Read, Write};
 
@@ -27,12 +27,12 @@ struct MemoryMap {
 }
 
 fn main() {
-    // Each word costs its reader more memory than the word's own size. The last byte must be 0, otherwise the kernel
-    // shows only one page.
+    // A reader of the command line needs more memory for each word than the size of the word. The
+    // last byte must be 0, otherwise the kernel shows only one page.
     let words = b"x\0".repeat(LENGTH / 2).leak();
     let stat = std::fs::read_to_string("/proc/self/stat").expect("our own stat");
     let (_, numbers) = stat.rsplit_once(')').expect("a stat line");
-    // The first number here is field 3.
+    // `numbers[0]` is field 3 of `/proc/PID/stat`.
     let numbers: Vec<&str> = numbers.split_whitespace().collect();
     let field = |number: usize| numbers[number - 3].parse::<u64>().expect("a number");
     let arg_start = words.as_ptr() as u64;
@@ -53,7 +53,8 @@ fn main() {
         exe_fd: u32::MAX,
     };
     #[expect(unsafe_code, reason = "nix has no binding for PR_SET_MM_MAP")]
-    // SAFETY: the kernel only reads `map`, whose size is given. The call changes what /proc shows, but no memory.
+    // SAFETY: the kernel only reads `map`, and `size_of` gives its size. The call changes what
+    // /proc shows, but no memory of this process.
     let done = unsafe { libc::prctl(libc::PR_SET_MM, libc::PR_SET_MM_MAP, &raw const map, size_of::<MemoryMap>(), 0) };
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     println!("ready");

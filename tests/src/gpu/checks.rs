@@ -1,7 +1,8 @@
-//! The checks. Each check starts with a daemon that serves and has no clients, and leaves it in that state.
+//! The checks. Each check starts with a running daemon without clients, and leaves the daemon in
+//! that state.
 //!
-//! They assert outcomes, and ratios within one run. Times are only printed, because they are valid for one machine
-//! only.
+//! The checks assert outcomes, and ratios within one run. They only print times, because a time is
+//! valid for one machine only.
 
 use std::time::{Duration, Instant};
 
@@ -18,41 +19,45 @@ use super::{
     service::{Service, TARGET},
 };
 
-/// Percentages whose throughput is measured. The last one is the reference.
+/// Percentages whose throughput is measured. The last percentage is the reference.
 const PERCENTAGES: [u32; 3] = [25, 50, 100];
 
-/// Number of measurements of each percentage. The median counts.
+/// Number of measurements of each percentage. The check uses the median.
 const TIMES: usize = 3;
 
-/// Maximum excess of a throughput over its percentage, in percentage points. A percentage limits multiprocessors, not
-/// throughput: if fewer of them compute, each has more clock and memory bandwidth.
+/// Maximum difference by which a throughput may exceed its percentage, in percentage points. A
+/// percentage limits the number of multiprocessors, not the throughput: if fewer multiprocessors
+/// compute, each has a higher clock rate and more memory bandwidth.
 const SLACK: f64 = 20.0;
 
-/// A memory limit, and allocations below and above it, in MiB. Matrices and libraries need memory too.
+/// A memory limit, and allocations below and above the limit, in MiB. Matrices and libraries need
+/// memory too.
 const LIMIT_MIB: u64 = 2048;
 const BELOW_MIB: u64 = 1024;
 const ABOVE_MIB: u64 = 3072;
 
-/// Numbers of small clients that compute at the same time.
+/// Numbers of small clients that compute concurrently.
 const NUMBERS: [usize; 4] = [1, 2, 4, 8];
 
-/// Runs all checks in order. A failed check does not prevent the next.
+/// Runs all checks in order, even if a check fails.
 pub async fn all(service: &mut Service, seconds: f64, report: &mut Report) {
     report.add("throughput", throughput(service, seconds).await);
     report.add("memory limit", memory_limit(service).await);
     report.add("client killed", client_killed(service).await);
     report.add("daemon killed", daemon_killed(service).await);
     report.add("agent killed", agent_killed(service).await);
-    // Last, because it stops the daemon.
+    // This check is the last one, because it stops the daemon.
     report.add("small clients", small_clients(service, seconds).await);
 }
 
-/// Checks that each percentage limits a client's throughput, and that a larger percentage permits more.
+/// Checks that each percentage limits a client's throughput, and that a higher percentage gives a
+/// higher throughput.
 async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String> {
     service.idle().await?;
     let mut speeds = vec![Vec::new(); PERCENTAGES.len()];
     let mut multiprocessors = [0; PERCENTAGES.len()];
-    // The percentages alternate, so that a GPU that heats up slows all of them.
+    // The percentages alternate. If the GPU heats up and becomes slower, all percentages are
+    // affected equally.
     for _ in 0..TIMES {
         for (at, percentage) in PERCENTAGES.iter().enumerate() {
             let work = Work { seconds: Some(seconds), wait: true, ..Work::default() };
@@ -80,14 +85,15 @@ async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String
     })
 }
 
-/// Checks that an allocation above a client's limit fails. One below the limit, or without a limit, must succeed.
+/// Checks that an allocation above a client's limit fails, and that an allocation below the limit
+/// or without a limit succeeds.
 async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
     let limit = format!("{LIMIT_MIB}M");
     let limited = ["--mps", "--mem", limit.as_str()];
     let allocating = |mib| Work { allocate: mib, ..Work::NONE };
     service.run(&limited, allocating(BELOW_MIB))?.ended().await.map_err(|why| format!("{BELOW_MIB} MiB: {why}"))?;
-    // If this fails, the GPU may be too small for the check.
+    // If this allocation fails, the GPU may be too small for the check.
     service
         .run(&["--mps"], allocating(ABOVE_MIB))?
         .ended()
@@ -106,7 +112,8 @@ async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Checks that killing a client that computes ends no other client, and that its share becomes free.
+/// Kills a client that computes. Checks that no other client ends, and that the share of the killed
+/// client becomes free.
 async fn client_killed(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
     let half = ["--mps", "50"];
@@ -140,8 +147,8 @@ async fn client_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Checks that gpushd notices a killed control daemon, waits for the client of its server, and then starts another
-/// daemon. The result includes what happened to that client.
+/// Kills a control daemon. Checks that gpushd notices it, waits for the client of the daemon's
+/// server, and then starts another daemon. The result also tells what happened to that client.
 async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
     let pid = before.pid.ok_or("gpushd does not tell the daemon's pid")?;
@@ -158,7 +165,7 @@ async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
         Err(why) => format!("lost its work ({why})"),
     };
     let left = Instant::now();
-    // A client that lost its work reports nothing more.
+    // A client that lost its context reports nothing more.
     let _ended = client.stop().await;
     let serves = |daemon: &MpsDaemon| daemon.pid != Some(pid) && daemon.state == MpsState::Ready;
     service.becomes("ready again", serves).await?;
@@ -187,7 +194,8 @@ async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Checks that killing gpushd ends no other process. The next gpushd adopts the same daemon and its client.
+/// Kills gpushd. Checks that no other process ends, and that the next gpushd adopts the same daemon
+/// and its client.
 async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
     let mut client = service.run(&["--mps", "50"], Work::default())?;
@@ -199,7 +207,8 @@ async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     let started = Instant::now();
     service.start().await?;
     without.map_err(|why| format!("while there was no gpushd: {why}"))?;
-    // gpushd finds a daemon by its directory, before the driver has identified its GPU.
+    // gpushd finds a daemon through its directory, before the driver has identified the daemon's
+    // GPU.
     let found = |daemon: &MpsDaemon| daemon.state == MpsState::Ready && daemon.gpu.is_some();
     let after = service.becomes("ready", found).await?;
     let adopted = started.elapsed();
@@ -240,7 +249,7 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
         with.push(together(&mut clients).await?);
     }
     service.release(&granted).await?;
-    // The lease ends after gpushd has seen that its last client has ended.
+    // The lease ends when gpushd has seen that the last client of the lease has ended.
     service.idle().await?;
     service.ctl::<serde_json::Value>(&["mps", "stop", TARGET]).await?;
     let mut without = Vec::new();

@@ -1,6 +1,6 @@
-//! A program that computes on the GPU, for the checks: how it is started, read and ended.
+//! A program that computes on the GPU, for the checks: its start, its output and its end.
 //!
-//! `tests/gpu/client.py` documents its output. `gpush-sim mps-client --compute` prints the same.
+//! `tests/gpu/client.py` documents the output. `gpush-sim mps-client --compute` prints the same.
 
 use std::{fs::File, os::unix::process::ExitStatusExt, path::PathBuf, process::Stdio};
 
@@ -25,14 +25,15 @@ pub struct Work {
     pub seconds: Option<f64>,
     /// MiB of device memory that the client allocates first.
     pub allocate: u64,
-    /// Use kernels that leave most of the GPU idle.
+    /// Whether the client uses kernels that leave most of the GPU idle.
     pub small: bool,
-    /// Wait for a command before computing, so that several clients compute concurrently.
+    /// Whether the client waits for a command before it computes, so that several clients compute
+    /// concurrently.
     pub wait: bool,
 }
 
 impl Work {
-    /// No work: only the start of the client matters.
+    /// A client that only starts and does not compute.
     pub const NONE: Self = Self { seconds: Some(0.0), allocate: 0, small: false, wait: false };
 
     /// Returns the client's arguments.
@@ -51,7 +52,7 @@ impl Work {
     }
 }
 
-/// A line of output of a client.
+/// A line that a client prints.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 enum Said {
@@ -85,11 +86,11 @@ pub struct Ended {
     pub longest_pause_ms: f64,
 }
 
-/// A running client. Dropping it asks the client to end.
+/// A running client. When this value is dropped, the client receives SIGTERM.
 #[derive(Debug)]
 pub struct Client {
     child: Child,
-    /// The process group of the client and of the programs that started it.
+    /// The process group of the client, which also contains the programs that started the client.
     group: Pid,
     stdin: Option<ChildStdin>,
     lines: UnboundedReceiver<String>,
@@ -97,16 +98,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a command that becomes a client. Its standard error goes to a file.
+    /// Starts a command that becomes a client. The client's standard error goes to a file.
     ///
-    /// # Errors
-    /// If it cannot be started.
+    /// # Errors If the command cannot be started.
     pub fn start(command: std::process::Command, stderr: PathBuf) -> Result<Self, String> {
         let name = command.get_program().to_owned();
         let cannot = |error: std::io::Error| format!("{} can't be started: {error}", name.display());
         let file = File::create(&stderr).map_err(cannot)?;
         let mut command = Command::from(command);
-        // A separate process group, so that Ctrl-C reaches only the checks. They end the clients in the right order.
+        // A separate process group, so that Ctrl-C reaches only the program with the checks. That
+        // program then ends the clients in the right order.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
         let mut child = command.spawn().map_err(cannot)?;
         let pid = child.id().ok_or("a client without a pid")?.cast_signed();
@@ -123,7 +124,7 @@ impl Client {
         Ok(Self { stdin: child.stdin.take(), group: Pid::from_raw(pid), child, lines, stderr })
     }
 
-    /// Returns the next line of the client.
+    /// Returns the next line that the client prints.
     async fn says(&mut self) -> Result<Said, String> {
         let Ok(line) = timeout(PATIENCE, self.lines.recv()).await else {
             return Err(format!("a client said nothing for {} s", PATIENCE.as_secs()));
@@ -171,10 +172,10 @@ impl Client {
 
     /// Waits for an iteration that began after this call.
     ///
-    /// # Errors
-    /// If none arrives.
+    /// # Errors If the client completes no such iteration.
     pub async fn computes(&mut self) -> Result<(), String> {
-        // The next line may have been sent before this call. The line after it is newer.
+        // The client may have printed the next line before this call. The line after that line is
+        // newer than this call.
         while self.lines.try_recv().is_ok() {}
         let mut before = None;
         loop {
@@ -212,10 +213,10 @@ impl Client {
         self.ended().await
     }
 
-    /// Waits until a client that was killed or has failed has ended, together with the programs that started it.
+    /// Waits until a client that was killed or has failed has ended, and also the programs that
+    /// started it.
     ///
-    /// # Errors
-    /// If it does not end.
+    /// # Errors If the client does not end in time.
     pub async fn gone(&mut self) -> Result<std::process::ExitStatus, String> {
         let status = timeout(PATIENCE, self.child.wait()).await.map_err(|_| "a client does not end")?;
         status.map_err(|error| error.to_string())
@@ -224,7 +225,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // After wait(2), another process may have the pid.
+        // After wait(2), the kernel may have given the pid to another process.
         if self.child.id().is_some() {
             let _ended_by_itself = killpg(self.group, Signal::SIGTERM);
         }

@@ -1,4 +1,5 @@
-//! The prerequisites of the checks, and the comparison of settings before and after them. This module only reads.
+//! The prerequisites of the checks, and the comparison of settings before and after the checks.
+//! This module changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -19,9 +20,9 @@ const HOSTS_OWN: &str = "/run/gpush/gpushd.sock";
 /// The reason why the checks do not run.
 #[derive(Debug)]
 pub enum Stop {
-    /// A prerequisite is missing. That is not a failure.
+    /// A prerequisite is missing. The checks are skipped, which is not a failure.
     Skipped(String),
-    /// A prerequisite is broken.
+    /// A prerequisite exists but does not work.
     Failed(String),
 }
 
@@ -31,7 +32,7 @@ impl From<String> for Stop {
     }
 }
 
-/// The GPU under test, which is the first one, and the programs.
+/// The GPU under test, which is the first one, and NVIDIA's programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ground {
     /// Product name.
@@ -44,7 +45,7 @@ pub struct Ground {
     pub driver: String,
     /// CUDA version of the driver.
     pub cuda: String,
-    /// Whether the GPU is simulated by gpush. Then its measurements have no meaning.
+    /// Whether the GPU is simulated by gpush. The measurements then have no meaning.
     pub simulated: bool,
     #[serde(skip)]
     settings: Settings,
@@ -58,7 +59,7 @@ pub struct Ground {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Settings {
     compute_mode: Option<ComputeMode>,
-    /// MIG mode, current and after the next reset.
+    /// MIG mode: current, and after the next reset.
     mig: Option<(bool, bool)>,
 }
 
@@ -70,8 +71,9 @@ impl Settings {
 }
 
 impl Ground {
-    /// Examines the first GPU and the host. A simulated driver is accepted only with a client that supports it.
-    /// PyTorch would ignore it, and compute on a real GPU that was not examined.
+    /// Examines the first GPU and the host. `simulated` accepts a simulated driver, for a client
+    /// that supports one. PyTorch would ignore the simulated driver, and compute on a real GPU that
+    /// was not examined.
     ///
     /// # Errors
     /// If a prerequisite is missing, or something prevents the checks.
@@ -111,10 +113,9 @@ impl Ground {
         })
     }
 
-    /// Reads the GPU again, and compares its settings with those from before.
+    /// Reads the GPU again, and compares its settings with the settings before the checks.
     ///
-    /// # Errors
-    /// If a setting differs. The text has both values.
+    /// # Errors If a setting differs. The text contains both values.
     pub fn unchanged(&self) -> Result<(), String> {
         let (_, _, reading) = match read() {
             Ok(read) => read,
@@ -144,7 +145,8 @@ fn read() -> Result<(Driver, gpush_api::Driver, Reading), Stop> {
     Ok((driver, info, reading))
 }
 
-/// Returns why the checks must not run on a GPU: they would have to change it, or it is in use.
+/// Returns why the checks must not run on a GPU: they would have to change a setting, or the GPU is
+/// in use.
 fn in_the_way(reading: &Reading) -> Option<String> {
     let Settings { compute_mode, mig } = Settings::of(reading);
     if mig.is_some_and(|(enabled, pending)| enabled || pending) {
@@ -162,7 +164,8 @@ fn in_the_way(reading: &Reading) -> Option<String> {
     (!reading.processes.is_empty()).then(|| format!("it is in use, by pid {}", pids.join(", ")))
 }
 
-/// Returns the path of a program in the PATH, or in the directory of NVIDIA's packages.
+/// Returns the path of a program in `PATH` or in `/usr/bin`, where NVIDIA's packages install their
+/// programs.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain([PathBuf::from("/usr/bin")]);

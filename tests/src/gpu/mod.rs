@@ -1,4 +1,4 @@
-//! The checks of MPS on a real GPU, `tests/gpu`: a real gpushd, real CUDA programs, and their results.
+//! The checks of MPS on a real GPU (`tests/gpu`): with a real gpushd and real CUDA programs.
 //!
 //! ```text
 //! bin/gpu_mps ──► ground     the prerequisites; if one is missing: SKIPPED, and why
@@ -9,9 +9,10 @@
 //!      └────────► report     lines, mps.json, mps.md
 //! ```
 //!
-//! The checks change no setting of a GPU: the rule says `compute_mode = "keep"`, they do not run on a GPU in MIG
-//! mode, and [`ground::Ground::unchanged`] reads the settings again. Errors are sentences, which become the line of a
-//! check. The test `tests/tests/driver/gpu_checks.rs` runs the checks on a simulated host.
+//! The checks change no setting of a GPU: the rule says `compute_mode = "keep"`, the checks do not
+//! run on a GPU in MIG mode, and [`ground::Ground::unchanged`] compares the settings afterwards.
+//! Errors are sentences, which the report prints in the line of a check. The test
+//! `tests/tests/driver/gpu_checks.rs` runs the checks on a simulated host.
 
 pub mod checks;
 pub mod client;
@@ -24,5 +25,5 @@ use std::time::Duration;
 /// Time limit of each wait. The first start of PyTorch takes a minute.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Interval between two polls of gpushd, for changes that no event announces.
+/// Interval between two polls of gpushd, for changes for which gpushd sends no event.
 pub const LOOK: Duration = Duration::from_millis(10);

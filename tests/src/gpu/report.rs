@@ -1,5 +1,5 @@
-//! Results of the checks: a line for each check when it finishes, `mps.json` for programs, and `mps.md` for
-//! `docs/benchmarks.md`.
+//! Results of the checks. Each check prints a line when it finishes. `mps.json` is for programs,
+//! and `mps.md` is for `docs/benchmarks.md`.
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -19,7 +19,7 @@ pub struct Found {
     pub figures: Value,
 }
 
-/// A check that has run, or that could not run.
+/// A check with its result. A check that could not run is also listed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
     /// Its name.
@@ -49,7 +49,8 @@ impl Report {
         Self { gpu, client, seconds, checks: Vec::new() }
     }
 
-    /// Adds and prints a check. A check that could not run counts as failed, with the reason.
+    /// Adds a check to the report and prints its line. A check that could not run counts as failed;
+    /// its text is the reason.
     pub fn add(&mut self, name: &'static str, outcome: Result<Found, String>) {
         let found = outcome.unwrap_or_else(|why| Found { ok: false, words: why, figures: Value::Null });
         println!("{:<7} {name:<22} {}", if found.ok { "ok" } else { "FAILED" }, found.words);
@@ -89,7 +90,7 @@ impl Report {
             self.seconds
         );
         for Check { name, found: Found { ok, words, .. } } in &self.checks {
-            // A bar would end the table cell.
+            // A `|` in the text would end the table cell.
             let words = words.replace('|', "\\|");
             let _infallible = writeln!(text, "| {name} | {} | {words} |", if *ok { "ok" } else { "**failed**" });
         }
@@ -100,8 +101,8 @@ impl Report {
     }
 }
 
-/// Returns the table of a check with several measurements, `{"columns": […], "rows": [[…], …]}`. Returns an empty
-/// text for other checks.
+/// Returns the table of a check with several measurements, whose figures have the form `{"columns":
+/// […], "rows": [[…], …]}`. Returns an empty text for other checks.
 fn table(figures: &Value) -> String {
     let cells = |row: &Value| -> Vec<String> {
         let row = row.as_array().map(Vec::as_slice).unwrap_or_default();

@@ -1,9 +1,9 @@
-//! A separate gpushd for the checks, which shares the first GPU through MPS. The checks control it with `gpushctl`,
-//! as users do.
+//! A separate gpushd for the checks, which shares the first GPU through MPS. The checks control it
+//! with `gpushctl`, as users do.
 //!
-//! Everything is in a scratch directory: config, sockets, state, MPS daemons. Every process that is started here,
-//! directly or indirectly, has that directory in its environment. The cleanup finds the processes by it, even after a
-//! failure.
+//! Everything is in a scratch directory: config, sockets, state, MPS daemons. Every process that
+//! the service starts, directly or indirectly, has the path of that directory in its environment.
+//! The cleanup searches for that path and therefore finds all processes, even after a failure.
 
 use std::{
     fs,
@@ -31,13 +31,13 @@ use super::{
     ground::Ground,
 };
 
-/// The index of the first GPU, as argument of `gpushctl mps`.
+/// The index of the first GPU, as target argument of `gpushctl mps`.
 pub const TARGET: &str = "0";
 
-/// Time that remaining processes have to end before they are killed.
+/// Time limit for remaining processes to end before they are killed.
 const GOING: Duration = Duration::from_secs(20);
 
-/// The gpushd, and all processes that were started with it.
+/// The separate gpushd, and all processes that were started with it.
 #[derive(Debug)]
 pub struct Service {
     gpushd: Option<Child>,
@@ -46,12 +46,13 @@ pub struct Service {
     client: Vec<String>,
     uuid: String,
     clients: u32,
-    // Removed when the service is dropped.
+    // Dropping the service removes this directory.
     scratch: tempfile::TempDir,
 }
 
 impl Service {
-    /// Prepares the service, with gpush's programs in `programs` and the command of its clients. Starts no process.
+    /// Prepares the service. `programs` is the directory of gpush's programs, `client` is the
+    /// command of the clients. Starts no process.
     ///
     /// # Errors
     /// If the scratch directory cannot be created.
@@ -59,7 +60,8 @@ impl Service {
         let cannot = |error: std::io::Error| format!("a scratch directory can't be made: {error}");
         let scratch = tempfile::Builder::new().prefix("gpush-gpu-").tempdir().map_err(cannot)?;
         let notify = UnixDatagram::bind(scratch.path().join("notify")).map_err(cannot)?;
-        // One health check per second. The checks observe clients, which gpushd finds through its health check.
+        // One health check per second: gpushd finds clients only through its health check, and the
+        // checks wait for clients to appear.
         let config = format!(
             "[mps]\ncontrol = {:?}\nserver = {:?}\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
              mps = {{ compute_mode = \"keep\" }}\n",
@@ -74,7 +76,7 @@ impl Service {
         self.scratch.path().join(name)
     }
 
-    /// Returns a command that uses only this gpushd.
+    /// Returns a command that uses this gpushd and no other MPS daemon.
     fn command(&self, program: &str) -> std::process::Command {
         let mut command = std::process::Command::new(self.programs.join(program));
         command.env("GPUSH_SOCKET", self.path("gpushd.sock")).env_remove("GPUSH_CONFIG").env("LANG", "C.UTF-8");
@@ -98,7 +100,7 @@ impl Service {
         // Discard notifications of the previous gpushd.
         while self.notify.try_recv(&mut [0; 4096]).is_ok() {}
         let gpushd = Command::from(command).process_group(0).spawn().map_err(cannot)?;
-        // Stored now, so that the cleanup ends gpushd even if this call is cancelled.
+        // Store the child now, so that the cleanup ends gpushd even if this call is cancelled.
         let gpushd = self.gpushd.insert(gpushd);
         let served = async {
             let mut buffer = [0; 4096];
@@ -123,8 +125,7 @@ impl Service {
 
     /// Sends SIGKILL to gpushd.
     ///
-    /// # Errors
-    /// If gpushd does not run.
+    /// # Errors If gpushd is not running.
     pub async fn kill(&mut self) -> Result<(), String> {
         let mut gpushd = self.gpushd.take().ok_or("there is no gpushd")?;
         gpushd.kill().await.map_err(|error| format!("gpushd can't be killed: {error}"))
@@ -132,8 +133,7 @@ impl Service {
 
     /// Runs `gpushctl ARGUMENTS --json` and returns its output.
     ///
-    /// # Errors
-    /// The error of gpushctl, with cause and hint.
+    /// # Errors The error message of gpushctl, with cause and hint.
     pub async fn ctl<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, String> {
         let mut command = self.command("gpushctl");
         command.args(arguments).arg("--json").stdin(Stdio::null());
@@ -155,18 +155,16 @@ impl Service {
         }
     }
 
-    /// Returns the MPS daemon, polled now.
+    /// Returns the MPS daemon, after gpushd has polled it.
     ///
-    /// # Errors
-    /// If gpushd does not list it.
+    /// # Errors If gpushd does not list the daemon.
     pub async fn daemon(&self) -> Result<MpsDaemon, String> {
         self.ctl(&["mps", "show", TARGET]).await
     }
 
-    /// Returns the MPS daemon as of the last poll.
+    /// Returns the MPS daemon as of gpushd's last poll.
     ///
-    /// # Errors
-    /// If gpushd does not list it.
+    /// # Errors If gpushd does not list the daemon.
     pub async fn seen(&self) -> Result<MpsDaemon, String> {
         let all: Vec<MpsDaemon> = self.ctl(&["mps", "list"]).await?;
         all.into_iter().next().ok_or_else(|| "gpushd shares nothing".to_owned())
@@ -174,8 +172,8 @@ impl Service {
 
     /// Waits until gpushd shows the MPS daemon in a state for which `is` returns true.
     ///
-    /// # Errors
-    /// The state of the daemon, if it failed or does not get there in time.
+    /// # Errors The state of the daemon, if the daemon failed or does not reach such a state in
+    /// time.
     pub async fn becomes(&self, what: &str, is: impl Fn(&MpsDaemon) -> bool) -> Result<MpsDaemon, String> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -197,10 +195,9 @@ impl Service {
         }
     }
 
-    /// Waits until the MPS daemon serves and has no clients. Every check starts in this state.
+    /// Waits until the MPS daemon is ready and has no clients. Every check starts in this state.
     ///
-    /// # Errors
-    /// If that does not happen in time.
+    /// # Errors If the daemon does not reach this state in time.
     pub async fn idle(&self) -> Result<MpsDaemon, String> {
         let idle = |daemon: &MpsDaemon| daemon.clients.is_empty() && daemon.leases.is_empty();
         self.becomes("ready and idle", |daemon| daemon.state == MpsState::Ready && idle(daemon)).await
@@ -208,8 +205,8 @@ impl Service {
 
     /// Starts a client with its own lease: `gpushctl run --target 0 REQUEST… -- CLIENT`.
     ///
-    /// # Errors
-    /// If it cannot be started. If gpushd refuses the lease, the caller notices it when it waits for the client.
+    /// # Errors If the client cannot be started. If gpushd refuses the lease, the caller notices it
+    /// when it waits for the client.
     pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
         let mut command = self.command("gpushctl");
         command
@@ -248,7 +245,7 @@ impl Service {
         without_mps(&mut command);
         match granted {
             Some(granted) => command.envs(granted.environment.iter().map(|(name, value)| (name, value))),
-            // The client finds no daemon there, and does not look in the default directory.
+            // The client finds no daemon in this directory, and does not try the default directory.
             None => {
                 let nobody = self.path("without-mps");
                 command.env("CUDA_MPS_PIPE_DIRECTORY", nobody).env("CUDA_VISIBLE_DEVICES", &self.uuid)
@@ -262,11 +259,10 @@ impl Service {
         Client::start(command, self.path(&format!("client-{}.stderr", self.clients)))
     }
 
-    /// Checks that a client computes through the MPS daemon. A client that cannot reach the daemon silently computes
-    /// without it.
+    /// Checks that a client computes through the MPS daemon. A client that cannot connect to the
+    /// daemon would compute without the daemon and report no error.
     ///
-    /// # Errors
-    /// If it does not.
+    /// # Errors If the client does not use the daemon.
     pub async fn serves(&self, pid: u32) -> Result<(), String> {
         let daemon = self.daemon().await?;
         match daemon.clients.iter().find(|client| client.pid == Some(pid)) {
@@ -279,7 +275,8 @@ impl Service {
     /// Ends all processes in order, and copies the logs to a directory.
     pub async fn end(&mut self, logs: &Path) {
         if self.gpushd.is_some() {
-            // This ends the clients' work on the GPU before the processes end. A signal does not do that.
+            // This ends the clients' work on the GPU before the processes end. A signal alone would
+            // not do that.
             let _swept_below = self.ctl::<serde_json::Value>(&["mps", "stop", TARGET, "--force"]).await;
         }
         if let Some(mut gpushd) = self.gpushd.take() {
@@ -301,7 +298,8 @@ impl Service {
         }
     }
 
-    /// Copies the logs of gpushd, of the MPS daemon and its servers, and the standard error of clients.
+    /// Copies the logs of gpushd, of the MPS daemon and of its servers, and the standard error of
+    /// clients.
     fn keep_logs(&self, to: &Path) -> std::io::Result<()> {
         let mut from = vec![self.scratch.path().to_owned()];
         match fs::read_dir(self.path("mps/logs")) {
@@ -323,7 +321,8 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Only if `end` did not run. gpushd ends first, because it would restart its daemons.
+        // gpushd is still set only if `end` did not run. gpushd ends first, because it would
+        // restart its daemons.
         if let Some(gpushd) = &mut self.gpushd {
             let _gone_already = gpushd.start_kill();
         }
@@ -331,7 +330,8 @@ impl Drop for Service {
     }
 }
 
-/// Removes variables that would make a program use another MPS daemon, or another lease.
+/// Removes the environment variables that would make a program use another MPS daemon or another
+/// lease.
 fn without_mps(command: &mut std::process::Command) {
     for (name, _) in std::env::vars_os() {
         let ours = name.to_string_lossy();
@@ -341,7 +341,7 @@ fn without_mps(command: &mut std::process::Command) {
     }
 }
 
-/// Returns the processes that have a directory in their environment.
+/// Returns the processes whose environment contains the path of a directory.
 fn started(scratch: &Path) -> Vec<i32> {
     let scratch = scratch.as_os_str().as_encoded_bytes();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();

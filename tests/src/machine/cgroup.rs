@@ -1,8 +1,8 @@
 //! A cgroup for one machine, in every hierarchy that systemd uses.
 //!
-//! `systemd-nspawn --keep-unit` works below the cgroup in which it starts, so two machines in one cgroup would
-//! collide. The name contains the pid of the test program. If a test program was killed, the next one finds and
-//! removes its cgroups.
+//! `systemd-nspawn --keep-unit` creates cgroups below the cgroup in which it starts. Two machines
+//! in one cgroup would therefore collide. The name of the cgroup contains the pid of the test
+//! program. If a test program was killed, the next test program removes its cgroups.
 
 use std::{
     fs, io,
@@ -15,14 +15,16 @@ use std::{
 /// Prefix of machine names, followed by the pid of the test program.
 pub(super) const PREFIX: &str = "gpush-test-";
 
-/// Maximum time until the kernel releases a cgroup whose processes were killed.
+/// Maximum time until the kernel releases a cgroup after its processes were killed.
 const EMPTY: Duration = Duration::from_secs(10);
 
-/// The same directory in each hierarchy. Dropping it kills its processes and removes it.
+/// The cgroup's directory in each hierarchy. Dropping this value kills the processes of the cgroup
+/// and removes the directories.
 #[derive(Debug)]
 pub(super) struct Cgroup(Vec<PathBuf>);
 
-/// Returns the hierarchies that systemd uses here: its own and the unified one, or only the unified one.
+/// Returns the hierarchies that systemd uses on this host: `name=systemd` and the unified
+/// hierarchy, or only the unified one.
 fn hierarchies() -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     if root.join("cgroup.controllers").exists() {
@@ -32,8 +34,8 @@ fn hierarchies() -> Vec<PathBuf> {
 }
 
 impl Cgroup {
-    /// Creates the cgroup with this name, also for controllers of cgroup v1 that the machine mounts itself, if this
-    /// host has them.
+    /// Creates the cgroup with this name. `controllers` are controllers of cgroup v1 that the
+    /// machine mounts itself; the cgroup is created there too, if this host has them.
     pub(super) fn make(name: &str, controllers: &[&str]) -> Result<Self, String> {
         let mut hierarchies = hierarchies();
         if hierarchies.is_empty() {
@@ -71,7 +73,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Removes the cgroups of test programs that no longer exist.
+/// Removes the cgroups whose test programs no longer exist.
 fn sweep(hierarchy: &Path) {
     for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -82,7 +84,7 @@ fn sweep(hierarchy: &Path) {
     }
 }
 
-/// Kills the processes in a cgroup and removes it, deepest directories first.
+/// Kills the processes in a cgroup, and removes its directories from the deepest one upwards.
 fn remove(dir: &Path) {
     let until = Instant::now() + EMPTY;
     while dir.exists() && !remove_once(dir) && Instant::now() < until {
@@ -92,7 +94,8 @@ fn remove(dir: &Path) {
 
 fn remove_once(dir: &Path) -> bool {
     for pid in fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default().lines() {
-        // 0 means a process outside this pid namespace. But kill(2) reads 0 as the caller's process group.
+        // cgroup.procs shows 0 for a process outside this pid namespace. But kill(2) with 0 signals
+        // the caller's process group.
         if let Ok(pid) = pid.parse::<i32>()
             && pid > 1
         {

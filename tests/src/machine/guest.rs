@@ -1,4 +1,4 @@
-//! gpush in a machine: installed by the commands of docs/install.md, with a simulated host.
+//! gpush in a machine: installed with the commands of docs/install.md, on a simulated host.
 
 use std::path::{Path, PathBuf};
 
@@ -17,12 +17,12 @@ pub(super) const REPOSITORY: &str = "/opt/gpush";
 /// Path of the simulated host in the machine.
 const HOST: &str = "/var/lib/gpush-sim";
 
-/// Returns the directory of the built programs.
+/// Returns the directory of the built programs on this host.
 pub(super) fn built() -> PathBuf {
     program("gpushd").parent().expect("a program is somewhere").to_owned()
 }
 
-/// Returns the directory of the checkout.
+/// Returns the directory of the checkout on this host.
 pub(super) fn repository() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().expect("tests are in the repository").to_owned()
@@ -44,13 +44,14 @@ impl Machine {
             .filter(|line| !line.contains("/man/"))
             .fold(String::new(), |text, line| text + line + "\n");
         self.sh(&format!("set -e\ncd {REPOSITORY}\n{install}"));
-        // The page ends with calls of gpushctl, which the tests replace by their own commands.
+        // The page ends with calls of gpushctl. The tests run their own commands instead.
         let enable: Vec<_> = enable.lines().filter(|line| !line.starts_with("gpushctl")).collect();
         self.sh(&format!("set -e\n{}", enable.join("\n").replace(" --now", "")));
     }
 
-    /// Installs a package of the debug build, in the version of the workspace (`None`) or a later version. Returns
-    /// the output of `dpkg`, or `None` if `cargo xtask test` has not built packages.
+    /// Installs a package of the debug build, in the workspace's version (`None`) or in another
+    /// version. Returns the output of `dpkg`, or `None` if the package does not exist because
+    /// `cargo xtask test` has not built it.
     ///
     /// # Panics
     /// If the package cannot be installed.
@@ -65,8 +66,8 @@ impl Machine {
         Some(self.sh(&format!("dpkg --force-confdef --force-confold --install {BUILT}/{file} 2>&1")))
     }
 
-    /// Makes gpushd use a simulated host, described in TOML. The host's directory is the only exception from the
-    /// unit's sandbox.
+    /// Makes gpushd use a simulated host, described in TOML. The unit's sandbox gets one exception:
+    /// the directory of the simulated host.
     ///
     /// # Panics
     /// If the description is refused.
@@ -76,7 +77,7 @@ impl Machine {
         let script = format!(r#"eval "$({BUILT}/gpush-sim env {HOST})"; env"#);
         let text = self.sh(&script);
         let seen = ["NVML_SIM_STATE=", "LD_LIBRARY_PATH=", "GPUSH_BOOT_ID_FILE=", "GPUSH_PROC=", "GPUSH_NVIDIA_SMI="];
-        // The socket and the state directory remain those of the unit.
+        // The unit's own socket and state directory remain in use.
         let set = text.lines().filter(|line| seen.iter().any(|name| line.starts_with(name)));
         let set: String = set.map(|line| format!("Environment=\"{line}\"\n")).collect();
         self.write(

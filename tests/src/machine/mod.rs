@@ -1,7 +1,8 @@
 //! A machine with a real systemd: Debian in a container, booted for one test.
 //!
-//! So a real service manager controls units, sockets and processes, and not a mock. A boot takes less than a second.
-//! Every machine starts from the same files ([`root`]). Its writes stay in memory and disappear with it.
+//! A real service manager, not a mock, controls units, sockets and processes. A boot takes less
+//! than a second. Every machine starts from the same files ([`root`]). What a machine writes stays
+//! in memory and disappears with the machine.
 //!
 //! ```text
 //! root, made once ──boot──► running ──install──► gpush as in docs/install.md
@@ -9,9 +10,10 @@
 //!                              └──drop──► init killed, cgroups removed, also when a test panics
 //! ```
 //!
-//! Commands enter the machine by `nsenter` and belong to none of its units. So only a unit can show what its sandbox
-//! permits. The machine has no udevd. If the host assigns the controllers for memory, CPU and tasks to cgroup v1, the
-//! machine lacks those too.
+//! Commands enter the machine through `nsenter` and belong to none of its units. Therefore a test
+//! that checks a sandbox must run its command inside a unit. The machine has no udevd. If the host
+//! assigns the controllers for memory, CPU and tasks to cgroup v1, the machine does not have these
+//! controllers either.
 
 mod cgroup;
 mod guest;
@@ -47,27 +49,29 @@ const PROGRAMS: [(&str, &str); 4] = [
 #[derive(Debug)]
 pub struct Machine {
     nspawn: Child,
-    /// The machine's init process, by its pid on the host.
+    /// The machine's init process, by its pid in the host's pid namespace.
     init: Pid,
     /// Duration of the boot.
     pub boot: Duration,
     scratch: tempfile::TempDir,
-    // Dropped last: the cgroup is empty after the machine has stopped.
+    // The last field, so that it is dropped last: the cgroup is empty after the machine has
+    // stopped.
     _cgroup: Cgroup,
 }
 
 impl Machine {
-    /// Boots a machine. If that is not possible here, prints that `what` is skipped and why, and returns `None`.
+    /// Boots a machine. If this host cannot run machines, prints that `what` is skipped and why,
+    /// and returns `None`.
     ///
-    /// # Panics
-    /// If it is possible, but the machine does not come up.
+    /// # Panics If this host can run machines, but the machine does not boot.
     #[must_use]
     pub fn boot(what: &str) -> Option<Self> {
         Self::boot_root(what, root::root, &[])
     }
 
-    /// As [`Machine::boot`], with Debian 13 and its Slurm 24.11. If the host has them, the machine can mount the
-    /// controllers `freezer` and `devices` of cgroup v1, which then show its own cgroups.
+    /// As [`Machine::boot`], with Debian 13 and its Slurm 24.11. If the host has the cgroup v1
+    /// controllers `freezer` and `devices`, the machine can mount them; they then show the
+    /// machine's own cgroups.
     #[must_use]
     pub fn boot_with_slurm(what: &str) -> Option<Self> {
         Self::boot_root(what, root::with_slurm, &["freezer", "devices"])
@@ -117,7 +121,8 @@ impl Machine {
         machine
     }
 
-    /// Waits until init reports that all units of the boot are up. Its first message contains its pid.
+    /// Waits until init reports that all units of the boot are up. The first message of init
+    /// contains its pid.
     fn wait_until_ready(&mut self, notify: &UnixDatagram) {
         let until = Instant::now() + PATIENCE;
         notify.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
@@ -136,7 +141,7 @@ impl Machine {
             assert!(ended.is_none(), "the machine ended ({ended:?}):\n{}", self.console());
             assert!(Instant::now() < until, "the machine does not come up:\n{}", self.console());
         }
-        // kill(2) reads 0 as the caller's process group, and 1 is the init of the host.
+        // kill(2) with 0 signals the caller's process group, and pid 1 is the init of the host.
         assert!(self.init.as_raw() > 1, "systemd-nspawn did not say who the init is:\n{}", self.console());
     }
 
@@ -146,7 +151,8 @@ impl Machine {
         std::fs::read_to_string(self.scratch.path().join("console")).unwrap_or_default()
     }
 
-    /// Returns a command that runs as root in the machine, with a minimal environment and a time limit.
+    /// Returns a command that runs as root in the machine, with a minimal environment and a time
+    /// limit.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("timeout");
@@ -157,16 +163,15 @@ impl Machine {
         command
     }
 
-    /// Runs a shell command in the machine. Returns its output, whatever its exit code.
+    /// Runs a shell command in the machine. Returns its output, even if the exit code is not 0.
     ///
-    /// # Panics
-    /// If it cannot be started.
+    /// # Panics If the command cannot be started.
     #[must_use]
     pub fn run(&self, line: &str) -> Output {
         self.command("sh").args(["-c", line]).output().expect("nsenter can be started")
     }
 
-    /// Runs a shell command in the machine that must succeed. Returns its output.
+    /// Runs a shell command in the machine. The command must succeed. Returns its output.
     ///
     /// # Panics
     /// If it fails.
@@ -188,7 +193,8 @@ impl Machine {
     /// # Panics
     /// If that fails.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
-        // Through a program in the machine, because its files in memory have no path on the host.
+        // A program in the machine writes the file, because the machine's files are in memory and
+        // have no path on the host.
         let mut child = self
             .command("sh")
             .args(["-c", r#"mkdir -p "$(dirname "$0")" && cat > "$0""#, path])
@@ -219,7 +225,8 @@ impl Machine {
     /// Returns the pid of a unit's main process, as seen in the machine.
     ///
     /// # Panics
-    /// If the unit has none. systemd then reports 0, which `kill` reads as the caller's process group.
+    /// If the unit has no main process. systemd then reports 0, and kill(2) with 0 signals the
+    /// caller's process group.
     #[must_use]
     pub fn main_pid(&self, unit: &str) -> u32 {
         let pid = self.property(unit, "MainPID").parse().expect("a pid");
@@ -229,8 +236,7 @@ impl Machine {
 
     /// Sends SIGKILL to a process in the machine.
     ///
-    /// # Panics
-    /// If the process has ended, or must not be killed.
+    /// # Panics If the process has ended, or the pid is 0 or 1.
     pub fn kill(&self, pid: u32) {
         assert!(pid > 1, "{pid} is not killed");
         self.sh(&format!("kill -KILL {pid}"));
@@ -246,10 +252,9 @@ impl Machine {
         self.sh(&format!("journalctl --follow --lines=all --output=cat {matches} | grep -m1 -F -- '{says}'"))
     }
 
-    /// Polls until a condition in the machine is true. For conditions that send no event.
+    /// Polls until a condition in the machine is true. For conditions for which no event exists.
     ///
-    /// # Panics
-    /// If it does not become true in time.
+    /// # Panics If the condition does not become true in time.
     pub fn await_that(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let until = Instant::now() + PATIENCE;
         while !is_so(self) {
@@ -261,8 +266,8 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Killed, not shut down, because its files are in memory. When init ends, the kernel ends all its processes,
-        // and systemd-nspawn cleans up.
+        // The machine is killed, not shut down, because its files are only in memory. When init
+        // ends, the kernel ends all processes of the machine, and systemd-nspawn cleans up.
         if self.init.as_raw() > 1 {
             let _ = kill(self.init, Signal::SIGKILL);
         } else {
@@ -288,7 +293,7 @@ fn able() -> Result<(), String> {
             return Err(format!("{program} is not installed (Debian's package {package})"));
         }
     }
-    // Root in a container may lack this permission. Then nothing else works either.
+    // Root in a container may lack the permission to mount. Then machines cannot run.
     let mounts = Command::new("unshare").args(["--mount", "true"]).output();
     if !mounts.is_ok_and(|output| output.status.success()) {
         return Err("no mount namespace can be had here".to_owned());

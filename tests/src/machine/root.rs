@@ -1,8 +1,9 @@
 //! The root file system of the machines: a small Debian with systemd, created once.
 //!
-//! It comes from the Debian sources in this machine's package lists, in the release that this machine runs, so that
-//! programs built here run there. The one with Slurm 24.11 is of a fixed later release, from the same sources. It is stored below the target directory. It is created again if the recipe changes.
-//! Machines never write to it.
+//! The packages come from the Debian sources in this host's package lists. The release is the one
+//! that this host runs, so that programs built here also run in the machine. The root file system
+//! with Slurm 24.11 has a fixed later release, from the same sources. Both are stored below the
+//! target directory, and are created again if the recipe changes. Machines never write to them.
 
 use std::{
     fs,
@@ -16,22 +17,23 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::host::program;
 
-/// Packages in addition to the minimal Debian.
+/// Packages of the machine, in addition to the minimal Debian.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,procps";
 
 /// Packages of a machine with Slurm.
 const SLURM: &str = "systemd,systemd-sysv,dbus,procps,slurmd,slurmctld,slurm-client,munge";
 
-/// The release with Slurm 24.11.
+/// The Debian release that has Slurm 24.11.
 const TRIXIE: &str = "trixie";
 
-/// Returns the directory of the files, and creates it if necessary. If that fails, every caller gets the error.
+/// Returns the directory of the root file system. The first call creates it. If the creation fails,
+/// every caller gets the error.
 pub(super) fn root() -> Result<&'static Path, String> {
     static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     ROOT.get_or_init(|| made("machine", &release()?, PACKAGES)).as_deref().map_err(Clone::clone)
 }
 
-/// Returns the directory of a Debian 13 with Slurm, as [`root`].
+/// Returns the directory of a root file system of Debian 13 with Slurm, as [`root`].
 pub(super) fn with_slurm() -> Result<&'static Path, String> {
     static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     ROOT.get_or_init(|| made("machine-slurm", TRIXIE, SLURM)).as_deref().map_err(Clone::clone)
@@ -47,7 +49,7 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
     if sources.is_empty() {
         return Err(format!("apt has no source of Debian's {release} here"));
     }
-    // The same archive has the other release.
+    // The same archive also has the other release.
     sources.iter_mut().for_each(|(_, text)| *text = text.replace(&release, wanted_release));
     let release = wanted_release;
     let wanted = format!("{release} {packages}\n");
@@ -60,7 +62,8 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
         return Ok(root);
     }
     let begun = Instant::now();
-    // Without the recipe file, an incomplete directory does not count as finished.
+    // Remove the recipe file first: without that file, the next run treats an incomplete directory
+    // as not finished.
     let _ = fs::remove_file(&note);
     if root.exists() {
         fs::remove_dir_all(&root).map_err(why)?;
@@ -73,9 +76,9 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
     let output = Command::new("mmdebstrap")
         .args(["--quiet", "--mode=root", "--variant=minbase"])
         .arg(format!("--include={packages}"))
-        // Remove random and machine-specific data: each boot generates its own machine id.
+        // Empty the machine id: each boot generates its own.
         .arg("--customize-hook=: > \"$1/etc/machine-id\"")
-        // They have no config before a test writes it.
+        // Disable the daemons of Slurm, which have no config until a test writes it.
         .arg("--customize-hook=rm -f \"$1\"/etc/systemd/system/multi-user.target.wants/slurm*")
         .arg(release)
         .arg(&root)
@@ -92,14 +95,14 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
     Ok(root)
 }
 
-/// Returns the code name of this machine's release.
+/// Returns the code name of this host's release.
 fn release() -> Result<String, String> {
     let text = fs::read_to_string("/etc/os-release").map_err(|error| format!("/etc/os-release: {error}"))?;
     let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     name.map(|name| name.trim_matches('"').to_owned()).ok_or("this is no Debian: it has no code name".to_owned())
 }
 
-/// Returns the parts of apt's source lists that name this release, as file name and content.
+/// Returns the parts of apt's source lists that concern this release, as file name and content.
 fn sources(release: &str, apt: &Path) -> Vec<(String, String)> {
     let mut files = vec![apt.join("sources.list")];
     files.extend(fs::read_dir(apt.join("sources.list.d")).into_iter().flatten().flatten().map(|entry| entry.path()));
@@ -112,7 +115,8 @@ fn sources(release: &str, apt: &Path) -> Vec<(String, String)> {
     files.iter().filter_map(kept).collect()
 }
 
-/// Returns whether a suite belongs to the release, such as `bookworm-security` to `bookworm`.
+/// Returns whether a suite belongs to the release. For example, `bookworm-security` belongs to
+/// `bookworm`.
 fn is_of(suite: &str, release: &str) -> bool {
     suite.strip_prefix(release).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }

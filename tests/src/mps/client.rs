@@ -1,4 +1,4 @@
-//! A CUDA program on a simulated host, and what it reports about its MPS server.
+//! A CUDA program on a simulated host, and the lines that it prints about its MPS server.
 
 use std::{
     collections::BTreeMap,
@@ -13,18 +13,19 @@ use crate::{
     host::{Host, program},
 };
 
-/// A CUDA program that does nothing, from [`Client::start`] until dropped.
+/// A CUDA program that does nothing. It runs from [`Client::start`] until this value is dropped.
 #[derive(Debug)]
 pub struct Client {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
-    /// The first line that it printed, for example `active …`.
+    /// The first line that the program printed, such as `active …`.
     pub first: String,
 }
 
 impl Client {
-    /// Starts a program with this environment in addition to the host's, and waits for its first line.
+    /// Starts a program with this environment in addition to the host's, and waits for its first
+    /// line.
     ///
     /// # Panics
     /// If the program cannot be started.
@@ -35,8 +36,8 @@ impl Client {
         client
     }
 
-    /// Starts a program, and does not wait for a line: it may still wait for a server. With `uid`, the program runs as
-    /// that user.
+    /// Starts a program without waiting for a line, because the program may first wait for a
+    /// server. With `uid`, the program runs as that user.
     ///
     /// # Panics
     /// If the program cannot be started.
@@ -61,7 +62,7 @@ impl Client {
         self.child.id().cast_signed()
     }
 
-    /// Waits for its next line, and returns it.
+    /// Waits for the program's next line, and returns it.
     ///
     /// # Panics
     /// If no line comes in time.
@@ -76,7 +77,8 @@ impl Client {
         self.lines.try_iter().collect()
     }
 
-    /// Returns a value in the first line of the program: for `server`, `1234` of `server=1234`.
+    /// Returns a value from the program's first line: for the name `server`, the `1234` of
+    /// `server=1234`.
     ///
     /// # Panics
     /// If the first line does not have the name.
@@ -94,8 +96,7 @@ impl Client {
 
     /// Asks the program to end, and waits until it has ended.
     ///
-    /// # Panics
-    /// If the wait fails.
+    /// # Panics If the program cannot be waited for.
     pub fn end(mut self) {
         if let Some(mut stdin) = self.stdin.take() {
             // The program may have ended already.

@@ -1,7 +1,7 @@
-//! MPS on a simulated host: its daemons as gpushd and the kernel report them.
+//! MPS on a simulated host: its daemons as gpushd reports them, and as the kernel reports them.
 //!
-//! Tests do not rely on gpushd alone to find daemons. The environment of a control daemon, and of each process that it
-//! started, names the pipe directory.
+//! Tests do not rely on gpushd alone to find daemons. The environment of a control daemon, and of
+//! each process that the daemon started, names the daemon's pipe directory.
 
 mod client;
 mod served;
@@ -31,10 +31,9 @@ use crate::{
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Returns a daemon by any of its names, polled now.
+/// Returns a daemon by any of its names, after gpushd has polled it.
 ///
-/// # Panics
-/// If it does not exist.
+/// # Panics If the daemon does not exist.
 #[must_use]
 pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
     let answer = agent.get(&format!("/v1/mps/{target}"));
@@ -42,14 +41,15 @@ pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
     serde_json::from_value(answer.json()).expect("a daemon")
 }
 
-/// Returns all daemons, as of their last poll. While the driver starts, returns none.
+/// Returns all daemons as of gpushd's last poll. Returns an empty list while gpushd starts the
+/// driver.
 ///
 /// # Panics
 /// If the request fails.
 #[must_use]
 pub fn daemons(agent: &Agent) -> Vec<MpsDaemon> {
     let answer = agent.get("/v1/mps");
-    // The driver is still starting.
+    // gpushd answers 503 while it starts the driver.
     if answer.status == 503 {
         return Vec::new();
     }
@@ -58,16 +58,14 @@ pub fn daemons(agent: &Agent) -> Vec<MpsDaemon> {
 
 /// Waits until a daemon is in a state.
 ///
-/// # Panics
-/// If it does not reach the state in time.
+/// # Panics If the daemon does not reach the state in time.
 pub fn reaches(agent: &Agent, target: &str, state: MpsState) -> MpsDaemon {
     becomes(agent, target, state.name(), |daemon| daemon.state == state)
 }
 
 /// Waits until `is` returns true for a daemon.
 ///
-/// # Panics
-/// If that does not happen in time.
+/// # Panics If `is` does not return true in time.
 pub fn becomes(agent: &Agent, target: &str, what: &str, is: impl Fn(&MpsDaemon) -> bool) -> MpsDaemon {
     let until = Instant::now() + PATIENCE;
     let mut last = None;
@@ -85,14 +83,14 @@ pub fn becomes(agent: &Agent, target: &str, what: &str, is: impl Fn(&MpsDaemon) 
     }
 }
 
-/// Sends `start`, `stop`, `restart`, `drain` or `settings` with this body.
+/// Sends the request `start`, `stop`, `restart`, `drain` or `settings` with this body.
 #[must_use]
 pub fn act(agent: &Agent, target: &str, verb: &str, body: &Value) -> Answer {
     agent.post(&format!("/v1/mps/{target}/{verb}"), body)
 }
 
-/// Requests a lease on a target. The body has `percentage`, `memory_limit_mib`, `priority`, and other fields of the
-/// request, such as `duration_s`.
+/// Requests a lease on a target. `body` has `percentage`, `memory_limit_mib` and `priority`, and
+/// may have other fields of the request, such as `duration_s`.
 ///
 /// # Errors
 /// The API error, if gpushd refuses the request.
@@ -120,7 +118,7 @@ pub fn lease_for(agent: &Agent, uid: u32, target: &str, body: &Value) -> Result<
     lease(agent, target, &body)
 }
 
-/// Returns the request body of [`lease`].
+/// Returns the request body that [`lease`] sends.
 ///
 /// # Panics
 /// If the body is not an object.
@@ -136,7 +134,7 @@ pub fn request(target: &str, body: &Value) -> Value {
     request.into()
 }
 
-/// Releases a lease. Returns it, in state `releasing` or `ended`.
+/// Releases a lease. Returns the lease, whose state is now `releasing` or `ended`.
 ///
 /// # Panics
 /// If it cannot be released.
@@ -146,7 +144,7 @@ pub fn release(agent: &Agent, id: LeaseId) -> Lease {
     serde_json::from_value(answer.json()).expect("a lease")
 }
 
-/// Returns a lease, ended or not.
+/// Returns a lease in any state, also an ended lease.
 ///
 /// # Panics
 /// If it does not exist.
@@ -166,10 +164,10 @@ pub fn lease_becomes(agent: &Agent, id: LeaseId, state: LeaseState) -> Lease {
     lease_now(agent, id)
 }
 
-/// Releases all leases of a target, because gpushd does not stop a daemon with leases unless `force` is given.
+/// Releases all leases of a target, because gpushd does not stop a daemon with leases unless
+/// `force` is given.
 ///
-/// # Panics
-/// If one cannot be released.
+/// # Panics If a lease cannot be released.
 pub fn release_all(agent: &Agent, target: &str) {
     for lease in daemon(agent, target).leases {
         release(agent, lease.id);
@@ -178,15 +176,14 @@ pub fn release_all(agent: &Agent, target: &str) {
 
 /// Returns the directory that contains the pipe directories of a host's daemons.
 ///
-/// # Panics
-/// If the host's environment names none.
+/// # Panics If the host's environment does not name that directory.
 #[must_use]
 pub fn base(host: &Host) -> PathBuf {
     PathBuf::from(host.env().get("GPUSH_MPS_DIR").expect("a host has a directory for MPS daemons"))
 }
 
-/// Adds a fault to the simulated programs. `rule` has the arguments of `gpush-sim mps DIR fault add`. Returns the
-/// fault's number.
+/// Adds a fault to the simulated programs. `rule` has the arguments of `gpush-sim mps DIR fault
+/// add`. Returns the number of the fault.
 ///
 /// # Panics
 /// If the rule is refused.
@@ -214,8 +211,8 @@ pub fn clear_faults(host: &Host) {
     host.sim("mps", &["fault", "clear"]);
 }
 
-/// Creates a directory with NVIDIA's own control daemon and a simulated server, which needs no GPU. Prints a line and
-/// returns `None` if the daemon is not installed.
+/// Creates a directory with NVIDIA's own control daemon and a simulated server, which needs no GPU.
+/// If NVIDIA's daemon is not installed, prints a line and returns `None`.
 ///
 /// # Panics
 /// If the directory cannot be created.
@@ -226,7 +223,8 @@ pub fn real_programs(host: &Host, what: &str) -> Option<PathBuf> {
         println!("SKIPPED {what}: {CONTROL} is not installed (Debian's package nvidia-cuda-mps)");
         return None;
     }
-    // Not in the host's `bin`, but next to it: the simulated server finds its host by its own path.
+    // A directory next to the host's `bin`, because the simulated server finds its host through its
+    // own path.
     let dir = host.dir().join("real");
     fs::create_dir_all(&dir).expect("a directory");
     symlink(real, dir.join(CONTROL)).expect("a link");
@@ -234,7 +232,7 @@ pub fn real_programs(host: &Host, what: &str) -> Option<PathBuf> {
     Some(dir)
 }
 
-/// A process that belongs to a pipe directory.
+/// A process whose environment names a pipe directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Part {
     /// Its pid.
@@ -256,7 +254,8 @@ pub enum Role {
     Other,
 }
 
-/// Returns the running processes whose environment names a pipe directory below `base`, read from `/proc`.
+/// Returns the running processes whose environment names a pipe directory below `base`, read from
+/// `/proc`.
 ///
 /// # Panics
 /// If `/proc` cannot be read.
@@ -277,7 +276,7 @@ pub fn parts(base: &Path) -> Vec<Part> {
         let mut words = called.split(|byte| *byte == 0).map(String::from_utf8_lossy);
         let (name, argument) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let role = match Path::new(name.as_ref()).file_name().and_then(|name| name.to_str()) {
-            // Without `-f`, the process is a front-end.
+            // A control daemon without `-f` is a front-end.
             Some(CONTROL) if argument == "-f" => Role::Control,
             Some(SERVER) => Role::Server,
             Some(_) | None => Role::Other,
@@ -304,8 +303,8 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Returns whether a user other than the owner has access to a directory. The group bits of its mode are the mask of
-/// its access list.
+/// Returns whether a user other than the owner has access to a directory. The directory has an
+/// access list, so the group bits of its mode are the mask of that list.
 #[must_use]
 pub fn is_open(dir: &Path) -> bool {
     fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o070 != 0)

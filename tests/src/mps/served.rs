@@ -1,4 +1,4 @@
-//! A gpushd whose MPS daemon is ready, with a lease: the starting point of tests of faults.
+//! A gpushd whose MPS daemon is ready, with a lease: the initial state for tests of faults.
 
 use std::path::{Path, PathBuf};
 
@@ -11,16 +11,17 @@ use crate::{
     host::Host,
 };
 
-/// A gpushd whose daemon is ready, and the environment of a lease on it.
+/// A gpushd whose daemon is ready, and the environment of a lease on that daemon.
 pub struct Served {
-    // Dropped before the host, because gpushd would restart the daemons that the host ends.
+    // The first field, so that it is dropped before the host: gpushd would restart the daemons that
+    // the host ends.
     /// The running gpushd.
     pub agent: Agent,
     /// The host.
     pub host: Host,
-    /// The daemon's target: the name of its directory.
+    /// The daemon's target, which is also the name of the target's directory.
     pub target: String,
-    /// The environment for clients of the lease.
+    /// The environment variables for clients of the lease.
     pub environment: Vec<(String, String)>,
     /// The pid of the first daemon.
     pub pid: i32,
@@ -44,8 +45,8 @@ impl Served {
         Self::on(Host::up(Self::HOST), None)
     }
 
-    /// Starts gpushd with [`Self::CONFIG`] on a host. `programs` is the directory of the MPS programs, instead of the
-    /// host's own.
+    /// Starts gpushd with [`Self::CONFIG`] on a host. If given, `programs` is the directory of the
+    /// MPS programs; it replaces the host's directory.
     ///
     /// # Panics
     /// If the daemon is not ready in time.
@@ -54,10 +55,9 @@ impl Served {
         Self::of(host, "0", Self::CONFIG, programs)
     }
 
-    /// Starts gpushd with any config, and takes a lease on a target.
+    /// Starts gpushd with any config, and requests a lease on a target.
     ///
-    /// # Panics
-    /// If the daemon is not ready in time.
+    /// # Panics If the target's daemon is not ready in time.
     #[must_use]
     pub fn of(host: Host, target: &str, config: &str, programs: Option<&Path>) -> Self {
         let agent = start(&host, config, programs);
@@ -75,7 +75,8 @@ impl Served {
         self.agent = start(&self.host, &self.config, self.programs.as_deref());
     }
 
-    /// Starts a client of the lease, and waits until it is served and gpushd lists it.
+    /// Starts a client of the lease, and waits until a server serves the client and gpushd lists
+    /// the client.
     ///
     /// # Panics
     /// If the client is not served.
@@ -89,10 +90,9 @@ impl Served {
         client
     }
 
-    /// Waits until a daemon other than the first one is ready, and is the only one.
+    /// Waits until a daemon other than the first one is ready and is the only daemon.
     ///
-    /// # Panics
-    /// If none is ready in time.
+    /// # Panics If no other daemon is ready in time.
     pub fn another(&self) -> MpsDaemon {
         let next = becomes(&self.agent, &self.target, "ready with another pid", |daemon| {
             daemon.state == MpsState::Ready && pid_of(daemon) != self.pid
@@ -103,8 +103,7 @@ impl Served {
 
     /// Returns the daemon's pipe directory.
     ///
-    /// # Panics
-    /// If the daemon has none.
+    /// # Panics If the daemon has no pipe directory.
     #[must_use]
     pub fn pipe(&self) -> PathBuf {
         daemon(&self.agent, &self.target).pipe_directory.expect("a pipe directory").into()

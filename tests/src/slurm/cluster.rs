@@ -1,4 +1,4 @@
-//! A running cluster.
+//! A running Slurm cluster.
 
 use std::{
     fs,
@@ -16,12 +16,12 @@ use nix::{
 use super::{User, munge::Munge};
 use crate::agent::PATIENCE;
 
-/// A running Slurm. Dropping it cancels all jobs and ends everything that it started.
+/// A running Slurm cluster. Dropping it cancels all jobs and ends every process that it started.
 #[derive(Debug)]
 pub struct Cluster {
     controller: Child,
     nodes: Vec<Child>,
-    /// Program that starts each slurmd, with its arguments.
+    /// Program that starts each slurmd, and the program's arguments.
     through: Vec<String>,
     _munge: Munge,
     dir: tempfile::TempDir,
@@ -42,8 +42,7 @@ impl Cluster {
 
     /// Waits until every node is idle.
     ///
-    /// # Panics
-    /// If one is not idle in time; the panic shows the logs.
+    /// # Panics If a node is not idle in time. The panic shows the logs.
     pub fn wait_until_idle(&self) {
         self.until("idle nodes", || {
             let states = self.node_states();
@@ -100,10 +99,9 @@ impl Cluster {
         self.run("sinfo", &["-h", "-R", "-o", "%E"]).lines().map(str::to_owned).collect()
     }
 
-    /// Checks that no node was drained since the start.
+    /// Checks that no node was drained since the cluster started.
     ///
-    /// # Panics
-    /// If a node is drained, or was in the meantime.
+    /// # Panics If a node is drained, or was drained earlier.
     pub fn assert_never_drained(&self) {
         let states = self.node_states();
         let reasons = self.drain_reasons();
@@ -115,7 +113,7 @@ impl Cluster {
         assert_eq!(drained, None, "{}", self.logs());
     }
 
-    /// Ends the drained state of a node.
+    /// Returns a drained node to service.
     pub fn resume(&self, node: &str) {
         self.run("scontrol", &["update", &format!("nodename={node}"), "state=resume"]);
     }
@@ -128,10 +126,9 @@ impl Cluster {
             .unwrap_or_default()
     }
 
-    /// Sends a signal to the slurmd of a node, counted from 0.
+    /// Sends a signal to the slurmd of a node. `node` counts from 0.
     ///
-    /// # Panics
-    /// If it has ended.
+    /// # Panics If that slurmd has ended.
     pub fn signal_node(&mut self, node: usize, signal: Signal) {
         kill(Pid::from_raw(self.nodes[node].id().cast_signed()), signal).expect("slurmd can be signalled");
         if signal == Signal::SIGKILL {
@@ -150,8 +147,7 @@ impl Cluster {
 
     /// Polls until `look` returns a value.
     ///
-    /// # Panics
-    /// If it returns none within [`PATIENCE`]; the panic shows the logs.
+    /// # Panics If `look` returns no value within [`PATIENCE`]. The panic shows the logs.
     pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -159,12 +155,12 @@ impl Cluster {
                 return found;
             }
             assert!(Instant::now() < until, "no {what} within {PATIENCE:?}\n{}", self.logs());
-            // Each look starts a program of Slurm.
+            // Pause, because each poll starts a program of Slurm.
             std::thread::sleep(Duration::from_millis(30));
         }
     }
 
-    /// Returns the ends of all logs.
+    /// Returns the last lines of all logs.
     #[must_use]
     pub fn logs(&self) -> String {
         let names = fs::read_dir(self.dir().join("log")).into_iter().flatten().flatten();
@@ -178,7 +174,8 @@ impl Cluster {
         names.iter().map(end).collect()
     }
 
-    /// Returns the processes that have this cluster's slurm.conf in their environment: daemons, stepds, jobs.
+    /// Returns the processes whose environment names this cluster's slurm.conf: daemons, stepds,
+    /// jobs.
     fn processes(&self) -> Vec<Pid> {
         let wanted = format!("SLURM_CONF={}", self.slurm_conf().display());
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -194,7 +191,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // A stopped slurmd would not end.
+        // SIGKILL, because a slurmd that SIGSTOP has stopped would not end otherwise.
         for pid in self.processes() {
             let _ = kill(pid, Signal::SIGKILL);
         }
@@ -202,14 +199,14 @@ impl Drop for Cluster {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        // What a daemon started meanwhile.
+        // Kill the processes that a daemon started in the meantime.
         for pid in self.processes() {
             let _ = kill(pid, Signal::SIGKILL);
         }
     }
 }
 
-/// Returns the output of a program for a message.
+/// Returns the exit status and the output of a program, for a message.
 pub(super) fn describe(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     format!("{}: {} {}", output.status, text(&output.stdout), text(&output.stderr))
@@ -217,7 +214,7 @@ pub(super) fn describe(output: &Output) -> String {
 
 fn command(dir: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
-    // Nothing of the test's environment reaches jobs: sbatch hands it on.
+    // Clear the environment of the test, because sbatch passes its environment to the job.
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", "/").env("LC_ALL", "C.UTF-8");
     command.env("SLURM_CONF", dir.join("slurm.conf")).stdin(Stdio::null());
     command

@@ -16,7 +16,7 @@ pub(super) fn write(setup: &Setup) {
     for name in ["state", "spool", "log", "run"] {
         fs::create_dir(dir.join(name)).expect("a directory");
     }
-    // Job output: each user writes files of their own.
+    // The directory for the output of jobs. Each user writes files there.
     let out = dir.join("out");
     fs::create_dir(&out).expect("a directory");
     fs::set_permissions(&out, fs::Permissions::from_mode(0o1777)).expect("a directory for all");
@@ -32,7 +32,7 @@ fn put(dir: &Path, name: &str, text: &str) {
     fs::write(dir.join(name), text).expect("a file can be written");
 }
 
-/// Returns this host's name without its domain, which slurmctld compares.
+/// Returns this host's name without its domain. slurmctld compares it with the name in slurm.conf.
 fn host() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").expect("the host has a name");
     name.trim().split('.').next().unwrap_or_default().to_owned()
@@ -40,7 +40,7 @@ fn host() -> String {
 
 /// Returns ports that are free now.
 fn free_ports(count: u16) -> Vec<u16> {
-    // All are bound at the same time, so that they differ.
+    // All ports are bound at the same time, so that they differ.
     let listeners: Vec<_> =
         (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port")).collect();
     listeners.iter().map(|listener| listener.local_addr().expect("an address").port()).collect()

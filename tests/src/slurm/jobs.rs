@@ -14,12 +14,12 @@ impl fmt::Display for JobId {
     }
 }
 
-/// A job that has ended, its Epilog included.
+/// A job that has ended. Its Epilog has ended too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
-    /// State: `COMPLETED`, `FAILED`, `CANCELLED`, `TIMEOUT`.
+    /// State, such as `COMPLETED`, `FAILED`, `CANCELLED` or `TIMEOUT`.
     pub state: String,
-    /// What the batch script wrote, and TaskProlog's `print` lines.
+    /// The output of the batch script, and the `print` lines of TaskProlog.
     pub output: String,
 }
 
@@ -34,8 +34,7 @@ impl Ended {
 impl Cluster {
     /// Submits a batch job.
     ///
-    /// # Panics
-    /// If sbatch refuses it.
+    /// # Panics If sbatch refuses the job.
     #[must_use]
     pub fn sbatch(&self, user: User, arguments: &[&str], script: &str) -> JobId {
         self.try_sbatch(user, arguments, script).unwrap_or_else(|error| panic!("sbatch {arguments:?}: {error}"))
@@ -55,7 +54,7 @@ impl Cluster {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("sbatch can be started");
         let mut stdin = child.stdin.take().expect("piped");
-        // It may refuse the job before it has read the script.
+        // sbatch may refuse the job before it has read the script.
         let _ = stdin.write_all(format!("#!/bin/sh\n{script}\n").as_bytes());
         drop(stdin);
         let output = child.wait_with_output().expect("sbatch ends");
@@ -82,13 +81,12 @@ impl Cluster {
 
     /// Waits until a job is in a state.
     ///
-    /// # Panics
-    /// If it is not in time.
+    /// # Panics If the job does not reach the state in time.
     pub fn wait_for_state(&self, job: JobId, wanted: &str) {
         self.until(&format!("job {job} in state {wanted}"), || (self.job_state(job)? == wanted).then_some(()));
     }
 
-    /// Returns the state of a job. `COMPLETING` means that the Epilog has not ended.
+    /// Returns the state of a job. `COMPLETING` means that the job's Epilog is still running.
     #[must_use]
     pub fn job_state(&self, job: JobId) -> Option<String> {
         self.job_field(job, "JobState")
@@ -105,7 +103,7 @@ impl Cluster {
         output.split_whitespace().find_map(|word| word.strip_prefix(field)?.strip_prefix('=').map(str::to_owned))
     }
 
-    /// Returns what the batch script of a job wrote so far.
+    /// Returns the output of a job's batch script so far.
     #[must_use]
     pub fn output_of(&self, job: JobId) -> String {
         let bytes = fs::read(self.dir().join("out").join(job.to_string())).unwrap_or_default();

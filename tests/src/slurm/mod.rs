@@ -5,8 +5,9 @@
 //!   gres.conf, hooks    │ Drop: cancels jobs, ends the daemons and everything that they started
 //! ```
 //!
-//! Each cluster has its own directory, ports and munge key, so several run at the same time. No database, cgroups or
-//! systemd are needed. The daemons run as root, jobs as two users that every Debian has.
+//! Each cluster has its own directory, ports and munge key, so several clusters can run at the same
+//! time. A cluster needs no database, no cgroups and no systemd. The daemons run as root. Jobs run
+//! as two users that exist on every Debian.
 
 mod cluster;
 mod files;
@@ -42,14 +43,14 @@ pub const ALICE: User = User { name: "nobody", uid: 65534, gid: 65534 };
 /// The second user.
 pub const BOB: User = User { name: "games", uid: 5, gid: 60 };
 
-/// Returns the line of a hook script that runs `gpushctl slurm` with these arguments.
+/// Returns the line of a hook script that runs `gpushctl slurm VERB` with these arguments.
 #[must_use]
 pub fn hook(verb: &str, arguments: &[(&str, &Path)]) -> String {
     let arguments: String = arguments.iter().map(|(flag, path)| format!(" {flag} '{}'", path.display())).collect();
     format!("exec '{}' slurm {verb}{arguments}\n", program("gpushctl").display())
 }
 
-/// Returns why this machine cannot run a Slurm of the tests.
+/// Returns the reason why this machine cannot run the tests' Slurm, or `None`.
 fn obstacle() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("only root can run its daemons".to_owned());

@@ -13,14 +13,14 @@ use std::{
 
 use crate::agent::PATIENCE;
 
-/// A running munged. Dropping it ends it.
+/// A running munged. Dropping this value ends it.
 #[derive(Debug)]
 pub(super) struct Munge {
     child: Child,
 }
 
 impl Munge {
-    /// Starts it in a new directory of this name, with a new key.
+    /// Starts munged in the new directory `dir`, with a new key.
     pub(super) fn start(dir: &Path) -> Self {
         let user = nix::unistd::User::from_name("munge").ok().flatten().expect("munge has a user");
         fs::create_dir(dir).expect("a directory");
@@ -56,7 +56,7 @@ impl Munge {
         Self { child }
     }
 
-    /// Returns the path of the socket of a munged in this directory.
+    /// Returns the path of the socket of the munged in this directory.
     pub(super) fn socket(dir: &Path) -> PathBuf {
         dir.join("sock")
     }

@@ -1,4 +1,4 @@
-//! The settings of a cluster: GPUs, hooks, lines of slurm.conf.
+//! The settings of a cluster: GPUs, hooks, additional lines of slurm.conf.
 
 use std::{
     fs,
@@ -10,7 +10,8 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use super::{Cluster, obstacle};
 
-/// The settings with which a cluster is started. By default it has one node with four GPUs, and no hooks.
+/// The settings with which a cluster starts. By default, the cluster has one node with four GPUs
+/// and no hooks.
 #[derive(Debug)]
 pub struct Setup {
     dir: tempfile::TempDir,
@@ -25,7 +26,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Prepares a cluster. Returns `None` and reports a skipped test if this machine cannot run one.
+    /// Prepares a cluster. If this machine cannot run a cluster, reports a skipped test and returns
+    /// `None`.
     ///
     /// # Panics
     /// If the directory cannot be created.
@@ -39,7 +41,8 @@ impl Setup {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
         let devices = dir.path().join("dev");
         fs::create_dir(&devices).expect("a directory");
-        // slurmd gives an index only to character devices. It opens none without ConstrainDevices.
+        // slurmd assigns an index only to a character device. It does not open the device unless
+        // ConstrainDevices is set.
         for minor in 0..8 {
             let path = devices.join(format!("nvidia{minor}"));
             let (kind, mode) = (SFlag::S_IFCHR, Mode::from_bits_truncate(0o666));
@@ -94,14 +97,15 @@ impl Setup {
         self
     }
 
-    /// Sets the number of nodes, `n1`, `n2` and so on. Each has a slurmd.
+    /// Sets the number of nodes: `n1`, `n2` and so on. Each node has a slurmd.
     #[must_use]
     pub fn nodes(mut self, nodes: u16) -> Self {
         self.nodes = nodes;
         self
     }
 
-    /// Starts each slurmd through another program, whose last arguments are slurmd and its arguments.
+    /// Starts each slurmd through another program, whose last arguments are slurmd and its
+    /// arguments.
     #[must_use]
     pub fn through(mut self, program: &[String]) -> Self {
         self.through = program.to_vec();
@@ -136,8 +140,7 @@ impl Setup {
 
     /// Starts the cluster and waits until all nodes are idle.
     ///
-    /// # Panics
-    /// If they do not become idle; the panic shows the logs.
+    /// # Panics If the nodes do not become idle in time. The panic shows the logs.
     #[must_use]
     pub fn start(self) -> Cluster {
         super::files::write(&self);

@@ -1,4 +1,4 @@
-//! A Slurm whose hooks are gpush's, on a simulated host with gpushd.
+//! A Slurm cluster with the hooks of gpush, on a simulated host with gpushd.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,11 @@ use nix::sys::signal::Signal;
 use super::{Cluster, Setup, hook};
 use crate::{agent::Agent, host::Host};
 
-/// A cluster of one node, its host and its gpushd.
+/// A cluster of one node, the simulated host, and the host's gpushd.
 #[derive(Debug)]
 pub struct Site {
-    // The order of drops: jobs end before gpushd, and gpushd before its host.
+    // The order of the fields is the order of drops: jobs end before gpushd, and gpushd before its
+    // host.
     /// The cluster.
     pub cluster: Cluster,
     /// The running gpushd.
@@ -22,15 +23,15 @@ pub struct Site {
 }
 
 impl Site {
-    /// Starts gpushd with this config on a host, and a cluster with gpush's hooks. `change` may change the settings of
-    /// the cluster; hooks that it adds run instead of gpush's. Returns `None` and reports a skipped test if this machine
-    /// cannot run a cluster.
+    /// Starts gpushd with this config on a host, and a cluster with the hooks of gpush. `change`
+    /// may change the settings of the cluster. A hook that `change` adds replaces the hook of
+    /// gpush. If this machine cannot run a cluster, reports a skipped test and returns `None`.
     #[must_use]
     pub fn start(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
         Self::start_with(host, config, Agent::start, change)
     }
 
-    /// As [`Site::start`], and other users can reach the socket.
+    /// As [`Site::start`], but other users can also connect to the socket.
     #[must_use]
     pub fn start_public(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
         Self::start_with(host, config, Agent::start_public, change)
@@ -80,7 +81,8 @@ impl Site {
         self.cluster.dir().join("jobs")
     }
 
-    /// Returns the names in the directory of the files of jobs, without those that the hooks keep for all jobs.
+    /// Returns the names in the directory of the files of jobs, except the files that the hooks
+    /// keep for all jobs.
     #[must_use]
     pub fn job_files(&self) -> Vec<String> {
         let mut names = crate::mps::names(&self.jobs());
@@ -88,10 +90,9 @@ impl Site {
         names
     }
 
-    /// Checks that no node was drained, and that neither leases nor files of jobs are left.
+    /// Checks that no node was drained, and that no leases and no files of jobs are left.
     ///
-    /// # Panics
-    /// If something is left.
+    /// # Panics If a node was drained, or a lease or file is left.
     pub fn assert_clean(&self) {
         self.cluster.assert_never_drained();
         assert_eq!(self.leases(), [], "{}", self.agent.log());
@@ -99,8 +100,8 @@ impl Site {
     }
 }
 
-/// Returns the body of a hook script that runs `gpushctl slurm VERB` against the gpushd of a host. `dir` is the
-/// directory of the cluster.
+/// Returns the body of a hook script that runs `gpushctl slurm VERB` against the gpushd of a host.
+/// `dir` is the directory of the cluster.
 #[must_use]
 pub fn script(host: &Host, dir: &Path, verb: &str) -> String {
     let jobs = dir.join("jobs");

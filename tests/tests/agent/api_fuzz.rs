@@ -1,5 +1,5 @@
-//! The API compared with its description. schemathesis generates valid and invalid requests from `/v1/openapi.json`,
-//! and checks each answer.
+//! Compares the API with its description. schemathesis generates valid and invalid requests from
+//! `/v1/openapi.json`, and checks each response.
 
 use std::{
     io::copy,
@@ -12,13 +12,13 @@ use std::{
 use gpush_api::MpsState;
 use gpush_tests::{agent::Agent, host::Host, mps::reaches};
 
-/// Minimum number of requests for each API operation. In total, more than 2,000.
+/// Minimum number of requests for each API operation. Over all operations, this is more than 2,000.
 const EXAMPLES: usize = 70;
 
 /// Minimum total number of requests.
 const CASES: u64 = 2000;
 
-/// The examples in the description name GPU 0 and its MPS target.
+/// A config that has the objects of the description's examples: GPU 0 and its MPS target.
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n
     [[gpu]]\nmatch = [\"1\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n";
 
@@ -71,9 +71,10 @@ fn two_thousand_generated_requests_match_the_description() {
         .arg(format!("{url}/v1/openapi.json"))
         .args(["--url", &url, "--seed", "20261122", "--max-examples", &EXAMPLES.to_string()])
         .args(["--checks", "all", "--phases", "examples,coverage,fuzzing", "--no-color"])
-        // The schema accepts any string. gpushd checks whether it names a GPU or a layout.
+        // The schema accepts any string as the name of a GPU or a layout. gpushd then checks
+        // whether that object exists.
         .args(["--exclude-checks", "positive_data_acceptance"])
-        // The response of this path does not end.
+        // The response of this path never ends.
         .args(["--exclude-path", "/v1/events"])
         .args(["--request-timeout", "30", "--generation-database", "none"])
         .current_dir(host.scratch("."))

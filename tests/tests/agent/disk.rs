@@ -2,7 +2,8 @@
 
 use std::{io::Write, path::PathBuf, process::Command};
 
-/// A small file system for a state directory. If the test cannot mount one, prints a message and returns `None`.
+/// A small file system for a state directory, mounted at this path. Dropping this value unmounts
+/// it.
 pub(crate) struct Disk(pub(crate) PathBuf);
 
 impl Disk {

@@ -1,5 +1,5 @@
-//! Durability: the order of syncs, replies and driver calls. Also what gpushd does if its database is deleted or its
-//! disk is full.
+//! Durability: the order of syncs, responses and driver calls, and the behaviour of gpushd if its
+//! database is deleted or its disk is full.
 
 use gpush_api::{Code, Operation, OperationState, OperationSummary};
 use gpush_tests::{
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::disk::Disk;
 
-/// Stops a gpushd that was started through another program.
+/// Stops a gpushd that another program started.
 fn stop(agent: &mut Agent) {
     let own = agent.get("/v1/health").json()["pid"].as_i64().expect("a pid");
     kill(Pid::from_raw(own.try_into().expect("a pid")), Signal::SIGTERM).expect("gpushd can be signalled");
@@ -75,7 +75,7 @@ fn deleted_database_is_noticed_before_any_change() {
     assert!(error.message.contains("gpush.db was deleted or replaced"), "{error:?}");
     assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("restart gpushd")), "{error:?}");
     assert_eq!(truth(&host, 0), before);
-    // It still answers reads, and reports that it is degraded.
+    // gpushd still answers reads, and reports that it is degraded.
     assert_eq!(agent.gpus().len(), 8);
     let health = agent.get("/v1/health").json();
     assert!(health["errors"].to_string().contains("was deleted or replaced"), "{health}");
@@ -99,7 +99,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
     agent.stop();
     let before = truth(&host, 0);
-    // From some point on, every write to the disk fails.
+    // From write `number` on, every write to the disk fails.
     let (mut refused, mut carried_out) = (0, 0);
     for number in [1, 2, 3, 5, 8, 12, 16, 20, 30, 40] {
         let inject = format!("inject=pwrite64:error=ENOSPC:when={number}+");
@@ -118,7 +118,8 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
                         refused += 1;
                     }
                     Ok(operation) => {
-                        // The operation was recorded, so gpushd executes it, even if its end cannot be recorded.
+                        // gpushd has recorded the operation, so it executes the operation, even if
+                        // it cannot record the end.
                         assert_eq!(agent.follow(operation).state, OperationState::Done, "{what}");
                         carried_out += 1;
                     }
@@ -126,7 +127,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
                 stop(&mut agent);
             }
         }
-        // With free space again, the record and the hardware agree.
+        // When the disk has free space again, the record and the hardware agree.
         let agent = Agent::start(&host, "");
         for left in all(&agent).into_iter().filter(|one| !one.state.is_final()) {
             assert_eq!(agent.follow(left).state, OperationState::Done, "{what}");
@@ -153,10 +154,10 @@ fn full_disk_is_in_health_and_waiting_operations_stay() {
     agent.await_that("operation that waits", || look(&agent).state == OperationState::Waiting);
     let says_full = |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("no space left");
     disk.fill();
-    // gpushd first uses the remaining free space.
+    // gpushd refuses changes only when it has used up the remaining free space.
     agent.await_that("refusal", || agent.begin(&["1"], &["7g.80gb"]).is_err());
     assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
-    // The GPU is idle now, so the operation could begin if there were disk space.
+    // The GPU is idle now. Only the full disk prevents the operation from starting.
     host.end_process(pid);
     agent.wait_for_log("it cannot begin yet");
     assert_eq!(look(&agent).state, OperationState::Waiting, "{:?}", look(&agent));
@@ -164,7 +165,7 @@ fn full_disk_is_in_health_and_waiting_operations_stay() {
     agent.await_that("good health", || !says_full(&agent));
     let ended = agent.follow(look(&agent));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
-    // After a start on a full disk, health reports it until there is space.
+    // After a start on a full disk, health reports the full disk until there is free space.
     agent.stop();
     std::fs::remove_file(disk.0.join("reserve")).expect("the reserve is there");
     disk.fill();

@@ -1,6 +1,7 @@
-//! Events. A listener receives each event once, does not slow down gpushd, and learns which events it missed.
+//! Events. A listener receives each event once, does not slow down gpushd, and is informed if it
+//! has missed events.
 //!
-//! Functions outside `#[test]` may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -48,8 +49,8 @@ fn each_change_is_one_event_in_order() {
     assert_consecutive(&told);
     let states: Vec<OperationState> = told.iter().filter_map(|event| Some(state(event)?.1)).collect();
     assert_eq!((states[0], states[states.len() - 1]), (OperationState::Running, OperationState::Done));
-    // An event reports each step when it begins, with the number of finished steps: from 0 of 4 to 4 of 4 on both
-    // GPUs.
+    // When a step begins, an event reports the number of finished steps: on both GPUs from 0 of 4
+    // to 4 of 4.
     for gpu in 0..2 {
         let mut done: Vec<u32> = told
             .iter()
@@ -63,8 +64,8 @@ fn each_change_is_one_event_in_order() {
     }
     assert!(!serde_json::to_string(&told).unwrap().contains("\"plans\""));
 
-    // The event that shows the GPU as free, with its new instances, comes before the end of the operation. This needs
-    // no client that reads the GPU.
+    // The event that shows the GPU as free, with its new instances, comes before the end of the
+    // operation. gpushd sends it even if no client reads the GPU.
     let gpu = told.iter().rev().find_map(|event| match &event.what {
         Happening::Gpu(change) if change.gpu == 1 => Some(change),
         _ => None,
@@ -108,14 +109,14 @@ fn driver_appearance_is_an_event() {
     };
     assert_eq!(next(), (false, false, false));
     host.clear_faults();
-    // Each request makes the agent try the driver again.
+    // Each request makes the agent try to load the driver again.
     let until = Instant::now() + PATIENCE;
     while agent.get("/v1/gpus").status != 200 {
         assert!(Instant::now() < until, "{}", agent.log());
     }
     let told: (bool, bool, bool) = loop {
         match next() {
-            // The event that reports the missing driver may come first, or not at all.
+            // An event that reports the missing driver may come first, or may be absent.
             (false, false, true) => {}
             other => break other,
         }
@@ -134,7 +135,8 @@ fn reconnecting_listener_gets_exactly_missed_events() {
     let mut reconnected = 0;
     for round in 0..6 {
         let layout = if round % 2 == 0 { "1g.10gb*7" } else { "7g.80gb" };
-        // In every third round the listener is not connected. Otherwise it disconnects halfway.
+        // In every third round the listener is not connected. In the other rounds it disconnects
+        // during the operation.
         let mut listener = (round % 3 > 0 || place.is_none()).then(|| agent.listen("", place.as_deref()));
         let operation = agent.begin(&["0"], &[layout]).unwrap();
         if let Some(mut listener) = listener.take() {
@@ -169,7 +171,7 @@ fn event_id_of_previous_agent_gets_resync() {
     let mut listener = agent.listen("?kinds=operation", Some(&place));
     let first = listener.event().unwrap();
     assert!(matches!(&first.what, Happening::Resync(resync) if resync.reason == ResyncReason::OtherLife), "{first:?}");
-    // Later events follow.
+    // Later events follow the resync.
     let operation = agent.begin(&["0"], &["1g.6gb*4"]).unwrap();
     assert!(listener.until_end_of(&operation.id).len() > 3);
     let (old, new) = (place.rsplit_once('-').unwrap().0, listener.place.rsplit_once('-').unwrap().0);
@@ -222,7 +224,7 @@ fn listening_makes_no_driver_call() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    // From now on, any driver call kills the worker, and the log reports that.
+    // After this line, any driver call kills the worker, and the log reports that.
     host.fault("nvmlDeviceGet* --kill before");
     let listeners: Vec<Listener> = (0..20).map(|n| agent.listen(&format!("?gpu={}", n % 8), None)).collect();
     for _ in 0..20 {
@@ -231,7 +233,7 @@ fn listening_makes_no_driver_call() {
     assert_eq!(agent.get("/v1/operations").status, 200);
     assert!(!agent.log().contains("the driver worker died"), "{}", agent.log());
     drop(listeners);
-    // Checks that the fault rule works.
+    // Check that the fault rule works.
     let until = Instant::now() + PATIENCE;
     while !agent.log().contains("the driver worker died") {
         let _ = agent.get("/v1/gpus");
@@ -250,7 +252,7 @@ fn silent_listener_delays_no_one_and_keeps_memory_bounded() {
     let mut deaf = agent.listen("", None);
     let mut silent = Vec::new();
     for _ in 0..20 {
-        // This client reads nothing, not even the head of the response.
+        // This client does not read anything, not even the head of the response.
         let mut stream = agent.connect();
         stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         silent.push(stream);
@@ -268,17 +270,17 @@ fn silent_listener_delays_no_one_and_keeps_memory_bounded() {
     }
     let after = resident(agent.pid());
     println!("{told} events; resident {before} KiB, then {after} KiB");
-    // gpushd stores a thousand events, even if many listeners do not read them. On this host, each event has at most
-    // 1.5 kB.
+    // gpushd stores the last thousand events once, however many listeners have not read them. On
+    // this host, an event has at most 1.5 kB.
     assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
-    // A listener that reads late first receives the events that were sent. Then it receives a resync in place of the
-    // others.
+    // A listener that reads late first receives the events that gpushd had already sent. Then it
+    // receives a resync instead of the missed events.
     let heard = deaf.until(|event| matches!(event.what, Happening::Resync(_)));
     let Some(Happening::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
     assert_eq!(resync.reason, ResyncReason::Missed);
     assert_consecutive(&heard[..heard.len() - 1]);
     assert!(number(&heard[heard.len() - 1]) > number(&heard[heard.len() - 2]) + 1000);
-    // Listeners that do not read do not delay the stop either.
+    // Listeners that do not read do not delay the stop of gpushd either.
     let begun = Instant::now();
     agent.signal(Signal::SIGTERM);
     assert!(agent.wait().success(), "{}", agent.log());

@@ -1,4 +1,5 @@
-//! Fairness of the user socket: a user who connects continuously does not delay answers to other users.
+//! Fairness of the user socket: a user who continuously opens connections does not delay responses
+//! to other users.
 
 use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
@@ -14,7 +15,7 @@ use nix::unistd::geteuid;
 const CHURNS: u32 = 64_001;
 const ASKS: u32 = 64_002;
 
-/// Opens and closes connections continuously from four threads.
+/// A Python script that opens and closes connections continuously from four threads.
 const CHURN: &str = "
 import socket, sys, threading
 def churn():
@@ -51,7 +52,7 @@ fn connection_churn_of_one_user_costs_another_no_answer() {
     let public = tempfile::Builder::new().prefix("gpush-fair-").tempdir().expect("a directory");
     std::fs::set_permissions(public.path(), std::fs::Permissions::from_mode(0o755)).expect("an open directory");
     let agent: Agent = Setup::on(&host).socket(public.path().join("s")).start();
-    // A copy of gpushctl at a path where another user can execute it.
+    // Copy gpushctl to a path where another user can execute it.
     let gpushctl = public.path().join("gpushctl");
     std::fs::copy(program("gpushctl"), &gpushctl).expect("gpushctl can be copied");
     std::fs::set_permissions(&gpushctl, std::fs::Permissions::from_mode(0o755)).expect("a program");

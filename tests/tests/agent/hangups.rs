@@ -1,4 +1,5 @@
-//! Clients that send a change and disconnect immediately. A recorded change is executed anyway.
+//! Clients that request a change and disconnect immediately. gpushd executes a recorded change
+//! nevertheless.
 
 use std::{io::Write, time::Duration};
 
@@ -9,7 +10,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Number of attempts. Each one disconnects a little later.
+/// Number of attempts. Each attempt disconnects a little later than the previous one.
 const ROUNDS: u64 = 24;
 
 /// Sends a request and disconnects after `quarters` quarters of a millisecond.
@@ -17,7 +18,7 @@ fn ask_and_hang_up(agent: &Agent, method: &str, path: &str, quarters: u64) {
     let mut stream = agent.connect();
     let request = format!("{method} {path} HTTP/1.1\r\nhost: gpush\r\ncontent-length: 0\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it is sent");
-    // This sleep waits for no event. It selects the moment of the disconnect.
+    // This sleep does not wait for an event. It selects the moment of the disconnect.
     std::thread::sleep(Duration::from_micros(250 * quarters));
 }
 
@@ -61,7 +62,7 @@ fn cancelled_queued_operation_leaves_no_claim() {
         let waiting = agent.begin_with(&body).expect("it waits");
         ask_and_hang_up(&agent, "POST", &format!("/v1/operations/{}/cancel", waiting.id), round % 12);
         if !on_record(&agent, "operation.cancel", &waiting.id) {
-            // This fails if the first request was executed meanwhile.
+            // This request fails if gpushd has executed the first one in the meantime.
             let _ = agent.cancel(&waiting.id);
         }
         let ended = agent.follow(waiting);

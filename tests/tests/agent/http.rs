@@ -1,4 +1,5 @@
-//! The API as plain HTTP. Every answer is JSON, every error names the mistake, and no client can block the server.
+//! The API as plain HTTP. Every response is JSON, every error names the mistake, and no client can
+//! block the server.
 
 use std::{
     io::{Read, Write},
@@ -32,7 +33,7 @@ fn head_that_is_not_http_is_answered_in_json() {
         let error = answer.error();
         assert!(error.code == Code::BadRequest && error.hint.is_some(), "{error:?}");
     }
-    // The invalid head comes after an answer on the same connection.
+    // The invalid head follows a valid request on the same connection.
     let mixed = b"GET /v1/version HTTP/1.1\r\nhost: x\r\n\r\nnot HTTP\r\n\r\n";
     assert!(agent.raw(mixed).starts_with(b"HTTP/1.1 200 "));
 }
@@ -97,7 +98,7 @@ fn openapi_description_is_served_and_lists_every_path() {
     for path in ["/v1/gpus", "/v1/mig/apply", "/v1/operations/{id}", "/v1/health"] {
         assert!(described["paths"][path].is_object(), "{path}");
     }
-    // A list omits the profiles. An answer about one GPU has them.
+    // The list of GPUs omits the profiles. The response about one GPU contains them.
     assert!(agent.gpus().iter().all(|gpu| gpu.mig.as_ref().unwrap().profiles.is_empty()));
     assert!(!agent.gpu(0).mig.unwrap().profiles.is_empty());
     let listed = agent.get("/v1/gpus?profiles=true").json();
@@ -126,7 +127,7 @@ fn unknown_query_parameter_is_refused_on_every_route() {
         }
     }
     assert!(tried >= 40, "{tried} routes");
-    // Nothing was changed, and an empty query is none.
+    // gpushd has changed nothing, and it accepts an empty query.
     assert_eq!(agent.get("/v1/operations").json(), json!([]));
     assert_eq!(agent.get("/v1/version?").status, 200);
 }
@@ -151,14 +152,14 @@ fn incomplete_request_head_times_out() {
     for start in [&b""[..], b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\n"] {
         let mut slow = agent.connect();
         slow.write_all(start).unwrap();
-        // The agent closes the connection. Until then, it answers other clients.
+        // Until the agent closes the incomplete connection, it answers other clients.
         assert_eq!(agent.get("/v1/version").status, 200);
         let mut rest = Vec::new();
         slow.read_to_end(&mut rest).unwrap();
         assert!(rest.is_empty() || parse(&rest).unwrap().status >= 400, "{}", String::from_utf8_lossy(&rest));
         tried += 1;
     }
-    // If a body does not arrive, the agent answers after a time limit.
+    // If the body of a request does not arrive, the agent answers after a time limit.
     let mut slow = agent.connect();
     slow.write_all(
         b"POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
@@ -170,7 +171,7 @@ fn incomplete_request_head_times_out() {
     println!("{} slow clients", tried + 1);
 }
 
-/// A client that sends single bytes gets no more time than one that sends nothing.
+/// A client that sends single bytes gets no more time than a client that sends nothing.
 #[test]
 fn client_sending_byte_by_byte_times_out() {
     let host = Host::up("a30x4");
@@ -184,7 +185,7 @@ fn client_sending_byte_by_byte_times_out() {
         stream.write_all(at_once.as_bytes()).unwrap();
         let (mut sent, mut answer) = (0, Vec::new());
         let mut buffer = [0; 4096];
-        // Waiting for an answer makes the pause between two bytes.
+        // The read waits up to 100 ms, which makes the pause between two bytes.
         for byte in byte_by_byte.bytes() {
             if stream.write_all(&[byte]).is_err() {
                 break;
@@ -208,7 +209,7 @@ fn client_sending_byte_by_byte_times_out() {
     println!("closed after {of_head} bytes of a head, {of_body} of a body");
 }
 
-/// gpushd reads at most the maximum size of a request, even if a client sends more.
+/// gpushd reads only up to the maximum size of a request, even if a client sends more.
 #[test]
 fn ten_megabyte_body_is_refused_before_it_is_read() {
     let host = Host::up("a30x4");
@@ -230,7 +231,7 @@ fn ten_megabyte_body_is_refused_before_it_is_read() {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         assert!(sent < most, "all of it was taken");
-        // The kernel may have dropped the answer if the test continued to write.
+        // The kernel may have dropped the response because the test continued to write.
         if let Some(answer) = parse(&answer) {
             assert_eq!(answer.status, 413);
         }
@@ -275,10 +276,11 @@ fn long_polls_return_with_each_change_and_at_the_end() {
     assert_eq!(operation.state, OperationState::Done);
     assert!(revisions.windows(2).all(|pair| pair[0] < pair[1]), "{revisions:?}");
     println!("{} answers until the end", revisions.len());
-    // From now on the answer comes from the journal. The journal does not record every step, but continues the
-    // revision.
+    // The response now comes from the journal. The journal does not record every step, but it keeps
+    // the revision number.
     assert_eq!(agent.operation("op-1").revision, operation.revision);
-    // The operation has ended, so the answer comes immediately, whatever revision the request names.
+    // The operation has ended, so the response comes immediately, even if the request names a later
+    // revision.
     let begun = Instant::now();
     let answer = agent.get("/v1/operations/op-1?after=999999&wait_ms=60000");
     assert_eq!(answer.json()["state"], "done");
@@ -329,7 +331,7 @@ fn readings_are_coalesced_and_hung_gpu_is_stale() {
     assert_eq!(agent.gpus().len(), 8);
     host.fault("nvmlDeviceGetMigMode --gpu 4 --times 1 --hang");
     agent.settle_reads_except(4);
-    // The API shows that GPU as last read, and the others as they are.
+    // The API shows the hung GPU as of its last reading, and the other GPUs with current readings.
     let gpus = agent.gpus();
     assert_eq!(gpus.len(), 8);
     assert!(gpus[4].stale, "{:?}", gpus[4]);
@@ -371,7 +373,7 @@ fn plan_lists_steps_per_gpu_and_changes_nothing() {
     assert_eq!(refusal(4), Some("no_mig"));
     assert!(plans[1]["error"]["hint"].as_str().unwrap().contains("1g.6gb"), "{}", plans[1]);
     assert_eq!(host.trace(), []);
-    // A request to apply it is refused as a whole.
+    // A request to apply this plan is refused completely.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
     assert_eq!(refused.message, "4 of 6 GPUs cannot be changed: 1, 3, 4, 5");

@@ -1,7 +1,9 @@
-//! gpushd and journald: the fields of entries, by which `journalctl GPUSH_GPU=…` selects them; and a journald that stops,
-//! returns, and stops for good. gpushd continues, and reports how many messages were lost.
+//! gpushd and journald. `journalctl GPUSH_GPU=…` selects entries by the fields that gpushd sets.
+//! gpushd continues while journald hangs, restarts or is gone, and reports how many messages were
+//! lost.
 //!
-//! Each test acts as journald: it binds a socket at journald's path, in a mount namespace that only gpushd uses.
+//! Each test replaces journald: it binds a socket at journald's path, in a mount namespace that
+//! only gpushd uses.
 
 use std::{
     fs::{self, File},
@@ -18,11 +20,13 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Mounts the directory that has the test's socket at journald's path, then executes the other arguments.
+/// A script that mounts the directory with the test's socket at journald's path, and then executes
+/// its other arguments.
 const INSIDE: &str = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind \"$0\" \
                       /run/systemd/journal && exec \"$@\"";
 
-/// Returns whether the test can mount in its own namespace. If not, prints that `what` is skipped.
+/// Returns whether the test can mount file systems in a separate namespace. If not, prints that
+/// `what` is skipped.
 fn can_mount(what: &str) -> bool {
     let mut tried = Command::new("unshare");
     tried.args(["-m", "sh", "-c", "mount -t tmpfs none /run"]).process_group(0);
@@ -48,7 +52,8 @@ fn read_until(journal: &UnixDatagram, says: &str) -> Vec<String> {
     }
 }
 
-/// Returns the value of a field of an entry in journald's protocol: the name, the length in eight bytes, the value.
+/// Returns the value of a field of an entry in journald's protocol: the name, then the length in
+/// eight bytes, then the value.
 fn field<'m>(message: &'m str, name: &str) -> Option<&'m str> {
     let (_, rest) = message.split_once(&format!("\n{name}\n"))?;
     rest.get(8..)?.lines().next()
@@ -63,7 +68,7 @@ fn start_with(host: &Host, directory: &Path, config: &str) -> Agent {
     let stat = stderr.metadata().expect("it is there");
     let through = ["unshare", "-m", "sh", "-c", INSIDE, directory.to_str().expect("a path of ours")];
     let setup = Setup::on(host).config(config).through(&through).stderr(stderr.into());
-    // systemd sets this variable if standard error is connected to the journal.
+    // systemd sets this variable when standard error is connected to the journal.
     setup.env("JOURNAL_STREAM", format!("{}:{}", stat.dev(), stat.ino())).start()
 }
 
@@ -89,16 +94,16 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     let agent = start(&host, &directory);
     work(&agent, 1);
     let told = read_until(&journal, "GPUSH_OPERATION");
-    // The fields are those of the original event, not those of the thread that writes the log.
+    // These fields describe the code that logged the event, not the thread that writes the log.
     let entry = told.last().expect("the entry of an operation");
-    // journald's protocol: a name, then the length of the value and the value.
+    // In journald's protocol, a name is followed by the length of the value and the value.
     assert!(entry.contains("CODE_FILE") && entry.contains("agent/src/apply/"), "{entry}");
     assert!(entry.contains("TARGET") && entry.contains("gpushd::apply::"), "{entry}");
     assert!(entry.contains("\nGPUSH_OPERATION"), "{entry}");
-    // The first message is empty: gpushd probed whether a journal exists.
+    // The first message is empty, because gpushd probed whether a journal exists.
     assert!(told.iter().skip(1).all(|message| message.contains("SYSLOG_IDENTIFIER")), "{told:?}");
-    // The test does not read. The kernel buffers a few messages, and gpushd's queue a thousand more. The others are
-    // dropped.
+    // The test does not read now. The kernel buffers a few messages, and gpushd's queue holds a
+    // thousand more. gpushd drops the rest.
     let begun = Instant::now();
     let mut rounds = 0;
     while rounds < 120 {
@@ -109,14 +114,15 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     assert!(agent.get("/v1/health").status == 200);
     let told = read_until(&journal, "log lines were dropped");
     println!("{rounds} rounds with a journal that is stopped; it then heard {} messages", told.len());
-    // journald stops for good.
+    // From here on, no journald exists.
     drop(journal);
     fs::remove_file(&socket).expect("the socket is there");
     work(&agent, 2);
     agent.stop();
 }
 
-/// The commands of docs/install.md that select entries by their object work only with these fields.
+/// docs/install.md has commands that select journal entries by object. These commands need the
+/// fields that this test checks.
 #[test]
 fn entries_name_their_objects_in_fields_for_journalctl() {
     if !can_mount("the fields of entries in the journal") {

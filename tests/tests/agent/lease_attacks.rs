@@ -30,7 +30,7 @@ use crate::{
 
 const TIMESLICED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 16 }\n";
 
-/// A user with 10,000 requests.
+/// A user who sends 10,000 requests.
 const GREEDY: u32 = 64_003;
 
 const FLOOD: &str = r#"
@@ -137,14 +137,15 @@ fn concurrent_lease_and_operation_get_different_devices() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
     agent.wait_for_layouts_at_start();
-    // Some readings are late, so gpushd plans and places with old ones.
+    // Some readings are late, so gpushd plans and grants with old readings.
     host.fault("nvmlDeviceGetGpuInstances --delay-ms 1 --probability 0.3 --seed 7");
     let run = |gpu: usize| {
         let mut dice = Dice::new(20_261_123 + gpu as u64);
         let name = gpu.to_string();
         let (mut leased, mut changed, mut waits) = (0, 0, 0);
         for round in 0..ROUNDS {
-            // A layout may replace the other one. A lease takes a device that exists.
+            // The operation replaces the current layout by the other one. The lease requests a
+            // device of the current layout.
             let profile = if truth(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
             let other: &[&str] = if profile == "7g.80gb" { &["3g.40gb", "3g.40gb"] } else { &["7g.80gb"] };
             let lease = json!({ "share": { "kind": "mig_profile", "profile": profile }, "selectors": [name] });
@@ -166,7 +167,8 @@ fn concurrent_lease_and_operation_get_different_devices() {
             match &granted {
                 Ok(granted) => {
                     leased += 1;
-                    // A lease granted after the change has a new device. A lease granted before kept its device.
+                    // A lease granted after the layout change has a new device. A lease granted
+                    // before the change kept its device.
                     let target = &granted.lease.members[0].target;
                     let there = agent
                         .gpu(u32::try_from(gpu).unwrap())
@@ -216,7 +218,8 @@ fn repeated_request_after_a_crash_gets_the_same_lease() {
             "POST /v1/leases HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
             body.len()
         );
-        // Kill gpushd at a random moment after the request was sent: before, during or after the commit.
+        // Kill gpushd at a random moment after the test has sent the request: before, during or
+        // after the commit.
         let pid = nix::unistd::Pid::from_raw(agent.pid().cast_signed());
         let pause = Duration::from_micros(u64::try_from(dice.below(6000)).expect("small"));
         thread::scope(|scope| {
@@ -290,7 +293,7 @@ fn full_disk_refuses_a_grant_and_allows_a_release() {
     disk.fill();
     let mut more = Vec::new();
     let refused = agent.until("refusal", || match request(&agent, &body) {
-        // gpushd first uses the free space of its database.
+        // gpushd refuses a grant only when it has used up the free space of its database.
         Ok(granted) => {
             release(&agent, granted.lease.id);
             more.push(granted.lease.id);
@@ -307,7 +310,7 @@ fn full_disk_refuses_a_grant_and_allows_a_release() {
     agent.stop();
 }
 
-/// The lines of a log about what gpushd could not do with leases.
+/// Returns the warnings and errors about leases in a log.
 fn failures(log: &str) -> Vec<&str> {
     let is_failure = |line: &&str| (line.contains("ERROR") || line.contains("WARN")) && line.contains("lease");
     log.lines().filter(is_failure).collect()
@@ -335,7 +338,8 @@ fn full_disk_lets_leases_expire_without_a_line_each_time() {
     agent.stop();
 }
 
-/// Where even the reserve does not help, each lease is in the log once, however often gpushd tries.
+/// If even the reserve of disk space does not help, the log has one line for each lease, even if
+/// gpushd retries often.
 #[test]
 fn end_that_cannot_be_recorded_is_logged_once_for_each_lease() {
     const LEASES: usize = 16;
@@ -347,7 +351,7 @@ fn end_that_cannot_be_recorded_is_logged_once_for_each_lease() {
     agent.wait_for_layouts_at_start();
     let body = json!({ "share": { "kind": "timeslice" }, "duration_s": 10 });
     let granted: Vec<_> = (0..LEASES).map(|_| request(&agent, &body).expect("a lease").lease.id).collect();
-    // From now on every write to the disk fails.
+    // After strace attaches, every write to the disk fails.
     let pid = agent.pid().to_string();
     let mut strace = Command::new("strace");
     strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64,fallocate"]);
@@ -361,12 +365,13 @@ fn end_that_cannot_be_recorded_is_logged_once_for_each_lease() {
             .count()
     };
     agent.await_that("a line for each lease", || granted.iter().all(|id| about(id) > 0));
-    // Several times the interval at which gpushd tries again.
+    // Wait several times the interval at which gpushd retries.
     thread::sleep(Duration::from_secs(4));
     let counts: Vec<usize> = granted.iter().map(about).collect();
     assert!(counts.iter().all(|count| *count <= 2), "that it is releasing, and its end: {counts:?}");
     assert!(leases(&agent).len() == LEASES, "their capacity stays in use");
-    // Killed by SIGKILL, strace would leave a system call of gpushd that is neither executed nor refused.
+    // SIGTERM, because an strace that SIGKILL ends could leave a system call of gpushd neither
+    // executed nor refused.
     kill(Pid::from_raw(strace.id().cast_signed()), Signal::SIGTERM).expect("strace");
     strace.wait().expect("its end");
     for id in granted {

@@ -1,4 +1,5 @@
-//! Requests that wait for a lease while gpushd restarts: they keep their places, and their clients reconnect.
+//! Requests that wait for a lease while gpushd restarts: they keep their positions in the queue,
+//! and their clients reconnect.
 
 use std::{
     io::{Read, Write},
@@ -19,7 +20,8 @@ use serde_json::{Value, json};
 
 use crate::leases::{MIG, WHOLE, leases, request, two_gpus};
 
-/// A client that sends a request with its key again while gpushd is away, as gpushctl does.
+/// A client that repeats its request with the same key while gpushd is not running, as gpushctl
+/// does.
 struct Waiting(thread::JoinHandle<LeaseGrant>);
 
 impl Waiting {
@@ -56,7 +58,7 @@ fn http(key: &str, body: &Value) -> String {
     )
 }
 
-/// Sends a request, and returns the answer; `None` if there is none.
+/// Sends a request and returns the response, or `None` if no response arrives.
 fn send(socket: &PathBuf, text: &str) -> Option<Vec<u8>> {
     let mut stream = UnixStream::connect(socket).ok()?;
     stream.write_all(text.as_bytes()).ok()?;
@@ -65,7 +67,7 @@ fn send(socket: &PathBuf, text: &str) -> Option<Vec<u8>> {
     Some(answer)
 }
 
-/// The requests that wait, in order.
+/// Returns the queued requests, in order.
 fn queue(agent: &Agent) -> Vec<Lease> {
     let mut queued: Vec<Lease> = leases(agent).into_iter().filter(|lease| lease.state == LeaseState::Queued).collect();
     queued.sort_by_key(|lease| lease.queue.as_ref().map(|queue| queue.position));
@@ -102,7 +104,7 @@ fn queued_requests_keep_their_order_when_gpushd_is_killed_or_stopped() {
         agent = Agent::start(&host, WHOLE);
         assert_eq!(await_queued(&agent, 3), order, "round {round}");
     }
-    // One that comes now is behind them.
+    // A new request takes the last position in the queue.
     clients.push(Waiting::start(&socket, "newcomer", &whole_gpu_0()));
     let order = await_queued(&agent, 4);
     for (client, id) in clients.into_iter().zip(order) {
@@ -129,7 +131,8 @@ fn capacity_that_is_free_while_the_client_is_away_is_kept_for_it() {
     let agent = Agent::start(&host, WHOLE);
     release(&agent, holder);
     lease_becomes(&agent, holder, LeaseState::Ended);
-    // The client has not reconnected yet: another request does not get its GPU.
+    // The queued client has not reconnected yet, but gpushd does not grant the client's GPU to
+    // another request.
     request(&agent, &body).expect_err("the GPU is kept");
     let answer = parse(&send(&socket, &text).expect("an answer")).expect("HTTP");
     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
@@ -181,7 +184,8 @@ fn queued_request_whose_client_does_not_come_back_is_cancelled() {
         client.join().expect("an end");
     }
     let agent = Agent::start(&host, WHOLE);
-    // Without a key a client cannot name its request.
+    // A request without a key ends with its client, because the client cannot name the request
+    // again.
     assert_eq!(lease_becomes(&agent, order[0], LeaseState::Ended).reason, Some(EndReason::Cancelled));
     assert_eq!(lease_becomes(&agent, order[1], LeaseState::Ended).reason, Some(EndReason::Cancelled));
 }

@@ -57,7 +57,8 @@ fn live_socket_is_refused_and_stale_one_replaced() {
 fn one_of_ten_agents_serves_and_the_others_name_it() {
     let host = Host::up("a30x4");
     let socket = host.scratch("shared.sock");
-    // Two rounds: in an empty directory, and with the socket file of a killed agent.
+    // Two rounds: in the first one the directory is empty, in the second one it has the socket file
+    // of a killed agent.
     for round in 0..2 {
         let started: Vec<_> = std::thread::scope(|scope| {
             let agents: Vec<_> = (0..10)
@@ -92,11 +93,12 @@ fn idle_agent_with_waiting_clients_stops_at_once() {
     assert!(agent.wait().success(), "{}", agent.log());
     let took = begun.elapsed();
     println!("stopped after {} ms", took.as_millis());
-    // The limit is two seconds of draining, and two more for a busy machine.
+    // gpushd waits at most two seconds for its connections. A busy machine gets two more seconds.
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
-/// A client connects, and an upgrade of the package restarts gpushd before the client sends its request.
+/// A package upgrade restarts gpushd after a client has connected and before the client sends its
+/// request.
 #[test]
 fn connection_without_request_is_answered_while_gpushd_stops() {
     let host = Host::up("a30x4");
@@ -108,7 +110,8 @@ fn connection_without_request_is_answered_while_gpushd_stops() {
     let mut head = [0; 12];
     idle.read_exact(&mut head).unwrap();
     agent.signal(Signal::SIGTERM);
-    // When gpushd stops, it immediately closes connections whose requests it has answered.
+    // When gpushd stops, it immediately closes the idle connections, whose requests it has
+    // answered.
     idle.read_to_end(&mut Vec::new()).unwrap();
     early.write_all(request).unwrap();
     let mut answer = String::new();
@@ -157,7 +160,7 @@ fn two_sigterms_at_once_count_as_one() {
     let host = Host::up("a30x4");
     let mut agent = Agent::start(&host, "");
     let socket = agent.socket().to_owned();
-    // `timeout 2 gpushd` sends the signal to the child, and then to the process group.
+    // `timeout 2 gpushd` sends the signal to its child, and then to the process group.
     agent.signal(Signal::SIGTERM);
     agent.signal(Signal::SIGTERM);
     assert!(agent.wait().success(), "{}", agent.log());
@@ -172,7 +175,8 @@ fn second_sigterm_ends_gpushd_at_once() {
     let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    // Two signals in quick succession count as one, because `timeout` sends two. A later signal ends gpushd.
+    // gpushd counts two signals in quick succession as one, because `timeout` sends two. A later
+    // signal ends gpushd at once.
     while !agent.has_ended() {
         agent.signal(Signal::SIGTERM);
         std::thread::yield_now();
@@ -191,8 +195,8 @@ fn second_sigterm_ends_gpushd_at_once() {
 #[test]
 fn reload_takes_effect_and_shows_pending_restart() {
     let host = Host::up("a30x4");
-    // The test harness sets a log level, and the environment and the command line override the config. So remove the
-    // variable.
+    // The test harness sets a log level through the environment, which overrides the config.
+    // Therefore this test removes that variable.
     let setup = Setup::on(&host).config("[log]\nlevel = \"error\"\n").through(&["env", "-u", "GPUSH_LOG"]);
     let mut agent = setup.start();
     let mode = |agent: &Agent| agent.socket().metadata().unwrap().permissions().mode() & 0o777;
@@ -210,7 +214,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
     }
     agent.wait_for_log("driver.read_ms stays 10000 until gpushd is restarted: the file has 5000");
 
-    // A setting that cannot be applied makes gpushd reject the whole file.
+    // If gpushd cannot apply one setting, it rejects the whole file.
     agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config has errors and was not loaded");
@@ -220,7 +224,8 @@ fn reload_takes_effect_and_shows_pending_restart() {
     let health = agent.get("/v1/health").json();
     assert!(health["errors"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
 
-    // The file is as before, so no setting waits for a restart.
+    // With the empty file, `read_ms` again has its effective value, so no setting waits for a
+    // restart.
     agent.write_config("");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config was reloaded");
@@ -231,7 +236,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
 #[test]
 fn ready_notification_means_requests_are_answered() {
     let host = Host::up("dgx-a100");
-    // The driver loads slowly, and gpushd does not wait for it.
+    // The driver loads slowly. gpushd becomes ready without waiting for it.
     host.fault("nvmlInit* --delay-ms 1500");
     let begun = Instant::now();
     let agent = Agent::start(&host, "");
@@ -248,7 +253,8 @@ fn ready_notification_means_requests_are_answered() {
 fn socket_from_systemd_is_used_and_not_removed() {
     let host = Host::up("a30x4");
     let path = host.scratch("handed.sock");
-    // What systemd does: it passes a listening socket as descriptor 3, and sets the variables that announce it.
+    // The test does what systemd does: it passes a listening socket as descriptor 3, and sets the
+    // variables that announce it.
     let listener = UnixListener::bind(&path).unwrap();
     let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
     let agent = Setup::on(&host)
@@ -276,7 +282,7 @@ fn socket_from_systemd_is_used_and_not_removed() {
 #[test]
 fn unread_log_delays_nothing() {
     let host = Host::up("dgx-a100");
-    // A pipe that fills up quickly, and whose reader sleeps.
+    // A small pipe, which fills up quickly because its reader does not read.
     let (mut reader, writer) = std::io::pipe().unwrap();
     let size = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     let agent = Setup::on(&host).env("GPUSH_LOG", "trace").stderr(writer.into()).start();
@@ -294,7 +300,7 @@ fn unread_log_delays_nothing() {
 #[test]
 fn watchdog_is_notified_while_gpu_hangs() {
     let host = Host::up("dgx-a100");
-    // The service manager sets it for one process, whose pid it names.
+    // The service manager enables the watchdog for one process, whose pid is in WATCHDOG_PID.
     let said = ["sh", "-c", "WATCHDOG_USEC=200000 WATCHDOG_PID=$$ exec \"$0\" \"$@\""];
     let mut agent = Setup::on(&host).config("").through(&said).start();
     agent.wait_for("WATCHDOG=1");
@@ -303,7 +309,7 @@ fn watchdog_is_notified_while_gpu_hangs() {
     for _ in 0..5 {
         agent.wait_for("WATCHDOG=1");
     }
-    // Requests about other GPUs are answered meanwhile.
+    // gpushd answers other requests while the GPU hangs.
     assert_eq!(agent.get("/v1/version").status, 200);
     host.clear_faults();
     agent.stop();

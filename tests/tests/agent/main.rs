@@ -1,5 +1,5 @@
-//! gpushd as a service: start and stop, sockets, access, HTTP, events, leases, the database, the clock, journald, GPU
-//! states.
+//! gpushd as a service: start and stop, sockets, access, HTTP, events, leases, the database, the
+//! clock, journald, GPU states.
 
 mod access;
 mod admin_socket;

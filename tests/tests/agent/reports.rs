@@ -1,5 +1,5 @@
-//! Reports about GPUs that are unreadable, cordoned, awaited by an operation, or in mode `exclusive`. Also: gpushd
-//! stops on SIGTERM at any moment during its start.
+//! Reports about GPUs that are unreadable or cordoned, for which an operation waits, or whose mode
+//! is `exclusive`. Also: SIGTERM stops gpushd at any moment during its start.
 
 use std::{
     process::Stdio,
@@ -57,7 +57,8 @@ fn assert_checks_cordoned_gpus_and_only_those_of_mode_mig() {
         "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n",
     );
     agent.wait_for_layouts_at_start();
-    // GPU 1 has MIG enabled although its rule says `exclusive`. `mig apply` without a GPU does not change that.
+    // MIG is enabled on GPU 1 although the GPU's rule says `exclusive`. `mig apply` without a GPU
+    // does not change that.
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");
     assert_eq!(gpushctl(&agent, &["config", "diff"]).0, Some(3));
@@ -66,7 +67,8 @@ fn assert_checks_cordoned_gpus_and_only_those_of_mode_mig() {
     assert_eq!(gpushctl(&agent, &["gpu", "cordon", "0", "--reason", "fan"]).0, Some(0));
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");
-    // A second drain without a reason, as a resumed drain sends it, keeps the first reason.
+    // A second drain without a reason keeps the first reason. A client that resumes a drain sends
+    // no reason.
     assert_eq!(gpushctl(&agent, &["gpu", "drain", "0"]).0, Some(0));
     assert_eq!(agent.gpu(0).cordons[0].reason, "fan");
 }
@@ -117,7 +119,7 @@ fn sigterm_during_start_stops_gpushd() {
             .stderr(Stdio::null())
             .spawn()
             .expect("gpushd can be started");
-        // This sleep waits for no event. It selects the moment at which the signal arrives.
+        // This sleep does not wait for an event. It selects the moment at which the signal arrives.
         std::thread::sleep(Duration::from_micros(250 * quarters));
         kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
         let told = Instant::now();

@@ -1,5 +1,5 @@
-//! Loss of recorded state, seen from outside. If part of the state directory is missing, gpushd reports it. It does
-//! not guess, and changes no GPU.
+//! Loss of recorded state. If a part of the state directory is missing, gpushd reports the loss. It
+//! does not guess what was lost, and does not change any GPU.
 
 use std::fs;
 
@@ -21,7 +21,8 @@ fn health(agent: &Agent) -> Health {
     serde_json::from_value(agent.get("/v1/health").json()).expect("health")
 }
 
-/// Starts gpushd with an override for GPU 0, which has the override's layout and no process.
+/// Starts gpushd, creates an override for GPU 0, and stops gpushd. GPU 0 then has the layout of the
+/// override, and no process.
 fn overridden(host: &Host) {
     let agent = Agent::start(host, CONFIG);
     let complete = || health(&agent).layouts_at_start.is_some_and(|layouts| layouts.complete);
@@ -37,7 +38,8 @@ fn emptied_state_directory_holds_gpus_and_keeps_their_layout() {
     overridden(&host);
     fs::remove_dir_all(&state).expect("the state directory can be removed");
     host.start_trace();
-    // With auto_reconcile, gpushd would replace the layout of a forgotten override by the rule's layout.
+    // With auto_reconcile, a gpushd that has lost the override would apply the rule's layout
+    // instead.
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     agent.await_that("GPU 0 held", || agent.gpu(0).state == GpuState::Held);
     let health = health(&agent);

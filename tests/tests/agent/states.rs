@@ -1,5 +1,6 @@
-//! GPU states: cordons by administrators and by faults, maintenance, GPUs held after a lost database, and GPUs that
-//! nvidia-mig-manager also manages. The tests check the resulting state of the hardware.
+//! GPU states: cordons by administrators and by faults, maintenance, GPUs that are held after a
+//! lost database, and GPUs that nvidia-mig-manager also manages. The tests check the resulting
+//! state of the hardware.
 
 use std::{
     fs,
@@ -30,7 +31,7 @@ fn cause<'h>(health: &'h Health, part: &str) -> Option<&'h ApiError> {
     health.errors.iter().find(|cause| cause.message.contains(part))
 }
 
-/// Sends a `POST` that must succeed.
+/// Sends a `POST` that must succeed. Returns the body of the response.
 fn done(agent: &Agent, path: &str, reason: &str) -> Value {
     let answer = agent.post(path, &json!({ "reason": reason }));
     assert_eq!(answer.status, 200, "{path}: {}", String::from_utf8_lossy(&answer.body));
@@ -47,7 +48,7 @@ fn laid_out(agent: &Agent) {
     assert!(agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()));
 }
 
-/// Returns the actions in the audit trail, with their reasons, of an agent that has ended.
+/// Returns the actions in the audit trail of an agent that has ended, with their reasons.
 fn audit(state: &Path) -> Vec<(String, String)> {
     let connection = rusqlite::Connection::open(state.join("gpush.db")).expect("the database can be opened");
     let mut rows = connection.prepare("SELECT action, detail FROM audit ORDER BY sequence").expect("an audit trail");
@@ -79,17 +80,18 @@ fn cordon_survives_restart_and_yields_to_named_requests() {
     assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
     assert!(health(&agent).errors.is_empty(), "an administrator's cordon does not degrade health");
 
-    // A request that names the GPU changes its layout. The GPU stays cordoned.
+    // A request that names the cordoned GPU changes its layout. The GPU remains cordoned.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.gpu(0).state, GpuState::Cordoned);
-    // A request for all GPUs fails, and does not silently include the cordoned one.
+    // A request for all GPUs fails. It does not silently include the cordoned GPU.
     let refused = agent.begin_with(&json!({ "layout_source": "config" })).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("is cordoned") && refused.hint.unwrap().contains("--gpu 0"));
     agent.stop();
 
-    // The next agent does not change it either, although it repairs all other drift.
+    // The next agent does not change the cordoned GPU either, although it repairs drift on all
+    // other GPUs.
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     agent.until("reconciled GPU 1", || agent.gpu(1).drift.is_empty().then_some(()));
     let kept = agent.gpu(0);
@@ -161,7 +163,7 @@ fn xid_is_received_after_worker_died() {
     let before = clients(&host);
     let worker = i32::try_from(before[0].as_i64().unwrap()).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
-    // No client sends a request. The agent begins to listen for events again by itself.
+    // No client sends a request. The agent starts to listen for driver events again without one.
     agent.until("another worker", || {
         let now = clients(&host);
         (!now.is_empty() && now != before).then_some(())
@@ -189,7 +191,7 @@ fn pending_row_remap_cordons_once_across_restarts() {
     let agent = Agent::start(&host, "");
     agent.settle_reads();
     assert_eq!(agent.gpu(0).state, GpuState::Ready, "it still waits, which is known");
-    // A second row is a new fault. A row that cannot be replaced is a new fault too.
+    // A second pending row is a new fault, and so is a row that cannot be remapped.
     host.sim("remap", &["--gpu", "0", "--uncorrectable"]);
     cordoned(&agent);
     done(&agent, "/v1/gpus/0/uncordon", "that too");
@@ -207,7 +209,7 @@ fn maintenance_closes_all_handles_and_survives_restart() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
-    // While an operation runs, gpushd refuses maintenance, and the error names the operation.
+    // While an operation runs, gpushd refuses maintenance. The error names the operation.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --hang");
     let operation = agent.begin(&["1"], &["3g.40gb"]).unwrap();
     let refused = agent.post("/v1/maintenance/enter", &json!({})).error();
@@ -216,7 +218,7 @@ fn maintenance_closes_all_handles_and_survives_restart() {
     assert!(refused.hint.unwrap().contains(&format!("gpushctl operation wait {}", operation.id)));
     host.clear_faults();
     assert_eq!(agent.follow(operation).state, OperationState::Done);
-    // A queued operation does not block maintenance, and keeps waiting.
+    // A queued operation does not block maintenance, and remains queued.
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 4)));
     let order = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&order).unwrap();
@@ -273,7 +275,7 @@ fn gpus_match_by_uuid_after_driver_upgrade() {
     done(&agent, "/v1/gpus/1/cordon", "waits for its card");
     assert_eq!(agent.get("/v1/version").json()["driver"]["version"], "550.163.01");
     done(&agent, "/v1/maintenance/enter", "driver 570");
-    // The driver can be replaced only because no process has it open.
+    // The test can replace the driver only because no process has it open.
     host.replace(&description("570.86.10"));
     done(&agent, "/v1/maintenance/leave", "");
     agent.until("the new driver", || {
@@ -326,7 +328,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     let refused = agent.begin(&["0"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.hint.unwrap().contains("gpushctl recover"));
-    // gpushd does not hold GPUs that the config does not manage.
+    // gpushd does not hold GPUs that no rule of the config manages.
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     let told = health(&agent);
     let told = cause(&told, "the database was lost").expect("health says it");
@@ -336,7 +338,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));
     agent.stop();
 
-    // In the same boot, another agent keeps them held. After a reboot, it does not.
+    // After a restart in the same boot, the GPUs are still held. After a reboot, they are not.
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
     let recovered = done(&agent, "/v1/recover", "no user is left");
@@ -345,7 +347,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert!(cause(&health(&agent), "the database was lost").is_none());
     assert_eq!(done(&agent, "/v1/recover", "")["released"], json!([]));
     agent.stop();
-    // The existing layout is kept, also by the next agent.
+    // gpushd keeps the existing layout, also after a restart.
     let agent = Agent::start(&host, CONFIG);
     agent.settle_reads();
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb, 2g.20gb", "extra 7g.80gb@0"]);
@@ -435,12 +437,12 @@ fn gpus_of_nvidia_mig_manager_are_left_with_hint() {
     let refused = agent.begin(&["2"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("GPU 2 (") && refused.causes[0].contains(link.to_str().unwrap()), "{refused:?}");
-    // A request for the layout that exists changes nothing.
+    // A request for the layout that already exists changes nothing.
     assert_eq!(agent.apply(&["2"], &["none"]).state, OperationState::Done);
     let settled = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
     agent.until("verdict on the layouts", || settled().then_some(()));
     assert_eq!(host.trace(), []);
-    // The suggested hint works.
+    // The command that the hint suggests works.
     fs::remove_file(&link).unwrap();
     assert_eq!(agent.apply(&["0", "1"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
     assert!(health(&agent).errors.is_empty(), "{:?}", health(&agent).errors);

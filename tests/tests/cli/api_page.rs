@@ -1,8 +1,8 @@
-//! Runs the commands of docs/api.md, and checks that each prints what the page shows.
+//! Runs the commands of docs/api.md, and checks that each command prints what the page shows.
 //!
-//! The `sh` blocks run one after the other on a simulated host. If a `json` block follows, the output must match it:
-//! objects may have more members, and `…` matches any text. The blocks below `## MPS` run on another host, on which
-//! one GPU is shared through MPS.
+//! The test runs the `sh` blocks one after the other on a simulated host. If a `json` block
+//! follows, the output must match that block: objects may have more members, and `…` matches any
+//! text. The blocks below `## MPS` run on another host, on which one GPU is shared through MPS.
 
 use std::{
     path::Path,
@@ -16,7 +16,7 @@ use gpush_tests::{
 };
 use serde_json::Value;
 
-/// curl's exit code if `--max-time` is over.
+/// Exit code of curl when `--max-time` has passed.
 const TIME_IS_OVER: i32 = 28;
 
 /// The config for the part about MPS.
@@ -44,7 +44,7 @@ fn blocks(page: &str) -> Vec<(String, String)> {
     blocks
 }
 
-/// Returns whether `real` matches what the page shows.
+/// Returns whether the JSON value `real` matches the value that the page shows.
 fn is_like(shown: &Value, real: &Value) -> bool {
     match (shown, real) {
         (Value::String(shown), Value::String(_)) if shown == "…" => true,
@@ -86,7 +86,8 @@ fn api_page_commands_print_what_the_page_shows() {
     assert!(ran >= 4 && compared == ran, "{ran} and {compared}");
 }
 
-/// Runs the commands of a page or of a part of it. Returns how many it ran, and how many answers it compared.
+/// Runs the commands of a page or of a part of a page. Returns the number of commands, and the
+/// number of compared outputs.
 fn run(page: &str, agent: &Agent) -> (usize, usize) {
     let blocks = blocks(page);
     let (mut run, mut compared) = (0, 0);

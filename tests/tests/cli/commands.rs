@@ -1,5 +1,5 @@
-//! `gpushctl` with the real agent on simulated hosts: the whole output, the exit code, and the resulting state of the
-//! hardware.
+//! `gpushctl` with the real agent on simulated hosts. The tests compare the whole output, the exit
+//! code, and the resulting state of the hardware.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -22,7 +22,7 @@ use nix::{
 
 use crate::transcript::{self, transcript};
 
-/// A user that is in no group and owns no files.
+/// The uid of a user who is in no group and owns no files.
 const NOBODY: u32 = 65_534;
 
 const CONFIG: &str = r#"
@@ -36,7 +36,7 @@ mode = "mig"
 layout = "mixed"
 "#;
 
-/// Returns a `gpushctl` command on a terminal of usual width.
+/// Returns a `gpushctl` command on a terminal with 80 columns.
 fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
     transcript::gpushctl(agent, args, 80)
 }
@@ -64,9 +64,10 @@ fn json<T: serde::de::DeserializeOwned>(agent: &Agent, args: &[&str]) -> (i32, T
     (output.status.code().expect("it ends by itself"), value)
 }
 
-/// Waits until the config's layouts are applied, which a new host gets at start.
+/// Waits until the agent has applied the config's layouts, which it does on a new host.
 fn settled(agent: Agent) -> Agent {
-    // The agent is ready before it lists that operation. Until then, the GPUs show drift.
+    // The agent is ready before it lists the operation that applies them. Until then, the GPUs show
+    // drift.
     let until = Instant::now() + PATIENCE;
     while agent.gpus().iter().any(|gpu| gpu.state == GpuState::Changing || !gpu.drift.is_empty()) {
         assert!(Instant::now() < until, "the config's layouts never stand: {}", agent.log());
@@ -76,13 +77,13 @@ fn settled(agent: Agent) -> Agent {
     agent
 }
 
-/// Starts an agent, and waits until the host has the config's layouts.
+/// Starts an agent, and waits until the agent has applied the config's layouts.
 fn started(host: &Host, config: &str) -> Agent {
     settled(Agent::start(host, config))
 }
 
-/// Starts a process on the instance of GPU 0 at memory slice 4. Waits until the agent has seen it, because a reading
-/// may be a second old. Returns the pid.
+/// Starts a process on the instance of GPU 0 at memory slice 4. Returns its pid. A reading may be a
+/// second old, so this function waits until the agent has seen the process.
 fn busy(host: &Host, agent: &Agent, memory: u32) -> String {
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory {memory}", gi_at(host, 0, 4)));
     let seen = |gpu: &Gpu| {
@@ -152,7 +153,7 @@ fn failed_apply_is_rolled_back_and_reported() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
     let before = truth(&host, 0);
-    // The second creation fails once, so that the rollback succeeds.
+    // The second creation fails only once, so that the rollback succeeds.
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --times 1 --rc INSUFFICIENT_RESOURCES");
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*7"]);
     assert!(text.contains("rolled back") && text.contains("as it was before"), "{text}");
@@ -191,10 +192,10 @@ fn offline_plan_equals_plan_of_agent() {
             let online: Vec<&str> = ["mig", verb].iter().chain(request).copied().collect();
             let off: Vec<&str> = online.iter().chain(&offline).copied().collect();
             let (online, offline) = (json::<serde_json::Value>(&agent, &online), json(&agent, &off));
-            // With `--offline`, hints name the offline command.
+            // With `--offline`, the commands in hints also have `--offline`.
             let (status, said): (i32, serde_json::Value) = offline;
             let said = said.to_string().replace(&format!(" --offline {}", saved.display()), "");
-            // gpushd has a command for this that does not work offline.
+            // With gpushd, the hint names a command that does not work offline.
             let said = said.replace(
                 "choose among its GPUs: `gpushctl mig profiles`",
                 "list index, UUID, PCI address and product name of each GPU with `gpushctl gpu list`",
@@ -221,8 +222,8 @@ fn other_user_can_read_and_not_change() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("an open directory");
     let binary = dir.path().join("gpushctl");
-    // Copy it with another process. If another test forked while this process had the file open for writing, the file
-    // would be busy.
+    // Another process makes the copy. If this process wrote the file and another test forked
+    // meanwhile, executing the file would fail with ETXTBSY.
     assert!(Command::new("cp").arg(program("gpushctl")).arg(&binary).status().expect("cp can be started").success());
     let as_nobody = |args: &[&str]| {
         let mut command = Command::new(&binary);
@@ -256,7 +257,7 @@ fn other_user_can_read_and_not_change() {
     assert!(as_nobody(&["config", "overrides"]).contains("for all to read"));
 }
 
-/// Replaces ages, wherever they occur.
+/// Replaces all ages in a text.
 fn ageless(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -302,7 +303,8 @@ fn override_is_created_listed_and_cleared() {
             &["config", "reload"],
             &["config", "overrides", "clear", "0"],
             &["mig", "apply", "--quiet"],
-            // `apply` applies the override. Only `config overrides clear` ends it.
+            // `apply` applies the override's layout. Only `config overrides clear` ends the
+            // override.
             &["config", "overrides", "clear", "1"],
             &["apply", "1", "--quiet"],
             &["config", "overrides", "list", "--json"],
@@ -327,7 +329,7 @@ fn operation_continues_after_ctrl_c() {
         gpushctl(&agent, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
     let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut line = String::new();
-    // gpushctl prints that the operation runs. The second creation hangs.
+    // gpushctl prints that the operation has started. The second creation hangs.
     stderr.read_line(&mut line).expect("text");
     assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     kill(Pid::from_raw(child.id().try_into().expect("a pid")), Signal::SIGINT).expect("it is there");
@@ -359,7 +361,7 @@ fn apply_survives_a_killed_agent() {
     host.clear_faults();
     let again = Agent::start(&host, "");
     stderr.read_to_string(&mut text).expect("text");
-    // gpushctl continues to wait: the next agent resumes the operation.
+    // gpushctl does not give up, because the next agent resumes the operation.
     assert_eq!(child.wait().expect("it ends").code(), Some(0), "{text}");
     let shown = run(&again, &["operation", "show", "op-1"]);
     assert!(shown.contains("op-1 done") && shown.contains("gpushd ended while the operation was running"), "{shown}");
@@ -367,7 +369,8 @@ fn apply_survives_a_killed_agent() {
     assert!(run(&again, &["status"]).ends_with("[exit 0]\n"));
 }
 
-/// The exit codes of docs/exit-codes.md that need an agent. The tests of 2, 6 and 8 are in `ctl/tests`.
+/// Tests the exit codes of docs/exit-codes.md that need an agent. The tests of the codes 2, 6 and 8
+/// are in `ctl/tests`.
 #[test]
 fn exit_codes_match_the_document() {
     let host = Host::up("mixed");
@@ -415,7 +418,7 @@ fn lost_gpu_is_an_error_and_others_work() {
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 0 --mutate lose");
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb"]);
     assert!(text.ends_with("[exit 1]\n") && text.contains("lost"), "{text}");
-    // The hint is a command that contains the UUID too.
+    // The command in the hint also contains the UUID, so look only at the text before the hint.
     let said = text.split("hint:").next().expect("text");
     assert_eq!(said.matches("GPU-").count(), 1, "its UUID is said once: {text}");
     let status = run(&agent, &["status"]);
@@ -425,7 +428,8 @@ fn lost_gpu_is_an_error_and_others_work() {
     // The other GPU still works.
     let other = run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "1g.10gb", "--quiet"]);
     assert!(other.ends_with("[exit 0]\n"), "{other}");
-    // An agent that never saw the GPU knows only the index that the driver lists. It accepts that index.
+    // An agent that has never read the lost GPU knows only the index that the driver lists. It
+    // accepts that index in requests.
     drop(agent);
     let agent = Agent::start(&host, "");
     assert!(run(&agent, &["status"]).contains("! GPU 0 can't be identified"));

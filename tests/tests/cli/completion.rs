@@ -1,6 +1,6 @@
-//! Completion in a real bash on a terminal, with the values of a simulated host.
+//! Completion in a real bash on a terminal. The completed values come from a simulated host.
 //!
-//! Functions outside `#[test]` may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -18,10 +18,11 @@ const CONFIG: &str = "[layouts]\nbalanced = [\"3g.40gb\", \"2g.20gb\"]\n\
     [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n\
     [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n";
 
-/// Inserts all completions of the word before the cursor (readline's `insert-completions`).
+/// The keys that insert all completions of the word before the cursor (readline's
+/// `insert-completions`).
 const ALL: &str = "\u{1b}*";
 
-/// Types a line in an interactive bash, and returns the line as bash has it before Enter.
+/// Types a line in an interactive bash. Returns the line after completion, before Enter.
 fn typed(socket: &Path, line: &str) -> String {
     let mut bash = Command::new("script");
     bash.args(["-q", "-e", "-c", "bash --norc --noprofile -i", "/dev/null"])
@@ -34,7 +35,8 @@ fn typed(socket: &Path, line: &str) -> String {
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
     let mut bash = bash.spawn().unwrap();
-    // After the completion, Ctrl-A goes to the start of the line and Ctrl-E to its end.
+    // After the completion, Ctrl-A moves the cursor to the start of the line, and Ctrl-E to the
+    // end.
     let keys = format!("source <(gpushctl completions bash)\n{line}\u{1}echo \"<\u{5}>\"\nexit\n");
     bash.stdin.take().unwrap().write_all(keys.as_bytes()).unwrap();
     let output = String::from_utf8_lossy(&bash.wait_with_output().unwrap().stdout).into_owned();
@@ -76,7 +78,7 @@ fn bash_completes_values_of_the_host() {
         ("gpushctl lease env -o doc\t".to_owned(), "gpushctl lease env -o docker".to_owned()),
     ] {
         let shown = typed(agent.socket(), &line);
-        // Options follow the values of an empty word.
+        // For an empty word, bash lists the options after the values.
         let values = shown.split(" -").next().unwrap_or_default();
         match expected.as_str() {
             "" if line.contains("remove") => assert!(shown.contains("1g.10gb@"), "{line:?}: {shown}"),
@@ -87,7 +89,7 @@ fn bash_completes_values_of_the_host() {
     }
 }
 
-/// Without gpushd, bash still completes commands, and values that gpushctl knows.
+/// Without gpushd, bash still completes commands and the values that gpushctl itself knows.
 #[test]
 fn bash_completes_static_words_without_gpushd() {
     if !is_available() {

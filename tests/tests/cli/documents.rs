@@ -1,8 +1,8 @@
 //! Runs the commands of documents, and checks that they print what the document shows.
 //!
-//! In a `console` block, each line that starts with `$ ` is a command. The lines below it are its output. `…` matches
-//! any text within a line; on a separate line, it matches any number of lines. All commands of a page run in one
-//! shell.
+//! In a `console` block, each line that starts with `$ ` is a command. The lines below a command
+//! are its output. A `…` within a line matches any text. A line that contains only `…` matches any
+//! number of lines. All commands of a page run in one shell.
 
 use std::{
     path::{Path, PathBuf},
@@ -33,15 +33,15 @@ fn shell(script: &str, environment: &[(&str, String)]) -> Output {
     command.stdin(Stdio::null()).output().expect("bash can be started")
 }
 
-/// Returns whether a text matches what the page shows.
+/// Returns whether a line of output matches the line that the page shows.
 fn is_like(shown: &str, real: &str) -> bool {
     let Some((before, after)) = shown.split_once('…') else { return shown == real };
     let Some(rest) = real.strip_prefix(before) else { return false };
     (0..=rest.len()).filter(|at| rest.is_char_boundary(*at)).any(|at| is_like(after, &rest[at..]))
 }
 
-/// Returns whether lines match what the page shows. Several spaces count as one, because a longer text in place of
-/// `…` moves the text after it.
+/// Returns whether lines of output match the lines that the page shows. Several spaces count as
+/// one, because the real text in place of a `…` may be longer and shift the columns.
 fn are_like(shown: &[&str], real: &[&str]) -> bool {
     let plain = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     match (shown.split_first(), real.split_first()) {
@@ -67,7 +67,7 @@ fn leases_page_matches_real_output() {
     typed("leases.md");
 }
 
-/// Runs the commands of a page whose host is at `/tmp/gpus`.
+/// Runs the commands of a page. The page's simulated host is in `/tmp/gpus`.
 fn typed(page: &str) {
     let page = document(page);
     let scratch = tempfile::tempdir().expect("a directory");
@@ -87,7 +87,8 @@ fn typed(page: &str) {
         let command = here(command);
         script += &format!("{{ {}\n}} > {2}/{1}.out 2> {2}/{1}.err\n", command, at, scratch.path().display());
         if command.ends_with('&') {
-            // A person types slowly, so wait until gpushd answers.
+            // A person would type the next command after gpushd has started, so wait until gpushd
+            // answers.
             let seconds = PATIENCE.as_secs();
             script += &format!("timeout {seconds} sh -c 'until gpushctl version > /dev/null 2>&1; do :; done'\n");
         }
@@ -103,7 +104,8 @@ fn typed(page: &str) {
             std::fs::read_to_string(scratch.path().join(format!("{at}.{ending}"))).expect("what was said")
         };
         let (out, err) = (said("out"), said("err"));
-        // Progress goes to stderr and differs on a terminal. The page shows only errors.
+        // gpushctl prints its progress on stderr. Progress looks different on a terminal, so the
+        // page shows only errors.
         let real = if err.starts_with("error:") { out + &err } else { out };
         let real = real.replace(&host.display().to_string(), "/tmp/gpus");
         let (lines, shown): (Vec<&str>, Vec<&str>) =
@@ -159,7 +161,7 @@ fn manual_install_puts_files_where_units_expect_them() {
         .replacen("ROOT=", &format!("ROOT={}", root.display()), 1)
         .replace("target/release", &programs().display().to_string())
         .replace("target/man", &man.display().to_string());
-    // Run it twice: a second installation must keep the config.
+    // Install twice: the second installation must keep the config.
     let output = shell(&format!("set -e\n{install}echo '# mine' > $ROOT/etc/gpush/config.toml\n{install}"), &[]);
     assert!(output.status.success(), "{install}\n{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(std::fs::read_to_string(root.join("etc/gpush/config.toml")).unwrap(), "# mine\n");
@@ -187,7 +189,8 @@ fn manual_install_puts_files_where_units_expect_them() {
         let tool = line.split(' ').next().unwrap_or_default();
         let line = match tool {
             "systemd-sysusers" => line.replacen(tool, &format!("{tool} --root={}", root.display()), 1),
-            // systemd does not start units in a directory. The test checks below which units are enabled.
+            // systemd cannot start units in a directory, so this command only enables them. The
+            // test checks below which units are enabled.
             "systemctl" if line.contains("enable") => {
                 line.replacen(tool, &format!("{tool} --root={}", root.display()), 1).replace("--now ", "")
             }

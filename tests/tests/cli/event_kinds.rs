@@ -10,7 +10,7 @@ fn file(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the text between two texts.
+/// Returns the part of a text between `from` and `to`.
 fn between<'a>(text: &'a str, from: &str, to: &str) -> &'a str {
     let (_, rest) = text.split_once(from).unwrap_or_else(|| panic!("{from:?} is not in it"));
     rest.split_once(to).map_or(rest, |(found, _)| found)

@@ -1,6 +1,7 @@
-//! Hints, typed as they are printed: the command of a hint exists, is permitted to the user who reads it, and helps.
+//! Hints. The tests run the commands that hints suggest: each command exists, the user who reads
+//! the hint may run it, and it solves the problem.
 //!
-//! Functions outside `#[test]` may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -20,22 +21,24 @@ use crate::{
     verbs::{MIXED, TWO, devices, done, run, started},
 };
 
-/// A user that is in no group and owns nothing.
+/// The uid of a user who is in no group and owns no files.
 const NOBODY: u32 = 65_534;
 
-/// The commands that the error of a command suggests, in their order.
+/// Runs a command that must fail. Returns the commands that the hint of its error suggests, in
+/// order.
 fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
     let output = transcript::gpushctl(agent, &[args, &["--json"]].concat(), 80).output().unwrap();
     assert!(!output.status.success(), "{}", transcript::transcript(args, &output));
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    // An error, or the first plan that has one.
+    // The error of the command, or the error of the first plan.
     let error = [&document["error"], &document["plans"][0]["error"]].into_iter().find(|error| error.is_object());
     let hint = error.unwrap_or_else(|| panic!("{args:?}: {document}"))["hint"].as_str().unwrap().replace('\'', "`");
     let quoted = hint.split('`').skip(1).step_by(2).filter_map(|command| command.strip_prefix("gpushctl "));
     quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
 }
 
-/// Types the command of the hint that has these words, which must succeed, and the refused command again.
+/// Runs the suggested command that begins with `words`, and then the refused command again. Both
+/// must succeed.
 fn helps(agent: &Agent, args: &[&str], words: &str) {
     let commands = hinted(agent, args);
     let command = commands.iter().find(|command| command.join(" ").starts_with(words));
@@ -57,7 +60,7 @@ fn hints_of_refusals_help_when_they_are_typed() {
     helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
     done(&agent, &["mps", "stop", "1"]);
     helps(&agent, &["lease", "request", "--mps", "-g", "1", "--for", "1h"], "mps start");
-    // The rule of GPU 0 has an override by now.
+    // The rule of GPU 0 has an override at this point.
     agent.write_config("[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n");
     helps(&agent, &["config", "reload"], "config reload --clear-overrides");
 }
@@ -88,11 +91,11 @@ fn hints_of_leases_and_layouts_help_when_they_are_typed() {
     let host = Host::up(TWO);
     let agent = started(&host, &format!("{MIXED}lease = \"optional\"\n"));
     done(&agent, &["lease", "request", "--mig", "3g.40gb", "-g", "0", "--for", "1h"]);
-    // The lease keeps its instance from being destroyed.
+    // gpushd does not destroy the instance while the lease uses it.
     let lease = devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
     assert_eq!((lease.usage, lease.available), (DeviceUse::Granted, false));
     assert!(lease.grants[0].expires_at.is_some(), "holder and end are shown: {lease:?}");
-    // The last device of a profile is not free, and the list says who has it.
+    // The last device of the profile is not free, and the list shows who holds it.
     let free = ["mig", "list", "--free", "--profile", "3g.40gb", "-o", "uuid"];
     let (code, text) = run(&agent, &free);
     assert_eq!(code, i32::from(Code::Blocked.exit_status()), "{text}");
@@ -108,7 +111,7 @@ fn hints_of_leases_and_layouts_help_when_they_are_typed() {
     let all: Vec<gpush_api::Lease> =
         serde_json::from_str(&done(&agent, &["lease", "list", "--ended", "--json"])).unwrap();
     assert!(all.iter().all(|one| one.state == LeaseState::Ended), "{all:?}");
-    // Names that do not exist, and forms of other tools.
+    // Names that do not exist, and arguments in the form of other tools.
     for args in [
         &["lease", "request", "--mig", "9g.90gb", "--for", "1h"][..],
         &["lease", "renew", "L99", "--for", "1h"],
@@ -132,7 +135,8 @@ fn words(command: &[String]) -> Vec<&str> {
     command.iter().map(String::as_str).collect()
 }
 
-/// The `gpushctl` commands between quotes in the texts of a document, without those of a text for administrators.
+/// Adds the quoted `gpushctl` commands in the texts of a document to `found`, except those in texts
+/// for administrators.
 fn for_everybody(value: &serde_json::Value, found: &mut Vec<String>) {
     match value {
         serde_json::Value::String(text) if !text.contains("administrator") => {
@@ -146,7 +150,7 @@ fn for_everybody(value: &serde_json::Value, found: &mut Vec<String>) {
     }
 }
 
-/// Fault: hints named commands that only administrators may run.
+/// Earlier, hints to other users suggested commands that only administrators may run.
 #[test]
 fn hints_to_users_are_permitted_to_them() {
     if !nix::unistd::geteuid().is_root() {
@@ -156,8 +160,9 @@ fn hints_to_users_are_permitted_to_them() {
     let host = Host::up(TWO);
     let agent = Agent::start_public(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
     agent.wait_for_layouts_at_start();
-    // The directory of the build may be closed to others. By another process: a test that forks while the file is open
-    // for writing would keep it busy.
+    // Other users may have no access to the build directory. Another process makes the copy. If
+    // this process wrote the file and another test forked meanwhile, executing the file would fail
+    // with ETXTBSY.
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let binary = dir.path().join("gpushctl");
@@ -196,7 +201,7 @@ fn hints_to_users_are_permitted_to_them() {
                 typed += 1;
             }
         }
-        // Leases would keep the next state away.
+        // Remaining leases would prevent the next state.
         for lease in done(&agent, &["lease", "list", "-o", "name"]).lines() {
             done(&agent, &["lease", "revoke", lease, "--reason", "test"]);
         }

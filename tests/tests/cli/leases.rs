@@ -27,14 +27,14 @@ fn started() -> (Host, Agent) {
     (host, agent)
 }
 
-/// Runs a command that must succeed, and returns its output.
+/// Runs a command that must succeed. Returns its output.
 fn done(agent: &Agent, args: &[&str]) -> String {
     let output = gpushctl(agent, args, 100).output().expect("gpushctl");
     assert!(output.status.success(), "{}", transcript::transcript(args, &output));
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Runs a command, and returns its status and output.
+/// Runs a command. Returns its exit code and output.
 fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
     let output = gpushctl(agent, args, 100).output().expect("gpushctl");
     (output.status.code().expect("a status"), transcript::transcript(args, &output))
@@ -53,10 +53,10 @@ fn request(agent: &Agent, words: &[&str]) -> String {
     id.trim().to_owned()
 }
 
-/// A command that `gpushctl run` has become. It ends when its stdin closes.
+/// A command that replaced the process of `gpushctl run`. The command ends when its stdin closes.
 struct Held {
     child: Child,
-    /// The first line that it printed.
+    /// The first line that the command printed.
     line: String,
 }
 
@@ -172,7 +172,8 @@ fn lease_is_entered_shown_renewed_and_ended() {
 #[test]
 fn lease_is_kept_by_its_program_and_not_by_its_shell() {
     let (_host, agent) = started();
-    // As in a login shell, the lease is bound to this process, which is not a program in the lease.
+    // Bind the lease to this process, as a login shell would do. This process itself is not a
+    // program in the lease.
     let id = request(&agent, &["--whole", "--with", &std::process::id().to_string()]);
     let words = ["run", "--lease", &id, "--", "/bin/sh", "-c", "echo started; read _"];
     let mut command = gpushctl(&agent, &words, 100);
@@ -219,7 +220,7 @@ fn lease_belongs_to_its_holder() {
         let (code, text) = as_user(65532, args);
         assert_eq!(code, expected, "{text}");
     }
-    // Root is an administrator. But no process of root may run in the lease of a user.
+    // Root is an administrator, but no process of root may run in the lease of another user.
     let (code, text) = run(&agent, &["run", "--lease", &id, "--", "true"]);
     assert_eq!(code, 125, "{text}");
     let (_, text) = as_user(65532, &["lease", "list"]);
@@ -246,13 +247,13 @@ fn group_owner_and_quota_limit_leases() {
     };
     let (code, text) = as_nobody(&["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
-    // Only Slurm's hooks can, not an administrator.
+    // Only Slurm's hooks can lease this GPU. An administrator cannot.
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
     let (code, text) = run(&agent, &["lease", "request", "--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
     let first = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
-    // If root requests a lease for a user, the user's groups count too.
+    // If root requests a lease for a user, the quotas of the user's groups also apply.
     let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains(&format!("group {group} may hold 1 lease")), "{text}");
     assert!(text.contains(&first), "{text}");
@@ -296,7 +297,8 @@ fn blocking_leases_are_named() {
     assert!(code == 8 && text.contains(&id), "{text}");
 }
 
-/// A command in the environment of the simulated host, whose nvidia-smi knows its GPUs.
+/// Starts a gpushctl command in the environment of the simulated host, whose nvidia-smi knows the
+/// host's GPUs.
 fn on_host(host: &Host, agent: &Agent, args: &[&str]) -> Child {
     let mut command: Command = host.command(program("gpushctl"));
     command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
@@ -320,7 +322,7 @@ fn reset_and_maintenance_wait_for_a_lease_when_asked() {
         let mut waiting = on_host(&host, &agent, args);
         agent.await_that("the GPU is cordoned", || is_cordoned(&agent, 1));
         assert!(waiting.try_wait().expect("a state").is_none(), "it waits for {id}");
-        // Nothing new is granted meanwhile.
+        // gpushd grants no new lease while the reset waits.
         let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "-g", "1"]);
         assert_ne!(code, 0, "{text}");
         done(&agent, &["lease", "release", &id]);
@@ -362,7 +364,7 @@ fn leased_devices_are_granted_in_each_list() {
     let usage = |profile: &str| devices.iter().find(|one| one.profile == profile).expect("a device").usage;
     assert_eq!((usage("3g.40gb"), usage("1g.10gb")), (DeviceUse::Granted, DeviceUse::Free));
     done(&agent, &["lease", "release", &id, &whole]);
-    // gpushd first asks the driver whether a process is left.
+    // gpushd first asks the driver whether a process is still running.
     agent.until("no device is granted", || (!done(&agent, &["status"]).contains('◐')).then_some(()));
 }
 

@@ -1,7 +1,7 @@
-//! `gpushctl` with the real agent: a request is executed once even if the agent dies, gpushctl follows waiting
-//! operations, and it shows events and the audit trail.
+//! `gpushctl` with the real agent. gpushd executes a request once even if it is killed. gpushctl
+//! follows waiting operations, and shows events and the audit trail.
 //!
-//! Functions outside `#[test]` may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -20,7 +20,7 @@ use nix::{
     unistd::{Pid, geteuid},
 };
 
-/// The user `nobody`.
+/// The uid of `nobody`.
 const NOBODY: u32 = 65534;
 
 fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
@@ -47,7 +47,8 @@ fn json<T: serde::de::DeserializeOwned>(output: &Output) -> T {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-/// Returns lines of a child's standard error, up to the first for which `is` returns true.
+/// Returns lines of a child's standard error, up to and including the first line for which `is`
+/// returns true.
 fn lines_until(reader: &mut impl BufRead, is: impl Fn(&str) -> bool) -> Vec<String> {
     let mut lines = Vec::new();
     loop {
@@ -74,15 +75,16 @@ fn apply_while_agent_dies_is_one_operation() {
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
     let mut operations = 0;
-    // The agent dies while it reads the GPU, before it records the operation. In the second round, it dies while it
-    // executes the recorded operation and gpushctl follows it.
+    // In the first round, the agent is killed while it reads the GPU, before it records the
+    // operation. In the second round, it is killed while it executes the recorded operation and
+    // gpushctl follows that operation.
     for (fault, layout) in [
         ("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 3000", "7g.80gb"),
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 3000", "1g.10gb*2"),
     ] {
         host.fault(fault);
         let child = gpushctl(&agent, &["mig", "apply", "--gpu", "0", "--layout", layout, "--json"]).spawn().unwrap();
-        // Wait until the slow call has begun: the rule counts it.
+        // Wait until the slow driver call has begun: the fault rule counts its calls.
         let until = std::time::Instant::now() + gpush_tests::agent::PATIENCE;
         while !host.sim("fault", &["list"]).contains("fired 1") {
             assert!(std::time::Instant::now() < until, "{}", host.sim("fault", &["list"]));
@@ -117,8 +119,8 @@ fn waiting_operation_is_followed_and_cancelled() {
         (child, reader, told)
     };
     let (child, _reader, told) = waiting();
-    // gpushctl shows root which process blocks the operation. The operation's note, which every user can read, does
-    // not name the process.
+    // gpushctl shows root which process blocks the operation. Every user can read the note of the
+    // operation, so the note does not name the process.
     assert!(told.iter().any(|line| line.contains(&format!("pid {pid}"))), "{told:?}");
     assert!(!told.last().unwrap().contains(&format!("pid {pid}")), "{told:?}");
     let all: Vec<OperationSummary> = json(&run(&agent, &["operation", "list", "--json"]));
@@ -127,7 +129,8 @@ fn waiting_operation_is_followed_and_cancelled() {
     assert!(list.lines().last().unwrap().contains("waiting"), "{list}");
     let show = stdout(&run(&agent, &["operation", "show", &id]));
     assert!(show.contains("reason: for the workshop") && show.contains("waits: "), "{show}");
-    // The command that cancels succeeds. The command that follows the operation reports that it was cancelled.
+    // The command that cancels the operation succeeds. The command that follows the operation
+    // reports that it was cancelled.
     let cancelled = run(&agent, &["operation", "cancel", &id]);
     assert_eq!(cancelled.status.code(), Some(0), "{cancelled:?}");
     let (status, text) = ended(child);
@@ -135,7 +138,7 @@ fn waiting_operation_is_followed_and_cancelled() {
     let again = run(&agent, &["operation", "cancel", &id]);
     assert_eq!(again.status.code(), Some(4), "{again:?}");
 
-    // After Ctrl-C the agent keeps the operation, and begins it when possible.
+    // After Ctrl-C, the agent keeps the operation and starts it when possible.
     let (mut child, _reader, _) = waiting();
     kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
@@ -179,7 +182,8 @@ fn events_continue_after_an_agent_restart() {
         });
         serde_json::from_str::<Event>(lines.last().unwrap()).unwrap().what.kind()
     };
-    // The listener is ready when it receives an event. Until then, the test repeats applies.
+    // The listener is connected once it has received an event. Until then, the test repeats the
+    // apply.
     let told = std::thread::scope(|scope| {
         let listening = scope.spawn(|| next_end(&mut reader));
         while !listening.is_finished() {
@@ -198,7 +202,7 @@ fn events_continue_after_an_agent_restart() {
     assert_eq!(next_end(&mut reader), EventKind::Operation);
     child.kill().unwrap();
     let _ = child.wait();
-    // The stored events, as lines for users and as JSON.
+    // gpushctl prints the stored events as lines and as JSON.
     let kept: Vec<Event> = json(&run(&agent, &["events", "--json", "--kind", "operation"]));
     assert!(!kept.is_empty());
     let lines = stdout(&run(&agent, &["events", "--steps", "--kind", "operation"]));
@@ -223,7 +227,8 @@ fn audit_needs_administrator_and_events_hide_pids() {
     let table = stdout(&run(&agent, &["audit", "--since", "1h", "--object", "op-1"]));
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.contains("accepted") && table.contains("7g.80gb") && table.contains("gpushd"), "{table}");
-    // A record is found by any name of the GPU that it concerns, and by no other GPU.
+    // `--object` finds a record by any name of the GPU that the record concerns, and does not find
+    // it by another GPU's name.
     let gpu = agent.gpu(0);
     for object in ["0", &gpu.uuid, &gpu.uuid[..12], &gpu.pci, "0,1", "op-7,0"] {
         let found: Vec<AuditRecord> = json(&run(&agent, &["audit", "--json", "--object", object]));
@@ -292,7 +297,7 @@ fn stopping_agent_answers_followers_and_refuses_requests() {
     let text = String::from_utf8_lossy(&asked.stderr);
     assert_eq!(asked.status.code(), Some(i32::from(Code::Unavailable.exit_status())), "{text}");
     assert!(text.contains("gpushd is stopping") && !text.contains("may have carried out"), "{text}");
-    // Then the operation ends.
+    // After the fault is cleared, the operation ends.
     host.clear_faults();
     assert!(agent.wait().success(), "{}", agent.log());
     let (status, text) = ended(following);
@@ -309,7 +314,8 @@ fn request_refused_by_stopping_agent_goes_to_the_next() {
     let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    // The agent refuses the request now. gpushctl repeats it with the same key while the agent is replaced.
+    // The stopping agent refuses this request. gpushctl repeats the request with the same key until
+    // another agent runs.
     let child = gpushctl(&agent, &["mig", "apply", "--gpu", "1", "--layout", "7g.80gb", "--quiet"]).spawn().unwrap();
     assert!(agent.wait().success(), "{}", agent.log());
     let agent = Setup::on(&host).start();

@@ -1,5 +1,5 @@
-//! `gpushctl gpu cordon|drain|uncordon`, `maintenance` and `recover` with the real agent: the whole output and the
-//! exit code.
+//! `gpushctl gpu cordon|drain|uncordon`, `maintenance` and `recover` with the real agent. The tests
+//! compare the whole output and the exit code.
 
 use std::{
     fs,
@@ -19,19 +19,19 @@ const CONFIG: &str = "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mi
 
 const HOST: &str = "driver = \"550.163.01\"\nseed = 1\n[[gpu]]\nmodel = \"a100-80\"\ncount = 2\nmig = true\n";
 
-/// Returns a `gpushctl` command on a wide terminal, so that the length of a temporary path does not change line
-/// breaks.
+/// Returns a `gpushctl` command on a wide terminal, so that the length of a temporary path does not
+/// change the line breaks.
 fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
     transcript::gpushctl(agent, args, 140)
 }
 
-/// Returns the output of a command, without the parts that differ between runs.
+/// Runs a command. Returns its output without the parts that differ between runs.
 fn run(agent: &Agent, args: &[&str]) -> String {
     let output = gpushctl(agent, args).output().expect("gpushctl can be started");
     steady(&transcript(args, &output))
 }
 
-/// Replaces times, pids, versions and temporary paths by their kind.
+/// Replaces times, pids, versions and temporary paths by the names of their kinds.
 fn steady(text: &str) -> String {
     let word = |word: &str| {
         let inner = word.trim_start_matches('(');

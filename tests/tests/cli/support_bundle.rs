@@ -1,6 +1,7 @@
-//! `gpushctl support-bundle` through the real binary: what is in the archive, and what never is.
+//! `gpushctl support-bundle` through the real binary: what the archive contains, and what it must
+//! never contain.
 //!
-//! Functions outside `#[test]` may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -18,14 +19,15 @@ use serde_json::Value;
 
 use crate::{transcript, verbs::on_a_terminal};
 
-/// A secret on the command line of a process, one in the config, and the names of a user and of a program.
+/// Data that the bundle must not contain: a secret on the command line of a process, a secret in
+/// the config, a user name, and a program name.
 const PLANTED: [&str; 4] = ["hunter2", "hunter3", "zebediah", "secret-model.py"];
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\n";
 const CONFIG: &str = "# db_password=hunter3\n[[quota]]\nusers = [\"zebediah\"]\nleases = 1\n\
                       [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n";
 
-/// The user `nobody`.
+/// The uid of `nobody`.
 const NOBODY: u32 = 65_534;
 
 /// A process on the GPU, with a secret on its command line.
@@ -49,7 +51,7 @@ impl Drop for Job {
     }
 }
 
-/// Unpacks a bundle, and returns the text of each file below its directory.
+/// Unpacks a bundle. Returns the name and the text of each file.
 fn unpacked(bundle: &Path, into: &Path) -> Vec<(String, String)> {
     fs::create_dir_all(into).unwrap();
     let unpacked = Command::new("tar").arg("-xzf").arg(bundle).arg("-C").arg(into).status().unwrap();
@@ -101,7 +103,7 @@ fn support_bundle_has_what_a_report_needs_and_nothing_planted() {
     assert!(of(&files, "doctor.json").contains("\"area\": \"agent\""));
     assert!(of(&files, "kernel.txt").contains("Linux"));
 
-    // With names, only values that look like secrets are left out.
+    // With `--with-names`, gpushctl omits only values that look like secrets.
     let named = host.scratch("named.tar.gz");
     let args = ["support-bundle", "--with-names", "--json", "--file", named.to_str().unwrap()];
     let output = transcript::gpushctl(&agent, &args, 100).output().unwrap();

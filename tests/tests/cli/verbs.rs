@@ -1,7 +1,7 @@
-//! Everyday commands with the real gpushd: apply, add, remove, reset, free devices, and the environment of a lease
-//! that is refused.
+//! Everyday commands with the real gpushd: apply, add, remove, reset, free devices, and the
+//! environment of a refused lease.
 //!
-//! Functions outside `#[test]` may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -22,7 +22,7 @@ pub(crate) const TWO: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h
 pub(crate) const MIXED: &str =
     "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n";
 
-/// Runs gpushctl. Returns its exit code and whole output.
+/// Runs gpushctl. Returns the exit code and the whole output.
 pub(crate) fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
     let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
     (output.status.code().unwrap(), transcript::transcript(args, &output))
@@ -33,7 +33,7 @@ pub(crate) fn path() -> String {
     format!("{ours}:{}", std::env::var("PATH").unwrap_or_default())
 }
 
-/// Runs gpushctl, which must succeed. Returns its standard output.
+/// Runs gpushctl, which must succeed. Returns the standard output.
 pub(crate) fn done(agent: &Agent, args: &[&str]) -> String {
     let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
     assert!(output.status.success(), "{}", transcript::transcript(args, &output));
@@ -50,7 +50,8 @@ pub(crate) fn started(host: &Host, config: &str) -> Agent {
     agent
 }
 
-/// Earlier, a hint suggested a command that destroys an override, and `mig apply` without a layout ended one.
+/// Earlier, a hint suggested a command that destroyed an override, and `mig apply` without a layout
+/// ended an override.
 #[test]
 fn apply_keeps_an_override_until_it_is_cleared() {
     let host = Host::up(TWO);
@@ -123,7 +124,7 @@ fn only_idle_gpu_is_reset() {
     assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu reset 0 --wait"), "{text}");
 }
 
-/// As `run`, in the environment of the simulated host, whose nvidia-smi knows its GPUs.
+/// As `run`, in the environment of the simulated host, whose nvidia-smi knows the host's GPUs.
 fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     let mut command: Command = host.command(program("gpushctl"));
     command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
@@ -131,7 +132,7 @@ fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
 
-/// Earlier, a check of an exported layout was refused if a rule had mode `unmanaged`.
+/// Earlier, `mig assert` refused an exported layout if a rule had mode `unmanaged`.
 #[test]
 fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
     let host = Host::up(TWO);
@@ -144,7 +145,8 @@ fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
     assert_eq!(run(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]).0, 3);
 }
 
-/// Earlier, an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail every time.
+/// Earlier, an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail every
+/// time.
 #[test]
 fn assert_or_apply_succeeds_with_an_exclusive_rule() {
     let host = Host::up(TWO);
@@ -158,7 +160,7 @@ fn assert_or_apply_succeeds_with_an_exclusive_rule() {
     assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
 }
 
-/// Earlier, `eval` of an environment succeeded without a lease.
+/// Earlier, `eval "$(gpushctl … )"` of an environment succeeded even if gpushd refused the lease.
 #[test]
 fn evaluated_environment_of_a_refused_lease_fails() {
     let host = Host::up(TWO);
@@ -185,7 +187,8 @@ fn audit_of_a_gpu_has_its_leases() {
     }
 }
 
-/// Earlier, a cancelled operation ended with an error, and one that had never started was `rolled back`.
+/// Earlier, a cancelled operation ended with an error, and an operation that had never started was
+/// shown as `rolled back`.
 #[test]
 fn operation_that_never_started_is_not_called_rolled_back() {
     let host = Host::up(TWO);
@@ -203,7 +206,8 @@ fn operation_that_never_started_is_not_called_rolled_back() {
     assert!(code == 0 && text.contains("cancelled") && !text.contains("error:"), "{text}");
 }
 
-/// Fault: `operation list -g` filtered only the page that was read.
+/// Earlier, `operation list -g` filtered only one page of the list, so older operations of the GPU
+/// were missing.
 #[test]
 fn operations_of_a_gpu_are_found_behind_others() {
     let host = Host::up(TWO);
@@ -221,8 +225,8 @@ fn operations_of_a_gpu_are_found_behind_others() {
     assert_eq!(done(&agent, &[&list[..], &["-g", "0"]].concat()), last);
 }
 
-/// Runs a command on its own terminal (`script` of util-linux), and types an answer. Returns the exit code and the
-/// output.
+/// Runs a command on a separate terminal (`script` of util-linux), and types an answer. Returns the
+/// exit code and the output.
 pub(crate) fn on_a_terminal(agent: &Agent, command: &str, answer: &str) -> (i32, String) {
     let line = format!("{} {command}", program("gpushctl").display());
     let mut script = Command::new("script");

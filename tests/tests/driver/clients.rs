@@ -1,8 +1,9 @@
-//! Independent clients of the driver, unmodified, as processes on a simulated host: nvidia-ml-py, nvitop, gpustat,
-//! nvtop.
+//! Independent clients of the driver, as unmodified programs on a simulated host: nvidia-ml-py,
+//! nvitop, gpustat, nvtop.
 //!
-//! They show that the simulated library behaves as a driver, and not only as gpush expects. If a client is missing,
-//! the test prints `SKIPPED`. `cargo xtask test` installs all four.
+//! They show that the simulated library behaves as a driver, and not only as gpush expects. If a
+//! client is not installed, its test prints `SKIPPED`. `cargo xtask test` installs all four
+//! clients.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +13,7 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use gpush_tests::host::Host;
 use serde_json::Value;
 
-/// How to install the Python clients.
+/// The command that installs the Python clients.
 const PYTHON_CLIENTS: &str =
     "python3 -m venv target/venv && target/venv/bin/pip install -r tests/clients/requirements.txt";
 
@@ -20,8 +21,8 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace").to_owned()
 }
 
-/// Returns the path of a program in the private Python environment. If it is not installed, prints a message and
-/// returns `None`.
+/// Returns the path of a program in the private Python environment. If the program is not
+/// installed, prints a message and returns `None`.
 fn python_client(program: &str) -> Option<PathBuf> {
     let venv = std::env::var_os("GPUSH_TEST_VENV").map_or_else(|| workspace().join("target/venv"), PathBuf::from);
     let path = venv.join("bin").join(program);
@@ -33,7 +34,8 @@ fn python_client(program: &str) -> Option<PathBuf> {
     None
 }
 
-/// Returns the path of a program in the PATH. If it is not installed, prints a message and returns `None`.
+/// Returns the path of a program in `PATH`, `/usr/sbin` or `/sbin`. If the program is not
+/// installed, prints a message and returns `None`.
 fn installed(program: &str, mend: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let sbin = [PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")];
@@ -66,11 +68,12 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Instances that another client has created and holds. It destroys them when it ends.
+/// Instances that another client has created. The client keeps running, and destroys the instances
+/// when it ends.
 struct Held {
     child: Child,
     stdin: Option<ChildStdin>,
-    /// UUID, GPU instance and compute instance of each MIG device.
+    /// UUID, GPU instance id and compute instance id of each MIG device.
     devices: Vec<(String, u64, u64)>,
 }
 
@@ -160,7 +163,8 @@ fn concurrent_clients_see_the_same_instances() {
     }
     println!("{count} MIG devices seen alike by the one who made them, another client and the simulator");
 
-    // The process is listed with its instances, on the MIG device and on the whole GPU.
+    // The driver lists the process with its instances, both for the MIG device and for the whole
+    // GPU.
     let (_, gi, ci) = first.devices[0].clone();
     let wanted = serde_json::json!([["compute", pid, 3000_u64 << 20, gi, ci]]);
     assert_eq!(survey[0]["devices"][0]["processes"], wanted);
@@ -223,7 +227,7 @@ fn nvtop_draws_every_gpu_and_a_process() {
     };
     let host = Host::up("mixed");
     let pid = host.process("--gpu 4 --memory 700");
-    // nvtop draws only on a terminal, and ends at `q`. `script` provides the terminal.
+    // nvtop draws only on a terminal, and ends when it reads `q`. `script` provides the terminal.
     let draw = format!("stty rows 60 cols 160; exec timeout --foreground 60 '{}' -d 1", nvtop.display());
     let mut child = host
         .command(script)
@@ -241,8 +245,8 @@ fn nvtop_draws_every_gpu_and_a_process() {
     wanted.insert(format!(" {pid} "));
     let (mut drawn, mut piece) = (String::new(), [0; 4096]);
     let mut screen = child.stdout.take().expect("piped");
-    // The loop ends when everything is drawn, or when nvtop ends. nvtop ends immediately if it finds no GPU,
-    // otherwise after a minute.
+    // The loop ends when nvtop has drawn everything, or when nvtop ends. nvtop ends immediately if
+    // it finds no GPU, and otherwise after a minute.
     while wanted.iter().any(|name| !drawn.contains(name.as_str())) && drawn.len() < 1 << 20 {
         match screen.read(&mut piece) {
             Ok(0) | Err(_) => break,

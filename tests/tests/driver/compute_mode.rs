@@ -1,5 +1,6 @@
-//! Compute mode through the driver layer: part of every reading, set, and read back. Also changes that are refused,
-//! slow, lost or not visible.
+//! Compute mode through the driver layer: gpush reads it with every reading, sets it, and reads it
+//! back. The tests also cover changes that the driver refuses, executes late or loses, or that a
+//! session does not show.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -12,7 +13,7 @@ use gpush_tests::{
     host::Host,
 };
 
-/// A GPU with MIG mode off, one with it on, and one without MIG.
+/// Three GPUs: with MIG mode off, with MIG mode on, and without MIG.
 const THREE: &str = "
     [[gpu]]
     model = \"a100-80\"
@@ -160,7 +161,7 @@ async fn compute_mode_success_without_effect_is_failure() {
     let host = Host::up(THREE);
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
-    // The call returns success and has no effect.
+    // With this fault, the call returns success but has no effect.
     host.fault("nvmlDeviceSetComputeMode --rc SUCCESS");
     let error = hardware.set_compute_mode(&uuid, ComputeMode::ExclusiveProcess).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotReflected, "{error}");

@@ -1,4 +1,5 @@
-//! The real worker with a simulated driver that hangs, crashes, is slow, is missing, or is not a driver.
+//! The real worker with a simulated driver that hangs, crashes, is slow or is missing, or with a
+//! library that is not a driver.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -42,7 +43,7 @@ async fn hung_creation_leaves_gpu_unknown_and_others_served() {
     for uuid in &list[1..] {
         hardware.read(uuid).await.unwrap();
     }
-    // In the end, the worker is killed. A reading shows that its call had no effect before that.
+    // gpush finally kills the worker. The next reading shows that the worker's call had no effect.
     assert!(matches!(hardware.settle(&list[0]).await, Settled::Gone | Settled::Nothing));
     assert!(!alive(worker));
     assert_eq!(mig(&hardware.read(&list[0]).await.unwrap()).instances, []);
@@ -161,7 +162,7 @@ async fn random_worker_kills_lose_no_call() {
             tokio::spawn(async move { hardware.read(&uuid).await })
         });
         let others: Vec<_> = others.collect();
-        // Spread over the duration of a creation, about half a millisecond.
+        // The delays are spread over the duration of a creation, which is about half a millisecond.
         let killer = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_micros(round * 37 % 1500)).await;
             signal::kill(Pid::from_raw(i32::try_from(worker).unwrap()), signal::SIGKILL).is_ok()
@@ -194,7 +195,8 @@ async fn random_worker_kills_lose_no_call() {
     }
 }
 
-/// Returns whether a process has ended or is a zombie. The new parent of an orphan may reap it late.
+/// Returns whether a process has ended or is a zombie. An orphan can remain a zombie until its new
+/// parent reaps it.
 fn ended(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
@@ -209,8 +211,8 @@ fn worker_dies_with_parent_and_ignores_other_signals() {
     use std::os::{fd::OwnedFd, unix::net::UnixStream};
     let host = Host::up("a30x4");
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    // The shell is the worker's parent, and the test keeps the socket open. So only the kernel's signal ends the
-    // worker.
+    // The shell is the worker's parent. The test keeps the socket open, so only the kernel's signal
+    // can end the worker.
     let mut parent = host
         .command("sh")
         .args(["-c", r#"exec 3<&0; "$0" <&3 & echo $!; wait"#])
@@ -256,7 +258,7 @@ async fn no_own_handle_is_left_after_worker_restart() {
         shown["clients"].as_array().unwrap().iter().map(|pid| pid.as_u64().unwrap()).collect()
     };
     let worker = hardware.status().worker.unwrap();
-    // `env` has become the worker, so there is one process.
+    // `env` has executed the worker in its own process, so there is only one process.
     assert_eq!(clients(), [u64::from(worker)]);
     hardware.stop().await.unwrap();
     assert!(!alive(worker), "seen gone: the kernel has closed what it held");
@@ -310,7 +312,7 @@ async fn wrong_library_and_non_library_are_distinguished() {
     assert!(error.to_string().contains("libnvidia-ml.so.1"), "{error}");
 }
 
-/// An NVML from before MIG, versioned structs and architectures.
+/// An NVML library that is older than MIG, versioned structs and architectures.
 const OLD_LIBRARY: &str = r#"
 #include <string.h>
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
@@ -356,7 +358,7 @@ async fn library_without_newer_symbols_reads_what_it_can() {
     let driver = hardware.driver().await.unwrap();
     assert_eq!((driver.cuda.as_str(), driver.simulated), ("9.2", false));
     let reading = hardware.read("GPU-old").await;
-    // This library cannot search by UUID, so the GPU is found only through the list.
+    // This library cannot search by UUID, so gpush finds the GPU only through the list.
     assert_eq!(reading.unwrap_err().kind, ErrorKind::MissingSymbol);
     assert_eq!(uuids(&hardware).await, ["GPU-old"]);
     let reading = hardware.read("GPU-old").await.unwrap();

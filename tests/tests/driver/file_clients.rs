@@ -1,5 +1,6 @@
-//! Unmodified programs that read the driver's files, call nvidia-smi, or use rare functions: slurmd's AutoDetect,
-//! nvsmi, migedit and codecarbon, on a simulated host. If a program is missing, the test prints `SKIPPED`.
+//! Unmodified programs that read the driver's files, call nvidia-smi, or use rare NVML functions:
+//! slurmd's AutoDetect, nvsmi, migedit and codecarbon, on a simulated host. If a program is not
+//! installed, its test prints `SKIPPED`.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -37,7 +38,7 @@ fn smi_ok(host: &Host, arguments: &str) -> String {
     text(&output)
 }
 
-/// Returns the GPU instance and compute instance ids of a GPU's MIG devices.
+/// Returns the GPU instance ids and compute instance ids of a GPU's MIG devices.
 fn devices(host: &Host, gpu: usize) -> Vec<(u64, u64)> {
     let shown = host.show();
     let devices = shown["gpus"][gpu]["mig_devices"].as_array().expect("a list");
@@ -45,7 +46,8 @@ fn devices(host: &Host, gpu: usize) -> Vec<(u64, u64)> {
     devices.iter().map(|d| (number(&d["gpu_instance"]), number(&d["compute_instance"]))).collect()
 }
 
-/// Slurm resolves a MIG device to its two capability files through `/proc/driver/nvidia-caps/mig-minors`.
+/// Slurm finds the two capability files of a MIG device through
+/// `/proc/driver/nvidia-caps/mig-minors`.
 #[test]
 fn slurmd_lists_mig_devices_with_their_capability_files() {
     let (Some(slurmd), Some(plugin)) = (program_on_path("slurmd"), slurm_nvml_plugin()) else { return };
@@ -90,8 +92,8 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
     let devices = devices(&host, 0);
     assert_eq!(devices.len(), 3);
     for (gi, ci) in devices {
-        // The driver's formula for GPU 0: the minor number of a GPU instance is 3 + 9·GI. Those of its compute
-        // instances follow.
+        // The driver's formula for GPU 0: the minor number of a GPU instance is 3 + 9·GI. The minor
+        // numbers of its compute instances follow.
         let (access, compute) = (3 + 9 * gi, 3 + 9 * gi + 1 + ci);
         let caps = "/dev/nvidia-caps/nvidia-cap";
         listed("Type=nvidia_h100_80gb_hbm3_", &format!("File=/dev/nvidia0,{caps}{access},{caps}{compute} "));
@@ -100,7 +102,8 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
     assert_eq!(said.matches("Type=nvidia_h100_80gb_hbm3_1g.20gb ").count(), 2, "{said}");
 }
 
-/// The files of instances appear and disappear with them, also if another client changes them.
+/// The files of instances appear and disappear with the instances, even if another client creates
+/// or destroys these.
 #[test]
 fn capability_files_follow_instances() {
     let host = Host::up(HOST);
@@ -189,7 +192,8 @@ fn nvsmi_lists_gpus_and_processes() {
     let Some(nvsmi) = python_program("nvsmi") else { return };
     let host = Host::up(HOST);
     let pid = host.process("--gpu 1 --memory 700");
-    // nvsmi prints one JSON object per line. It omits GPUs whose load the driver does not report: those in MIG mode.
+    // nvsmi prints one JSON object per line. It omits GPUs whose load the driver does not report,
+    // which are the GPUs in MIG mode.
     let listed = text(&run(host.command(&nvsmi).args(["ls", "--json"])));
     let gpus: Vec<Value> = listed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(gpus.len(), 1, "{listed}");

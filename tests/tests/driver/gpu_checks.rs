@@ -1,8 +1,10 @@
-//! Tests of the checks in `tests/gpu`: all of them on a simulated host, what makes them fail, and what makes them
-//! print SKIPPED. Also that they leave no processes and files behind.
+//! Tests of the checks in `tests/gpu`: all checks on a simulated host, the conditions under which
+//! they fail, and the conditions under which they print SKIPPED. The checks must leave no processes
+//! and no files.
 //!
-//! A model (`sim/mps-sim/src/work.rs`) determines the speed of the simulated client. So the figures show that the
-//! checks measure, compare and print. They are not measurements of a GPU.
+//! A model (`sim/mps-sim/src/work.rs`) determines the speed of the simulated client. Therefore the
+//! figures only show that the checks measure, compare and print. They are not measurements of a
+//! GPU.
 
 use std::{
     fs,
@@ -37,13 +39,13 @@ fn tests_gpu() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu")
 }
 
-/// Returns the program of the simulated client.
+/// Returns the command of the simulated client.
 fn stand_in() -> String {
     format!("{} mps-client --compute", program("gpush-sim").display())
 }
 
-/// Returns the directory in which the checks create their scratch directory. Files that they leave behind appear
-/// there.
+/// Returns the directory in which the checks create their scratch directory. Files that the checks
+/// do not remove remain there.
 fn scratch(host: &Host) -> PathBuf {
     let dir = host.scratch("tmp");
     fs::create_dir_all(&dir).expect("a directory");
@@ -54,8 +56,8 @@ fn out(host: &Host) -> PathBuf {
     host.scratch("out")
 }
 
-/// Returns a command for a program of the checks on a host. Its measurements are short, which is sufficient without a
-/// GPU.
+/// Returns a command that runs a program of the checks on a host. Each measurement is short, which
+/// is sufficient without a GPU.
 fn on(host: &Host, command: &str) -> Command {
     let mut command = host.command(command);
     let programs = program("gpu_mps").parent().expect("a directory").to_owned();
@@ -64,8 +66,8 @@ fn on(host: &Host, command: &str) -> Command {
     command
 }
 
-/// Runs `tests/gpu/run` with `client` or the default client. The MPS programs may come from another directory than
-/// the host's `bin`.
+/// Runs `tests/gpu/run` with `client`, or with the default client. If given, `mps_programs` is the
+/// directory of the MPS programs; it replaces the host's `bin`.
 fn run(host: &Host, client: Option<&str>, mps_programs: Option<&Path>) -> Output {
     let mut command = on(host, tests_gpu().join("run").to_str().expect("a path"));
     command.arg(out(host));
@@ -82,7 +84,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Asserts that no process and no file is left, and that the GPU is unchanged.
+/// Asserts that no process and no file remains, and that the GPU is unchanged.
 fn assert_nothing_stays(host: &Host) {
     let scratch = scratch(host);
     let left: Vec<_> = fs::read_dir(&scratch).expect("a directory").flatten().map(|entry| entry.path()).collect();
@@ -116,7 +118,7 @@ fn carried_out_and_written_down(host: &Host, mps_programs: Option<&Path>) {
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("ok ")).collect();
     assert_eq!(lines.len(), CHECKS.len(), "{text}");
     for (line, name) in lines.iter().zip(CHECKS) {
-        // Aligned: the results begin in the same column of each line.
+        // The results are aligned: they begin in the same column of each line.
         assert!(line.starts_with(&format!("ok      {name:<22} ")) && !line[31..].starts_with(' '), "{line}");
     }
     assert!(text.contains("7 checks, 0 failed"), "{text}");
@@ -222,7 +224,8 @@ fn checks_without_gpu_are_skipped() {
     let output = command.arg(scratch.path()).env("PATH", "/usr/bin:/bin").output().expect("sh can be started");
     assert!(output.status.success());
     assert_eq!(said(&output), "SKIPPED: no NVIDIA GPU on this host (no /dev/nvidiactl, no nvidia-smi)\n");
-    // Skip the check of `tests/gpu/run`, as if another program were called nvidia-smi.
+    // Run gpu_mps without `tests/gpu/run`, whose own check comes first. That check passes on a host
+    // on which another program is called nvidia-smi.
     let mut command = Command::new(program("gpu_mps"));
     command.arg(scratch.path()).arg(tests_gpu().join("client.py")).env_remove("LD_LIBRARY_PATH");
     let output = command.env_remove("GPU_CLIENT").output().expect("gpu_mps can be started");

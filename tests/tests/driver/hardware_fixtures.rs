@@ -1,5 +1,5 @@
-//! GPUs that were recorded from a real driver, compared with the simulator's answers for their models. Also tests of
-//! the program that records them, on the simulator.
+//! GPUs that were recorded from a real driver, compared with the simulator's GPUs of the same
+//! models. Also tests of the program that records them, on the simulator.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -11,8 +11,8 @@ use gpush_tests::{
     host::{Host, program},
 };
 
-/// Returns the record that `gpu_check` makes of a host with one GPU of a model. Before, the test creates an instance
-/// of each profile in `instances`.
+/// Creates an instance of each profile in `instances` on a host with one GPU of a model. Returns
+/// the record that `gpu_check` then writes.
 async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     let host = Host::up(&format!("[[gpu]]\nmodel = \"{key}\"\n"));
     let hardware = hardware(&host);
@@ -24,7 +24,7 @@ async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     let output = host.command(program("gpu_check")).arg(&out).arg("--simulated").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    // The worker's answers agree, and so do those of the simulated nvidia-smi.
+    // The readings of the worker agree, and the output of the simulated nvidia-smi agrees too.
     let counts = said.lines().find(|line| line.contains(" could not be compared")).expect("a line with the counts");
     assert!(counts.contains(" the same, 0 differ, ") && !counts.starts_with("0 "), "{said}");
     let files: Vec<_> = fs::read_dir(out.join("fixtures")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -34,7 +34,7 @@ async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     fixture
 }
 
-/// As [`record`], with the compute instance profiles of every profile.
+/// As [`record`], with the compute instance profiles of every GPU instance profile.
 async fn simulated(key: &str) -> Fixture {
     let mut whole: Option<Fixture> = None;
     for profile in gpush_geometry::model(key).unwrap().gi_profiles {
@@ -103,8 +103,9 @@ async fn recording_matches_itself_and_differences_are_found() {
     assert_eq!(changed.differences(&whole).len(), 2, "{:#?}", changed.differences(&whole));
 }
 
-/// A program that answers as nvidia-smi would on an H200 with two instances: a 3g.71gb without a compute instance,
-/// and a 1g.18gb with one. It knows only one profile.
+/// A program that prints what nvidia-smi would print on an H200 with two instances: a 3g.71gb
+/// without a compute instance, and a 1g.18gb with a compute instance. The program lists only one
+/// profile.
 struct Smi {
     pci: String,
     uuid: String,
@@ -162,7 +163,7 @@ async fn difference_to_nvidia_smi_is_a_failure() {
             .unwrap();
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    // The other six profiles count as a separate difference.
+    // nvidia-smi lists one of seven profiles. The missing profiles count as one difference.
     let (success, said) = check("143771");
     assert!(!success && said.contains("number of profiles: gpush 7, nvidia-smi 1"), "{said}");
     assert!(said.contains("13 the same, 1 differ, 0 could not be compared"), "{said}");

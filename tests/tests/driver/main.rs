@@ -1,4 +1,5 @@
-//! The driver layer and the simulated library: readings, changes, faults, independent clients, recorded hardware.
+//! The driver layer and the simulated library: readings, changes, faults, independent clients,
+//! recorded hardware.
 
 mod changes;
 mod clients;

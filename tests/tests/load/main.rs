@@ -1,4 +1,5 @@
-//! gpushd under load: light reads while heavy requests run, memory after many requests, and random steps.
+//! gpushd under load: cheap reads while expensive requests run, memory use after many requests, and
+//! random steps.
 
 mod leases;
 mod memory;
@@ -19,10 +20,10 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Number of clients that continuously send heavy requests.
+/// Number of clients that continuously send expensive requests.
 const HEAVY: usize = 50;
 
-/// Number of light reads that are timed.
+/// Number of cheap reads that the test measures.
 const LIGHT: usize = 100;
 
 fn percentile(times: &mut [Duration], of_hundred: usize) -> Duration {
@@ -30,7 +31,7 @@ fn percentile(times: &mut [Duration], of_hundred: usize) -> Duration {
     times[(times.len() - 1) * of_hundred / 100]
 }
 
-/// Times light reads while heavy requests run continuously.
+/// Measures the durations of cheap reads while clients continuously send expensive requests.
 fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
     let times = |path: &str| -> Vec<Duration> {
         let one = |_| {
@@ -70,7 +71,7 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
          /v1/version {version:?}, /v1/health {health:?}, in calm {calm:?}",
         answers.len()
     );
-    // If a light read were queued behind heavy requests, it would take as long as they do.
+    // If a cheap read were queued behind expensive requests, it would take as long as they do.
     assert!(version * 2 < usual, "{what}: /v1/version took {version:?}, a heavy answer {usual:?}");
     assert!(health < usual, "{what}: /v1/health took {health:?}, a heavy answer {usual:?}");
 }
@@ -89,8 +90,8 @@ fn light_reads_are_not_delayed_by_heavy_requests() {
     under_load(&agent, "operations", || agent.get("/v1/operations").body.len());
 }
 
-/// The reading of one GPU hangs, and six plans wait for it. Reads do not wait for them, not even those of the user
-/// who requested the plans.
+/// The reading of one GPU hangs, and six plans wait for that reading. Reads do not wait for the
+/// plans, not even reads of the user who requested the plans.
 #[test]
 fn reads_are_not_delayed_by_plans_for_hung_gpu() {
     let host = Host::up("a30x4");

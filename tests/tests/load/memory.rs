@@ -1,4 +1,4 @@
-//! Checks that the memory of gpushd does not grow with the number of requests.
+//! Checks that the memory use of gpushd does not grow with the number of requests.
 
 use std::{
     fmt::Write as _,
@@ -16,8 +16,8 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Number of requests before the first measurement, which fill caches and pools, and after it. `cargo xtask soak`
-/// raises the second number with `GPUSH_TEST_REQUESTS`.
+/// Numbers of requests before and after the first measurement. The requests before it fill caches
+/// and pools. `cargo xtask soak` raises the second number through `GPUSH_TEST_REQUESTS`.
 const WARM_UP: usize = 300;
 const REQUESTS: usize = 1000;
 
@@ -67,7 +67,8 @@ fn requests(agent: &Agent, count: usize) {
     });
 }
 
-/// Writes the log that a control daemon has after a day of polls. It is larger than what gpushd reads of it.
+/// Writes a log as large as a control daemon's log after a day of polls. gpushd reads only a part
+/// of such a log.
 fn fill_log(agent: &Agent) {
     let directory = daemon(agent, "0").log_directory.expect("a log directory");
     let mut text = String::new();

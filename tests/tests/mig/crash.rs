@@ -1,6 +1,6 @@
-//! gpushd is killed at every point of an apply: before and after every driver call, at every write and sync of its
-//! store, during rollback, and during recovery. The next agent must reach the new or the previous layout, and report
-//! which. Instances in use must be unchanged.
+//! Kills gpushd at every point of an apply: before and after every driver call, at every write and
+//! sync of its store, during rollback, and during recovery. The next agent must reach the new or
+//! the previous layout, and report which. Instances in use must remain unchanged.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +20,12 @@ use crate::faults::fault_at;
 
 const CONFIG: &str = "[driver]\nchange_s = 5\n";
 
-/// A change of layout, and the place of a process that the change must not affect.
+/// A change of layout, and an instance in use that the change must keep.
 struct Change {
     name: &'static str,
     before: &'static [&'static str],
     after: &'static [&'static str],
-    /// Start slice of the instance in use, in both layouts.
+    /// Start slice of the instance in use, which is the same in both layouts.
     used: Option<u64>,
 }
 
@@ -40,7 +40,7 @@ const CHANGES: [Change; 3] = [
     },
 ];
 
-/// Returns the driver calls of one apply that change something.
+/// Returns the driver calls with which one apply changes the GPU.
 fn calls(host: &Host, agent: &Agent, change: &Change) -> Vec<Traced> {
     prepare(agent, change);
     host.start_trace();
@@ -53,8 +53,8 @@ fn prepare(agent: &Agent, change: &Change) {
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
 }
 
-/// Begins the change, and waits until it has killed the agent. Returns the operation's id. The agent may have died
-/// before it answered, but not before it recorded the operation.
+/// Requests the change, and waits until the fault has killed the agent. Returns the operation's id.
+/// The agent may have been killed before it answered, but not before it recorded the operation.
 fn begin(agent: &mut Agent, change: &Change) -> String {
     let last = operations(agent).into_iter().filter_map(|id| id.strip_prefix("op-")?.parse::<u64>().ok()).max();
     let _told = agent.try_raw(request(change).as_bytes());
@@ -77,7 +77,7 @@ fn occupy(host: &Host, change: &Change) -> Option<(u64, u32)> {
     Some((gi, host.process(&format!("--gpu 0 --gi {gi} --ci 0"))))
 }
 
-/// Checks the result of the next agent. The reported end of the operation must be true.
+/// Checks the result of the next agent. The state that the operation reports must be true.
 fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &str) -> OperationState {
     let operation = agent.follow(agent.operation(id));
     let [before, after] = layouts;
@@ -102,7 +102,7 @@ fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &s
     operation.state
 }
 
-/// Ends the process, after checking that it is still in its instance.
+/// Ends the process, after checking that the process is still in its instance.
 fn vacate(host: &Host, change: &Change, occupied: Option<(u64, u32)>, what: &str) {
     let Some((gi, pid)) = occupied else { return };
     assert_eq!(gi_at(host, 0, change.used.expect("a place")), gi, "{what}: the instance in use is another");
@@ -146,7 +146,7 @@ fn kill_around_every_rollback_call_is_recovered() {
     let change = &CHANGES[2];
     let forward = calls(&host, &agent, change);
     let after = truth(&host, 0);
-    // The last creation fails, so that gpushd must roll back everything.
+    // The last creation fails, so that gpushd must undo every step.
     let last = forward.iter().rposition(|call| call.function.contains("CreateComputeInstance")).expect("a creation");
     let fails = fault_at(&forward, last, "--rc INSUFFICIENT_RESOURCES");
     prepare(&agent, change);
@@ -191,7 +191,7 @@ fn kill_during_recovery_is_recovered() {
             let before = truth(&host, 0);
             host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
             let id = begin(&mut agent, change);
-            // Each recovery is killed at its first change, until no change is left.
+            // The fault kills each recovery at its first change, until no change remains.
             let mut deaths = 0;
             loop {
                 host.clear_faults();
@@ -203,7 +203,8 @@ fn kill_during_recovery_is_recovered() {
                 }
                 agent = match Setup::on(&host).config(CONFIG).try_start() {
                     Ok(agent) => agent,
-                    // gpushd was killed before it was ready. This is one of the points to test.
+                    // The fault killed gpushd before gpushd was ready. This is one of the points to
+                    // test.
                     Err(_) => {
                         deaths += 1;
                         continue;
@@ -262,12 +263,13 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
                     });
                     let outlived = told.as_ref().is_some_and(|one| agent.outlives(&one.id).is_some());
                     if outlived {
-                        // The test started strace, not gpushd itself.
+                        // The test started strace, and strace started gpushd, so ask gpushd for its
+                        // pid.
                         let own = agent.get("/v1/health").json()["pid"].as_i64().expect("a pid");
                         let own = Pid::from_raw(own.try_into().expect("a pid"));
                         kill(own, Signal::SIGTERM).expect("gpushd can be signalled");
                     }
-                    // The fault may also kill gpushd while it stops.
+                    // The fault may also kill gpushd while gpushd stops.
                     let survived = agent.wait().success() && outlived;
                     (told, survived)
                 }
@@ -276,7 +278,8 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
             let new: Vec<_> = operations(&agent).into_iter().filter(|id| !known.contains(id)).collect();
             assert!(new.len() <= 1, "{what}: {new:?}");
             match (&told, new.first()) {
-                // If gpushd has reported an operation to a client, it must have recorded the operation.
+                // If gpushd has answered a client with an operation, it must have recorded that
+                // operation.
                 (Some(told), Some(there)) => assert_eq!(told.id, *there, "{what}"),
                 (Some(told), None) => panic!("{what}: {} was reported, and is not on record", told.id),
                 (None, Some(_)) => unheard += 1,

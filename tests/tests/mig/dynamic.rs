@@ -1,4 +1,5 @@
-//! Leases on GPUs with layout `dynamic`: gpushd creates a MIG device if no free one meets a request.
+//! Leases on GPUs with layout `dynamic`: gpushd creates a MIG device if no free device satisfies a
+//! request.
 
 use std::{collections::BTreeMap, thread};
 
@@ -109,10 +110,11 @@ fn only_own_free_devices_are_destroyed_for_a_lease() {
     assert!(refused.code == Code::Blocked, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("does not destroy 1g.10gb@6")), "{refused:?}");
     assert_eq!(truth(&host, 0).len(), 2, "nothing was destroyed");
-    // If a free device of another program fits, gpushd uses it.
+    // If a free device that another program created fits the request, gpushd uses that device.
     let used = ask(&agent, "1g.10gb", &json!({})).expect("a lease");
     assert_eq!(truth(&host, 0).len(), 2);
-    // A device that an administrator creates in the place of gpushd's own counts as a device of another program.
+    // A device that an administrator creates at the position of a former gpushd device is not
+    // gpushd's own device.
     ended(&agent, used.lease.id);
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb@6"]).state, OperationState::Done);
     agent.await_that("the other device is gone", || agent.gpu(0).mig.is_some_and(|mig| mig.instances.len() == 1));
@@ -163,7 +165,7 @@ fn failed_device_creation_leaves_no_lease_and_no_instance() {
     ask(&agent, "2g.20gb", &json!({})).expect("the next one");
 }
 
-/// Requests a lease whose grant kills gpushd.
+/// Requests a lease. The grant makes a driver call that kills gpushd.
 fn ask_and_die(agent: &mut Agent, profile: &str) {
     let body = body(profile, &json!({ "selectors": ["0"] })).to_string();
     let request = format!(
@@ -175,7 +177,7 @@ fn ask_and_die(agent: &mut Agent, profile: &str) {
     agent.wait();
 }
 
-/// Creates two free devices of gpushd. The grant of a whole GPU destroys them first.
+/// Creates two free devices that belong to gpushd. A grant of a whole GPU destroys them first.
 fn prepare(agent: &Agent) {
     for profile in ["3g.40gb", "2g.20gb"] {
         let one = ask(agent, profile, &json!({})).unwrap_or_else(|error| panic!("{profile}: {error:?}"));
@@ -183,8 +185,8 @@ fn prepare(agent: &Agent) {
     }
 }
 
-/// Kills gpushd around each driver call of a grant, or after the call that fails because of `fault`. Counts how the
-/// leases end.
+/// Kills gpushd around each driver call of a grant, or around each call after the one that `fault`
+/// makes fail. Counts how the leases end.
 fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
     let (host, mut agent) = started();
     prepare(&agent);
@@ -223,7 +225,7 @@ fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
                 }
                 LeaseState::Ended => {
                     assert_eq!((truth(&host, 0), lease.reason), (before.clone(), Some(EndReason::Failed)), "{what}");
-                    // The devices still belong to gpushd, so it can destroy them for a lease.
+                    // The devices still belong to gpushd, so gpushd can destroy them for a lease.
                     let one = ask(&agent, "7g.80gb", &json!({})).unwrap_or_else(|error| panic!("{what}: {error:?}"));
                     ended(&agent, one.lease.id);
                 }

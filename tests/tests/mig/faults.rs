@@ -2,7 +2,7 @@
 
 use gpush_tests::host::{Host, Traced};
 
-/// Returns a fault rule that fires once, at the call with index `k` among `calls` of GPU 0.
+/// Returns a fault rule that takes effect once, at the call with index `k` among `calls` of GPU 0.
 pub(crate) fn fault_at(calls: &[Traced], k: usize, what: &str) -> String {
     let function = &calls[k].function;
     let before = calls[..k].iter().filter(|call| call.function == *function).count();

@@ -1,4 +1,5 @@
-//! Layouts on each kind of host: requested, applied by the real agent, and read back.
+//! Layouts on each kind of host: the tests request them, the real agent applies them, and the tests
+//! read them back.
 
 use gpush_api::{GpuPlan, InstanceStep, OperationState};
 use gpush_tests::{
@@ -126,7 +127,8 @@ layout = ["3g.40gb", "4g.40gb"]
     let host = Host::up("mixed");
     let agent = Agent::start(&host, "");
     let mut tries = 0;
-    // Until then, gpushd applies the layouts that it read at start, even if the config has changed.
+    // Until this is true, gpushd applies the layouts that it read at start, even if the config has
+    // changed.
     while agent.get("/v1/health").json()["layouts_at_start"]["complete"] != json!(true) {
         tries += 1;
         assert!(tries < 100_000, "{}", agent.log());

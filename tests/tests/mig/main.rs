@@ -1,4 +1,5 @@
-//! MIG through the real gpushd and gpushctl: plans, layouts, MIG mode, rollback, recovery, overrides, mig-parted files.
+//! MIG through the real gpushd and gpushctl: plans, layouts, MIG mode, rollback, recovery,
+//! overrides, mig-parted files.
 
 mod crash;
 mod double_memory;

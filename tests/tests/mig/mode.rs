@@ -80,7 +80,7 @@ fn one_operation_resets_several_gpus_at_once() {
 fn open_handle_blocks_mode_change_and_is_named() {
     let host = Host::up(AMPERE);
     let agent = Agent::start(&host, "");
-    // The driver lists neither process.
+    // The driver lists neither of the two processes.
     let monitors = [host.process("--gpu 0 --kind handle"), host.process("--gpu 0 --kind handle")];
     host.process("--gpu 1 --kind handle");
     host.start_trace();
@@ -98,7 +98,7 @@ fn open_handle_blocks_mode_change_and_is_named() {
     assert_eq!(holders.len(), 2);
     assert_eq!(holders[0].devices, ["/dev/nvidia0"]);
     assert_eq!(host.trace(), []);
-    // A waiting operation polls once a second. It begins after the processes have ended.
+    // A waiting operation polls once a second. It starts after the processes have ended.
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT }, "wait_s": 60 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let (begun, mut looks) = (Instant::now(), BTreeSet::new());
@@ -106,7 +106,7 @@ fn open_handle_blocks_mode_change_and_is_named() {
         assert!(begun.elapsed() < PATIENCE, "{}", agent.log());
         looks.insert(agent.gpu(0).observed_at);
     }
-    // Requests for the GPU also read it once a second.
+    // Requests for the GPU also read the GPU once a second.
     assert!(begun.elapsed() >= Duration::from_secs(1), "{looks:?}");
     monitors.iter().for_each(|pid| host.end_process(*pid));
     // The simulated driver refuses to reset a GPU while a process has it open.
@@ -144,12 +144,12 @@ fn services_stop_and_start_around_mode_change_and_hooks() {
     // A layout change without a mode change needs no reset, so no service stops.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(around.take_calls(), Vec::<String>::new());
-    // The helper units left no files behind.
+    // The helper units have left no files.
     let left = std::fs::read_dir(Setup::on(&host).state_dir().join("helper")).expect("a directory").count();
     assert_eq!(left, 0);
 }
 
-/// Asserts that a failed change has restored layout, mode and services.
+/// Asserts that gpushd has restored layout, mode and services after a failed change.
 fn taken_back(host: &Host, around: &Around, agent: &Agent, operation: &Operation) {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(host, 0), ["MIG off"]);
@@ -190,7 +190,7 @@ fn failed_hook_or_reset_restores_everything() {
     agent.wait_for_log("could not be reset");
     host.clear_faults();
 
-    // The first instance cannot be created. A second reset disables MIG mode again.
+    // The first instance cannot be created, so a second reset disables MIG mode again.
     host.fault("nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN --times 1");
     host.start_trace();
     let operation = agent.apply(&["0"], LAYOUT);
@@ -243,7 +243,7 @@ fn next_gpushd_waits_for_reset_in_progress() {
     let around = Around::of(&host);
     let agent = Agent::start(&host, &around.config(&[], ""));
     let config = around.config(&[], "");
-    // The reset takes long, and an open handle would make it fail.
+    // The reset takes long. An open handle would make the reset fail.
     host.fault("gpu-reset --delay-ms 1500 --times 1");
     let _ = agent.begin(&["0"], LAYOUT).expect("an operation");
     let calls = || std::fs::read_to_string(around.file("calls")).unwrap_or_default();

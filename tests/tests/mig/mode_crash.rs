@@ -1,6 +1,7 @@
-//! gpushd is killed at every point of a change of MIG mode: around each program that it runs, around each driver
-//! call, and at each write and sync of its store. Afterwards GPU 0 must have the previous or the requested layout,
-//! and the operation must say which. Services that ran before must run, and no reset may be pending.
+//! Kills gpushd at every point of a change of MIG mode: around each program that it runs, around
+//! each driver call, and at each write and sync of its store. Afterwards GPU 0 must have the
+//! previous or the requested layout, and the operation must report which. Services that ran before
+//! must run again, and no reset may be pending.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +29,7 @@ fn off(agent: &Agent, gpu: u32) -> Value {
     json!({ "layout_source": { "per_gpu": [{ "selector": agent.gpu(gpu).uuid, "mig_enabled": false }] } })
 }
 
-/// Returns the last operation, if an agent answers.
+/// Returns the last operation, or `None` if the agent does not answer.
 fn last(agent: &Agent) -> Option<Operation> {
     let get = |path: &str| {
         use std::io::{Read, Write};
@@ -48,7 +49,7 @@ fn is_dead(pid: u32) -> bool {
     stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('Z'))
 }
 
-/// Starts gpushd repeatedly, until one survives to the end of the last operation.
+/// Starts gpushd repeatedly, until one gpushd survives until the last operation has ended.
 fn outlive(host: &Host, config: &str, starts: &mut u32) -> Agent {
     loop {
         *starts += 1;
@@ -64,14 +65,14 @@ fn outlive(host: &Host, config: &str, starts: &mut u32) -> Agent {
     }
 }
 
-/// Sends the request and ignores the answer, because gpushd may be killed before it answers.
+/// Sends the request and ignores the response, because the fault may kill gpushd before it answers.
 fn ask(agent: &Agent, body: &Value) {
     let body = body.to_string();
     let head = "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json";
     let _ = agent.raw(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
 }
 
-/// Counts of the outcomes after gpushd was killed.
+/// Numbers of starts and of each outcome, over all kills.
 #[derive(Default)]
 struct Tally {
     starts: u32,
@@ -79,8 +80,9 @@ struct Tally {
 }
 
 impl Tally {
-    /// Checks the recovery of the last operation. GPU 0 must have the layout `before` or the requested one, as the
-    /// operation reports. Services that ran before must run, and no reset may be pending.
+    /// Checks the recovery of the last operation. GPU 0 must have the layout `before` or the
+    /// requested layout, as the operation reports. Services that ran before must run again, and no
+    /// reset may be pending.
     fn take(&mut self, host: &Host, agent: &Agent, around: &Around, layouts: [&[String]; 2], point: &str) {
         let operation = last(agent).expect("an operation");
         let point = format!("{point}: {operation:?}\n{}", agent.log());
@@ -115,7 +117,7 @@ impl std::fmt::Display for Tally {
     }
 }
 
-/// A host whose GPU 0 has no MIG, its running service, the layout to apply, and the config.
+/// A host whose GPU 0 has MIG off, a running service, the layout to apply, and the config.
 struct Scene {
     host: Host,
     around: Around,
@@ -139,7 +141,8 @@ impl Scene {
         (Self { host, around, config, cut, on }, agent)
     }
 
-    /// Returns the next request and its result: it disables MIG if it is enabled, and enables it otherwise.
+    /// Returns the next request and the expected result: the request disables MIG if it is enabled,
+    /// and enables it otherwise.
     fn turn(&self, agent: &Agent) -> (Value, Vec<String>) {
         if truth(&self.host, 0) == WHOLE {
             (self.on.clone(), self.cut.clone())
@@ -149,8 +152,8 @@ impl Scene {
     }
 }
 
-/// Kills gpushd before and after each outer step of enabling and disabling MIG mode. With `again`, also kills the
-/// next agent at its first step. Returns a summary.
+/// Kills gpushd before and after each external program that it runs to enable and disable MIG mode.
+/// With `again`, also kills the next agent at its first program. Returns a summary.
 fn killed_at_each_step(fault: Option<&str>, again: bool) -> String {
     let (scene, mut agent) = Scene::new();
     let Scene { host, around, config, on, .. } = &scene;
@@ -194,7 +197,7 @@ fn kill_during_mode_recovery_is_recovered() {
 #[test]
 fn kill_during_mode_rollback_is_recovered() {
     println!("the reset fails: {}", killed_at_each_step(Some("gpu-reset --rc UNKNOWN"), false));
-    // The rollback needs a second reset, while services are still stopped.
+    // The rollback needs a second reset while the services are still stopped.
     let fault = "nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN";
     println!("an instance fails: {}", killed_at_each_step(Some(fault), false));
 }
@@ -207,7 +210,8 @@ fn kill_around_each_mode_change_call_is_recovered() {
     for direction in ["on", "off"] {
         let calls = calls(&scene, &agent);
         for (k, call) in calls.iter().enumerate() {
-            // The worker does not make the reset. It is one of the outer steps.
+            // The reset is not a call of the driver worker. gpushd runs a program for it, which
+            // another test covers.
             if call == "gpu-reset" {
                 continue;
             }
@@ -225,14 +229,14 @@ fn kill_around_each_mode_change_call_is_recovered() {
                 tally.take(host, &agent, around, [&before, &wanted], &point);
             }
         }
-        // The other direction.
+        // Change the mode in the other direction.
         bring(&scene, &agent, "off");
     }
     println!("killed around each driver call: {tally}");
     assert!(tally.points() > 20, "{tally}");
 }
 
-/// Prepares GPU 0 so that the next change goes in this direction.
+/// Changes GPU 0, if necessary, so that the next change goes in the direction `on` or `off`.
 fn bring(scene: &Scene, agent: &Agent, direction: &str) {
     if (truth(&scene.host, 0) == WHOLE) != (direction == "on") {
         let (body, _) = scene.turn(agent);
@@ -240,7 +244,7 @@ fn bring(scene: &Scene, agent: &Agent, direction: &str) {
     }
 }
 
-/// Returns the functions that change GPU 0 in the next change, in order.
+/// Makes the next change. Returns the driver functions that changed GPU 0, in order.
 fn calls(scene: &Scene, agent: &Agent) -> Vec<String> {
     scene.host.start_trace();
     let (body, _) = scene.turn(agent);
@@ -259,7 +263,8 @@ fn kill_at_each_store_write_in_mode_change_is_recovered() {
     let mut unbegun = 0;
     for call in ["pwrite64", "fdatasync"] {
         for number in 1..400 {
-            // Only files in the state directory: the helper programs write too, and must not be killed.
+            // The fault applies only to files in the state directory: the helper programs write
+            // files too, and must not be killed.
             let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGKILL:when={number}"));
             let state = Setup::on(host).state_dir();
             let files = ["gpush.db", "gpush.db-wal", "watermark"].map(|name| state.join(name).display().to_string());
@@ -299,7 +304,7 @@ fn kill_at_each_store_write_in_mode_change_is_recovered() {
     assert!(tally.points() > 20, "{tally}");
 }
 
-/// Returns the pid of a gpushd that was started through another program.
+/// Returns the pid of a gpushd that another program started.
 fn own_pid(agent: &Agent) -> Option<i32> {
     let answer = agent.try_raw(b"GET /v1/health HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n\r\n")?;
     gpush_tests::agent::parse(&answer)?.json()["pid"].as_i64()?.try_into().ok()

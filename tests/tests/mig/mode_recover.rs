@@ -1,5 +1,6 @@
-//! Changes of MIG mode during which gpushd was killed, on GPUs without instances. So no instance shows how far the
-//! change got. The next agent must finish it, and report the outcome correctly.
+//! gpushd is killed during a change of MIG mode on GPUs without instances. Therefore no instance
+//! shows how far the change got. The next agent must finish the change, and report the outcome
+//! correctly.
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -8,7 +9,8 @@ use gpush_tests::{
 };
 use serde_json::{Value, json};
 
-/// Requests MIG modes for GPUs, without instances, in an operation that kills the agent.
+/// Requests MIG modes for GPUs, without instances. The operation makes a driver call that kills the
+/// agent.
 fn begin(agent: &mut Agent, modes: &[(u32, bool)]) {
     let each: Vec<Value> =
         modes.iter().map(|&(gpu, mig)| json!({ "selector": agent.gpu(gpu).uuid, "mig_enabled": mig })).collect();
@@ -28,7 +30,7 @@ fn die_of(agent: &mut Agent, body: &Value) {
     agent.wait();
 }
 
-/// Starts the next agent. Returns it, with the first operation after recovery.
+/// Starts the next agent. Returns the agent, and the recovered operation.
 fn next(host: &Host, config: &str) -> (Agent, Operation) {
     host.clear_faults();
     let agent = Agent::start(host, config);
@@ -103,7 +105,7 @@ fn reset_group_is_kept_after_restart() {
     die_of(&mut agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb"] } }));
     let (_agent, ended) = next(&host, "");
     assert_eq!((ended.state, modes(&host, 3)), (OperationState::Done, vec![true, false, false]), "{ended:?}");
-    // The same during rollback.
+    // Kill gpushd also during rollback.
     let host = Host::up(GROUP);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 2 --rc UNKNOWN");
     host.fault("nvmlGpuInstanceDestroy --kill before --parent --times 1");

@@ -1,6 +1,7 @@
-//! mig-parted's files through the real `gpushctl` and the real agent, on simulated hosts. gpush must not have known
-//! faults of mig-parted: a change of one GPU must not reset or wipe another, indexes and filters that match no GPU
-//! are errors, and the error for a missing GPU names it.
+//! mig-parted's files through the real `gpushctl` and the real agent, on simulated hosts.
+//! mig-parted has known faults that gpush must not have: a change of one GPU must not reset or
+//! clear another GPU, indexes and filters that match no GPU are errors, and the error for a missing
+//! GPU names that GPU.
 
 use std::{
     io::Write,
@@ -74,12 +75,14 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", "100").env("GPUSH_SOCKET", agent.socket());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("gpushctl can be started");
-    // A command that does not read its input closes it. The test does not fail because of that.
+    // gpushctl closes its standard input if the command does not read it. The test does not fail
+    // because of that.
     let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
     child.wait_with_output().expect("gpushctl ends")
 }
 
-/// Runs `mig COMMAND --file - -c LABEL ARGS…` on the file above. Returns the exit code and all output.
+/// Runs `mig COMMAND --file - -c LABEL ARGS…` on the file above. Returns the exit code and all
+/// output.
 fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String) {
     let args = [&["mig", command, "--file", "-", "-c", label], args].concat();
     let output = gpushctl(agent, &args, FILE);
@@ -135,7 +138,7 @@ fn file_for_several_parts_applies_at_once_and_round_trips() {
     assert!(again.plans.iter().all(|plan| plan.steps.is_empty()), "{again:?}");
 }
 
-/// mig-parted resets all GPUs if one is reset or emptied.
+/// mig-parted resets all GPUs if it resets or clears one GPU.
 #[test]
 fn change_of_one_gpu_keeps_others_and_their_processes() {
     let host = Host::up(A100S);
@@ -155,7 +158,8 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     assert!(!calls.is_empty() && calls.iter().all(|call| call.gpu == Some(1) && call.rc == 0), "{calls:?}");
     assert_eq!(resets(&host), 0, "{calls:?}");
 
-    // If instances that the change would destroy are in use, the error names them, and no GPU is changed.
+    // If the change would destroy instances that are in use, the error names them, and no GPU is
+    // changed.
     let from = host.trace().len();
     let (status, said) = run(&agent, "apply", "all-1g.10gb", &[]);
     assert_eq!(status, 4, "{said}");
@@ -163,8 +167,8 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     assert_eq!(host.trace().len(), from, "{:?}", host.trace());
 }
 
-/// For an unknown profile, mig-parted destroys everything and reports success. It also reports success for an index
-/// or a filter that matches no GPU.
+/// For an unknown profile, mig-parted destroys everything and reports success. It also reports
+/// success for an index or a filter that matches no GPU.
 #[test]
 fn entries_that_match_no_gpu_are_refused() {
     let host = Host::up(A100S);
@@ -195,7 +199,7 @@ fn entries_that_match_no_gpu_are_refused() {
     assert!(said.contains("stdin:4:7: this group has no `mig-enabled`"), "{said}");
 }
 
-/// If the mode of one GPU changes, mig-parted clears the other GPUs, and resets all of them.
+/// If the mode of one GPU changes, mig-parted clears the other GPUs, and resets all GPUs.
 #[test]
 fn mig_is_disabled_only_on_gpus_of_the_label() {
     let host = Host::up(A100S);
@@ -233,7 +237,8 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
         std::thread::yield_now();
     }
     host.start_trace();
-    // The saved file names the missing GPU, and so does a list. `all` includes it.
+    // The saved file names the missing GPU, so the restore fails. A list of indexes fails too, and
+    // so does `all`, which includes the missing GPU.
     let restored = gpushctl(&agent, &["mig", "apply", "--file", "-"], &saved);
     let said = String::from_utf8_lossy(&restored.stderr).into_owned();
     assert!(restored.status.code().is_some_and(|status| status != 0), "{said}");
@@ -247,14 +252,15 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     // The export contains the remaining GPUs, and names the missing one.
     let exported = gpushctl(&agent, &["mig", "export"], "");
     assert!(String::from_utf8_lossy(&exported.stderr).contains("GPU 0 is left out"), "{exported:?}");
-    // Named explicitly, the other GPUs can be changed.
+    // A request that names only the other GPUs changes them.
     let rest: Vec<String> =
         agent.gpus().into_iter().filter(|gpu| gpu.state == GpuState::Ready).map(|gpu| gpu.uuid).collect();
     let (status, said) = run(&agent, "apply", "all-1g.10gb", &["--gpu", &rest.join(",")]);
     assert_eq!(status, 0, "{said}");
     assert_eq!((truth(&host, 1).len(), truth(&host, 2).len()), (7, 7));
 
-    // A new agent that never saw the missing GPU has two GPUs. Neither is the first GPU of the file.
+    // A new agent has never seen the missing GPU and lists two GPUs. Neither of them is the first
+    // GPU of the file.
     agent.stop();
     let agent = Agent::start(&host, "");
     assert_eq!(agent.gpus().len(), 2);

@@ -1,5 +1,5 @@
-//! Partial rollback. An instance that a process has entered, or that the driver does not destroy, stays. gpushd
-//! restores the rest of the previous layout around it.
+//! Partial rollback. gpushd keeps an instance that a process has entered, or that the driver does
+//! not destroy. It restores the rest of the previous layout around that instance.
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -8,9 +8,10 @@ use gpush_tests::{
 };
 
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
-/// Has no instance of BEFORE, so the apply destroys all of them.
+/// A layout without any instance of BEFORE, so that the apply destroys all instances of BEFORE.
 const AFTER: &[&str] = &["3g.40gb@0", "2g.20gb@4"];
-/// Fails the creation of the second GPU instance, and delays it so that the test can act before it.
+/// A fault rule that delays the creation of the second GPU instance, so that the test can act
+/// before it, and then makes it fail.
 const FAILS: &str = "nvmlDeviceCreateGpuInstance* --gpu 0 --after 1 --times 1 --delay-ms 1500 --rc UNKNOWN";
 
 /// Starts an apply from BEFORE to AFTER, calls `meanwhile`, and then lets the apply fail.
@@ -60,7 +61,7 @@ fn entered_instance_stays_and_rest_is_restored() {
     let line = log.lines().find(|line| line.contains(text)).unwrap();
     assert!(line.contains("ERROR") && line.contains(&format!("is in use by pid {pid} (")), "{line}");
     assert!(!log.contains("is in use by a process ("), "{log}");
-    // When the process has ended, the GPU can be changed again.
+    // After the process has ended, gpushd can change the GPU again.
     host.end_process(pid);
     host.clear_faults();
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);

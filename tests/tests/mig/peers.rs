@@ -1,4 +1,4 @@
-//! Faults that mig-parted v0.15.0 has on a simulated A100. gpush must not have them.
+//! Faults of mig-parted v0.15.0, found on a simulated A100. gpush must not have them.
 
 use gpush_api::{Code, OperationState};
 use gpush_tests::{
@@ -6,7 +6,8 @@ use gpush_tests::{
     host::Host,
 };
 
-/// Fault 1: mig-parted destroyed idle instances before the change failed at the busy one.
+/// Fault 1: mig-parted destroyed idle instances before the change failed because of the busy
+/// instance.
 #[test]
 fn impossible_layout_destroys_no_idle_instance() {
     let host = Host::up("dgx-a100");
@@ -31,12 +32,12 @@ fn impossible_layout_destroys_no_idle_instance() {
     assert_eq!(gi_at(&host, 0, 4), gi);
     assert!(host.trace().iter().all(|call| call.rc == 0 && !call.arguments.contains(&format!("gi={gi} "))));
 
-    // When it is idle, it can be destroyed.
+    // When the instance is idle, gpushd can destroy it.
     host.end_process(pid);
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 
-/// Fault 1 on several GPUs: if one GPU cannot be changed, no GPU of the request is touched.
+/// Fault 1 on several GPUs: if one GPU cannot be changed, gpushd changes no GPU of the request.
 #[test]
 fn one_impossible_plan_leaves_all_gpus_untouched() {
     let host = Host::up("dgx-a100");
@@ -51,7 +52,7 @@ fn one_impossible_plan_leaves_all_gpus_untouched() {
     assert_eq!(host.trace(), []);
 }
 
-/// Fault 2: a change on GPU 1 wiped GPU 0. Fault 3: a reset hit all GPUs.
+/// Fault 2: a change of GPU 1 cleared GPU 0. Fault 3: a reset affected all GPUs.
 #[test]
 fn change_on_one_gpu_leaves_others_alone() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 4\nmig = false\n");
@@ -59,7 +60,7 @@ fn change_on_one_gpu_leaves_others_alone() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
     let before = truth(&host, 0);
     host.start_trace();
-    // The same with a mode change.
+    // Check the same for a change of MIG mode.
     assert_eq!(agent.apply(&["1"], &["1g.10gb*7"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), before);
     assert_eq!(truth(&host, 2), ["MIG off"]);
@@ -67,7 +68,7 @@ fn change_on_one_gpu_leaves_others_alone() {
     assert!(!trace.is_empty() && trace.iter().all(|call| call.gpu == Some(1)), "{trace:?}");
 }
 
-/// Fault 4: an unknown profile destroyed everything and was reported as success.
+/// Fault 4: for an unknown profile, mig-parted destroyed everything and reported success.
 #[test]
 fn unknown_profile_changes_nothing_and_similar_are_named() {
     let host = Host::up("dgx-a100");
@@ -82,12 +83,13 @@ fn unknown_profile_changes_nothing_and_similar_are_named() {
     assert_eq!(host.trace(), []);
 }
 
-/// Fault 5: mig-parted did not see a GPU instance without a compute instance, so it never removed the GPU instance.
+/// Fault 5: mig-parted did not find a GPU instance without a compute instance, so it never removed
+/// that GPU instance.
 #[test]
 fn gpu_instance_without_ci_is_completed_or_removed() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
-    // The first step succeeds, the second fails, and so does the rollback of the first.
+    // The first step succeeds. The second step fails, and the rollback of the first step fails too.
     let leave_one = || {
         host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --rc UNKNOWN");
         host.fault("nvmlGpuInstanceDestroy --gpu 0 --rc UNKNOWN");
@@ -97,20 +99,21 @@ fn gpu_instance_without_ci_is_completed_or_removed() {
         let shown = agent.gpu(0).mig.unwrap().instances;
         assert!(shown.len() == 1 && shown[0].compute.is_empty(), "{shown:?}");
     };
-    // The layout contains the GPU instance: gpushd completes it and does not create it again.
+    // The layout contains the GPU instance, so gpushd adds the compute instance and does not create
+    // the GPU instance again.
     leave_one();
     host.start_trace();
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), ["3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(host.trace().len(), 1, "{:?}", host.trace());
-    // The layout does not contain it: gpushd destroys it.
+    // The layout does not contain the GPU instance, so gpushd destroys it.
     assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
     leave_one();
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 
-/// Fault 6: `devices: [9]` and invalid filters were ignored, with success.
+/// Fault 6: mig-parted ignored `devices: [9]` and invalid filters, and reported success.
 #[test]
 fn unknown_gpus_and_invalid_filters_are_refused() {
     let host = Host::up("a30x4");
@@ -144,7 +147,8 @@ fn unknown_gpus_and_invalid_filters_are_refused() {
 #[test]
 fn profile_index_unknown_to_gpush_is_skipped() {
     let host = Host::up("dgx-a100");
-    // Queries for some profiles fail, as on a driver that has more or fewer profiles than gpush knows.
+    // Queries for some profiles fail, as on a driver that has more or fewer profiles than gpush
+    // knows.
     host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --times 6 --rc INVALID_ARGUMENT");
     let agent = Agent::start(&host, "");
     let profiles = |gpu| agent.gpu(gpu).mig.unwrap().profiles;

@@ -1,4 +1,4 @@
-//! Plans describe the current state, on the host and offline.
+//! Plans describe the current state of the host, or of an offline preset.
 
 use gpush_api::{Code, GpuPlan, GpuState, Operation, OperationState, Plans};
 use gpush_tests::{
@@ -13,7 +13,8 @@ fn plans(agent: &Agent, gpus: &[&str], entries: &[&str]) -> Vec<GpuPlan> {
     serde_json::from_value::<Plans>(answer.json()).expect("an answer with plans").plans
 }
 
-/// A process that has just started blocks a plan immediately. gpushd does not wait until a cached reading is too old.
+/// A process that has just started blocks a plan immediately. gpushd does not use a cached reading
+/// from before the start.
 #[test]
 fn plan_includes_process_started_a_moment_ago() {
     let host = Host::up("a30x4");
@@ -50,8 +51,8 @@ fn unreadable_gpu_has_no_plan_and_others_do() {
     host.clear_faults();
 }
 
-/// During a change, a plan names the operation that has claimed the GPU, as an apply does, and does not wait. It does
-/// not show the old instances of the GPU as present.
+/// While an operation changes a GPU, a plan for that GPU names the operation, as an apply does, and
+/// does not wait. The plan does not show the GPU's old instances as present.
 #[test]
 fn plan_during_change_names_operation_and_hides_old_layout() {
     let host = Host::up("a30x4");
@@ -63,7 +64,7 @@ fn plan_during_change_names_operation_and_hides_old_layout() {
         let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
         operation = serde_json::from_value(agent.get(&path).json()).unwrap();
     }
-    // gpushd destroys both instances, and creating the first new one takes a while.
+    // gpushd has destroyed both instances. The creation of the first new instance takes a while.
     let (gpu, plan) = (agent.gpu(0), plans(&agent, &["0"], &["none"]).remove(0));
     let refused = agent.begin(&["0"], &["none"]).unwrap_err();
     let now: Operation = serde_json::from_value(agent.get(&format!("/v1/operations/{}", operation.id)).json()).unwrap();

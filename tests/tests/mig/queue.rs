@@ -1,6 +1,7 @@
-//! Operations that cannot begin immediately: refused, queued, or waiting until instances are idle.
+//! Operations that cannot start immediately: gpushd refuses them, queues them, or waits until
+//! instances are idle.
 //!
-//! Functions outside `#[test]` may panic too: that is how a test fails.
+//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-/// Requests a layout for GPUs, and lets the operation wait at most `seconds`.
+/// Requests a layout for GPUs. The operation may wait at most `seconds`.
 fn wait_for(agent: &Agent, gpus: &[&str], entries: &[&str], seconds: u64) -> Operation {
     agent.begin_with(&json!({"selectors": gpus, "layout_source": {"entries": entries}, "wait_s": seconds})).unwrap()
 }
@@ -40,7 +41,7 @@ fn second_operation_on_gpu_is_refused_or_queued_in_order() {
     let second = wait_for(&agent, &["0", "1"], &["1g.10gb*7"], 60);
     assert_eq!(second.state, OperationState::Queued);
     let third = wait_for(&agent, &["0"], &["3g.40gb"], 60);
-    // An operation on other GPUs is not delayed.
+    // Queued operations on GPU 0 do not delay an operation on another GPU.
     assert_eq!(agent.apply(&["2"], &["7g.80gb"]).state, OperationState::Done);
     let ended: Vec<Operation> = [first, second, third].map(|one| agent.follow(one)).into();
     assert!(ended.iter().all(|one| one.state == OperationState::Done), "{ended:?}");
@@ -60,17 +61,18 @@ fn waiting_operation_begins_when_instance_is_idle() {
     assert!(!operation.begun && !operation.waits_for.is_empty(), "{operation:?}");
     let reasons = operation.waits_for.join("; ");
     assert!(!reasons.contains(&pid.to_string()), "every user may read it: {reasons}");
-    // A waiting operation claims no GPU. Changes that do not conflict with it are still possible.
+    // A waiting operation claims no GPU. Changes that do not conflict with the operation are still
+    // possible.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
     host.end_process(pid);
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
-    // The reason for waiting is removed, both in the agent's memory and in the journal.
+    // The reason for waiting is removed, in the agent's memory as well as in the journal.
     for told in [&operation, &agent.operation(&operation.id)] {
         assert!(told.begun && told.waits_for.is_empty() && told.notes[0].starts_with("it waited: "), "{told:?}");
     }
-    // Its progress shows the new plan, made when it began.
+    // The progress shows the new plan, which gpushd made when the operation started.
     assert!(operation.progress[0].done > 0 && operation.progress[0].done == operation.progress[0].total);
 }
 
@@ -87,7 +89,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let (state, error) = outcome(agent.follow(waiting.clone()));
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
     assert_eq!(error.outcome.as_deref(), Some("nothing was changed"));
-    // The journal, which answers from now on, has the same outcome.
+    // The response now comes from the journal, which has the same outcome.
     let recorded = agent.operation(&waiting.id).error.unwrap();
     assert_eq!(recorded.outcome.as_deref(), Some("nothing was changed"));
     let again = agent.cancel(&waiting.id);
@@ -98,7 +100,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::TimedOut), "{error:?}");
     assert!(begun.elapsed() >= Duration::from_secs(1) && error.message.contains("within 1 s"), "{error:?}");
 
-    // The operation is queued behind another one.
+    // An operation can also be cancelled while it is queued behind another one.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --times 1 --delay-ms 1500");
     let first = agent.begin(&["1"], &["7g.80gb"]).unwrap();
     let queued = wait_for(&agent, &["1"], &["1g.10gb"], 3600);
@@ -155,7 +157,8 @@ fn reported_cancellation_is_true_after_agent_dies() {
     let mut agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
     let before = truth(&host, 0);
-    // The operation has not begun. When the answer arrives, its end is recorded.
+    // Cancel an operation that has not started. When the response arrives, gpushd has recorded the
+    // end of the operation.
     let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     agent.kill();
@@ -163,7 +166,8 @@ fn reported_cancellation_is_true_after_agent_dies() {
     let ended = agent.operation(&waiting.id);
     assert_eq!((ended.state, ended.error.unwrap().code), (OperationState::RolledBack, Code::Cancelled));
     host.end_process(pid);
-    // The operation has begun. The next agent rolls it back, although it could finish it.
+    // Cancel an operation that has started. The next agent rolls it back, although it could finish
+    // it.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 5000");
     let running = agent.begin(&["0"], &["3g.40gb@4", "1g.10gb*4"]).unwrap();
     let answer = agent.cancel(&running.id);
@@ -232,7 +236,8 @@ fn repeated_request_is_answered_and_not_repeated() {
     agent.settle_reads();
     let headers = "content-type: application/json\r\nidempotency-key: k-1\r\n";
     let wanted = |entries: &str| json!({"selectors": ["0"], "layout_source": {"entries": [entries]}}).to_string();
-    // Two requests at the same time, while gpushd reads the GPU: both answers name the same operation.
+    // Several concurrent requests, while gpushd reads the GPU. All responses name the same
+    // operation.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 300");
     let ask = |agent: &Agent| agent.request("POST", "/v1/mig/apply", headers, wanted("7g.80gb").as_bytes());
     let answers: Vec<_> = std::thread::scope(|scope| {
@@ -245,7 +250,7 @@ fn repeated_request_is_answered_and_not_repeated() {
     assert_eq!(ids.into_iter().collect::<Vec<_>>(), ["op-1"]);
     let first = agent.follow(agent.operation("op-1"));
     assert_eq!(first.state, OperationState::Done);
-    // The next agent knows the key too, and still refuses a different request with this key.
+    // The next agent also knows the key, and still refuses a different request with the same key.
     for _ in 0..2 {
         agent.kill();
         agent = Agent::start(&host, "");
@@ -253,7 +258,7 @@ fn repeated_request_is_answered_and_not_repeated() {
         let other = agent.request("POST", "/v1/mig/apply", headers, wanted("1g.10gb").as_bytes());
         assert_eq!(other.error().code, Code::Conflict);
     }
-    // A cancellation is a change too, so it can be repeated with its key.
+    // A cancel request can have a key too. Repeating the request with that key is safe.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --delay-ms 500");
     let operation = agent.begin(&["0"], &["1g.10gb"]).unwrap();
     let path = format!("/v1/operations/{}/cancel", operation.id);
@@ -291,7 +296,8 @@ fn concurrent_requests_with_one_key_change_once() {
     };
     at_once("/v1/gpus/2/cordon", "k-3", &|| {});
     assert_eq!(recorded("gpu.cordon"), 1);
-    // If gpushd answers that the host is in maintenance, no handle is open, even after a worker has hung.
+    // When gpushd answers that the host is in maintenance, it has no open handle, even if a worker
+    // has hung.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --hang");
     agent.until("a reading that hangs", || agent.gpu(0).stale.then_some(()));
     let no_handle_is_open = || {
@@ -304,7 +310,8 @@ fn concurrent_requests_with_one_key_change_once() {
     assert_eq!(recorded("maintenance.enter"), 1);
 }
 
-/// Both operations wait for a process. After both processes have ended, the reading before the first operation hangs.
+/// Two operations wait for processes. After both processes have ended, the reading for the first
+/// operation hangs.
 #[test]
 fn waiting_operation_begins_while_other_gpu_hangs() {
     let host = Host::up("dgx-a100");
@@ -317,7 +324,8 @@ fn waiting_operation_begins_while_other_gpu_hangs() {
         .into();
     let hangs = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     let works = agent.follow_until(wait_for(&agent, &["1"], &["7g.80gb"], 3600), is_waiting);
-    // The first reading shows that GPU 0 is idle, so the operation claims it.
+    // The first reading shows that GPU 0 is idle, so the operation claims GPU 0. The next reading
+    // hangs.
     host.fault("nvmlDeviceGetComputeMode --gpu 0 --after 1 --hang");
     host.end_process(users[0]);
     let has_fired = || host.sim("fault", &["list"]).contains("fired 1]");

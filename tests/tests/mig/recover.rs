@@ -1,5 +1,5 @@
-//! Recovery of an operation after its environment has changed: another boot, another config, no driver, a lost GPU, a
-//! new process.
+//! Recovery of an operation after its environment has changed: after a reboot, with another config,
+//! without a driver, with a lost GPU, or with a new process.
 
 use gpush_api::{GpuState, OperationState};
 use gpush_tests::{
@@ -12,8 +12,8 @@ use serde_json::json;
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"2g.20gb\", \"1g.10gb\"]\n";
 const BEFORE: &[&str] = &["3g.40gb@4", "2g.20gb@0"];
 
-/// Begins a change of GPU 0 that kills the agent, and waits for that. Returns the operation's id. The agent may have
-/// died before it answered.
+/// Requests a change of GPU 0 during which a fault kills the agent, and waits until the agent has
+/// ended. Returns the operation's id. The agent may have been killed before it answered.
 fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     let listed = agent.get("/v1/operations?limit=200").json();
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": entries } }).to_string();
@@ -29,8 +29,8 @@ fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     format!("op-{}", listed.as_array().expect("a list").len() + 1)
 }
 
-/// Starts an agent with this config and kills it during an apply from `BEFORE` to a 4g.40gb and a 3g.40gb at 4, after
-/// it has destroyed the 2g.20gb. Returns the operation's id.
+/// Starts an agent with this config and requests a change from `BEFORE` to a 4g.40gb and a 3g.40gb
+/// at 4. A fault kills the agent after it has destroyed the 2g.20gb. Returns the operation's id.
 fn killed_half_way(host: &Host, config: &str) -> String {
     let mut agent = Agent::start(host, config);
     agent.until("layout at start", || {
@@ -72,7 +72,8 @@ fn operation_resumes_on_same_boot_and_layout_stays() {
     assert_eq!(truth(&host, 0).len(), 2);
 }
 
-/// Of two operations on a GPU, the one that began later also ended later, even if it was requested first.
+/// Of two operations on a GPU, the operation that started later also ended later, even if it was
+/// requested first.
 #[test]
 fn queued_operation_resumes_though_later_one_ended() {
     let host = Host::up("dgx-a100");
@@ -101,8 +102,8 @@ fn reason_of_rollback_survives_restart() {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     let before = truth(&host, 0);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
-    // Before the rollback, the apply creates no compute instance. The rollback is interrupted when it creates its
-    // first one.
+    // The apply creates no compute instance before the rollback. The fault kills gpushd when the
+    // rollback creates its first compute instance.
     host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -136,7 +137,7 @@ fn foreign_instances_are_kept_by_recovery() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "3g.40gb@4"]).state, OperationState::Done);
-    // gpushd is killed after it has destroyed both instances.
+    // The fault kills gpushd after it has destroyed both instances.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -147,7 +148,8 @@ fn foreign_instances_are_kept_by_recovery() {
     let agent = Agent::start(&host, "");
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}\n{}", agent.log());
-    // gpushd restores the part of the previous layout that does not overlap with the foreign instance.
+    // gpushd restores the part of the previous layout that does not overlap with the foreign
+    // instance.
     assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(gi_at(&host, 0, 0), theirs);
     assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());
@@ -162,7 +164,7 @@ fn foreign_instances_are_kept_by_recovery() {
         assert!(error.causes.iter().any(|cause| cause.contains(says)), "{says}: {error:?}");
     }
     assert_eq!(agent.gpu(0).state, GpuState::Degraded);
-    // A request that accounts for the foreign instance is accepted.
+    // gpushd accepts a request that considers the foreign instance.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 
@@ -174,7 +176,7 @@ fn recovery_keeps_plan_after_config_change() {
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert_eq!(truth(&host, 0), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
-    // From now on the GPU follows the new config.
+    // After the recovery, the GPU follows the new config.
     assert!(agent.begin(&["0"], &["none"]).is_err());
 }
 
@@ -188,7 +190,8 @@ fn recovery_without_driver_waits_and_is_reported() {
         Some(agent.operation(&id)).filter(|operation| operation.state == OperationState::Interrupted)
     });
     assert!(shown.ended_at.is_none());
-    // When gpushd stops, it does not wait for an operation that cannot continue. It keeps the record.
+    // When gpushd stops, it does not wait for an operation that cannot continue. It keeps the
+    // operation's record.
     agent.stop();
     let agent = Agent::start(&host, "");
     host.clear_faults();
@@ -206,7 +209,7 @@ fn gpu_missing_at_recovery_is_named() {
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}");
     let error = ended.error.expect("a reason");
     assert!(error.causes.iter().any(|cause| cause.contains("GPU 0 (GPU-") && cause.contains("is lost")), "{error:?}");
-    // The other GPUs can be changed.
+    // gpushd can still change the other GPUs.
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
 }
 
@@ -215,7 +218,8 @@ fn recovery_keeps_instance_entered_by_process() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // gpushd is killed after it has destroyed the 2g.20gb, before the 3g.40gb.
+    // The fault kills gpushd after it has destroyed the 2g.20gb, and before it destroys the
+    // 3g.40gb.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --kill after --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -223,7 +227,7 @@ fn recovery_keeps_instance_entered_by_process() {
     assert_eq!(left.len(), 1, "{left:?}");
     let start: u64 = if left[0].starts_with("3g") { 4 } else { 0 };
     let gi = gi_at(&host, 0, start);
-    // If the compute instance was destroyed already, the GPU instance has none.
+    // gpushd may have destroyed the compute instance of the remaining GPU instance already.
     if left[0].contains("[]") {
         println!("the other instance had lost its compute instance: no process can enter it");
         return;

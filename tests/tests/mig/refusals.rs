@@ -1,4 +1,5 @@
-//! Invalid input and broken environments. The error names the object and the remedy, and nothing changes.
+//! Invalid input and broken environments. The error names the object and a remedy, and nothing
+//! changes.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -120,7 +121,7 @@ fn broken_driver_is_explained_and_agent_keeps_running() {
         assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
         assert_eq!(agent.get("/v1/config").status, 200);
         host.clear_faults();
-        // A request makes the agent try again.
+        // Each request makes the agent try to load the driver again.
         let mut tries = 0;
         while agent.get("/v1/gpus").status != 200 {
             tries += 1;
@@ -131,7 +132,7 @@ fn broken_driver_is_explained_and_agent_keeps_running() {
         agent.stop();
         tried += 1;
     }
-    // A library that does not exist, and a file that is not a library.
+    // The first library does not exist. The second file is not a library.
     for (library, says) in [("/nonexistent/libnvidia-ml.so.1", "--library"), ("/etc/passwd", "--library")] {
         let agent = Setup::on(&host).named(&format!("lib{tried}")).arg("--library").arg(library).start();
         let error = agent.get("/v1/gpus").error();
@@ -179,7 +180,7 @@ fn second_operation_on_gpu_names_the_running_one() {
     let refused = agent.begin(&["1", "2"], &["3g.40gb"]).unwrap_err();
     assert_eq!((refused.code, refused.retryable), (Code::Conflict, true), "{refused:?}");
     assert!(refused.message.contains("operation op-1"), "{refused:?}");
-    // Other GPUs can be changed.
+    // gpushd can still change other GPUs.
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     assert!(truth(&host, 0).is_empty());
     host.clear_faults();

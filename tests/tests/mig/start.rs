@@ -1,4 +1,5 @@
-//! Layouts at start: after a reboot, in the same boot, with a driver that appears later, and with drift.
+//! Layouts that gpushd applies at start: after a reboot, in the same boot, with a driver that
+//! appears later, and with drift.
 
 use gpush_api::OperationState;
 use gpush_tests::{
@@ -16,7 +17,7 @@ mode = "mig"
 layout = ["3g.40gb", "2g.20gb", "1g.10gb*2"]
 "#;
 
-/// Waits until the layouts at start are applied.
+/// Waits until gpushd has applied the layouts at start.
 fn applied(agent: &Agent, operations: usize) {
     let all = agent.until("operations", || Some(agent.settle()).filter(|all| all.len() >= operations));
     assert!(all.iter().all(|op| op.state == OperationState::Done), "{all:?}");
@@ -33,7 +34,8 @@ fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     assert!(truth(&host, 2).is_empty(), "no rule claims GPU 2");
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
 
-    // A user applies another layout. After a restart in the same boot, gpushd keeps it and reports the drift.
+    // A user applies another layout. After a restart in the same boot, gpushd keeps that layout and
+    // reports drift.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     host.start_trace();
@@ -61,7 +63,8 @@ fn killed_agent_restarts_without_changing_layouts() {
     let config = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"2g.12gb\", \"1g.6gb*2\"]\n";
     let agent = Agent::start(&host, config);
     applied(&agent, 4);
-    // gpushd records the boot after it has applied the layouts. If it is killed before that, it applies them again.
+    // gpushd records the boot after it has applied the layouts. If it is killed before it records
+    // the boot, it applies the layouts again.
     agent.wait_for_layouts_at_start();
     assert_eq!(agent.apply_once(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
@@ -81,14 +84,14 @@ fn auto_reconcile_repairs_drift_at_start() {
     let agent = Agent::start_again(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     applied(&agent, 1);
     assert_eq!(truth(&host, 0).len(), 4);
-    // The same after a reload.
+    // auto_reconcile also repairs drift after a reload.
     assert_eq!(agent.apply_once(&["1"], &["7g.80gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
     applied(&agent, 3);
     assert_eq!(truth(&host, 1).len(), 4);
 }
 
-/// Waits until health reports a cause about a GPU that contains `says`.
+/// Waits until health reports a cause about a GPU whose message contains `says`.
 fn told(agent: &Agent, gpu: u32, says: &str) -> Value {
     agent.until(says, || {
         let health = agent.get("/v1/health").json();
@@ -123,12 +126,12 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
     assert_eq!(on(&agent, 1), [OperationState::Done]);
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (0, 4));
     assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
-    // After an administrator repairs it, health is good.
+    // After an administrator has repaired the GPU, health is `ok`.
     host.clear_faults();
     let mended = agent.follow(agent.begin_with(&json!({ "selectors": ["0"] })).unwrap());
     assert_eq!(mended.state, OperationState::Done);
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
-    // gpushd has stopped trying. A restart in the same boot does not try again.
+    // gpushd no longer retries. A restart in the same boot does not apply the layout either.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     let agent = Agent::start_again(&host, CONFIG);
@@ -140,7 +143,8 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
 #[test]
 fn transient_driver_error_delays_but_keeps_layouts() {
     for (fault, says) in [
-        // Three faults: the apply fails and is rolled back; the worker dies during it; the GPU cannot be read.
+        // Three faults: the apply fails and is rolled back, the worker is killed during the apply,
+        // and the GPU cannot be read.
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 2 --rc UNKNOWN", "tried 1 of 6 times"),
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before", "tried 1 of 6 times"),
         ("nvmlDeviceGetMigMode --gpu 0 --times 3 --rc UNKNOWN", "gpushd tries again"),
@@ -152,7 +156,7 @@ fn transient_driver_error_delays_but_keeps_layouts() {
         agent.wait_for_layouts_at_start();
         assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4), "{fault}");
         assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
-        // A worker that dies also aborts the call for the other GPU.
+        // The death of the worker also aborts the call for the other GPU.
         assert_eq!(on(&agent, 1).last(), Some(&OperationState::Done), "{fault}");
         let health = agent.get("/v1/health").json();
         assert_eq!(health["status"], "ok", "{fault}: {health}");
@@ -173,7 +177,8 @@ fn unidentified_gpus_get_layouts_after_restart() {
     assert_eq!(truth(&host, 0).len(), 4);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
-    // After another start in this boot, gpushd continues with the GPU that now has an identity, and with no other.
+    // After the next start in this boot, gpushd applies only the layout of the GPU that it can now
+    // identify.
     host.clear_faults();
     let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
@@ -186,7 +191,7 @@ fn unidentified_gpus_get_layouts_after_restart() {
 #[test]
 fn stop_during_start_layouts_leaves_rest_to_next_start() {
     let host = Host::up("dgx-a100");
-    // GPU 0 is slow, GPU 1 cannot be read.
+    // The creation on GPU 0 is slow, and GPU 1 cannot be read.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
     host.fault("nvmlDeviceGetMigMode --gpu 1 --rc UNKNOWN");
     let mut agent = Agent::start(&host, CONFIG);
@@ -231,7 +236,7 @@ fn driver_loaded_after_start_gets_layouts() {
     let health = agent.get("/v1/health").json();
     assert_eq!((&health["status"], &health["gpu_count"]), (&json!("degraded"), &json!(0)), "{health}");
     assert_eq!(agent.get("/v1/version").json()["agent"], env!("CARGO_PKG_VERSION"));
-    // gpushd logs it once, even if the worker probes often.
+    // gpushd logs the missing driver once, even if the worker probes often.
     agent.until("third look", || (agent.log().matches("driver worker started").count() >= 3).then_some(()));
     let log = agent.log();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
@@ -270,7 +275,7 @@ fn blocker_of_start_layout_is_named_only_in_log() {
     agent.wait_for_log(&format!("is held by pid {pid} ("));
 }
 
-/// If two agents used one directory, each would adopt and end the daemons of the other.
+/// If two agents used one MPS directory, each would adopt and end the daemons of the other.
 #[test]
 fn second_agent_on_the_same_mps_directory_is_refused() {
     let host = Host::up("a30x4");

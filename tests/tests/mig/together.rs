@@ -1,5 +1,5 @@
-//! Resets that affect other GPUs, operations and services: GPUs that are reset together, operations that wait for a
-//! reset, and services that several operations stop.
+//! Resets that affect other GPUs, operations and services: GPUs that must be reset together,
+//! operations that wait for a reset, and services that several operations stop.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -65,7 +65,7 @@ fn reset_group_rolls_back_together() {
     let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
-    // The delay is longer than the rollback attempts take. No GPU waits for another.
+    // The delay is longer than all rollback attempts take. No GPU waits for another GPU.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
     let operation = agent.apply(&["all"], &["1g.10gb*7"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
@@ -113,7 +113,8 @@ fn shared_service_is_started_by_last_operation() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
-    // The first operation waits in its hook with the service stopped, until the second has begun its own hook.
+    // The hook of the first operation waits, with the service stopped, until the second operation
+    // runs its own hook.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\";; esac");
     let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], ""));
     let operations = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];
@@ -128,7 +129,7 @@ fn shared_service_is_started_by_last_operation() {
     assert!(at("systemctl start") > at("nvidia-smi"), "not while the other resets: {calls:?}");
 }
 
-/// A hook that waits until the test creates a file.
+/// A hook that waits until the test creates the file `go`.
 const HELD: &str = "while [ ! -e \"$D/go\" ]; do sleep 0.05; done";
 
 #[test]
@@ -172,7 +173,7 @@ fn other_operations_are_refused_or_queued_during_reset() {
 fn operation_cancelled_during_another_reset_resets_nothing() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
-    // Both operations begin before either resets.
+    // Both operations start before either of them resets its GPU.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\"; sleep 0.3;; esac");
     let agent = Agent::start(&host, &around.config(&[], ""));
     host.start_trace();

@@ -1,5 +1,6 @@
-//! Access to pipe directories. A client that connects just before a stop is not lost. Access is closed while the
-//! daemon does not serve. If two administrators send requests at the same time, both take effect.
+//! Access to pipe directories. gpushd finds a client that connects just before a stop. Access is
+//! closed while the daemon does not serve. If two administrators send requests at the same time,
+//! both requests take effect.
 
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
-/// No periodic probes: gpushd probes a daemon only on events and requests.
+/// A config without periodic probes: gpushd probes a daemon only on events and requests.
 const CONFIG: &str =
     "[mps]\nhealth_s = 3600\nstart_s = 3\n[[gpu]]\nname = \"lab\"\nmatch = [\"0-1\"]\nmode = \"mps\"\n";
 
@@ -94,13 +95,14 @@ fn unprobed_server_counts_as_used_unless_the_driver_denies_it() {
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not list")), "{untold:#?}");
     host.clear_faults();
-    // The driver lists no client, and no client waits for the server. The lease ends after gpushd has seen that.
+    // The driver lists no client, and no client waits for the server. The lease ends after gpushd
+    // has seen both.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     clear_faults(&host);
     reaches(&agent, "0", MpsState::Stopped);
 }
 
-/// The daemon is hung and the driver lists no processes, so the daemon may have clients.
+/// The daemon hangs and the driver cannot list processes, so the daemon may have clients.
 #[test]
 fn daemon_with_unknown_clients_is_not_ended() {
     let host = Host::up(HOST);
@@ -135,12 +137,12 @@ fn slow_daemon_is_not_treated_as_idle() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    // The last probe found no client. The next probe takes longer than the limit of a request.
+    // The last probe found no client. The next probe takes longer than a request may wait.
     let mut client = Client::start(&host, &environment);
     release_all(&agent, "0");
     fault(&host, "slow-hello --ms 1200");
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    // The check of the lease's processes may have found the client.
+    // gpushd may have found the client when it checked the processes of the lease.
     let says = ["cannot tell", "1 client is connected"].iter().any(|part| refused.message.contains(part));
     assert!(refused.code == Code::Blocked && says, "{refused:?}");
     assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);
@@ -167,7 +169,8 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     assert!(client.first.starts_with("active"), "{}", client.first);
     host.clear_faults();
     reaches(&agent, "0", MpsState::Ready);
-    // A gpushd with another rule does not close access either, because only an operation changes the mode.
+    // If the rule has changed while gpushd was not running, gpushd does not close access either,
+    // because only an operation changes the mode.
     agent.kill();
     let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
     becomes(&agent, &zero.target, "reported with its changed rule", |daemon| {
@@ -177,7 +180,7 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     client.end();
 }
 
-/// The daemon ends or hangs while no gpushd runs.
+/// The daemon ends or hangs while gpushd is not running.
 #[test]
 fn access_to_an_ended_or_hung_daemon_is_closed_after_a_restart() {
     let host = Host::up(HOST);
@@ -254,7 +257,7 @@ fn concurrent_settings_are_both_applied() {
     }
 }
 
-/// A client that connects while the restart request still runs is not ended.
+/// The restart does not end a client that connects before the restart request has returned.
 #[test]
 fn restart_of_a_stopped_daemon_ends_no_new_client() {
     let host = Host::up(HOST);
@@ -313,7 +316,7 @@ fn settings_end_with_their_rule_and_drain_deadlines_persist() {
     assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 4 })).status, 200);
     reaches(&agent, "1", MpsState::Draining);
     agent.kill();
-    // The rule has changed when gpushd starts again.
+    // The rule has changed before gpushd starts again.
     let agent = Setup::on(&host).config(&(CONFIG.to_owned() + "mps = { percentage = 80 }\n")).start();
     becomes(&agent, "0", "with the settings of its rule", |daemon| {
         daemon.rule.is_none() && daemon.in_force.as_ref().is_some_and(|now| now.percentage.to_string() == "80")

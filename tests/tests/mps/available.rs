@@ -35,14 +35,14 @@ fn refusals(agent: &Agent, target: &str) -> Vec<ApiError> {
     ]
 }
 
-/// Earlier, the error was `not_found` and not retryable while the driver started.
+/// Earlier, while the driver started, the error was `not_found` and not retryable.
 #[test]
 fn target_is_unavailable_while_the_driver_starts() {
     let host = served();
     host.fault("nvmlInit* --delay-ms 600000");
     let agent = Agent::start(&host, CONFIG);
     for refused in refusals(&agent, "0") {
-        // A request for a lease reads the GPUs, and reports the missing driver.
+        // A lease request reads the GPUs, so its error may be the missing driver.
         let is_unavailable = matches!(refused.code, Code::Unavailable | Code::DriverUnavailable);
         assert!(is_unavailable && refused.retryable, "{refused:?}");
     }
@@ -76,7 +76,8 @@ fn targets_without_a_driver_are_an_error_and_not_an_empty_list() {
     }
 }
 
-/// gpushd finds the daemon of a lost GPU by its directory. The index of the GPU gives the error of the GPU.
+/// gpushd finds the daemon of a lost GPU through the daemon's directory. A request that names the
+/// target by the GPU's index gets the error of the GPU.
 #[test]
 fn target_on_a_lost_gpu_is_refused_with_gpu_lost() {
     let host = served();

@@ -1,5 +1,5 @@
-//! Compute modes that were set for MPS and cannot be restored immediately. gpushd reports and retries them, even
-//! after its restart. Also the part of a daemon's log that gpushd shows to users.
+//! Compute modes that gpushd set for MPS and cannot restore immediately. gpushd reports the failure
+//! and retries, even after a restart. Also the part of a daemon's log that gpushd shows to users.
 
 use std::path::Path;
 
@@ -16,7 +16,8 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const SHARED: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 const TROUBLE: &str = "still has the compute mode that gpushd set for MPS";
 
-/// Returns the compute mode of the GPU, read without gpushd: 0 default, 3 exclusive process.
+/// Returns the compute mode of the GPU, read without gpushd: 0 is the default mode, 3 is exclusive
+/// process.
 fn mode(host: &Host) -> u64 {
     host.show()["gpus"][0]["state"]["compute_mode"].as_u64().expect("a mode")
 }
@@ -34,7 +35,8 @@ fn is_told(agent: &Agent) -> bool {
     health.errors.iter().any(|one| one.message.contains(TROUBLE) && one.code == Code::DriverError)
 }
 
-/// The rule is removed, and the driver cannot set or read the mode. The next gpushd retries as well.
+/// The rule is removed while the driver cannot set or read the mode. After a restart, gpushd
+/// retries as well.
 #[test]
 fn failed_restore_of_a_compute_mode_is_reported_and_retried() {
     for fault in ["nvmlDeviceSetComputeMode --rc UNKNOWN", "nvmlDeviceGetComputeMode --rc UNKNOWN"] {
@@ -45,7 +47,7 @@ fn failed_restore_of_a_compute_mode_is_reported_and_retried() {
         agent.await_that("the target is forgotten", || agent.get("/v1/mps").json() == json!([]));
         agent.await_that("the failure is reported", || is_told(&agent));
         assert_eq!(mode(&host), 3, "{fault}");
-        // The next gpushd retries it.
+        // After a restart, gpushd retries the restore.
         agent.stop();
         let agent = Agent::start(&host, "");
         agent.await_that("the failure is reported again", || is_told(&agent));
@@ -78,14 +80,15 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     agent.await_that("the failure is reported", || is_told(&agent));
     agent.stop();
     host.clear_faults();
-    // An administrator sets another mode, without waiting for gpushd.
+    // An administrator sets another mode without gpushd.
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(0);
     driver.set_compute_mode(&uuid, ComputeMode::Prohibited).await.expect("the compute mode can be set");
     drop(driver);
     let agent = Agent::start(&host, "");
     agent.await_that("the mode is read", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
-    // The next MPS rule records the administrator's mode, and restores it at its end.
+    // When the GPU has an MPS rule again, gpushd records the administrator's mode, and restores
+    // that mode when the rule ends.
     agent.reload(SHARED);
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert_eq!(agent.follow(operation).state, OperationState::Done);
@@ -97,7 +100,7 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     assert!(!is_told(&agent));
 }
 
-/// Without the mode, programs could bypass MPS.
+/// Without compute mode exclusive process, programs could bypass MPS.
 #[tokio::test]
 async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     let host = Host::up(HOST);
@@ -119,7 +122,7 @@ async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     loop {
         driver.set_compute_mode(&uuid, ComputeMode::Default).await.expect("the compute mode can be set");
         host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
-        // If the mode is not 0, gpushd was faster: try again.
+        // If the mode is not 0, gpushd had repaired it before the fault was active: try again.
         if mode(&host) == 0 {
             break;
         }
@@ -147,12 +150,12 @@ fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");
-    // The mode is restored when the operation ends, not later.
+    // gpushd restores the mode before the operation ends.
     assert_eq!(mode(&host), 0, "{}", agent.log());
     agent.settle_reads();
     assert_eq!(mode(&host), 0, "retries do not change the mode\n{}", agent.log());
-    // gpushd is killed after it has set the mode, before it starts a daemon. The next gpushd has no rule, and
-    // restores the mode.
+    // The fault kills gpushd after it has set the mode, before it starts a daemon. The next gpushd
+    // has no rule for the GPU, and restores the mode.
     host.fault("nvmlDeviceSetComputeMode --kill after --parent --times 1");
     let body = json!({ "selectors": ["0"], "layout_source": "wanted" }).to_string();
     let head = format!(
@@ -182,7 +185,7 @@ fn show_events(host: &Host, programs: Option<&Path>) {
     mps::reaches(&agent, "0", MpsState::Ready);
     let taken = mps::lease(&agent, "0", &json!({ "percentage": 25 })).expect("a lease");
     let client = Client::start(host, &taken.environment);
-    // Each request makes gpushd poll the daemon.
+    // Each request makes gpushd poll the daemon, which writes lines to the log.
     let polls = |lines: &[String]| lines.iter().filter(|line| line.contains("Cmd:get_")).count();
     agent.await_that("a log with many polls", || {
         let _asked = mps::daemon(&agent, "0");
@@ -193,13 +196,13 @@ fn show_events(host: &Host, programs: Option<&Path>) {
     let set = agent.post("/v1/mps/0/settings", &json!({ "percentage": 30 }));
     assert_eq!(set.status, 200);
     let all = told(&agent, "?all=true&lines=2000");
-    // Lines written between the two requests are only in the second answer.
+    // The second response may contain lines that were written after the first one.
     let shown = told(&agent, "?lines=2000");
     assert!(shown.len() * 4 < all.len(), "{} of {}: {shown:#?}", shown.len(), all.len());
     let has = |what: &str| shown.iter().any(|line| line.contains(what));
     assert!(has(&format!("NEW CLIENT {pid}")) && has("Cmd:set_default_active_thread_percentage 30"), "{shown:#?}");
     assert!(has("NEW SERVER") && has("Starting"), "{shown:#?}");
-    // All omitted lines are of a few kinds without information.
+    // gpushd omits only a few kinds of lines, which contain no information.
     let plain = |line: &String| {
         let said = line.split_once("] ").map_or(line.as_str(), |(_, said)| said).trim();
         ["Accepting connection...", "NEW UI", "UI closed"].contains(&said)
@@ -210,7 +213,7 @@ fn show_events(host: &Host, programs: Option<&Path>) {
     };
     let left_out: Vec<&String> = all.iter().filter(|line| !shown.contains(line) && !plain(line)).collect();
     assert!(left_out.is_empty(), "{left_out:#?}");
-    // Forty lines are enough for the last client.
+    // The last forty lines show the last client.
     assert!(told(&agent, "?lines=40").iter().any(|line| line.contains(&pid)), "{:#?}", told(&agent, "?lines=40"));
 }
 

@@ -1,5 +1,5 @@
-//! MPS daemons that the real gpushd starts, adopts, stops, drains and ends. The control daemon is simulated, and also
-//! NVIDIA's own if it is installed. The servers are simulated.
+//! MPS daemons that the real gpushd starts, adopts, stops, drains and ends. The tests use a
+//! simulated control daemon, and also NVIDIA's own if it is installed. The servers are simulated.
 
 use std::path::{Path, PathBuf};
 
@@ -31,12 +31,13 @@ fn start(host: &Host, programs: Option<&Path>, config: &str) -> Agent {
     }
 }
 
-/// Returns the compute mode of a GPU, read without gpushd: 0 default, 3 exclusive process.
+/// Returns the compute mode of a GPU, read without gpushd: 0 is the default mode, 3 is exclusive
+/// process.
 fn compute_mode(host: &Host, gpu: usize) -> Value {
     host.show()["gpus"][gpu]["state"]["compute_mode"].clone()
 }
 
-/// Runs a test with both control daemons: the simulated one, then NVIDIA's own if it is installed.
+/// Runs a test with the simulated control daemon, and then with NVIDIA's own if it is installed.
 fn both(what: &str, test: impl Fn(&Host, Option<&Path>)) {
     let host = Host::up(HOST);
     test(&host, None);
@@ -68,7 +69,8 @@ fn daemon_follows_its_rule_and_outlives_gpushd() {
         assert_eq!(seen.clients[0].lease, Some(taken.lease.id.to_string()));
         assert_eq!(seen.findings, Vec::<String>::new());
 
-        // gpushd is stopped, killed, and killed again without clients.
+        // The daemon outlives gpushd when gpushd is stopped, when it is killed, and when it is
+        // killed while the daemon has no clients.
         agent.stop();
         let agent = start(host, programs, &config);
         assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, ready.pid);
@@ -80,7 +82,7 @@ fn daemon_follows_its_rule_and_outlives_gpushd() {
         assert!(client.lives() && client.said().is_empty(), "a client does not notice");
         client.end();
         becomes(&agent, "0", "without clients", |daemon| daemon.clients.is_empty());
-        // gpushd adopts an idle daemon as well.
+        // gpushd also adopts an idle daemon.
         agent.kill();
         let agent = start(host, programs, &config);
         let idle = becomes(&agent, "0", "ready and seen by the driver", |daemon| {
@@ -120,7 +122,7 @@ fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
         assert!(["terminated", "lost"].contains(&client.says().as_str()));
         drop(client);
 
-        // A drain lets current clients finish, and admits no new ones.
+        // During a drain, current clients continue, and new clients get no access.
         let client = Client::start(host, &environment);
         assert!(client.first.starts_with("active"), "{}", client.first);
         assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3600 })).status, 200);
@@ -135,7 +137,8 @@ fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);
 
-        // The daemon stays stopped after a restart and a kill of gpushd, until a request starts it.
+        // The stopped daemon remains stopped after a restart and a kill of gpushd, until a request
+        // starts it.
         agent.stop();
         let agent = start(host, programs, &config(""));
         agent.await_that("the GPU of the target is known", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
@@ -144,7 +147,7 @@ fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
         agent.kill();
         let agent = start(host, programs, &config(""));
         agent.await_that("the GPU of the target is known", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
-        // Until gpushd has read the GPUs, it knows the target only by its directory.
+        // Until gpushd has read the GPUs, it knows the target only through the target's directory.
         agent.await_that("the hint names the command that starts it", || {
             let refused = lease(&agent, "0", &json!({})).expect_err("the daemon is stopped");
             refused.hint.is_some_and(|hint| hint.contains("gpushctl mps start 0"))
@@ -201,7 +204,7 @@ fn settings_take_effect_at_once_for_new_clients() {
         let now = daemon(&agent, "0");
         assert_eq!(now.in_force.as_ref().map(|settings| settings.percentage.to_string()).as_deref(), Some("33.3"));
 
-        // A changed rule replaces the settings that overrode the old rule.
+        // When the rule changes, the settings of the new rule replace the settings from requests.
         agent.write_config(config("mps = { percentage = 60 }\n"));
         agent.signal(Signal::SIGHUP);
         let other = becomes(&agent, "0", "with the settings of the new rule", |daemon| {
@@ -230,7 +233,7 @@ fn target_without_a_rule_is_drained_ended_and_forgotten() {
     agent.write_config(MANAGE);
     agent.signal(Signal::SIGHUP);
     let short = daemon(&agent, "0").target;
-    // The lease continues. After its release, gpushd waits only for its client.
+    // The lease remains active. After its release, gpushd waits only for the lease's client.
     let told = |daemon: &MpsDaemon| daemon.findings.iter().any(|finding| finding.contains("no lease is granted"));
     let kept = becomes(&agent, &short, "without new leases", told);
     assert_eq!((kept.leases.len(), compute_mode(&host, 0)), (1, json!(3)));
@@ -240,12 +243,12 @@ fn target_without_a_rule_is_drained_ended_and_forgotten() {
     assert_eq!((parts(&base(&host)), compute_mode(&host, 0)), (Vec::new(), json!(0)));
     assert_eq!(names(&base(&host)), ["agent.lock", "logs"], "its directory goes with it");
 
-    // Under an MPS rule again, an operation starts the daemon.
+    // When the GPU has an MPS rule again, an operation starts the daemon.
     agent.reload(config(""));
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert!(agent.follow(operation).error.is_none());
     reaches(&agent, "0", MpsState::Ready);
-    // The rule is removed while no gpushd runs: the next gpushd ends the daemon.
+    // The rule is removed while gpushd is not running. The next gpushd ends the daemon.
     agent.kill();
     let agent = Agent::start(&host, MANAGE);
     agent.await_that("the target is forgotten", || daemons(&agent).is_empty() && controls(&base(&host)).is_empty());
@@ -282,7 +285,7 @@ fn killed_daemon_is_restarted_with_a_clean_directory() {
     both("a kill of NVIDIA's own MPS daemon", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);
-        // A daemon that ends during the operation at the start would make the operation fail.
+        // If the daemon ended during gpushd's operation at start, that operation would fail.
         let _begun = agent.settle();
         let pid = first.pid.expect("a pid").cast_signed();
         let killed = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! Clients keep their drain deadline even if their daemon ends. The API reports the deadline.
+//! Clients keep the deadline of a drain even if their daemon ends. The API reports the deadline.
 
 use gpush_api::{Code, Happening, LeaseState, MpsState};
 use gpush_tests::{
@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-/// No periodic probes: gpushd probes a daemon only on events and requests.
+/// A config without periodic probes: gpushd probes a daemon only on events and requests.
 const CONFIG: &str = "[mps]\nhealth_s = 3600\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 fn served(host: &Host) -> (Agent, Client) {
@@ -38,7 +38,8 @@ fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert_eq!(controls(&base(host)), Vec::<i32>::new());
 }
 
-/// A program with a lease may not have called cuInit yet. Without its daemon it would silently run without MPS.
+/// A program with a lease may not have called cuInit yet. If the daemon ended now, the program
+/// would silently run without MPS.
 #[test]
 fn drain_waits_for_a_lease_whose_program_has_not_connected_yet() {
     let host = Host::up(HOST);
@@ -53,11 +54,11 @@ fn drain_waits_for_a_lease_whose_program_has_not_connected_yet() {
         "{drained:#?}"
     );
     assert_eq!(lease(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict, "no new lease is granted");
-    // Also when gpushd has restarted meanwhile.
+    // The drain also continues after a restart of gpushd.
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     becomes(&agent, "0", "draining again", |daemon| daemon.state == MpsState::Draining && daemon.gpu.is_some());
-    // Now the program starts, and is a client.
+    // The program now connects as a client.
     let client = Client::start(&host, &granted.environment);
     assert!(client.first.starts_with("active"), "{}", client.first);
     becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
@@ -95,7 +96,7 @@ fn leftover_server_is_drained_without_a_new_daemon() {
     assert_eq!(daemon(&agent, "0").clients_end_at, None);
     assert!(client.lives() && client.said().is_empty());
     client.end();
-    // The server has no client left, and ends.
+    // The server has no more clients, and ends.
     reaches(&agent, "0", MpsState::Stopped);
     assert!(parts(&base(&host)).is_empty());
     assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
@@ -116,7 +117,7 @@ fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     let again = left.clients_end_at.expect("a time");
     assert!((again - until).get_seconds().abs() <= 2, "{until} and {again}");
     assert_eq!(left.state, MpsState::Draining);
-    // The last deadline takes effect.
+    // The most recent deadline takes effect.
     assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 1 })).status, 200);
     assert_eq!(client.says(), "lost");
     reaches(&agent, "0", MpsState::Stopped);
@@ -162,7 +163,8 @@ fn drain_writes_few_log_lines_and_ends_with_the_last_client() {
     let lines = || std::fs::read_to_string(format!("{log}/control.log")).expect("a log").lines().count();
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     let before = lines();
-    // A caller that watches the drain sends many requests. The daemon logs each command that it gets.
+    // A caller that watches the drain sends many requests. The daemon logs each command that it
+    // receives.
     for _ in 0..20 {
         assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     }
@@ -205,7 +207,8 @@ fn server_with_an_older_memory_limit_is_reported() {
     client.end();
 }
 
-/// A stopped daemon is replaced. Commands that were sent to it must not end its successor.
+/// gpushd replaces a daemon that SIGSTOP has stopped. Commands that were sent to the old daemon
+/// must not end the new one.
 #[test]
 fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     for real in [false, true] {
@@ -233,20 +236,21 @@ fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     }
 }
 
-/// A stop request often comes before the daemon listens.
+/// A stop request often arrives before the daemon listens.
 #[test]
 fn starting_daemon_is_stopped_without_sigkill() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, &CONFIG.replace("stop_s = 2", "stop_s = 600"));
     reaches(&agent, "0", MpsState::Ready);
-    // A target cannot be started while an operation changes it.
+    // gpushd refuses to start a target while an operation changes the target, so wait for the
+    // operations.
     let _ended = agent.settle();
     for _ in 0..5 {
         assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
         reaches(&agent, "0", MpsState::Stopped);
         let started = act(&agent, "0", "start", &json!({}));
         assert_eq!(started.status, 200, "{started:?}");
-        // In most rounds the daemon does not listen yet when it is stopped.
+        // In most rounds, the stop request arrives before the daemon listens.
     }
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);

@@ -1,4 +1,5 @@
-//! Leases count as use, because a program takes seconds from its start until it calls cuInit.
+//! gpushd treats a daemon with a lease as used, because a program needs seconds from its start
+//! until it calls cuInit.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -16,14 +17,14 @@ use serde_json::json;
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// If the lease did not count, `stop` would end the daemon, and the program would run without MPS.
+/// If gpushd ignored the lease, `stop` would end the daemon, and the program would run without MPS.
 #[test]
 fn lease_of_a_program_without_cuda_yet_blocks_stop_and_restart() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let pid = reaches(&agent, "0", MpsState::Ready).pid;
     let sim = program("gpush-sim");
-    // The program starts to use CUDA only after a line on its standard input.
+    // The program starts to use CUDA only after it has read a line from its standard input.
     let script = format!("read go && exec {} mps-client", sim.display());
     let mut run = host.command(program("gpushctl"));
     run.args(["run", "--mps", "20", "-g", "0", "--", "sh", "-c", &script]).env("GPUSH_SOCKET", agent.socket());
@@ -43,7 +44,7 @@ fn lease_of_a_program_without_cuda_yet_blocks_stop_and_restart() {
     BufReader::new(run.stdout.take().expect("piped")).read_line(&mut first).expect("the program writes");
     assert!(first.starts_with("active"), "it runs through MPS: {first}");
     run.kill().and_then(|()| run.wait()).expect("the program ends");
-    // The lease has ended with the program, whether or not gpushd has noticed that.
+    // The lease ends with its program. Retry until gpushd has noticed that.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Stopped);
 }

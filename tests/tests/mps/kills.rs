@@ -1,8 +1,9 @@
-//! Random kills and faults of MPS daemons, servers, clients and gpushd. After each round, the target must have one
-//! daemon and no leftover processes. If the daemon survived, gpushd must have adopted it.
+//! Random kills and faults of MPS daemons, servers, clients and gpushd. After each round, the
+//! target must have one daemon and no leftover processes. If the daemon survived, gpushd must have
+//! adopted it.
 //!
-//! The default is one hundred rounds. `GPUSH_TEST_KILLS` sets another number, and `GPUSH_TEST_SEED` repeats a run.
-//! `cargo xtask soak` runs a thousand.
+//! The default is one hundred rounds. `GPUSH_TEST_KILLS` sets another number, and `GPUSH_TEST_SEED`
+//! repeats a run. `cargo xtask soak` runs a thousand rounds.
 
 use std::{
     collections::BTreeMap,
@@ -42,7 +43,8 @@ const DEEDS: [&str; 14] = [
 ];
 
 struct World {
-    // Dropped before the host, because gpushd would restart the daemons that the host ends.
+    // The first field, so that it is dropped before the host: gpushd would restart the daemons that
+    // the host ends.
     agent: Option<Agent>,
     host: Host,
     environment: Vec<(String, String)>,
@@ -113,7 +115,8 @@ impl World {
                 false
             }
             "server-dies --times 1" => {
-                // The fault affects the next server, so end the current one. The client below needs the next one.
+                // The fault affects the next server, so end the current server. The client that is
+                // started below needs the next server.
                 self.client = None;
                 kill(self.of(Role::Server));
                 self.goes_wrong(deed, |world| drop(Client::start(&world.host, &world.environment)));
@@ -144,10 +147,10 @@ impl World {
         self.client = Some(client);
     }
 
-    /// Waits until the daemon serves, and checks the processes, directories and leases.
+    /// Waits until the daemon is ready, and checks the processes, directories and leases.
     fn is_well(&mut self, deed: &str) -> MpsDaemon {
-        // These actions must not affect a client. After other actions the client has lost its server, or it blocks
-        // the next server, so the test ends it.
+        // These actions must not affect a client. After any other action, the client has lost its
+        // server or blocks the next server, so the test ends the client.
         let spared = ["kill the agent", "end the agent", "silent-hello --times 2"];
         if let Some(client) = self.client.as_mut().filter(|_| spared.contains(&deed)) {
             let said = client.said();
@@ -165,7 +168,7 @@ impl World {
         assert!(of(Role::Server) <= 1, "{all:?}");
         let pid = ready.pid.expect("a pid").cast_signed();
         assert!(all.iter().any(|part| part.role == Role::Control && part.pid == pid), "{all:?} {pid}");
-        // An adopted daemon answers before gpushd knows which user has access.
+        // gpushd may find an adopted daemon ready before it knows which user has access.
         let door = ready.pipe_directory.as_deref().expect("a directory");
         self.agent().await_that("access is open", || is_open(door.as_ref()));
         assert_eq!(names(&base(&self.host)).len(), 3, "one target, the lock, and the logs");

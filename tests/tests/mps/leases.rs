@@ -1,4 +1,5 @@
-//! Leases on MPS targets: granted, used, refused, ended. Also who has access to the pipe directory.
+//! Leases on MPS targets: granted, used, refused and ended. Also which users have access to the
+//! pipe directory.
 
 use std::{
     fs,
@@ -23,7 +24,7 @@ use serde_json::{Value, json};
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// The user `nobody`, and another one.
+/// The uid of `nobody`, and the uid of another user.
 const NOBODY: u32 = 65534;
 const OTHER: u32 = 65532;
 
@@ -41,10 +42,10 @@ fn public() -> Host {
 
 /// Gives other users access to a host's directories.
 pub(crate) fn opened(host: Host) -> Host {
-    // By default, only the test's own user has access.
+    // By default, only the test's own user can enter this directory.
     let around = host.dir().parent().expect("a directory");
     fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
-    // Programs on the simulated host register there.
+    // Programs on the simulated host register in this directory.
     fs::set_permissions(host.dir().join("proc"), fs::Permissions::from_mode(0o777)).expect("its mode can be changed");
     host
 }
@@ -80,8 +81,8 @@ fn lease_capacity_is_free_after_its_last_client() {
     let seen = becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
     assert_eq!((seen.leases.len(), seen.granted_percent), (1, 25));
     assert_eq!(seen.clients[0].lease, Some(id.to_string()));
-    // A released lease keeps its capacity until its client ends. So the next user never shares the daemon with that
-    // client.
+    // A released lease keeps its capacity until its client ends. Therefore the next user never
+    // shares the daemon with that client.
     assert_eq!(release(&agent, id).state, LeaseState::Releasing);
     let waits = format!("process {} ", client.pid());
     agent.await_that("what it waits for", || {
@@ -142,8 +143,9 @@ fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
     drop(host);
 }
 
-/// A lease of half a daemon whose client was killed. `reaps` is whether its parent has waited for it when the next
-/// request comes.
+/// Kills clients whose leases have half a daemon each, and requests the share again right after
+/// each kill. `reaps` sets whether the client's parent has waited for the client before the
+/// request.
 fn request_right_after_a_kill(rounds: usize, reaps: bool) {
     let (host, agent) = ready(CONFIG);
     let run = || {
@@ -164,7 +166,7 @@ fn request_right_after_a_kill(rounds: usize, reaps: bool) {
         if reaps {
             killed.wait().expect("its end");
         }
-        // Without `wait`: gpushd waits for a lease whose process has ended.
+        // The request has no `wait`, but gpushd waits for a lease whose process has ended.
         let asked = std::time::Instant::now();
         match lease(&agent, "0", &json!({ "percentage": 50 })) {
             Ok(granted) => drop(release(&agent, granted.lease.id)),
@@ -229,7 +231,7 @@ fn lease_ends_with_its_process_its_time_and_its_boot() {
     assert_eq!(lease_becomes(&agent, short, LeaseState::Ended).reason, Some(EndReason::Expired));
     let left = daemon(&agent, "0").leases;
     assert_eq!(left.iter().map(|lease| lease.id).collect::<Vec<_>>(), [lasting]);
-    // Leases survive a restart of gpushd, but not a reboot of the host.
+    // Leases survive a restart of gpushd, but end with a reboot of the host.
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(reaches(&agent, "0", MpsState::Ready).leases, left);
@@ -244,7 +246,8 @@ fn lease_ends_with_its_process_its_time_and_its_boot() {
     assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
 }
 
-/// A daemon serves one user at a time. Another user is refused until the last client of the first user has ended.
+/// A daemon serves one user at a time. gpushd refuses another user until the last client of the
+/// first user has ended.
 #[test]
 fn next_user_gets_a_new_directory_and_daemon() {
     if !geteuid().is_root() {
@@ -265,7 +268,8 @@ fn next_user_gets_a_new_directory_and_daemon() {
     assert!(first_line.starts_with("active"), "{first_line} {:?}", agent.get("/v1/mps/0/logs?lines=12").json());
     let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
     assert_eq!((seen.uid, seen.clients[0].uid, seen.servers[0].uid), (Some(NOBODY), Some(NOBODY), Some(NOBODY)));
-    // Root always has access. The daemon makes root's client wait until the other clients have ended.
+    // Root always has access. The daemon makes root's client wait until the other clients have
+    // ended.
     let waits = Client::begin(&host, &theirs.environment, None);
     let told = becomes(&agent, "0", "with a waiting client", |daemon| !daemon.findings.is_empty());
     let named = format!("(pid {}, root) waits: the daemon serves one user at a time", waits.pid());
@@ -278,7 +282,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let named = format!("lease {} of nobody", theirs.lease.id);
     assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
-    // The lease is released, and its client still runs.
+    // The lease is released, but its client still runs.
     assert_eq!(release(&agent, theirs.lease.id).state, LeaseState::Releasing);
     assert!(!looks(NOBODY, &pipe(&theirs)), "not admitted any more");
     let refused = lease_for(&agent, OTHER, "0", &json!({})).unwrap_err();
@@ -297,14 +301,15 @@ fn next_user_gets_a_new_directory_and_daemon() {
     assert_eq!(controls(&base(&host)), [second.pid.expect("a pid").cast_signed()]);
     let client = Client::begin(&host, &others.environment, Some(OTHER));
     assert!(client.says().starts_with("active"));
-    // The environment of the first lease no longer leads to a daemon.
+    // With the environment of the first lease, a client no longer finds a daemon.
     let late = Client::begin(&host, &theirs.environment, Some(NOBODY));
     assert_eq!(late.says(), "without MPS");
     late.end();
     client.end();
 }
 
-/// Two administrators restart the daemon while clients start. A restart is refused while a client is connected.
+/// Two administrators restart the daemon while clients start. gpushd refuses a restart while a
+/// client is connected.
 #[test]
 fn concurrent_restarts_end_no_client() {
     if !geteuid().is_root() {
@@ -332,10 +337,10 @@ fn concurrent_restarts_end_no_client() {
         }
         for _ in 0..30 {
             open();
-            // Several clients and requests. While a client blocks one administrator's restart, the other one's may
-            // run.
+            // Several clients start, and several restarts are requested. While a client blocks the
+            // restart of one administrator, the restart of the other administrator may run.
             let come = [(); 3].map(|()| Client::begin(&host, &theirs.environment, Some(NOBODY)));
-            // A client that starts while the daemon does not serve runs without MPS.
+            // A client that starts while the daemon is not serving runs without MPS.
             let mut inside: Vec<Client> = come.into_iter().filter(|one| one.says().starts_with("active")).collect();
             served += inside.len();
             if !inside.is_empty() {
@@ -351,7 +356,8 @@ fn concurrent_restarts_end_no_client() {
     assert!(served > 0 && lost.is_empty(), "{lost:?} of {served}");
 }
 
-/// The pipe directory is deleted while no gpushd runs. The lease keeps its user.
+/// The pipe directory is deleted while gpushd is not running. gpushd still knows the user, from the
+/// lease.
 #[test]
 fn user_of_a_deleted_directory_is_remembered() {
     if !geteuid().is_root() {
@@ -369,7 +375,7 @@ fn user_of_a_deleted_directory_is_remembered() {
     agent.kill();
     fs::remove_dir_all(base(&host).join(&first.target)).expect("the directory can be deleted");
     let agent = Agent::start_public(&host, CONFIG);
-    // The lease stays active while its daemon cannot be started yet.
+    // The lease remains active while gpushd cannot start the daemon yet.
     becomes(&agent, "0", "waiting for the leftovers", |daemon| {
         daemon.state == MpsState::BackingOff && daemon.leases.len() == 1
     });

@@ -1,5 +1,6 @@
-//! Mode changes of GPUs through the real programs. Each change is one operation, which ends and starts MPS daemons. A
-//! reload does neither. A lease on the GPU blocks the operation.
+//! Mode changes of GPUs through the real programs. Each change is one operation, which ends and
+//! starts MPS daemons. A reload alone neither ends nor starts a daemon. A lease on the GPU blocks
+//! the operation.
 
 use std::fs;
 
@@ -43,7 +44,8 @@ fn all_ended(agent: &Agent) {
     }
 }
 
-/// Requests the desired state. Returns the operation's id, or `None` if gpushd dies before it answers.
+/// Requests the desired state. Returns the operation's id, or `None` if gpushd is killed before it
+/// answers.
 fn asked(agent: &Agent) -> Option<String> {
     let body = wanted().to_string();
     let length = body.len();
@@ -96,7 +98,8 @@ fn mode_change_is_one_operation_and_reaches_the_new_mode() {
     }
 }
 
-/// A reload alone changes nothing. The operation is refused until the lease is released and its client has ended.
+/// A reload alone changes nothing. gpushd refuses the operation until the lease is released and its
+/// client has ended.
 #[test]
 fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     let host = Host::up(HOPPER);
@@ -112,7 +115,7 @@ fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     assert!(error.causes.iter().any(|cause| cause.contains(&format!("lease {} of", share.lease.id))), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl lease revoke")), "{error:?}");
     assert_eq!((mps::daemon(&agent, "0").pid, client.lives()), (pid, true));
-    // A waiting operation begins after the last client and the last lease have ended.
+    // A waiting operation starts after the last client and the last lease have ended.
     let mut waiting = wanted();
     waiting["wait_s"] = json!(600);
     let operation = agent.begin_with(&waiting).unwrap();
@@ -125,7 +128,8 @@ fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     agent.await_that("no GPU is shared", || agent.get("/v1/mps").json() == json!([]));
 }
 
-/// While the first operation runs, the second is refused, or waits for it with `wait_s`.
+/// While the first operation runs, gpushd refuses the second one. With `wait_s`, the second
+/// operation waits.
 #[test]
 fn conflicting_mode_changes_run_one_after_the_other() {
     let host = Host::up(HOPPER);
@@ -145,7 +149,7 @@ fn conflicting_mode_changes_run_one_after_the_other() {
     waiting["wait_s"] = json!(600);
     let second = agent.begin_with(&waiting).unwrap();
     mps::clear_faults(&host);
-    // The first operation may succeed. It may also be rolled back, because its rule has changed.
+    // The first operation may succeed, or may be rolled back because its rule has changed.
     assert!(agent.follow(first).state.is_final());
     let second = agent.follow(second);
     assert_eq!(second.state, OperationState::Done, "{second:#?}\n{}", agent.log());
@@ -162,7 +166,7 @@ fn failed_daemon_start_rolls_the_operation_back() {
     let _begun = agent.settle();
     let before = truth(&host, 0);
     agent.reload(rule("mode = \"mps\""));
-    // The start of the daemon fails.
+    // Remove the control program, so that the start of the daemon fails.
     let control = host.dir().join("bin/nvidia-cuda-mps-control");
     std::fs::remove_file(&control).unwrap();
     let operation = agent.follow(agent.begin_with(&wanted()).unwrap());
@@ -173,7 +177,7 @@ fn failed_daemon_start_rolls_the_operation_back() {
     assert_eq!((mps::controls(&mps::base(&host)).len(), agent.gpu(0).compute_mode), (0, Some(ComputeMode::Default)));
 }
 
-/// The daemon and the client of the device that remains are not affected.
+/// The operation does not affect the daemon and the client of the other device.
 #[test]
 fn removed_mig_device_ends_only_its_own_daemon() {
     let host = Host::up(HOPPER);
@@ -197,8 +201,8 @@ fn removed_mig_device_ends_only_its_own_daemon() {
     assert!(client.lives());
 }
 
-/// Kills gpushd before and after each driver call of a mode change, in both directions. Then checks the state that the
-/// next gpushd reaches.
+/// Kills gpushd before and after each driver call of a mode change, in both directions. Then checks
+/// the state that the next gpushd reaches.
 #[test]
 fn restarted_gpushd_completes_or_rolls_back_a_mode_change() {
     let mut deaths = 0;
@@ -220,7 +224,7 @@ fn restarted_gpushd_completes_or_rolls_back_a_mode_change() {
                 agent.reload(rule(to));
                 host.fault(&format!("{call} --gpu 0 --kill {moment} --parent --times 1"));
                 let begun = asked(&agent);
-                // Not every mode change makes every call.
+                // A mode change does not make every call of the list.
                 let survived = begun.and_then(|id| agent.outlives(&id)).is_some();
                 if survived {
                     agent.stop();
@@ -260,7 +264,8 @@ fn mode_change_succeeds_when_the_daemon_is_killed() {
     assert_eq!(mps::controls(&mps::base(&host)).len(), 0);
 }
 
-/// Without a rule, the GPU grants no new lease, and its daemon ends after the last client.
+/// If a GPU has no rule, gpushd grants no new lease on it, and ends its daemon after the last
+/// client has ended.
 #[test]
 fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
     let host = Host::up(HOPPER);
@@ -279,7 +284,8 @@ fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
     mps::lease_becomes(&agent, share.lease.id, LeaseState::Ended);
     agent.await_that("the target is forgotten", || agent.get("/v1/mps").json() == json!([]));
     agent.await_that("its compute mode is restored", || agent.gpu(0).compute_mode == Some(ComputeMode::Default));
-    // The GPU has an MPS rule again. A reload only reports the difference; an operation applies it.
+    // The GPU has an MPS rule again. The reload only reports the difference, and an operation
+    // applies the rule.
     agent.reload(rule("mode = \"mps\""));
     assert_eq!(agent.gpu(0).drift, ["it is not shared through MPS yet"]);
     assert_eq!(agent.get("/v1/mps").json(), json!([]));
@@ -287,8 +293,8 @@ fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
     assert_eq!(mps::reaches(&agent, "0", MpsState::Ready).leases, []);
 }
 
-/// The current lease continues until its release. A daemon that was drained on request does not block the mode
-/// change.
+/// The current lease remains active until its release. A daemon that a request has drained does not
+/// block the mode change.
 #[test]
 fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     let host = Host::up(HOPPER);
@@ -300,7 +306,7 @@ fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     assert!(refused.message.contains("timeslice"), "{refused:?}");
     let told = mps::daemon(&agent, "0");
     assert!(told.findings.iter().any(|finding| finding.contains("no lease is granted")), "{told:#?}");
-    // The lease holder keeps the lease, also after a restart of gpushd.
+    // The lease remains active, also after a restart of gpushd.
     agent.kill();
     let agent = Agent::start(&host, &rule("mode = \"timeslice\""));
     agent.await_that("the target is listed", || agent.get("/v1/mps/0").status == 200);
@@ -314,7 +320,8 @@ fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     let refused = agent.post("/v1/mps/0/settings", &json!({ "percentage": 10 })).error();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     mps::release(&agent, share.lease.id);
-    // A drained daemon does not change the desired state. A request for all GPUs includes this one.
+    // A drain does not change the desired state, so a request for all GPUs also changes the mode of
+    // this GPU.
     assert_eq!(mps::act(&agent, "0", "drain", &json!({})).status, 200);
     mps::reaches(&agent, "0", MpsState::Stopped);
     let operation = agent.follow(agent.begin_with(&json!({ "layout_source": "wanted" })).unwrap());
@@ -336,7 +343,7 @@ fn layout_operation_ends_after_all_its_daemons_are_ready() {
     }
 }
 
-/// An operation on two GPUs is rolled back on both if one daemon cannot start.
+/// If one daemon of an operation on two GPUs cannot start, gpushd rolls both GPUs back.
 #[test]
 fn started_daemon_is_rolled_back_when_another_fails_to_start() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");

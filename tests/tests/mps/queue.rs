@@ -1,4 +1,4 @@
-//! Operations that wait for the leases of a GPU, and lease requests that arrive later.
+//! Operations that wait for the leases of a GPU, and lease requests that arrive after them.
 
 use gpush_api::{Code, MpsDaemon, MpsState, Operation, OperationState};
 use gpush_tests::{
@@ -12,8 +12,8 @@ const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
 const CONFIG: &str =
     "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb@4:mps\", \"2g.20gb@0:mps\"]\n";
 
-/// Waits until the daemons of both devices serve. Returns the short name of the larger device, then of the smaller
-/// one.
+/// Waits until the daemons of both devices are ready. Returns the short name of the larger device,
+/// and then the short name of the smaller device.
 fn served(agent: &Agent) -> (String, String) {
     agent.wait_for_layouts_at_start();
     agent.await_that("two daemons", || daemons(agent).len() == 2);
@@ -31,8 +31,8 @@ fn is_waiting(operation: &Operation) -> bool {
     operation.state == OperationState::Waiting && !operation.waits_for.is_empty()
 }
 
-/// An operation waits for a lease on a device that it removes. Earlier, later leases on that device made it wait
-/// until its time was over.
+/// An operation waits for a lease on a device that it removes. Earlier, gpushd granted more leases
+/// on that device meanwhile, and the operation waited until its time limit.
 #[test]
 fn waiting_operation_is_not_overtaken_by_new_leases() {
     let host = Host::up(HOST);
@@ -47,15 +47,15 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let says = format!("operation {} is ahead in the queue", waiting.id);
     assert!(refused.causes.iter().any(|cause| cause.contains(&says)), "{refused:?}");
-    // A lease on the device that the operation keeps is granted.
+    // gpushd grants a lease on the device that the operation keeps.
     let other = lease(&agent, &small, &json!({ "percentage": 10 })).expect("a lease on the other device").lease.id;
 
-    // The next gpushd keeps the order.
+    // After a restart, gpushd keeps the order.
     agent.kill();
     agent = Agent::start(&host, CONFIG);
     reaches(&agent, &large, MpsState::Ready);
     let waiting = agent.follow_until(agent.operation(&waiting.id), is_waiting);
-    // At first gpushd still reads the daemon's settings, and refuses the request for that reason.
+    // At first, gpushd still reads the daemon's settings and refuses the request with that reason.
     agent.await_that("a refusal that names the operation", || {
         let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
         refused.causes.iter().any(|cause| cause.contains(&says))
@@ -68,8 +68,8 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
     release(&agent, other);
 }
 
-/// A process that the driver lists blocks the operation, in addition to the lease. A cancelled operation reserves
-/// nothing.
+/// A process that the driver lists blocks the operation, in addition to the lease. A cancelled
+/// operation blocks no leases.
 #[test]
 fn cancelled_operation_lets_leases_be_granted_again() {
     let host = Host::up(HOST);

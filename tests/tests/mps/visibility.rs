@@ -1,4 +1,4 @@
-//! What a user sees of another user's lease, program and MPS server, on each route.
+//! What each route of the API shows to a user about another user's lease, program and MPS server.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use serde_json::{Value, json as object};
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// The user `nobody`, and another one.
+/// The uid of `nobody`, and the uid of another user.
 const OWNER: u32 = 65534;
 const OTHER: u32 = 65532;
 
@@ -103,7 +103,7 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
         }
         assert!(!answer.to_string().contains("mps-client"), "{route} shows a command: {answer}");
     }
-    // The lease is shown, with its user and end.
+    // Other users see the lease, its holder and its end.
     let other = json(&agent, OTHER, "/v1/mps/0");
     let shown = &other["granted_leases"][0];
     let id = taken.lease.id.to_string();
@@ -111,7 +111,7 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
     assert!(shown["holder"]["user"] == "nobody" && shown["expires_at"].is_string(), "{other}");
     assert!(shown["request"].is_null() && shown["asked_by"].is_null(), "{other}");
     assert!(other["servers"][0]["uid"].is_null() && other["clients"][0]["uid"].is_null(), "{other}");
-    // Its owner sees all of it.
+    // The owner sees every detail.
     let own = json(&agent, OWNER, "/v1/mps/0");
     assert!(hidden.iter().all(|(_, pid)| names(&own, *pid)), "{own}");
     // A user can see the lease of another user, but can neither use nor change it.
@@ -148,7 +148,8 @@ fn binding_to_another_users_process_is_refused_like_no_process() {
     holder.kill().and_then(|()| holder.wait()).expect("the process ends");
 }
 
-/// The audit trail shows who tried to administer the host. Many attempts leave only a few records.
+/// The audit trail shows who tried to administer the host. Many attempts of one user leave only a
+/// few records.
 #[test]
 fn refused_administration_is_in_the_audit_trail() {
     let Some((_host, agent)) = start() else { return };

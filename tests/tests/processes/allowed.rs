@@ -1,4 +1,4 @@
-//! Processes that the config allows, now or after a change.
+//! Processes that the config allows, from the start or after a change of the config.
 
 use std::{fs, os::unix::fs::PermissionsExt, process::Command};
 
@@ -20,7 +20,7 @@ fn reload(agent: &Agent, processes: &str) {
     listener.next_of(EventKind::Config);
 }
 
-/// A reload adds the user to `allow`, and the next reload removes the user.
+/// One reload adds the user to `allow`, and the next reload removes the user.
 #[test]
 fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     let Some((host, agent)) = start("unleased processes that are allowed later", &processes(3600, "")) else { return };
@@ -38,7 +38,8 @@ fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     agent.until("the process is killed", || (!deaf.lives()).then_some(()));
 }
 
-/// gpushd compares files. A process from before an upgrade runs the old file, and may be allowed.
+/// gpushd compares the files of programs. A process that started before an upgrade runs the old
+/// file, and may be allowed.
 #[test]
 fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");
@@ -63,7 +64,8 @@ fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     assert!(why.starts_with("not ended: it may be allowed: it was started before"), "{why}");
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(same.lives() && before.lives());
-    // Health reports a path that gpushd cannot see, but not a path that does not exist.
+    // Health reports a path in `allow` that gpushd has no access to, but not a path that does not
+    // exist.
     let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
     let messages: Vec<&str> = health.errors.iter().map(|cause| cause.message.as_str()).collect();
     assert_eq!(messages, [format!("processes.allow: gpushd cannot see {hidden}")]);

@@ -1,4 +1,4 @@
-//! Actions on unleased processes, and the reports of these actions.
+//! What gpushd does with unleased processes, and how it reports that.
 
 use gpush_api::{AuditRecord, GpuProcesses, MpsState, ProcessKind, UnleasedStep};
 use gpush_tests::{host::program, mps::reaches};
@@ -19,7 +19,7 @@ fn process_without_a_lease_is_shown_as_unleased_by_default() {
     );
     let seen = listed(&agent, guest.pid().cast_unsigned()).expect("the guest is seen");
     assert!(seen.unleased.is_none() && seen.lease.is_some_and(|lease| lease.starts_with('L')));
-    // MPS servers are not unleased, regardless of their user.
+    // An MPS server is not an unleased process, whichever user it runs as.
     let all: GpuProcesses = serde_json::from_value(agent.get("/v1/processes").json()).unwrap();
     assert_eq!(all.processes.iter().filter(|one| one.unleased.is_some()).count(), 1, "{all:#?}");
     let mut command = host.command(program("gpushctl"));
@@ -38,7 +38,7 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     let sleep = || Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
     let mut draws = sleep().on(&host, "--gpu 0 --kind graphics");
     assert_eq!(done(&agent, draws.pid()), "warning in the log");
-    // A later round warns about the next process, and not about this one again.
+    // The next round warns about the other process, and does not repeat the warning about this one.
     let other = sleep().on(&host, "--gpu 0 --kind compute");
     assert_eq!(done(&agent, other.pid()), "warning in the log");
     let log = agent.wait_for_log(&format!("process {} ", other.pid()));
@@ -51,12 +51,12 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     assert_eq!((warned.next(), draws.lives()), (None, true));
 }
 
-/// Processes of root, and of users who hold a lease, are reported and not ended.
+/// gpushd reports processes of root and of users who hold a lease, but does not end them.
 #[test]
 fn unleased_process_is_ended_only_when_its_user_has_no_lease() {
     let Some((host, agent)) = start("unleased processes that are ended", END) else { return };
     let (mut theirs, mut guest) = unleased_and_guest(&host, &agent);
-    // A process of root that computes without MPS is reported, and not ended.
+    // gpushd reports a process of root that computes without MPS, but does not end it.
     let root = host.process("--gpu 0 --kind compute");
     let left = agent.until("the action on root's process is reported", || listed(&agent, root)?.unleased_action);
     assert_eq!(left, "not ended: gpushd never ends processes of root");

@@ -1,4 +1,4 @@
-//! Jobs of users who hold a lease, started in different ways and with changed environments.
+//! Jobs of users who hold a lease. The jobs start in different ways and change their environments.
 
 use std::{
     io::Write,
@@ -13,7 +13,7 @@ const PLACE: &str = "--gpu 0 --kind mps";
 fn job_with_an_empty_environment_is_shown_and_not_ended() {
     let Some((host, agent)) = start("a job without environment", END) else { return };
     let _share = lease_of(NOBODY, &agent);
-    // The environment is empty: the process has overwritten it, or is in execve.
+    // The environment is empty, as if the process had overwritten it or were in execve.
     let mut job = Job::start(Command::new("/bin/sleep").arg("1000").env_clear(), NOBODY).on(&host, PLACE);
     assert_eq!(done(&agent, job.pid()), "not ended: its user holds a lease");
     // Overwrite the environment as setproctitle does.
@@ -49,7 +49,8 @@ fn lease_is_found_anywhere_in_the_environment_and_remembered() {
     let mut long = Job::start(&mut command, NOBODY).on(&host, PLACE);
     assert_eq!(lease_shown(&agent, long.pid()).as_deref(), Some(share.as_str()));
 
-    // gpushd sees a process with the lease. Then the process executes a program without the variable.
+    // gpushd first sees the process with the lease. Then the process executes a program without the
+    // variable.
     let script = "read line; exec /usr/bin/env -i A=b /bin/sleep 1000";
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).env("GPUSH_LEASE", &share);
@@ -61,7 +62,7 @@ fn lease_is_found_anywhere_in_the_environment_and_remembered() {
     });
     assert_eq!(lease_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
 
-    // The parent process has the variable.
+    // Only the parent process has the variable.
     let script = "/usr/bin/env -i A=b /bin/sleep 1000 & echo $!; wait";
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).stdout(Stdio::piped()).env("GPUSH_LEASE", &share);

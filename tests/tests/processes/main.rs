@@ -1,17 +1,18 @@
-//! Unleased processes ("unleased processes") on a shared GPU: shown, warned about, ended. Also processes that gpushd never ends.
+//! Unleased processes on a shared GPU: gpushd shows them, warns about them, and ends them. Also
+//! processes that gpushd must never end.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ends` | actions on unleased processes, and the reports of these actions |
+//! | `ends` | what gpushd does with unleased processes, and how it reports that |
 //! | `servers` | MPS servers, which are not unleased processes |
 //! | `unseen` | unreadable GPUs, and a lost database |
 //! | `long` | processes with command lines of any length |
 //! | `jobs` | jobs of users who hold a lease |
-//! | `allowed` | processes that the config allows, now or after a change |
-//! | `tenants` | processes of earlier holders on a device that another user's lease has for itself |
+//! | `allowed` | processes that the config allows, from the start or after a change |
+//! | `tenants` | processes of earlier holders on a device that another user has leased exclusively |
 //!
-//! To check that gpushd does not end a process, a test starts a witness: another process, which gpushd ends in the
-//! same round.
+//! To check that gpushd does not end a process, a test starts a witness: another process that
+//! gpushd ends. When gpushd has ended the witness, it has also checked the first process.
 
 mod allowed;
 mod ends;
@@ -40,9 +41,9 @@ const RULE: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 const FAST: &str = "[mps]\nhealth_s = 1\n";
 const END: &str = "[processes]\nunleased = \"end\"\ngrace_s = 1\n";
 
-/// The user `nobody`.
+/// The uid of `nobody`.
 const NOBODY: u32 = 65534;
-/// A user without a lease.
+/// The uid of a user without a lease.
 const OTHER: u32 = 65532;
 
 fn start(what: &str, processes: &str) -> Option<(Host, Agent)> {
@@ -55,14 +56,14 @@ fn start_on(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
     Some((host, agent))
 }
 
-/// Starts an agent on a host on which processes of any user can register.
+/// Starts an agent on a host where processes of any user can register.
 fn start_without_mps(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
     if !geteuid().is_root() {
         println!("SKIPPED {what}: only root has processes of others");
         return None;
     }
     let host = Host::up(host);
-    // Programs of other users open the host's directory, and register there.
+    // Programs of other users must be able to enter the host's directory and register in `proc`.
     for (dir, mode) in [(host.dir().parent().expect("a directory"), 0o755), (&host.dir().join("proc"), 0o777)] {
         fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("its mode can be changed");
     }
@@ -75,7 +76,8 @@ fn lease_of(uid: u32, agent: &Agent) -> LeaseGrant {
     lease_for(agent, uid, "0", &serde_json::json!({ "duration_s": 3600 })).expect("a lease")
 }
 
-/// Starts two clients of one user: one without `GPUSH_LEASE` in its environment, and one with it.
+/// Starts two clients of one user: the first without `GPUSH_LEASE` in its environment, the second
+/// with `GPUSH_LEASE`.
 fn unleased_and_guest(host: &Host, agent: &Agent) -> (Client, Client) {
     let taken = lease_of(NOBODY, agent);
     let bare: Vec<_> = taken.environment.iter().filter(|(name, _)| name != "GPUSH_LEASE").cloned().collect();
@@ -94,17 +96,19 @@ fn listed(agent: &Agent, pid: u32) -> Option<GpuProcess> {
     all(agent).processes.into_iter().find(|one| one.process.pid == Some(pid))
 }
 
-/// Waits until a process is listed. Returns the lease that it is shown with.
+/// Waits until a process is listed. Returns the id of the lease that the list shows for the
+/// process.
 fn lease_shown(agent: &Agent, pid: u32) -> Option<String> {
     agent.until("the process is listed", || listed(agent, pid)).lease
 }
 
-/// Waits until gpushd has acted on a process. Returns the reported action.
+/// Waits until gpushd reports an action on a process. Returns that action.
 fn done(agent: &Agent, pid: u32) -> String {
     agent.until("the action on the process is reported", || listed(agent, pid)?.unleased_action)
 }
 
-/// A program of a user that the driver lists on a GPU. It is killed when dropped.
+/// A program that runs as a given user and that the driver lists on a GPU. It is killed when this
+/// value is dropped.
 struct Job(Child);
 
 impl Job {
@@ -140,7 +144,7 @@ impl Drop for Job {
     }
 }
 
-/// Returns the next event about this process with this step.
+/// Returns the next event that reports this step for a process.
 fn step_event(listener: &mut Listener, pid: u32, step: UnleasedStep) -> UnleasedChange {
     loop {
         let Happening::Unleased(change) = listener.next_of(EventKind::Unleased).what else {
@@ -152,8 +156,8 @@ fn step_event(listener: &mut Listener, pid: u32, step: UnleasedStep) -> Unleased
     }
 }
 
-/// Starts an unleased process, and waits until gpushd asks it to end. gpushd has then checked other processes in the
-/// same round.
+/// Starts an unleased process, and waits until gpushd asks it to end. At that time, gpushd has also
+/// checked all other processes.
 fn witness(host: &Host, agent: &Agent, place: &str) {
     let mut listener = agent.listen("?kinds=unleased", None);
     let job = Job::start(Command::new("/bin/sleep").arg("1000"), OTHER).on(host, place);

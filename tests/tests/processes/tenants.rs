@@ -1,7 +1,8 @@
-//! Processes of earlier holders on a device that another user's lease has for itself.
+//! Processes of earlier holders on a device that another user has leased exclusively.
 //!
-//! A MIG device that is created again in the same place gets the same UUID. So an environment that `gpushctl lease env` printed
-//! for an ended lease selects the device of the next holder.
+//! If a MIG device is destroyed and created again at the same placement, it has the same UUID.
+//! Therefore the environment that `gpushctl lease env` printed for an ended lease selects the
+//! device of the next holder.
 
 use std::process::Command;
 
@@ -22,7 +23,8 @@ fn lease(agent: &Agent, uid: u32, share: &serde_json::Value) -> LeaseGrant {
     serde_json::from_value(answer.json()).expect("a lease")
 }
 
-/// Starts a program of a user on a GPU or MIG device, with the environment of a lease or without one.
+/// Starts a program as a user on a GPU or MIG device, with the environment of a lease or without a
+/// lease.
 fn job(host: &Host, uid: u32, place: &str, granted: Option<&LeaseGrant>) -> Job {
     let environment = granted.into_iter().flat_map(|granted| granted.environment.iter().cloned());
     Job::start(Command::new("/bin/sleep").arg("1000").envs(environment), uid).on(host, place)
@@ -44,7 +46,7 @@ fn old_environment_on_the_device_of_the_next_holder_is_reported() {
     let first = lease(&agent, NOBODY, &device);
     release(&agent, first.lease.id);
     lease_becomes(&agent, first.lease.id, LeaseState::Ended);
-    // The device is destroyed and created again.
+    // Destroy the device and create it again.
     for layout in ["7g.80gb", "1g.10gb"] {
         assert_eq!(agent.apply(&["0"], &[layout]).state, OperationState::Done);
     }
@@ -55,7 +57,8 @@ fn old_environment_on_the_device_of_the_next_holder_is_reported() {
     let place = format!("--mig {uuid}");
     let mut old = job(&host, NOBODY, &place, Some(&first));
     let mut bare = job(&host, NOBODY, &place, None);
-    // A container that runs as another user names the lease that has the device.
+    // A process in a container runs as another user, but its environment names the current lease of
+    // the device.
     let container = job(&host, NOBODY, &place, Some(&second));
     let own = job(&host, OTHER, &place, Some(&second));
 
@@ -74,7 +77,8 @@ fn old_environment_on_the_device_of_the_next_holder_is_reported() {
     let output = command.args(["process", "list", "--unleased"]).env("GPUSH_SOCKET", agent.socket()).output();
     assert_eq!(output.expect("gpushctl").status.code(), Some(3));
 
-    // When the lease has ended, no lease has the device.
+    // After the lease has ended, the device has no lease, so gpushd no longer reports the old
+    // process.
     drop((own, container));
     release(&agent, other);
     lease_becomes(&agent, other, LeaseState::Ended);

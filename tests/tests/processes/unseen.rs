@@ -1,4 +1,5 @@
-//! Unreadable GPUs, maintenance, and a lost database. In these cases, no process counts as an unleased process.
+//! Unreadable GPUs, maintenance, and a lost database. In these cases, gpushd treats no process as
+//! unleased.
 
 use gpush_api::{GpuState, MpsState, ProcessKind, UnleasedStep};
 use gpush_tests::{
@@ -18,13 +19,13 @@ fn no_unleased_process_is_ended_on_an_unreadable_gpu() {
     reaches(&agent, "1", MpsState::Ready);
     host.fault("nvmlDeviceGetMemoryInfo --gpu 0 --rc UNKNOWN");
     agent.until("the GPU is unknown", || (agent.gpu(0).state == GpuState::Unknown).then_some(()));
-    // The driver lists the process only in the next read, which fails.
+    // The driver would list the process in the next reading, which fails.
     let mut job = Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
     job = job.on(&host, "--gpu 0 --kind compute");
     witness(&host, &agent, "--gpu 1 --kind compute");
     assert!(job.lives());
     host.clear_faults();
-    // When the GPU can be read again, the process is an unleased process.
+    // When gpushd can read the GPU again, it finds that the process is unleased.
     agent.until("the process is ended", || (!job.lives()).then_some(()));
 }
 
@@ -43,7 +44,7 @@ fn no_process_is_unleased_in_maintenance() {
     assert!(deaf.lives());
 }
 
-/// After the loss, gpushd does not know which leases it had granted.
+/// After its database is lost, gpushd does not know which leases it had granted.
 #[test]
 fn no_process_is_unleased_until_database_loss_is_accepted() {
     let config = format!("{END}{FAST}{RULE}");
@@ -71,7 +72,8 @@ fn no_process_is_unleased_until_database_loss_is_accepted() {
     assert_eq!((seen.unleased, seen.unleased_action), (None, None));
     assert!(client.lives() && client.said().is_empty());
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
-    // The lease is no longer recorded, but the client may have had one. The same is true after a restart of gpushd.
+    // The database no longer has the lease, but the client may have started with one. gpushd still
+    // considers that after a restart.
     let pid = client.pid().cast_unsigned();
     let left = |agent: &Agent| {
         agent.until("the process is not ended", || {
@@ -83,16 +85,16 @@ fn no_process_is_unleased_until_database_loss_is_accepted() {
     agent.kill();
     let agent = Agent::start_public(&host, &config);
     left(&agent);
-    // A process that starts now cannot have a lost lease.
+    // A process that starts now cannot belong to a lost lease.
     let mut listener = agent.listen("?kinds=unleased", None);
     let other =
         Job::start(std::process::Command::new("/bin/sleep").arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, other.pid(), UnleasedStep::Asked);
     assert!(client.lives() && client.said().is_empty());
-    // gpushd accepts the running daemon unchanged.
+    // gpushd keeps the running daemon unchanged.
     assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, before.pid);
     assert!(agent.gpu(0).drift.is_empty());
-    // gpushd also keeps the compute mode until the rule changes.
+    // gpushd keeps the compute mode too, until the rule changes.
     drop(client);
     agent.reload("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
     let wanted = json!({ "selectors": ["0"], "layout_source": "wanted" });

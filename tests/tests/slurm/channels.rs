@@ -1,4 +1,5 @@
-//! What a job requests, through each channel and with each kind of GRES, and what its tasks get.
+//! The request of a job, through each channel and with each kind of GRES, and the environment of
+//! the job's tasks.
 
 use gpush_api::{Gpu, MpsState};
 use gpush_tests::{
@@ -10,7 +11,7 @@ use super::{HOST, MPS, TIMESLICE, WHOLE, completed, wait_for_output};
 
 const ENV: &str = "env | sort";
 
-/// A refused request fails the tasks with a reason that the user sees.
+/// Checks that gpush has refused a request: the job's tasks fail with a reason that the user sees.
 fn refused(ended: &Ended, why: &str) {
     assert_eq!(ended.state, "FAILED", "{}", ended.output);
     assert!(ended.output.contains("gpush: ") && ended.output.contains(why), "{}", ended.output);
@@ -27,16 +28,16 @@ fn whole_gpus_of_slurm_are_leased_without_a_request() {
     let visible = format!("{},{}", uuid_of(&site, 0), uuid_of(&site, 1));
     assert_eq!(ended.variable("CUDA_VISIBLE_DEVICES"), Some(visible.as_str()), "{}", ended.output);
     assert!(ended.variable("GPUSH_LEASE").is_some_and(|lease| lease.starts_with('L')), "{}", ended.output);
-    // A job without a GPU is not gpush's concern.
+    // A job without a GPU gets no lease.
     let ended = completed(site.cluster.run_job(BOB, &[], ENV));
     assert_eq!(ended.variable("GPUSH_LEASE"), None, "{}", ended.output);
-    // A user cannot take a GPU of Slurm.
+    // A user cannot lease a GPU of Slurm directly.
     let direct = site.agent.post("/v1/leases", &serde_json::json!({ "share": { "kind": "whole" }, "holder_uid": 5 }));
     assert!(direct.status >= 400, "{}", direct.json());
     site.assert_clean();
 }
 
-/// Slurm passes the environment of the user on to the tasks.
+/// Slurm passes the user's environment to the tasks.
 #[test]
 fn users_environment_does_not_decide_whether_a_task_runs() {
     let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
@@ -60,7 +61,7 @@ fn comment_requests_a_share_of_an_mps_gpu() {
     assert_eq!(ended.variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("25"), "{}", ended.output);
     assert!(ended.variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT").is_some_and(|limit| limit.contains("2048M")));
     assert!(ended.variable("CUDA_MPS_PIPE_DIRECTORY").is_some_and(|pipe| pipe.starts_with('/')), "{}", ended.output);
-    // Conventions of sites, and a request within other text.
+    // Usual comments of sites, and a request within other text.
     for comment in ["mps", "mps-per-gpu", "project 7, gpush:mps=10 please"] {
         let ended = completed(site.cluster.run_job(ALICE, &[gres, &format!("--comment={comment}")], ENV));
         assert!(ended.variable("CUDA_MPS_PIPE_DIRECTORY").is_some(), "{comment}: {}", ended.output);
@@ -88,7 +89,7 @@ fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
     let gpus: Vec<Gpu> = site.agent.gpus();
     let shared: Vec<String> = site.leases().iter().flat_map(|lease| &lease.members).map(|m| m.gpu.clone()).collect();
     assert_eq!(shared, [gpus[0].uuid.clone()]);
-    // Slurm gives both users the same GPU.
+    // Slurm allocates the same GPU to both users.
     refused(&site.cluster.run_job(BOB, &["--gres=mps:30"], ENV), "GPU 0");
     std::fs::write(&end, "").expect("a file");
     completed(site.cluster.ended(first));
@@ -96,7 +97,7 @@ fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
     site.assert_clean();
 }
 
-/// In Prolog a shard looks like a whole GPU, so it needs a request.
+/// Prolog cannot distinguish a shard from a whole GPU, so the job needs a request.
 #[test]
 fn shard_needs_a_request() {
     let gres = |setup: Setup| {

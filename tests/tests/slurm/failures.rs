@@ -16,7 +16,7 @@ fn policy(agent_down: &str, deadline_s: u32) -> String {
     format!("[slurm]\nagent_down = \"{agent_down}\"\ndeadline_s = {deadline_s}\n{WHOLE}")
 }
 
-/// A job that runs until the returned file exists.
+/// Starts a job that runs until a file exists. Returns the job and the path of that file.
 fn waiting_job(site: &Site) -> (JobId, PathBuf) {
     let go = site.cluster.dir().join("go");
     let wait = format!("echo \"$GPUSH_LEASE\"; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
@@ -41,7 +41,7 @@ fn lease_of_a_job_survives_a_killed_gpushd() {
     site.assert_clean();
 }
 
-/// The next hook tells gpushd what an Epilog could not.
+/// If Epilog cannot report the end of a job to gpushd, the next hook reports it.
 #[test]
 fn end_of_a_job_reaches_gpushd_later() {
     let Some(mut site) = Site::start(HOST, &policy("pass", 20), |setup, _, _| setup) else { return };
@@ -59,10 +59,10 @@ fn end_of_a_job_reaches_gpushd_later() {
 fn without_gpushd_a_job_runs_or_the_node_is_drained_by_policy() {
     for agent_down in ["pass", "fail"] {
         let Some(mut site) = Site::start(HOST, &policy(agent_down, 20), |setup, _, _| setup) else { return };
-        // The hook learns which GPUs are Slurm's.
+        // The hooks of this job store which GPUs belong to Slurm.
         completed(site.cluster.run_job(ALICE, &["--gres=gpu:1"], "true"));
         site.restart_agent(|site| {
-            // A job without a GPU and without a request is not concerned.
+            // The policy does not apply to a job without a GPU and without a request.
             completed(site.cluster.run_job(BOB, &[], "true"));
             let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1"], "env");
             if agent_down == "pass" {
@@ -115,7 +115,8 @@ fn node_that_cannot_serve_is_drained_with_the_reason_in_the_log() {
     drains(&site, "GPU 2 is lost");
 }
 
-/// A gpushd that is stopped accepts connections and does not answer. Prolog ends within its own deadline.
+/// A gpushd that SIGSTOP has stopped accepts connections and does not answer. Prolog ends within
+/// its own deadline.
 #[test]
 fn prolog_ends_while_gpushd_is_stopped() {
     let change = |setup: Setup| setup.line("PrologEpilogTimeout=50");
@@ -126,9 +127,9 @@ fn prolog_ends_while_gpushd_is_stopped() {
     let took = began.elapsed();
     site.agent.signal(Signal::SIGCONT);
     assert_eq!((ended.state.as_str(), ended.variable("GPUSH_LEASE")), ("COMPLETED", None), "{}", ended.output);
-    // Prolog and Epilog, each 3 s; Slurm would have ended a hook after 50 s and drained the node.
+    // Prolog and Epilog each take 3 s. Slurm would end a hook after 50 s and drain the node.
     assert!(took >= Duration::from_secs(3), "{took:?}");
-    // What gpushd granted meanwhile ends with the next hook.
+    // The next hook ends the lease that gpushd granted in the meantime.
     completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
     site.assert_clean();
 }
@@ -138,7 +139,7 @@ fn slurmd_killed_in_prolog_leaves_no_lease_after_reconcile() {
     let start = |setup: Setup, host: &gpush_tests::host::Host| {
         let dir = setup.dir().display().to_string();
         let hook = script(host, setup.dir(), "prolog").replace("exec ", "");
-        // After the grant it waits, so that slurmd dies in Prolog.
+        // The script waits after the grant, so that the test kills slurmd during Prolog.
         let body = format!(
             "export PATH=/usr/bin:/bin\n{hook}touch '{dir}/granted'\nwhile [ ! -e '{dir}/go' ]; do sleep 0.05; done\n"
         );

@@ -1,4 +1,4 @@
-//! Requests that no user should send: none drains a node.
+//! Invalid requests of users. None of them may drain a node.
 
 use std::{
     os::unix::process::CommandExt,
@@ -12,10 +12,10 @@ use gpush_tests::{
 
 use super::{HOST, TIMESLICE};
 
-/// Requests that go through the hooks.
+/// Number of requests that the test passes directly to the hooks.
 const DIRECT: usize = 1000;
 
-/// Requests that go through Slurm as well.
+/// Number of requests that the test submits to Slurm.
 const THROUGH_SLURM: usize = 36;
 
 const PIECES: [&str; 34] = [
@@ -118,7 +118,7 @@ fn thousand_requests_drain_no_node() {
     for number in 0..THROUGH_SLURM {
         let comment = format!("--comment={}", text(&mut dice).replace('\0', ""));
         let user = if number % 2 == 0 { ALICE } else { BOB };
-        // Slurm itself refuses some texts, such as very long ones.
+        // Slurm itself refuses some comments, such as very long ones.
         jobs.extend(site.cluster.try_sbatch(user, &["--gres=gpu:1", &comment], "true"));
     }
     assert!(jobs.len() > THROUGH_SLURM / 2, "{} jobs were accepted", jobs.len());

@@ -1,4 +1,4 @@
-//! Ends of jobs: cancelled, requeued, late, twice, out of time.
+//! Ends of jobs: cancelled, requeued, late, repeated, and timed out.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use gpush_tests::slurm::{ALICE, BOB, JobId, Setup, Site, script};
 
 use super::{HOST, WHOLE, completed, wait_for_output};
 
-/// A Prolog that says when it begins, and waits while the file `hold` exists.
+/// Sets a Prolog that reports when it begins, and that waits while the file `hold` exists.
 fn held_prolog(setup: Setup, host: &gpush_tests::host::Host) -> Setup {
     let dir = setup.dir().display().to_string();
     fs::write(setup.dir().join("hold"), "").expect("a file");
@@ -32,7 +32,7 @@ fn begun(site: &Site) {
     site.cluster.until("Prolog", || begun.exists().then_some(()));
 }
 
-/// Runs Epilog as slurmd does, for a run of a job.
+/// Runs Epilog for a run of a job, as slurmd does.
 fn epilog(site: &Site, job: JobId, restart: u32) -> Output {
     let mut command = Command::new(site.cluster.dir().join("epilog"));
     command.env_clear().stdin(Stdio::null());
@@ -76,11 +76,12 @@ fn late_epilog_of_an_earlier_run_does_not_end_the_lease_of_the_next() {
         let is = |field, value: &str| cluster.job_field(job, field).as_deref() == Some(value);
         (is("JobState", "PENDING") && is("Restarts", "1")).then_some(())
     });
-    // slurmd starts no run whose credential is from the second in which the run before ended.
+    // slurmd refuses a run whose credential was created in the same second in which the previous
+    // run ended.
     let ended = jiff::Timestamp::now().as_second();
     cluster.until("another second", || (jiff::Timestamp::now().as_second() > ended + 1).then_some(()));
     cluster.run("scontrol", &["release", &job.to_string()]);
-    // Slurm sets the start of a requeued job two minutes ahead.
+    // Slurm delays the start of a requeued job by two minutes, so set the start to now.
     cluster.run("scontrol", &["update", &format!("jobid={job}"), "StartTime=now"]);
     wait_for_output(&site, job, "run 1");
     let second = site.leases();
@@ -106,7 +107,7 @@ fn epilog_runs_twice_and_for_unknown_jobs_without_harm() {
     site.assert_clean();
 }
 
-/// Epilog of a running job needs nothing but its id: no GPU variables, no user.
+/// Epilog of a running job needs only the job id: no GPU variables and no user.
 #[test]
 fn epilog_works_from_the_job_id_alone() {
     let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
@@ -128,7 +129,7 @@ fn job_that_is_out_of_time_leaves_no_lease() {
     let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
     let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1", "--time=1"], "sleep 600");
     site.cluster.until("a lease", || (!site.leases().is_empty()).then_some(()));
-    // A minute is the shortest limit.
+    // Slurm's shortest time limit is one minute, so set the end of the job to now.
     site.cluster.run("scontrol", &["update", &format!("jobid={job}"), "EndTime=now"]);
     assert_eq!(site.cluster.ended(job).state, "TIMEOUT");
     site.assert_clean();
@@ -158,14 +159,14 @@ fn concurrent_prologs_on_one_gpu_share_its_replicas() {
     site.cluster.until("tasks of all jobs", || jobs.iter().all(decided).then_some(()));
     fs::write(&go, "").expect("a file");
     let ended: Vec<_> = jobs.iter().map(|job| site.cluster.ended(*job)).collect();
-    // Slurm packs shards: four jobs on GPU 0, which has two replicas.
+    // Slurm puts all four jobs on GPU 0, which has two replicas.
     let leased = ended.iter().filter(|job| job.state == "COMPLETED").count();
     assert_eq!(leased, 2, "{ended:?}");
     assert!(ended.iter().all(|job| job.state == "COMPLETED" || job.output.contains("gpush: ")), "{ended:?}");
     site.assert_clean();
 }
 
-/// Users with leases of `gpushctl run` work on other GPUs of the same host.
+/// Users of `gpushctl run` use other GPUs of the same host than jobs.
 #[test]
 fn users_of_run_and_jobs_have_different_gpus() {
     let config = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n\
@@ -193,21 +194,23 @@ fn users_of_run_and_jobs_have_different_gpus() {
     site.assert_clean();
 }
 
-/// Between Prolog and the first task, the job has no process. A restart of gpushd does not end the lease either.
+/// Between Prolog and the first task, the job has no process. The lease remains active, even if
+/// gpushd restarts.
 #[test]
 fn lease_lasts_for_30_s_without_a_process_of_the_job() {
     let Some(mut site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
     let go = site.cluster.dir().join("go");
     let task = format!("while [ ! -e '{}' ]; do sleep 0.2; done; exec srun env", go.display());
     let mut salloc = site.cluster.command_of(ALICE, "salloc");
-    // The allocation has no process on the node: salloc runs its command on the submit host.
+    // salloc runs its command on the submit host, so the allocation has no process on the node.
     let salloc = salloc.args(["--gres=gpu:1", "sh", "-c", &task]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let salloc = salloc.expect("salloc can be started");
     site.cluster.until("a lease", || (site.leases().len() == 1).then_some(()));
     let before = site.leases();
     site.restart_agent(|_| ());
     let begun = Instant::now();
-    // The time itself is the subject: gpushd looks for processes of leases all the time.
+    // This test must wait for the full time, because gpushd continuously looks for processes of
+    // leases.
     while begun.elapsed() < Duration::from_secs(30) {
         assert_eq!(site.leases(), before, "after {:?}", begun.elapsed());
         std::thread::sleep(Duration::from_millis(500));

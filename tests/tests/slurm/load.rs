@@ -9,7 +9,7 @@ use gpush_tests::slurm::{ALICE, BOB, Setup, Site};
 
 use super::{HOST, TIMESLICE, WHOLE, completed};
 
-/// Two shards for each GPU, so that eight jobs run at a time.
+/// Sets two shards for each GPU, so that eight jobs run at a time.
 fn shards(setup: Setup) -> Setup {
     let conf = format!("Name=gpu File={}/nvidia[0-3]\nName=shard Count=8\n", setup.devices().display());
     setup.gres("gpu,shard", "gpu:4,shard:8", &conf)
@@ -25,7 +25,8 @@ fn two_hundred_jobs_of_two_users_leave_nothing() {
     }
     let mut most = 0;
     let mut ended = (std::time::Instant::now(), usize::MAX);
-    // No limit for all jobs together: the machine may be busy. Each minute one must end.
+    // All jobs together have no time limit, because the machine may be busy. At least one job must
+    // end each minute.
     loop {
         let left = cluster.run("squeue", &["-h", "-r", "-o", "%i"]).lines().count();
         most = most.max(site.leases().len());
@@ -50,7 +51,7 @@ fn two_hundred_jobs_of_two_users_leave_nothing() {
     site.assert_clean();
 }
 
-/// TaskProlog needs no gpushd.
+/// TaskProlog does not need gpushd.
 #[test]
 fn each_of_128_tasks_gets_the_environment_without_gpushd() {
     let config = format!("[slurm]\nagent_down = \"pass\"\n{WHOLE}");
@@ -75,7 +76,8 @@ fn each_of_128_tasks_gets_the_environment_without_gpushd() {
     site.assert_clean();
 }
 
-/// Opens connections to a socket as fast as it can, each with half a request, and keeps the latest 200 of them open.
+/// A Python script that opens connections to a socket as fast as possible. It sends half a request
+/// on each, and keeps the latest 200 connections open.
 const FLOOD: &str = r#"
 import socket, sys
 opened, begun = [], False
@@ -94,8 +96,8 @@ while True:
             begun = print("begun", flush=True) is None
 "#;
 
-/// The hooks use a socket of their own, so users who flood the other socket fail no Prolog. A hook that is late drains
-/// the node: `agent_down` is `fail`.
+/// The hooks have a separate socket, so users who flood the user socket cannot make Prolog fail.
+/// With `agent_down = "fail"`, a hook that is late would drain the node.
 #[test]
 fn flood_of_the_socket_by_users_drains_no_node() {
     let config = TIMESLICE.replace("replicas = 2", "replicas = 5");
@@ -122,7 +124,7 @@ fn flood_of_the_socket_by_users_drains_no_node() {
     let script = format!("echo \"$GPUSH_LEASE\"; while [ ! -e '{}' ]; do sleep 0.2; done", go.display());
     let arguments = ["--gres=shard:1", "--comment=gpush:timeslice"];
     let jobs: Vec<_> = (0..20).map(|_| cluster.sbatch(ALICE, &arguments, &script)).collect();
-    // All 20 at the same time.
+    // Wait until all 20 jobs have a lease at the same time.
     let has_lease = |job: &_| cluster.output_of(*job).starts_with('L');
     cluster.until("lease of each job", || jobs.iter().all(has_lease).then_some(()));
     assert_eq!(site.leases().len(), 20);

@@ -1,5 +1,6 @@
-//! Tests on a real Slurm with simulated GPUs. `gpush_tests::slurm` describes the cluster. Module `hooks` needs no Slurm:
-//! it calls the hooks with the environment that Slurm sets.
+//! Tests on a real Slurm with simulated GPUs. `gpush_tests::slurm` describes the cluster. The
+//! module `hooks` does not need Slurm, because it calls the hooks with the environment that Slurm
+//! would set.
 
 mod channels;
 mod failures;
@@ -17,13 +18,13 @@ use gpush_tests::slurm::{Ended, JobId, Site};
 /// Four GPUs without MIG.
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 4\n";
 
-/// All GPUs are used whole, and only by jobs.
+/// A config in which only jobs use the GPUs, as whole GPUs.
 const WHOLE: &str = "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
 
-/// All GPUs are shared through MPS, and only by jobs.
+/// A config in which only jobs use the GPUs, through MPS.
 const MPS: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0-3\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
 
-/// Each GPU is shared by two jobs in turn.
+/// A config in which two jobs time-share each GPU.
 const TIMESLICE: &str =
     "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"timeslice\"\nowner = \"slurm\"\ntimeslice = { replicas = 2 }\n";
 
@@ -34,7 +35,8 @@ fn completed(ended: Ended) -> Ended {
     ended
 }
 
-/// Waits until the script of a job has written something: Slurm calls a job running while its Prolog runs.
+/// Waits until the script of a job has written `text`. The job state is not sufficient, because
+/// Slurm calls a job running while its Prolog runs.
 fn wait_for_output(site: &Site, job: JobId, text: &str) {
     site.cluster.until("output", || site.cluster.output_of(job).contains(text).then_some(()));
 }

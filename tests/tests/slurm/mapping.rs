@@ -1,4 +1,5 @@
-//! From Slurm's index to the GPU: by gres.conf and minor numbers, or by the UUID of a MIG device.
+//! The mapping from Slurm's index to the GPU: through gres.conf and minor numbers, or through the
+//! UUID of a MIG device.
 
 use std::fmt::Write as _;
 
@@ -33,7 +34,8 @@ fn gres_conf(host: &Host, agent: &Agent) -> (String, String) {
     (text("gres_conf"), text("gres"))
 }
 
-/// `File=/dev/nvidia[2-3]` gives the indexes 0 and 1, which are neither minor numbers nor the driver's indexes.
+/// With `File=/dev/nvidia[2-3]`, Slurm uses the indexes 0 and 1. These are neither minor numbers
+/// nor the driver's indexes.
 #[test]
 fn index_of_gres_conf_is_not_the_index_of_the_driver() {
     let gres = |setup: Setup| {
@@ -44,7 +46,8 @@ fn index_of_gres_conf_is_not_the_index_of_the_driver() {
     let gpus = site.agent.gpus();
     assert_eq!(gpus.iter().map(|gpu| gpu.minor).collect::<Vec<_>>(), MINORS);
     let ended = site.cluster.run_job(ALICE, &["--gres=gpu:1"], "env");
-    // Index 0 is /dev/nvidia2, which the driver lists first; /dev/nvidia3 is the driver's index 2.
+    // Slurm's index 0 is /dev/nvidia2, which is the driver's index 0. /dev/nvidia3 is the driver's
+    // index 2.
     assert_eq!(ended.variable("CUDA_VISIBLE_DEVICES"), Some(gpus[0].uuid.as_str()), "{}", ended.output);
     let ended = site.cluster.run_job(ALICE, &["--gres=gpu:2"], "env");
     let both = format!("{},{}", gpus[0].uuid, gpus[2].uuid);
@@ -70,7 +73,7 @@ fn types_of_slurm_conf_decide_the_order_of_indexes() {
     site.assert_clean();
 }
 
-/// MIG devices as GRES: slurmd names them by UUID, as if NVML had found them.
+/// MIG devices as GRES: slurmd names them by UUID, as if it had found them through NVML.
 #[test]
 fn mig_devices_are_leased_by_their_uuid() {
     let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
@@ -115,7 +118,7 @@ fn mig_devices_are_leased_by_their_uuid() {
     site.assert_clean();
 }
 
-/// Without NVML, slurmd gives all devices an index, and MIG devices no UUID.
+/// Without NVML, slurmd gives every device an index, and does not know the UUIDs of MIG devices.
 #[test]
 fn node_with_whole_gpus_and_mig_devices_serves_both() {
     let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n";
@@ -156,7 +159,7 @@ fn node_with_whole_gpus_and_mig_devices_serves_both() {
     site.assert_clean();
 }
 
-/// The printed lines are those that slurmd reads.
+/// slurmd accepts the lines that `gpushctl slurm gres-conf` prints.
 #[test]
 fn printed_lines_are_read_by_slurmd_in_the_same_order() {
     let Some(setup) = Setup::new() else { return };
@@ -176,8 +179,8 @@ fn printed_lines_are_read_by_slurmd_in_the_same_order() {
     assert_eq!(files, expected, "{output}\n{text}");
 }
 
-/// Starts a program with the device files of a GPU and of all its MIG devices in `/dev`, in a directory in memory over
-/// the host's `/dev`.
+/// A script that starts a program with the device files of a GPU and of all its MIG devices in
+/// `/dev`. The files are in memory, in an overlay over the host's `/dev`.
 const WITH_DEVICES: &str = r#"set -e
 mount -t tmpfs none "$1"
 mkdir "$1/upper" "$1/work"
@@ -191,7 +194,8 @@ done
 exec "$@"
 "#;
 
-/// slurmd with its NVML plugin compares the printed lines with the MIG devices that it finds.
+/// slurmd with the NVML plugin compares the printed lines with the MIG devices that the plugin
+/// finds.
 #[test]
 fn printed_lines_with_mig_devices_are_accepted_and_a_job_gets_one() {
     let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";

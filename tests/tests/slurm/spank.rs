@@ -1,4 +1,4 @@
-//! The SPANK plugin, built against Slurm's headers: `--gpush=SPEC`.
+//! The SPANK plugin, compiled with Slurm's headers, which adds the option `--gpush=SPEC`.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,7 +14,8 @@ use gpush_tests::{
 
 use super::{HOST, MPS};
 
-/// Builds the plugin; reports and returns `None` when the headers or the compiler are missing.
+/// Builds the plugin. If the headers or the compiler are not installed, reports that and returns
+/// `None`.
 fn plugin(directory: &Path) -> Option<PathBuf> {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("packaging/slurm/spank_gpush.c");
@@ -56,7 +57,7 @@ fn option_is_checked_at_submit_time_and_is_stronger_than_the_comment() {
         let error = site.cluster.try_sbatch(ALICE, &["--gres=gpu:1", &format!("--gpush={spec}")], "env").unwrap_err();
         assert!(error.contains("gpush: ") && error.contains(says), "{spec:?}: {error}");
     }
-    // Nothing runs a shell.
+    // The plugin must not pass the option to a shell.
     let evil = format!("--gpush=$(touch {}/out/evil)", site.cluster.dir().display());
     assert!(site.cluster.try_sbatch(ALICE, &[&evil], "env").is_err());
     assert!(!site.cluster.dir().join("out/evil").exists());

@@ -1,16 +1,16 @@
-//! gpushd as a service of a real systemd. It is installed from files in a container, with a simulated host, and runs
-//! in the sandbox of its unit.
+//! gpushd as a service of a real systemd. It is installed from files in a container with a
+//! simulated host, and runs in the sandbox of its unit.
 
 use gpush_tests::machine::Machine;
 
-/// Two GPUs: one has MIG enabled, and one needs a reset first.
+/// Two GPUs: MIG is enabled on the first one, and the second one needs a reset to enable it.
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = false\n";
 
-/// Maximum accepted scores of `systemd-analyze security`.
+/// Maximum exposure scores of `systemd-analyze security` that the test accepts.
 const GPUSHD_EXPOSURE: f64 = 3.3;
 const MPS_EXPOSURE: f64 = 5.2;
 
-/// Starts a machine with gpush installed and the simulated GPUs. Returns `None` if that is not possible here.
+/// Starts a machine with gpush and simulated GPUs. Returns `None` if this host cannot run machines.
 fn machine(what: &str) -> Option<Machine> {
     let machine = Machine::boot(what)?;
     println!("booted in {:.2} s", machine.boot.as_secs_f64());
@@ -22,18 +22,19 @@ fn machine(what: &str) -> Option<Machine> {
 #[test]
 fn service_starts_reloads_recovers_and_stops() {
     let Some(machine) = machine("gpushd under systemd") else { return };
-    // Because of Type=notify, the command returns when gpushd is ready.
+    // The unit has Type=notify, so the command returns when gpushd is ready.
     machine.sh("systemctl start gpushd.service");
     let first = machine.main_pid("gpushd.service");
     assert_eq!(machine.property("gpushd.service", "ActiveState"), "active");
     assert_eq!(machine.sh("systemctl is-active gpushd.socket gpushd-admin.socket"), "active\nactive");
     assert_eq!(machine.sh("stat -c '%a %G' /run/gpush/gpushd.sock /run/gpush/admin.sock"), "666 gpush\n600 root");
 
-    // Another user sees the GPUs, despite the sandbox.
+    // Another user can read the GPUs, despite the sandbox.
     let status = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl status");
     assert!(status.contains("A100"), "{status}");
 
-    // In its sandbox, gpushd changes the hardware, and resets a GPU through a helper unit.
+    // Inside its sandbox, gpushd can change the hardware, and can reset a GPU through a helper
+    // unit.
     let sandbox = machine.sh(&format!("cat /proc/{first}/status"));
     assert!(sandbox.lines().any(|line| line == "NoNewPrivs:\t1"), "{sandbox}");
     for gpu in ["0", "1"] {
@@ -53,7 +54,8 @@ fn service_starts_reloads_recovers_and_stops() {
     assert_ne!(second, first);
     let _ = machine.sh("gpushctl status");
 
-    // The sockets remain, so a client that connects meanwhile waits for the next gpushd.
+    // systemd keeps the sockets, so a client that connects after the kill waits for the next
+    // gpushd.
     machine.kill(second);
     let _ = machine.sh("gpushctl status");
     let third = machine.main_pid("gpushd.service");
@@ -86,7 +88,8 @@ fn systemd_logs_no_warning_about_units() {
     }
 }
 
-/// The sandbox permits what gpushd needs: it can write the marker, and memory is limited.
+/// In the sandbox of its unit, gpushd can write the marker of its state directory, and its memory
+/// is limited.
 #[test]
 fn emptied_state_directory_under_systemd_is_reported() {
     let Some(machine) = machine("an emptied state directory under systemd") else { return };
@@ -101,7 +104,7 @@ fn emptied_state_directory_under_systemd_is_reported() {
     assert!(machine.sh("gpushctl gpu show 0").contains("7g.80gb"));
     machine.sh("gpushctl recover --reason 'no user is left'");
 
-    // The system service rejects a config that another user can write.
+    // gpushd as a system service rejects a config file that another user can write.
     machine.sh("systemctl stop gpushd.service && chmod 666 /etc/gpush/config.toml");
     let refused = machine.run("timeout 20 /usr/sbin/gpushd");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

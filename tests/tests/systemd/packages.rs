@@ -1,16 +1,16 @@
-//! The .deb on a booted Debian: install, upgrade under load, remove, purge, and the cases in which it refuses to
-//! install.
+//! The .deb on a booted Debian: install, upgrade under load, remove, purge, and the cases in which
+//! the package refuses the installation.
 
 use gpush_tests::machine::Machine;
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// Version of the package to upgrade to. It has the same programs.
+/// Version of the package for the upgrade. It contains the same programs.
 const LATER: &str = "99.0.0";
 
 const CONFIG: &str = "/etc/gpush/config.toml";
 
-/// Boots a machine with the package installed and a simulated GPU.
+/// Boots a machine and installs the package.
 fn machine(what: &str) -> Option<Machine> {
     let machine = Machine::boot(what)?;
     let _ = machine.install_package(None)?;
@@ -54,7 +54,7 @@ fn upgrade_fails_no_request_and_keeps_config_layout_and_sockets() {
     let (agent, socket) =
         (machine.main_pid("gpushd.service"), machine.property("gpushd.socket", "InactiveExitTimestamp"));
 
-    // Requests run continuously, from before the upgrade until after it.
+    // Requests run continuously before, during and after the upgrade.
     machine.sh("mkdir /run/load && systemd-run --quiet --unit=load sh -c \
         'until [ -e /run/load/stop ]; do if gpushctl version >/dev/null 2>>/run/load/errors; \
          then echo >>/run/load/answered; else echo >>/run/load/failed; fi; done'");
@@ -73,7 +73,7 @@ fn upgrade_fails_no_request_and_keeps_config_layout_and_sockets() {
     assert_eq!(machine.property("gpushd.socket", "InactiveExitTimestamp"), socket, "the socket was not restarted");
     assert_eq!(machine.sh("gpushctl --json status | grep -o 'MIG-[0-9a-f-]*' | sort -u"), before);
     assert!(machine.sh(&format!("cat {CONFIG}")).contains("3g.40gb"), "the administrator's config is kept");
-    // A disabled unit stays disabled after an upgrade.
+    // A disabled unit remains disabled after an upgrade.
     machine.sh("systemctl disable gpushd.service 2>&1");
     let _ = machine.install_package(None);
     assert_eq!(machine.run("systemctl is-enabled gpushd.service").stdout, b"disabled\n");
@@ -94,7 +94,7 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}"));
 
-    // The recorded state is available after the package is installed again.
+    // The recorded state is available again after the package is reinstalled.
     let _ = machine.install_package(None);
     let history = machine.sh("gpushctl operation list");
     assert!(history.contains("op-1"), "{history}");
@@ -124,7 +124,7 @@ fn package_refuses_old_kernel_and_newer_database() {
     assert!(!machine.run("test -e /usr/sbin/gpushd").status.success(), "nothing was unpacked");
     machine.sh("rm /usr/local/sbin/uname");
 
-    // `user_version` is at offset 60 of SQLite's header.
+    // SQLite stores `user_version` at offset 60 of the file header.
     machine.sh("mkdir -p /var/lib/gpush && { head -c 60 /dev/zero; printf '\\0\\0\\1\\0'; } > /var/lib/gpush/gpush.db");
     let newer = machine.run(&install);
     let said = String::from_utf8_lossy(&newer.stdout).into_owned();

@@ -1,17 +1,19 @@
-//! gpush-ready.service: services that use the GPUs start after the layouts of the boot and the MPS daemons.
+//! gpush-ready.service: services that use the GPUs start after gpushd has applied the layouts of
+//! the boot and started the MPS daemons.
 
 use gpush_tests::machine::Machine;
 
-/// The second GPU is shared through MPS. Latencies are as on hardware, so the start of gpushd takes time.
+/// The second GPU is shared through MPS. Driver calls take as long as on hardware, so the start of
+/// gpushd takes time.
 const HOST: &str = "latencies = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"l4\"\n";
 
-/// The control daemon is a simulated one too.
+/// A config that also uses the simulated control daemon.
 const CONFIG: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
                       server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n\n\
                       [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n\n\
                       [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n";
 
-/// A unit with the name of Slurm's. It stores what it finds when it starts.
+/// A unit with the name of Slurm's unit. When it starts, it stores the state that it finds.
 const SLURMD: &str = "[Service]\nType=oneshot\nExecStart=sh -c 'gpushctl mig assert -g 0 && gpushctl mps list > /run/found'\n\
                       RemainAfterExit=yes\n";
 
@@ -27,7 +29,7 @@ fn slurmd_starts_after_layouts_and_mps_daemons() {
     machine.simulated_host(HOST);
     machine.write("/etc/gpush/config.toml", CONFIG);
     machine.write("/etc/systemd/system/slurmd.service", SLURMD);
-    // In one transaction, as at a boot. systemd orders the units.
+    // Start all units in one transaction, as at boot. systemd orders them.
     machine.sh("systemctl daemon-reload && systemctl start gpushd.service gpush-ready.service slurmd.service");
     assert_eq!(machine.sh("systemctl is-active gpush-ready.service slurmd.service"), "active\nactive");
     let found = machine.sh("cat /run/found");
@@ -38,7 +40,7 @@ fn slurmd_starts_after_layouts_and_mps_daemons() {
 fn layout_that_is_not_applied_fails_the_unit_and_delays_no_service() {
     let Some(machine) = machine("a boot without its layout") else { return };
     machine.simulated_host(HOST);
-    // The card has no room for it.
+    // The GPU has no room for this layout.
     machine.write("/etc/gpush/config.toml", CONFIG.replace("\"2g.20gb\"", "\"7g.80gb\""));
     machine
         .write("/etc/systemd/system/slurmd.service", "[Service]\nType=oneshot\nExecStart=true\nRemainAfterExit=yes\n");

@@ -1,4 +1,5 @@
-//! Slurm 24.11 as services of a Debian 13, with gpush's package, set up with the commands of docs/slurm.md.
+//! Slurm 24.11 as services of Debian 13, with the package of gpush, set up with the commands of
+//! docs/slurm.md.
 
 use gpush_tests::{
     machine::Machine,
@@ -7,7 +8,7 @@ use gpush_tests::{
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 4\n";
 
-/// What the page presupposes: a Slurm of one node. `Gres=` and the hooks come from the page.
+/// The Slurm config that the page assumes, for one node. `Gres=` and the hooks come from the page.
 const SLURM_CONF: &str = "ClusterName=ci
 SlurmctldHost=n1(127.0.0.1)
 SlurmUser=slurm
@@ -27,12 +28,12 @@ MailProg=/bin/true
 GresTypes=gpu
 ";
 
-/// A command of a user.
+/// Returns a shell command that runs `line` as a user.
 fn as_user(line: &str) -> String {
     format!("cd /tmp && timeout 120 setpriv --reuid=65534 --regid=65534 --clear-groups sh -c '{line}'")
 }
 
-/// Returns the output of a command that must fail.
+/// Runs a command of a user that must fail. Returns its output.
 fn refused(machine: &Machine, line: &str) -> String {
     let output = machine.run(&format!("{} 2>&1", as_user(line)));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -45,8 +46,9 @@ fn is_of_cgroup_conf(line: &str) -> bool {
     line.contains("# cgroup.conf")
 }
 
-/// Writes cgroup.conf with the lines of the page. Returns whether Slurm can use cgroups: its plugin for cgroup v2 wants
-/// controllers that a host with cgroup v1 does not have there, so it gets mounts of its own.
+/// Writes cgroup.conf with the lines of the page. Returns whether Slurm can use cgroups. Slurm's
+/// plugin for cgroup v2 needs controllers that a host with cgroup v1 does not offer there, so this
+/// function mounts the controllers of cgroup v1.
 fn writes_cgroup_conf(machine: &Machine, constrain: &str) -> bool {
     let mount = |name: &str| {
         let at = format!("/srv/cgroup/{name}");
@@ -94,7 +96,7 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.sh("systemctl restart gpushd.service");
     machine.write("/etc/gpush/config.toml", config);
     machine.sh(reload);
-    // The page says to copy the lines.
+    // The page instructs the administrator to copy these lines.
     let lines = machine.sh(gres_conf);
     let of_slurm_conf =
         lines.lines().find_map(|line| line.strip_prefix("# NodeName=n1 ")).expect("the line of the node");
@@ -110,7 +112,7 @@ fn page_for_administrators_works_with_slurm_24_11() {
             .filter(|line| !is_of_cgroup_conf(line))
             .fold(String::new(), |text, line| text + line + "\n");
     } else {
-        // Contain needs proctrack/cgroup.
+        // `Contain` needs proctrack/cgroup, which is not available here.
         slurm_conf = slurm_conf.replace("PrologFlags=Alloc,Contain", "PrologFlags=Alloc");
         slurm_conf += "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n";
     }
@@ -121,7 +123,8 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.await_that("an idle node", |machine| machine.sh("sinfo -h -o %T") == "idle");
     assert!(machine.sh("scontrol --version").contains("24.11"), "{}", machine.sh("scontrol --version"));
 
-    // On a host without cgroups, this Slurm has no ConstrainDevices.
+    // Run `doctor` separately below: on a host without cgroups, this Slurm has no ConstrainDevices,
+    // which `doctor` reports.
     let commands: Vec<&str> = run.lines().filter(|line| !line.contains("doctor")).collect();
     let [srun, list] = commands[..] else { panic!("{commands:?}") };
     let doctor = machine.run("gpushctl doctor --only slurm");
@@ -131,7 +134,8 @@ fn page_for_administrators_works_with_slurm_24_11() {
     assert!(accepted.contains("GPUSH_LEASE=L") && accepted.contains("CUDA_VISIBLE_DEVICES=GPU-"), "{accepted}");
     machine.sh(list);
     if has_cgroups {
-        // Nothing is behind the device files: another error than that of a denied device.
+        // The device files have no device behind them, so opening an allowed one gives another
+        // error than opening a denied one.
         let open = "for n in 0 1; do cat /dev/nvidia$n 2>&1; done; true";
         let opened = machine.sh(&as_user(&format!("srun --gres=gpu:1 sh -c \"{}\"", open.replace('$', "\\$"))));
         let denied: Vec<&str> = opened.lines().filter(|line| line.contains("Operation not permitted")).collect();
@@ -143,7 +147,7 @@ fn page_for_administrators_works_with_slurm_24_11() {
     assert!(reason.contains("gpush: ") && reason.contains("whole"), "{reason}");
     machine.await_that("no lease", |machine| leases(machine) == 0);
 
-    // gpushd is killed under a job. systemd starts it again.
+    // gpushd is killed while a job runs. systemd starts gpushd again.
     machine.sh(&as_user(
         "sbatch --gres=gpu:2 --output=/tmp/out --wrap=\"env; while [ ! -e /tmp/go ]; do sleep 0.1; done\"",
     ));
@@ -160,7 +164,8 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.await_that("the end of the job", |machine| machine.sh("squeue -h").is_empty());
     machine.await_that("no lease of the job", |machine| leases(machine) == 0);
 
-    // A job without slurmd's Epilog: what the page adds to the unit ends its lease.
+    // slurmd ends without running the job's Epilog. The lines that the page adds to the unit end
+    // the lease.
     machine.sh(&as_user("sbatch --gres=gpu:1 --no-requeue --output=/tmp/last --wrap=\"env; sleep 600\""));
     machine.await_that("a job with a lease", |machine| machine.run("grep -q GPUSH_LEASE /tmp/last").status.success());
     assert_eq!(leases(&machine), 1);

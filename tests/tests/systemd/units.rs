@@ -1,5 +1,5 @@
-//! The systemd units and their drop-ins. systemd must accept them, and they must contain the settings that gpushd
-//! needs.
+//! The systemd units and their drop-ins. systemd must accept them, and they must contain the
+//! settings that gpushd needs.
 
 use std::{path::PathBuf, process::Command};
 
@@ -18,8 +18,8 @@ fn systemd_verify_accepts_units() {
         return;
     };
     println!("{}", String::from_utf8_lossy(&version.stdout).lines().next().unwrap_or_default());
-    // `systemd-analyze verify` looks for the program at the unit's path. So it must exist in the root directory of
-    // this test.
+    // `systemd-analyze verify` checks that the unit's program exists, so the program must exist in
+    // the root directory of this test.
     let scratch = tempfile::tempdir().unwrap();
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no", "--recursive-errors=no"]);
@@ -63,7 +63,7 @@ fn units_contain_required_settings() {
     ] {
         assert!(service.lines().any(|found| found == line), "{line}");
     }
-    // The path of the socket, its directory and its group must agree in three files.
+    // The path, the directory and the group of the socket must be the same in three files.
     assert!(socket.contains("ListenStream=/run/gpush/gpushd.sock\n") && socket.contains("SocketGroup=gpush\n"));
     assert!(read("packaging/tmpfiles.d/gpush.conf").contains("d /run/gpush 0755 root gpush -\n"));
     assert!(read("packaging/sysusers.d/gpush.conf").contains("g gpush -\n"));
@@ -71,7 +71,8 @@ fn units_contain_required_settings() {
     assert!(!service.contains("PrivateDevices="), "it would hide the GPUs");
 }
 
-/// Scopes of leases are outside of the slice whose stop ends what gpushd runs, and have the limit of systemd's user slices.
+/// The scopes of leases are outside the slice whose stop ends everything that gpushd runs. They
+/// have the same limit as systemd's user slices.
 #[test]
 fn slices_of_leases_have_the_limit_of_user_slices() {
     let drop_in = read("systemd/gpulease-.slice.d/10-defaults.conf");

@@ -1,5 +1,6 @@
-//! Time-sliced GPUs: level and compute mode through the real programs, kept, lost, repaired and restored. Also an
-//! nvidia-smi that lacks support, fails, hangs or is missing.
+//! Time-sliced GPUs: gpushd sets, keeps, repairs and restores the level and the compute mode
+//! through the real programs. Also an nvidia-smi that has no support for levels, fails, hangs or is
+//! missing.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -17,11 +18,11 @@ use nix::sys::signal::Signal;
 /// Two GPUs with MIG mode off, and one without MIG.
 const THREE: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = false\ncount = 2\n[[gpu]]\nmodel = \"t4\"\n";
 
-/// The first and the last GPU have long time slices and one process at a time.
+/// A config in which the first and the last GPU have long time slices and one process at a time.
 const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
     timeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }\n";
 
-/// No GPU is time-sliced.
+/// A config without time-sliced GPUs.
 const NOBODY: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
 
 /// Returns the level and the compute mode of each GPU, read without gpushd.
@@ -41,7 +42,7 @@ fn are(host: &Host, expected: [(&str, u64); 3]) -> bool {
 const SET: [(&str, u64); 3] = [("long", 3), ("default", 0), ("long", 3)];
 const NOT_SET: [(&str, u64); 3] = [("default", 0); 3];
 
-/// Returns the levels that were set, with their GPUs.
+/// Returns the levels that were set, with the indexes of their GPUs.
 fn sets(host: &Host) -> Vec<(Option<u32>, String)> {
     let calls = host.trace().into_iter().filter(|call| call.function == "compute-policy-set");
     calls.map(|call| (call.gpu, call.arguments)).collect()
@@ -139,7 +140,7 @@ async fn foreign_level_is_drift_and_is_repaired() {
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(2);
     driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
-    // gpushd notices a changed level within a minute, or on request.
+    // gpushd notices a changed level within a minute, or immediately after a reload.
     reload(&mut agent, LONG);
     agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
@@ -167,7 +168,7 @@ fn level_is_polled_once_a_minute() {
     smi(&host, "compute-policy --set-timeslice 0 -i 0");
     while !are(&host, SET) {
         assert!(begun.elapsed() < Duration::from_secs(100), "{}", agent.log());
-        // Reads of GPUs run no nvidia-smi.
+        // Readings of GPUs do not run nvidia-smi.
         let _ = agent.gpus();
         std::thread::sleep(Duration::from_millis(500));
     }
@@ -189,7 +190,8 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
         let log = agent.log();
         log.contains("restored its time-slice level default") && log.contains("restored its compute mode DEFAULT")
     });
-    // The same without reads: the next gpushd knows which settings were applied.
+    // The next gpushd also restores the settings, without reading them first: the record tells it
+    // which settings were applied.
     reload(&mut agent, LONG);
     await_kept(&agent);
     agent.stop();
@@ -219,7 +221,7 @@ fn failed_change_still_restores_earlier_settings() {
         let told = troubles(&agent);
         told.contains("time-slice level short") && told.contains("compute mode")
     });
-    // The same after gpushd was killed: the intended level is recorded.
+    // After a kill, gpushd still restores the settings, because the intended level is recorded.
     agent.kill();
     let mut agent = Agent::start(&host, NOBODY);
     agent.await_that("neither GPU is restored", || !troubles(&agent).is_empty());
@@ -254,7 +256,7 @@ fn gpu_in_mig_mode_is_drift_and_untouched() {
 fn part_without_levels_is_reported_and_asked_once() {
     let host = Host::up(THREE);
     let around = Around::of(&host);
-    // The driver reports that levels are unsupported, as on a Volta or a P4.
+    // The driver reports that it does not support levels, as on a Volta or a P4.
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     host.fault("compute-policy-set --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, &(around.config(&[], "") + LONG));
@@ -265,7 +267,7 @@ fn part_without_levels_is_reported_and_asked_once() {
     assert_eq!(around.take_calls().len(), 1);
     assert!(health(&agent).errors.is_empty(), "it is no fault");
     agent.await_that("the compute mode is set", || truth(&host)[0].1 == 3);
-    // A part that reports it only when a level is set.
+    // This GPU reports the missing support only when a level is set.
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc NOT_SUPPORTED");
     reload(&mut agent, &(around.config(&[], "") + LONG));
@@ -284,7 +286,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     assert!(view.reason.as_ref().unwrap().contains("Unknown Error"), "{view:?}");
     assert_eq!(agent.gpu(0).drift, ["time-slice level is default, but the config says long"]);
     assert!(troubles(&agent).contains("does not have the time-slice level long"), "{}", troubles(&agent));
-    // nvidia-smi reports success, but the level did not change.
+    // nvidia-smi reports success, but the level does not change.
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc SUCCESS");
     reload(&mut agent, LONG);
@@ -297,7 +299,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     reload(&mut agent, LONG);
     agent.await_that("the level is unknown", || turns(&agent, 2).state == TimesliceState::Unknown);
     assert!(troubles(&agent).contains("Unknown Error"), "{}", troubles(&agent));
-    // nvidia-smi is missing, or not trusted.
+    // nvidia-smi is missing, or gpushd does not trust it.
     reload(&mut agent, &format!("[mode_change]\nnvidia_smi = \"/no/such/nvidia-smi\"\n{LONG}"));
     agent.await_that("the missing nvidia-smi is reported", || {
         troubles(&agent).contains("/no/such/nvidia-smi is not run")
@@ -321,7 +323,7 @@ fn hung_nvidia_smi_is_ended_and_delays_nothing() {
     assert!(begun.elapsed() < Duration::from_secs(5));
     agent.await_that("the timeout is reported", || troubles(&agent).contains("did not end in time"));
     assert_eq!(turns(&agent, 0).state, TimesliceState::Unknown);
-    // A stop does not wait for a hanging nvidia-smi.
+    // A stop of gpushd does not wait for an nvidia-smi that hangs.
     reload(&mut agent, LONG);
     std::thread::sleep(Duration::from_millis(300));
     let begun = Instant::now();
@@ -346,7 +348,8 @@ fn part_with_recorded_level_is_not_unsupported() {
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);
-    // The same at the first read after a restart of gpushd: the applied level is recorded.
+    // The first reading after a restart of gpushd gives the same result, because the applied level
+    // is recorded.
     agent.stop();
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, NOBODY);

@@ -1,5 +1,6 @@
-//! Changes to and from mode `timeslice` through the real programs. An operation is done after level and compute mode
-//! are read back. It begins after earlier time-slice settings are removed. It reports settings that failed.
+//! Changes to and from mode `timeslice` through the real programs. An operation ends after gpushd
+//! has read back the level and the compute mode. It starts after gpushd has removed earlier
+//! time-slice settings. It reports settings that could not be applied.
 
 use gpush_api::{Operation, OperationState};
 use gpush_tests::{
@@ -34,7 +35,8 @@ fn is(level: &str, mode: u64) -> (String, u64) {
     (level.to_owned(), mode)
 }
 
-/// Returns the state that the GPU must have under a rule: level, compute mode, MIG mode, number of MPS daemons.
+/// Returns the state that the GPU must have under a rule: level, compute mode, MIG mode, number of
+/// MPS daemons.
 fn reached(how: &str) -> (&'static str, u64, bool, usize) {
     match how {
         TURNS => ("long", 3, false, 0),
@@ -65,7 +67,8 @@ fn operation_ends_when_level_and_compute_mode_are_set() {
     for how in [MPS, TURNS, MIG, TURNS, MPS, MIG, MPS, TURNS] {
         agent.reload(rule(how));
         let operation = done(&agent);
-        // Checked immediately: no part of the change may come later.
+        // Check immediately, because no part of the change may happen after the end of the
+        // operation.
         assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), truth(&host, 0), agent.log());
         assert_eq!(operation.plans[0].sets_timeslice(), how == TURNS, "{how}");
         assert_eq!(operation.notes, [] as [String; 0], "{how}");
@@ -95,7 +98,7 @@ fn killed_mode_change_is_finished_by_next_gpushd() {
     for (round, how) in [MPS, TURNS, MIG, TURNS, MPS, TURNS, MIG, TURNS].into_iter().enumerate() {
         agent.reload(rule(how));
         let operation = agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}"));
-        // Each round kills gpushd one step later. There are only a few steps.
+        // Each round kills gpushd one step later. An operation has only a few steps.
         let step = u32::try_from(round).expect("a small number") % 3;
         let now = agent.follow_until(operation, |now| now.state.is_final() || now.progress[0].done >= step);
         killed += u32::from(!now.state.is_final());
@@ -104,7 +107,7 @@ fn killed_mode_change_is_finished_by_next_gpushd() {
         agent = Agent::start(&host, &rule(how));
         let ended = agent.follow(agent.operation(&now.id));
         if ended.state != OperationState::Done {
-            // The operation may be rolled back; then the test requests it again.
+            // gpushd may roll the operation back. In that case, the test requests the change again.
             let _done = done(&agent);
         }
         agent.await_that("the desired state", || stands(&host, how));

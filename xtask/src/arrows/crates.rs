@@ -1,7 +1,8 @@
-//! The check of the dependencies between crates, which ARCHITECTURE.md shows.
+//! Checks the dependencies between crates that ARCHITECTURE.md shows.
 //!
-//! It reads normal dependencies from `cargo metadata`. For crates that must stay pure, or must not ship something, it
-//! also follows indirect ones. Dev-dependencies are not limited: tests may use the simulator.
+//! The check reads normal dependencies from `cargo metadata`. For crates that must stay pure, or
+//! that must not ship certain crates, the check also follows indirect dependencies.
+//! Dev-dependencies are not limited, because tests may use the simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,8 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// Workspace crates that each workspace crate may depend on. Add new crates here.
+/// The workspace crates on which each workspace crate may depend. Every new crate needs an entry
+/// here.
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-geometry", &[]),
     ("gpush-api", &[]),
@@ -32,7 +34,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("xtask", &["gpush-api", "gpush-client", "gpush-core", "gpush-geometry", "gpush-nvml"]),
 ];
 
-/// Crates that a crate must not depend on, even indirectly, with the reason. A trailing `*` matches any ending.
+/// Crates on which a crate must not depend, even indirectly, with the reason. A `*` at the end of a
+/// name matches any ending.
 const MUST_NOT_REACH: &[(&str, &[&str], &str)] = &[
     (
         "gpush-core",
@@ -54,7 +57,7 @@ const SIMULATION: &[&str] = &["silicon", "nvml-sim", "mps-sim", "gpush-sim", "gp
 /// Normal dependencies of every package, by name.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Checks the arrows of this workspace, and returns a summary.
+/// Checks the dependencies between the crates of this workspace. Returns a summary.
 pub(crate) fn check() -> Result<String> {
     let metadata = metadata()?;
     let (graph, members) = read(&metadata)?;
@@ -93,7 +96,8 @@ fn read(metadata: &Value) -> Result<(Graph, BTreeSet<String>)> {
     for node in list(&metadata["resolve"], "nodes")? {
         let below = graph.entry(name(&node["id"])?).or_default();
         for dependency in list(&node, "deps")? {
-            // A null kind is a normal dependency. Build scripts and tests do not ship.
+            // A null kind is a normal dependency. Dependencies of build scripts and tests do not
+            // ship.
             if list(&dependency, "dep_kinds")?.iter().any(|kind| kind["kind"].is_null()) {
                 below.insert(name(&dependency["pkg"])?);
             }
@@ -140,7 +144,8 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Returns all direct and indirect dependencies of `from`, each with a path to it.
+/// Returns all direct and indirect dependencies of `from`, each with the path of dependencies that
+/// leads to it.
 fn reach(graph: &Graph, from: &str) -> BTreeMap<String, Vec<String>> {
     let mut found = BTreeMap::new();
     let mut open = vec![vec![from.to_owned()]];

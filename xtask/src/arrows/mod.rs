@@ -1,7 +1,7 @@
 //! `cargo xtask arrows`: compares the dependencies of crates and modules with ARCHITECTURE.md.
 //!
-//! [`crates`] checks the dependencies between the crates. [`modules`] checks those between the top-level modules of
-//! the agent.
+//! [`crates`] checks the dependencies between the crates. [`modules`] checks the dependencies
+//! between the agent's top-level modules.
 
 mod crates;
 mod modules;
@@ -13,7 +13,8 @@ use anyhow::Result;
 /// What to do besides checking.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Update the lists of used modules in ARCHITECTURE.md first; the order of the rows does not change
+    /// Update the lists of used modules in ARCHITECTURE.md first; the order of the rows does not
+    /// change
     #[arg(long)]
     write: bool,
 }
@@ -26,7 +27,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String> {
     check()
 }
 
-/// Checks the arrows between crates and between the agent's modules. Returns a summary.
+/// Checks the dependencies between the crates and between the agent's modules. Returns a summary.
 pub(crate) fn check() -> Result<String> {
     Ok(format!("{}\n{}", crates::check()?, modules::check()?))
 }

@@ -1,7 +1,7 @@
-//! The arrows between the agent's top-level modules.
+//! Dependencies between the agent's top-level modules.
 //!
-//! The table in ARCHITECTURE.md lists the modules from the highest layer to the lowest, each with the modules that it
-//! uses. A module may use only modules further down, so there is no cycle.
+//! The table in ARCHITECTURE.md lists the modules from the highest layer to the lowest, each with
+//! the modules that it uses. A module may use only modules in lower rows, so there is no cycle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,13 +20,12 @@ use crate::workspace;
 const DOCUMENT: &str = "ARCHITECTURE.md";
 const SRC: &str = "agent/src";
 
-/// Arrows: the module that uses, and the module that is used.
+/// Dependencies: the module that uses another one, and the module that is used.
 type Arrows = BTreeSet<(String, String)>;
 
-/// Checks the modules of the agent. Returns a summary.
+/// Checks the dependencies between the agent's modules. Returns a summary.
 ///
-/// # Errors
-/// If the code and the table differ. The error names every difference.
+/// # Errors If the code and the table differ. The error names every difference.
 pub(crate) fn check() -> Result<String> {
     let (source, table) = (source()?, Table::find(&read(DOCUMENT)?)?);
     let wrong = violations(&source, &table);
@@ -42,8 +41,7 @@ pub(crate) fn check() -> Result<String> {
 
 /// Updates the lists of used modules in the table.
 ///
-/// # Errors
-/// If a module has no row: a person must decide where its row goes.
+/// # Errors If a module has no row, because a person must decide on the position of the row.
 pub(crate) fn write_table() -> Result<()> {
     let (source, text) = (source()?, read(DOCUMENT)?);
     let table = updated(&source, Table::find(&text)?);
@@ -62,14 +60,15 @@ fn source() -> Result<CrateSource> {
     source::read(&path(SRC))
 }
 
-/// Returns the arrows that do not point down in the table.
+/// Returns the dependencies on modules in higher rows of the table.
 fn upward(source: &CrateSource, table: &Table) -> Arrows {
     let points_down =
         |from: &str, to: &str| table.rank(from).is_none_or(|from| table.rank(to).is_none_or(|to| from < to));
     source.uses.keys().filter(|(from, to)| !points_down(from, to)).cloned().collect()
 }
 
-/// Returns the table with the modules that the code uses. Removes the rows of modules that no longer exist.
+/// Returns the table with the modules that the code uses, without rows of modules that no longer
+/// exist.
 fn updated(source: &CrateSource, mut table: Table) -> Table {
     let upward = upward(source, &table);
     table.rows.retain(|row| source.modules.contains(&row.module));
@@ -121,7 +120,7 @@ fn used_by<'a>(source: &'a CrateSource, module: &'a str) -> impl Iterator<Item =
     source.uses.keys().filter(move |(from, _)| from == module).map(|(_, to)| to.as_str())
 }
 
-/// Returns a shortest path from one module to another along the arrows, including both ends.
+/// Returns a shortest path of dependencies from one module to another, including both modules.
 fn path_between<'a>(source: &'a CrateSource, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
     let mut came_from: BTreeMap<&str, Option<&str>> = BTreeMap::from([(from, None)]);
     let mut open = std::collections::VecDeque::from([from]);

@@ -1,8 +1,9 @@
-//! The top-level modules of a crate, and which module uses which, read from the source.
+//! Reads the top-level modules of a crate, and the dependencies between them, from the source.
 //!
-//! Code that is compiled only for tests does not count. A use is a path that begins with `crate` or `super`. It may
-//! be in an import, in code, or in the arguments of a macro. In the crate's root, a path that begins with the name of
-//! a module counts too. Such uses belong to the module [`ROOT`].
+//! Code that is compiled only for tests is ignored. A module uses another one through a path that
+//! begins with `crate` or `super`, in an import, in code, or in the arguments of a macro. In the
+//! crate's root, a path that begins with the name of a module also counts. The root itself is
+//! listed as the module [`ROOT`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,24 +16,25 @@ use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::{Attribute, ImplItem, Item, Meta, Token, parse::Parser, punctuated::Punctuated};
 
-/// The name of the crate's root, `main.rs`, as a module.
+/// The name under which the crate's root, `main.rs`, is listed as a module.
 pub(crate) const ROOT: &str = "main";
 
-/// Where a use occurs.
+/// The position of a use in the source.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
-    /// Path of the file below the crate's `src`.
+    /// Path of the file, relative to the crate's `src`.
     pub(crate) file: PathBuf,
-    /// Line, from 1.
+    /// Line, counted from 1.
     pub(crate) line: usize,
 }
 
-/// The modules of a crate and the arrows between them.
+/// The modules of a crate, and the dependencies between them.
 #[derive(Debug, Default)]
 pub(crate) struct CrateSource {
-    /// Names of the top-level modules, with [`ROOT`].
+    /// Names of the top-level modules, including [`ROOT`].
     pub(crate) modules: BTreeSet<String>,
-    /// First position of each use, by the module that uses and the module that is used.
+    /// First position of each dependency. The key is the module that uses another one, and the
+    /// module that is used.
     pub(crate) uses: BTreeMap<(String, String), Position>,
 }
 
@@ -45,7 +47,7 @@ pub(crate) fn read(src: &Path) -> Result<CrateSource> {
     reader.file(Path::new("main.rs"), &[])?;
     let mut uses = BTreeMap::new();
     for Found { from, name, place, bare } in reader.found {
-        // A name in the root that is not a module is an item or a macro of the root.
+        // A name in the root that is not a module belongs to an item or a macro of the root.
         let to = match reader.modules.contains(&name) {
             true => name,
             false if bare => continue,
@@ -65,7 +67,8 @@ struct Found {
     from: String,
     name: String,
     place: Position,
-    /// Whether the path has no `crate` or `super`. Then the name may also be that of another crate.
+    /// Whether the path has no `crate` or `super`. In this case, the name may also belong to
+    /// another crate.
     bare: bool,
 }
 
@@ -76,7 +79,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads the file of the module with that path. The path is empty for the root.
+    /// Reads the file of the module with the path `module`, which is empty for the root.
     fn file(&mut self, file: &Path, module: &[String]) -> Result<()> {
         let path = self.src.join(file);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -145,7 +148,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads what follows `crate::`, `self::` or `super::`, which name the module `base`.
+    /// Reads the tokens after `crate::`, `self::` or `super::`. `base` is the module to which that
+    /// prefix refers.
     fn path(&mut self, rest: &[TokenTree], file: &Path, module: &[String], base: &[String]) {
         match rest.first() {
             Some(TokenTree::Ident(name)) if name == "super" && is_path_separator(&rest[1..]) => {
@@ -187,8 +191,8 @@ fn follows_path(tokens: &[TokenTree]) -> bool {
     matches!(tokens, [.., first, second] if is_colon(first) && is_colon(second))
 }
 
-/// Returns whether an attribute limits the item to test builds: `#[test]`, `#[cfg(test)]`, `#[cfg(all(test,
-/// …))]`.
+/// Returns whether an attribute limits the item to test builds: `#[test]`, `#[cfg(test)]`,
+/// `#[cfg(all(test, …))]`.
 fn only_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("test")
@@ -246,7 +250,7 @@ fn attributes_in_impl(item: &ImplItem) -> &[Attribute] {
 mod tests {
     use super::*;
 
-    /// Returns the arrows of a crate with these files, as `from to file:line`.
+    /// Returns the dependencies in a crate with these files, as `from to file:line`.
     fn arrows(files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {

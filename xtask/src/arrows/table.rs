@@ -7,7 +7,8 @@
 //! |      | `http` | `state` |
 //! ```
 //!
-//! The layers are for readers. The order of the rows matters: a module may use only modules further down.
+//! The layers are for readers. The order of the rows matters: a module may use only modules in
+//! lower rows.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +30,7 @@ pub(crate) struct Row {
 /// The table of modules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Table {
-    /// The rows, highest layer first.
+    /// The rows, from the highest layer to the lowest.
     pub(crate) rows: Vec<Row>,
 }
 
@@ -48,10 +49,9 @@ impl Table {
         Ok(Self { rows })
     }
 
-    /// Returns the text with its table replaced by this one.
+    /// Returns the text, with its table replaced by this table.
     ///
-    /// # Errors
-    /// If the text has no such table.
+    /// # Errors If the text has no such table.
     pub(crate) fn replace_in(&self, text: &str) -> Result<String> {
         let old: Vec<&str> = lines_of_table(text)?.collect();
         let mut new = String::new();
@@ -66,7 +66,7 @@ impl Table {
         Ok(text.replacen(&old, &new, 1))
     }
 
-    /// Returns the position of a module's row, from the top.
+    /// Returns the position of a module's row, counted from the top.
     pub(crate) fn rank(&self, module: &str) -> Option<usize> {
         self.rows.iter().position(|row| row.module == module)
     }

@@ -1,4 +1,4 @@
-//! Compares two OpenAPI documents: paths, methods, parameters, bodies and answers.
+//! Compares two OpenAPI documents: paths, methods, parameters, bodies and responses.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use super::{
     schema::{Comparison, Direction},
 };
 
-/// Returns what a client of the old API cannot do with the new one.
+/// Returns the differences that prevent a client of the old API from using the new one.
 pub(super) fn differences(old: &Value, new: &Value) -> Vec<Difference> {
     let mut comparison = Comparison::new(old, new);
     for (path, methods) in fields(old, "paths") {
@@ -120,7 +120,7 @@ mod tests {
         })
     }
 
-    /// Returns the differences after a change of the new document, one line each.
+    /// Applies a change to the new document. Returns the resulting differences, one line each.
     fn after(change: impl FnOnce(&mut Value)) -> String {
         let (old, mut new) = (document(), document());
         change(&mut new);

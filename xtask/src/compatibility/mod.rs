@@ -1,13 +1,14 @@
-//! Compatibility with the last release: within `v1` the API and the config only grow ([decision
-//! 9](../../../docs/decisions/0009-api-within-v1.md)).
+//! Compatibility with the last release: within `v1`, the API and the config may only grow
+//! ([decision 9](../../../docs/decisions/0009-api-within-v1.md)).
 //!
-//! `docs/released` has the API and the config keys of the last release. `cargo xtask test` compares them with the
-//! code: anything that was removed or has another type fails the step `compatibility`. Before the first release, the
-//! folder does not exist, and there is nothing to compare.
+//! `docs/released` contains the API and the config keys of the last release. `cargo xtask test`
+//! compares them with the code. If anything was removed or has another type, the step
+//! `compatibility` fails. Before the first release, the folder does not exist, and there is nothing
+//! to compare.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `api` | paths, parameters, bodies and answers of two OpenAPI documents |
+//! | `api` | paths, parameters, bodies and responses of two OpenAPI documents |
 //! | `schema` | JSON schemas |
 
 mod api;
@@ -21,24 +22,24 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// The folder of the baseline, below the root of the checkout.
+/// The folder of the baseline, relative to the root of the checkout.
 const FOLDER: &str = "docs/released";
 
-/// Its files: the API, and the config keys.
+/// Files of the baseline: the API, and the config keys.
 const API: &str = "openapi.json";
 const KEYS: &str = "config-keys.txt";
 
-/// The API as the code has it. The step `tests` compares it with the code.
+/// The current API. The step `tests` checks that this file equals the code.
 const CURRENT_API: &str = "docs/openapi.json";
 
-/// Something that worked with the last release, and does not work with the code.
+/// Something that works with the last release but not with the current code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Difference {
     /// Path, field or key.
     object: String,
-    /// What happened to it.
+    /// What has changed.
     problem: String,
-    /// What to do.
+    /// What a developer must do.
     remedy: &'static str,
 }
 
@@ -48,7 +49,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// A released API and config.
+/// The API and the config keys of a release.
 #[derive(Debug)]
 struct Baseline {
     api: Value,
@@ -57,8 +58,7 @@ struct Baseline {
 
 /// Compares the code with the baseline, for `cargo xtask test`.
 ///
-/// # Errors
-/// The differences, or a file that cannot be read.
+/// # Errors If there are differences, which the error lists, or a file cannot be read.
 pub(crate) fn check() -> Result<String> {
     let root = workspace::root();
     if !root.join(FOLDER).exists() {
@@ -97,7 +97,7 @@ impl Baseline {
     }
 }
 
-/// Compares a baseline with the present API and config keys.
+/// Compares a baseline with the current API and config keys.
 fn judged(baseline: &Baseline, api: &Value, keys: &BTreeSet<String>) -> Result<String> {
     let mut found = api::differences(&baseline.api, api);
     found.extend(baseline.keys.difference(keys).map(|key| Difference {
@@ -116,7 +116,7 @@ fn judged(baseline: &Baseline, api: &Value, keys: &BTreeSet<String>) -> Result<S
     );
 }
 
-/// Returns the keys of the config, each as `[section] key`. Keys at the top have no section.
+/// Returns the keys of the config, each as `[section] key`. A key at the top level has no section.
 fn config_keys() -> BTreeSet<String> {
     let of = |header: &str, key: &str| if header.is_empty() { key.to_owned() } else { format!("{header} {key}") };
     let sections =
@@ -130,7 +130,7 @@ fn read_json(path: &Path) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))
 }
 
-/// Returns the tag of a release; `None` without one, or without git.
+/// Returns the tag of a release. Returns `None` if there is no tag, or git is not installed.
 fn release_tag(root: &Path) -> Option<String> {
     let output = Command::new("git").args(["tag", "--list", "v[0-9]*"]).current_dir(root).output().ok()?;
     let tags = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -175,7 +175,8 @@ mod tests {
         }
     }
 
-    /// Fields of the real API, wherever they are used, are compared. Every fifth one, to save time.
+    /// Removes fields of the real API, wherever they are used. To save time, the test removes only
+    /// every fifth field.
     #[test]
     fn removal_of_any_field_of_the_api_is_found() {
         let api = read_json(&workspace::root().join(CURRENT_API)).unwrap();

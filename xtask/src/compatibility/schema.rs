@@ -1,10 +1,13 @@
-//! Compares two JSON schemas of an OpenAPI document: whether what was valid before still is.
+//! Compares two JSON schemas of an OpenAPI document: every value that was valid before must still
+//! be valid.
 //!
-//! What is permitted depends on the direction. A request may take more and must not require more. An answer may have
-//! more and must not lack anything. A removed field or value is an error in both, because a client writes or reads it.
+//! The permitted changes depend on the direction. A new request may allow more, and must not
+//! require more. A new response may contain more, and must not lack anything. The removal of a
+//! field or of a value is an error in both directions, because a client may write or read it.
 //!
-//! A schema is expanded into its alternatives: `$ref` is followed, `allOf` is merged, `oneOf` is a list. Alternatives
-//! of two lists are matched by their tag (`kind=mig`), by their type, or by their required fields.
+//! A schema is expanded into its alternatives: `$ref` is followed, `allOf` is merged, and `oneOf`
+//! is a list of alternatives. The alternatives of two lists are matched by their tag (`kind=mig`),
+//! by their type, or by their required fields.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -12,7 +15,7 @@ use serde_json::Value;
 
 use super::Difference;
 
-/// Who writes a value.
+/// The side that writes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Direction {
     /// The client.
@@ -26,7 +29,8 @@ pub(super) enum Direction {
 pub(super) struct Comparison<'d> {
     old: &'d Value,
     new: &'d Value,
-    /// Pairs of objects that were compared, by their sources. A schema of many operations is reported once.
+    /// Pairs of objects that were already compared, identified by their sources. Therefore a
+    /// difference in a schema that many operations use is reported once.
     seen: HashSet<(Vec<usize>, Vec<usize>, Direction)>,
     pub(super) found: Vec<Difference>,
 }
@@ -34,18 +38,18 @@ pub(super) struct Comparison<'d> {
 /// One alternative of a schema.
 #[derive(Debug, Clone, Default)]
 struct Shape<'d> {
-    /// Addresses of the schemas that its fields come from.
+    /// Addresses of the schemas from which the fields come.
     sources: Vec<usize>,
-    /// Types; empty for any type.
+    /// Permitted types. The set is empty if any type is permitted.
     types: BTreeSet<&'d str>,
     format: Option<&'d str>,
-    /// Permitted strings; `None` for any.
+    /// Permitted strings, or `None` if any string is permitted.
     values: Option<BTreeSet<&'d str>>,
     properties: BTreeMap<&'d str, &'d Value>,
     required: BTreeSet<&'d str>,
-    /// The schemas of array items: one for all, or one for each position.
+    /// The schemas of array items: one schema for all items, or one for each position.
     items: Vec<&'d Value>,
-    /// The schema of fields with any name.
+    /// The schema of fields whose names are not listed.
     other_fields: Option<&'d Value>,
 }
 
@@ -140,7 +144,7 @@ impl<'d> Comparison<'d> {
 }
 
 impl<'d> Shape<'d> {
-    /// Reads the keywords of a schema, without `$ref`, `oneOf` and `allOf`.
+    /// Reads the keywords of a schema, except `$ref`, `oneOf` and `allOf`.
     fn of(schema: &'d Value) -> Self {
         let texts = |key: &str| -> Option<BTreeSet<&'d str>> {
             match schema.get(key)? {
@@ -163,7 +167,7 @@ impl<'d> Shape<'d> {
         }
     }
 
-    /// Returns what both require, as `allOf` does.
+    /// Merges two shapes: the result requires what both require, as with `allOf`.
     fn merged(mut self, other: Self) -> Self {
         self.sources.extend(other.sources);
         self.types.extend(other.types);
@@ -176,13 +180,13 @@ impl<'d> Shape<'d> {
         self
     }
 
-    /// Returns the alternative of `now` that has the place of this one of `before`.
+    /// Returns the alternative in `now` that corresponds to this alternative of `before`.
     fn counterpart<'s>(&self, before: &[Self], now: &'s [Self]) -> Option<&'s Self> {
         let named = |shapes: &'s [Self]| shapes.iter().find(|other| other.name() == self.name());
         if !self.name().is_empty() {
             return named(now);
         }
-        // An object whose fields do not name it.
+        // This alternative is an object whose fields contain no tag.
         let is_unnamed = |shape: &&Self| shape.name().is_empty();
         let unnamed: Vec<&Self> = now.iter().filter(is_unnamed).collect();
         let has_all = |other: &&&Self| self.required.iter().all(|name| other.properties.contains_key(name));
@@ -192,7 +196,8 @@ impl<'d> Shape<'d> {
         }
     }
 
-    /// Returns what distinguishes an alternative from others: its tag, or its type if it is not an object.
+    /// Returns the name by which an alternative is distinguished from others: its tag, or its type
+    /// if it is not an object.
     fn name(&self) -> String {
         if self.properties.is_empty() {
             return self.type_name();
@@ -203,7 +208,7 @@ impl<'d> Shape<'d> {
         };
         let tags: Vec<String> = self.properties.iter().filter_map(tag).collect();
         if tags.is_empty() && self.properties.len() == 1 && self.required.len() == 1 {
-            // serde's default for an enum: the only field is the tag.
+            // In serde's default form of an enum, the name of the only field is the tag.
             return self.required.iter().copied().collect();
         }
         tags.join(", ")
@@ -227,7 +232,7 @@ impl<'d> Shape<'d> {
     }
 }
 
-/// Follows `$ref`.
+/// Follows `$ref` to the schema that it names.
 fn resolved<'d>(document: &'d Value, schema: &'d Value) -> &'d Value {
     let target = schema.get("$ref").and_then(Value::as_str).and_then(|path| path.strip_prefix('#'));
     match target.and_then(|pointer| document.pointer(pointer)) {
@@ -236,7 +241,7 @@ fn resolved<'d>(document: &'d Value, schema: &'d Value) -> &'d Value {
     }
 }
 
-/// Returns the alternatives of a schema. Strings of fixed values are one alternative.
+/// Returns the alternatives of a schema. A schema that lists fixed strings is a single alternative.
 fn alternatives<'d>(document: &'d Value, schema: &'d Value) -> Vec<Shape<'d>> {
     let schema = resolved(document, schema);
     let list = |key: &str| schema.get(key).and_then(Value::as_array).into_iter().flatten();

@@ -1,9 +1,10 @@
-//! `cargo xtask demo`: shows gpush on a simulated host. The short tour fits on three screens; `--full` shows every
-//! subject.
+//! `cargo xtask demo`: shows gpush on a simulated host. The short tour fits on three screens;
+//! `--full` shows every subject.
 //!
-//! All output is real. `gpush-sim run` creates the host and runs this program again on it. That instance starts the
-//! real `gpushd`, runs real `gpushctl` commands, and prints each with its output. Every command must end with a given
-//! exit code, including those that must fail. So the demo is also a test.
+//! All output is real. `gpush-sim run` creates the host and runs this program again on that host.
+//! The second instance starts the real `gpushd`, runs real `gpushctl` commands, and prints each
+//! command with its output. Every command must end with a given exit code, and some commands must
+//! fail. Therefore the demo is also a test.
 
 use std::{
     path::{Path, PathBuf},
@@ -44,7 +45,7 @@ pub(crate) struct Arguments {
     inside: Option<PathBuf>,
 }
 
-/// Runs the demo. Returns true if every command ended as required.
+/// Runs the demo. Returns true if every command ended with the required exit code.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if let Some(programs) = &arguments.inside {
         return inside(arguments, &Tour::of(&arguments.preset)?, programs);
@@ -105,7 +106,8 @@ fn inside(arguments: &Arguments, tour: &Tour, programs: &Path) -> Result<bool> {
     Ok(good)
 }
 
-/// Runs the commands of the short tour. Returns true if each ended as required.
+/// Runs the commands of the short tour. Returns true if each command ended with the required exit
+/// code.
 fn short(tour: &Tour, session: &mut Session) -> Result<bool> {
     let mut wrong = Vec::new();
     session.reload(&tour.config_with_mps())?;
@@ -136,7 +138,7 @@ fn short(tour: &Tour, session: &mut Session) -> Result<bool> {
     end(&wrong, "`cargo xtask demo --full` shows more, `--shell` leaves you on such a host.")
 }
 
-/// Reports the commands that did not end as required.
+/// Prints the commands that did not end with the required exit code.
 fn end(wrong: &[String], more: &str) -> Result<bool> {
     for line in wrong {
         println!("WRONG: {line}");
@@ -147,7 +149,8 @@ fn end(wrong: &[String], more: &str) -> Result<bool> {
     Ok(wrong.is_empty())
 }
 
-/// Runs the commands of the full tour. Returns true if each ended as required.
+/// Runs the commands of the full tour. Returns true if each command ended with the required exit
+/// code.
 fn full(tour: &Tour, session: &mut Session) -> Result<bool> {
     let mut wrong = Vec::new();
     say("What is there. No GPU is cut, none is claimed.");
@@ -190,7 +193,7 @@ fn full(tour: &Tour, session: &mut Session) -> Result<bool> {
     end(&wrong, "`cargo xtask demo --shell` leaves you on such a host.")
 }
 
-/// Runs the second part: GPUs shared through MPS instead of MIG.
+/// Runs the second part of the tour: GPUs that are shared through MPS instead of MIG.
 fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<()> {
     let gpu = tour.shared;
     say("The second rule is to share its GPUs through MPS in place of cutting them.");
@@ -219,13 +222,13 @@ struct Worker(Child);
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // The program only sleeps, so nothing is lost, and a failure does not matter.
+        // The program only sleeps, so killing it loses nothing, and an error does not matter.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts a program in the tour's instance.
+/// Starts a program in the instance that the tour uses.
 fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worker> {
     let id = used(tour, session)?["gi"].as_u64().with_context(|| format!("GPU 0 has no {}", tour.used))?;
     typed("sleep 600 &");
@@ -233,7 +236,7 @@ fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worke
     let pid = worker.0.id();
     let line = format!("gpush-sim process $NVML_SIM_STATE add --gpu 0 --gi {id} --ci 0 --memory 9216 --pid {pid}");
     types(session, wrong, &line, 0)?;
-    // gpushd's readings can be a second old. The demo waits until gpushd shows the program.
+    // A reading of gpushd can be a second old, so the demo waits until gpushd shows the program.
     let started = Instant::now();
     while used(tour, session)?["compute_instances"][0]["processes"][0].is_null() {
         if started.elapsed() > Duration::from_secs(30) {
@@ -243,7 +246,8 @@ fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worke
     Ok(worker)
 }
 
-/// Returns the tour's instance on GPU 0 as gpushd shows it; null if it does not exist.
+/// Returns the instance on GPU 0 that the tour uses, as gpushd shows it. Returns null if the
+/// instance does not exist.
 fn used(tour: &Tour, session: &Session) -> Result<Value> {
     let shown = session.command("gpushctl").args(["gpu", "show", "0", "--json"]).stdin(Stdio::null()).output()?;
     let gpus: Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;

@@ -14,15 +14,16 @@ use nix::{
     unistd::Pid,
 };
 
-/// Time for the agent to start, to reload its config, and to end.
+/// Time limit for the agent to start, to reload its config, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An agent on the simulated host on which this process runs. It has its own folder, in which the commands run.
+/// An agent on the simulated host on which this process runs. The session has its own folder, in
+/// which its commands run.
 pub(super) struct Session {
     programs: PathBuf,
     folder: tempfile::TempDir,
     agent: Child,
-    /// Receives the agent's notifications to its service manager, such as readiness.
+    /// Receives the notifications that the agent sends to its service manager, such as readiness.
     told: UnixDatagram,
 }
 
@@ -49,7 +50,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Returns a command in the session's folder. There, `gpushctl` finds the agent.
+    /// Returns a command that runs in the session's folder. In that folder, `gpushctl` finds the
+    /// agent.
     pub(super) fn command(&self, program: &str) -> Command {
         let own = self.programs.join(program);
         let mut command = Command::new(if own.is_file() { own } else { program.into() });
@@ -57,14 +59,14 @@ impl Session {
         command
     }
 
-    /// Returns the search path of programs, with the built programs first.
+    /// Returns the value of `PATH`, with the built programs first.
     fn path(&self) -> std::ffi::OsString {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let all = std::iter::once(self.programs.clone()).chain(std::env::split_paths(&path));
         std::env::join_paths(all).unwrap_or(path)
     }
 
-    /// Gives the agent another config, as `systemctl reload` would.
+    /// Replaces the agent's config and reloads it, as `systemctl reload` would.
     pub(super) fn reload(&mut self, config: &str) -> Result<()> {
         fs::write(self.folder.path().join("config.toml"), config).context("the config cannot be written")?;
         self.signal(Signal::SIGHUP)?;
@@ -77,7 +79,7 @@ impl Session {
         let mut shell = self.command(&program);
         shell.env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
         let status = shell.status().with_context(|| format!("{program} cannot be started"))?;
-        // The exit code of a shell is that of its last command, which does not matter here.
+        // The exit code of a shell is that of the last command in it, which does not matter here.
         Ok(status.signal().is_none())
     }
 
@@ -96,7 +98,8 @@ impl Session {
             if started.elapsed() > PATIENCE {
                 bail!("gpushd does not end; its log:\n{}", self.log());
             }
-            // No notification is expected. This waits a moment, and returns early if one arrives.
+            // The agent is not expected to send a notification. This call only waits for a moment,
+            // and returns earlier if a notification arrives.
             let _ = self.told.recv(&mut buffer);
         }
     }
@@ -135,7 +138,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // After `end`, the process has ended. After a failure, it may still run.
+        // After `end`, the process has ended. After a failure, it may still be running.
         let _ = self.agent.kill();
         let _ = self.agent.wait();
     }

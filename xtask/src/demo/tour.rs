@@ -1,5 +1,5 @@
-//! The commands of the demo for each preset: layouts in the profile names of its parts, and the exit code that each
-//! command must have.
+//! The commands of the demo for each preset: layouts with the profile names of its GPU models, and
+//! the exit code that each command must have.
 
 use anyhow::{Result, bail};
 use gpush_geometry::PRESETS;
@@ -9,19 +9,19 @@ use gpush_geometry::PRESETS;
 pub(super) struct Tour {
     /// Description of the host in a few words.
     pub(super) about: &'static str,
-    /// Selectors of the GPUs that get the mixed layout, and of those that get the even layout.
+    /// Selectors: of the GPUs with the mixed layout, and of the GPUs with the even layout.
     pub(super) gpus: [&'static str; 2],
     /// Instances of different sizes on one GPU. A program uses the first of them.
     mixed: &'static [&'static str],
     /// Instances of nearly equal size.
     even: &'static [&'static str],
-    /// Another layout with room for the instance in use.
+    /// Another layout that has room for the instance in use.
     pub(super) reshaped: &'static [&'static str],
-    /// A layout without room for the instance in use: the whole GPU as one instance.
+    /// A layout that has no room for the instance in use: the whole GPU as one instance.
     pub(super) whole: &'static str,
     /// Profile of the instance in use.
     pub(super) used: &'static str,
-    /// Index of one of the GPUs that have the even layout and are shared through MPS at the end.
+    /// Index of a GPU with the even layout. At the end of the tour, it is shared through MPS.
     pub(super) shared: u32,
 }
 
@@ -48,10 +48,10 @@ const FOUR_24: Layouts =
 const FOUR_96: Layouts =
     Layouts { mixed: &["2g.48gb", "1g.24gb*2"], even: &["1g.24gb*4"], reshaped: &["2g.48gb*2"], whole: "4g.96gb" };
 
-/// The MPS settings at the end.
+/// The MPS settings at the end of the tour.
 pub(super) const MPS: &str = "mode = \"mps\"\nmps = { percentage = 50, shares_percent = 100 }";
 
-/// Layouts in the profile names of one part.
+/// Layouts with the profile names of one GPU model.
 struct Layouts {
     mixed: &'static [&'static str],
     even: &'static [&'static str],

@@ -1,7 +1,8 @@
 //! Builds the programs of the packages.
 //!
-//! A plain build needs the glibc of the machine on which it is built. cargo-zigbuild links against an older glibc, so
-//! that the same file runs on every supported release.
+//! A plain build needs at least the glibc version of the machine on which it is built.
+//! cargo-zigbuild links against an older glibc, so that the same file runs on every supported
+//! release.
 
 use std::path::PathBuf;
 
@@ -10,13 +11,14 @@ use anyhow::{Context, Result, bail};
 use super::Release;
 use crate::workspace::{self, Build};
 
-/// Oldest glibc that the packages support, that of Debian 11 and Ubuntu 20.04.
+/// Oldest glibc version that the packages support, which is the version of Debian 11 and Ubuntu
+/// 20.04.
 pub(super) const GLIBC: &str = "2.31";
 
 /// The build profile of the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Profile {
-    /// For hosts: optimised, with debug symbols to split off.
+    /// For hosts: optimised, with debug symbols that can be split off.
     Release,
     /// For tests of the packages.
     Debug,
@@ -24,8 +26,7 @@ pub(super) enum Profile {
 
 /// Builds the programs and returns their folder.
 ///
-/// # Errors
-/// If cargo fails, or a release build lacks cargo-zigbuild.
+/// # Errors If cargo fails, or cargo-zigbuild is not installed for a release build.
 pub(super) fn build(release: &Release) -> Result<PathBuf> {
     if release.profile == Profile::Debug {
         return workspace::build_programs(Build::Debug);
@@ -42,7 +43,8 @@ pub(super) fn build(release: &Release) -> Result<PathBuf> {
     for package in workspace::PROGRAMS {
         command.args(["--package", package]);
     }
-    // The same source gives the same program in every folder. A build id connects the program with its debug symbols.
+    // With these flags, the same source gives the same program in every folder. A build id connects
+    // the program with its debug symbols.
     let home = std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")));
     let flags = [
         "-Clink-arg=-Wl,--build-id=sha1".to_owned(),

@@ -15,7 +15,7 @@ impl Package {
     /// All packages.
     pub(super) const ALL: [Self; 3] = [Self::Gpush, Self::Sim, Self::Symbols];
 
-    /// Returns the name of the package, which is also that of its staged tree.
+    /// Returns the name of the package, which is also the name of its staged tree.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Gpush => "gpush",
@@ -25,7 +25,7 @@ impl Package {
     }
 }
 
-/// Where a file comes from.
+/// The origin of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// A built program or library, by file name. Its debug symbols are split off.
@@ -34,7 +34,8 @@ pub(super) enum Source {
     File(&'static str),
     /// A file of the repository, compressed.
     Compressed(&'static str),
-    /// All generated files in this folder below `target/` whose names have this ending. Man pages are compressed.
+    /// All generated files in the folder `target/<first>` whose names end with the second text. Man
+    /// pages are compressed.
     Made(&'static str, &'static str),
     /// A symbolic link to this path.
     Link(&'static str),
@@ -71,7 +72,8 @@ const fn made(folder: &'static str, end: &'static str, path: &'static str) -> En
     Entry { package: Package::Gpush, source: Source::Made(folder, end), path, mode: 0o644 }
 }
 
-/// All files, except those that `stage` and `deb` add: licences, SBOM, and changelogs of the package formats.
+/// All files, except those that `stage` and `deb` add: licences, the SBOM, and the changelogs of
+/// the package formats.
 pub(super) const ENTRIES: &[Entry] = &[
     program(Package::Gpush, "gpushd", "/usr/sbin/gpushd"),
     program(Package::Gpush, "gpushctl", "/usr/bin/gpushctl"),
@@ -87,7 +89,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("packaging/tmpfiles.d/gpush.conf", "/usr/lib/tmpfiles.d/"),
     file("packaging/system-preset/80-gpush.preset", "/usr/lib/systemd/system-preset/"),
     file("packaging/needrestart/gpush.conf", "/etc/needrestart/conf.d/"),
-    // For Slurm's prolog.d and epilog.d, and the source of the plugin for `--gpush`.
+    // Scripts for Slurm's prolog.d and epilog.d, and the source of the plugin that adds `--gpush`.
     script("packaging/slurm/prolog", "/usr/share/gpush/slurm/"),
     script("packaging/slurm/epilog", "/usr/share/gpush/slurm/"),
     script("packaging/slurm/task-prolog", "/usr/share/gpush/slurm/"),
@@ -105,7 +107,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         path: "/usr/share/doc/gpush/changelog.gz",
         mode: 0o644,
     },
-    // The program finds the library in its own folder.
+    // The program looks for the library in its own folder.
     program(Package::Sim, "gpush-sim", "/usr/lib/gpush-sim/gpush-sim"),
     Entry {
         package: Package::Sim,

@@ -1,4 +1,4 @@
-//! `.deb` files: control files and `dpkg-deb`.
+//! `.deb` files, which are built from control files with `dpkg-deb`.
 
 use std::{
     collections::BTreeSet,
@@ -113,7 +113,7 @@ fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<St
     ))
 }
 
-/// Adds Debian's changelog, which refers to another file for the changes.
+/// Adds Debian's changelog. It refers to another file, which lists the changes.
 fn add_changelog(release: &Release, package: Package, tree: &Path) -> Result<()> {
     let date = output(Command::new("date").args(["--utc", "--rfc-email", &format!("--date=@{}", release.epoch)]))?;
     let text = format!(

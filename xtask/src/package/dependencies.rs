@@ -1,6 +1,8 @@
-//! The libraries that the programs contain: their licences, and a bill of materials (SBOM) as CycloneDX JSON.
+//! The libraries that the programs contain: their licences, and a bill of materials (SBOM) as
+//! CycloneDX JSON.
 //!
-//! The source is `cargo metadata`, reduced to the packages that `gpushd` and `gpushctl` reach by normal dependencies.
+//! The data comes from `cargo metadata`, reduced to the packages on which `gpushd` and `gpushctl`
+//! depend through normal dependencies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,7 +41,7 @@ pub(super) fn describe(release: &Release) -> Result<(String, String)> {
     Ok((licences(&packages)?, sbom(release, &packages)?))
 }
 
-/// Returns the ids of all packages that the programs reach by normal dependencies.
+/// Returns the ids of all packages on which the programs depend through normal dependencies.
 fn reached(metadata: &Value) -> Result<BTreeSet<&str>> {
     let mut next: Vec<&str> = array(metadata, "packages")?
         .iter()
@@ -65,7 +67,8 @@ fn reached(metadata: &Value) -> Result<BTreeSet<&str>> {
 
 fn licences(packages: &[&Value]) -> Result<String> {
     let mut whole = String::from("Libraries that the programs of gpush contain, with their licences.\n");
-    // Many libraries have the same text. Each text is printed once, below the names of all its libraries.
+    // Many libraries have the same licence text. Each text is printed once, below the names of all
+    // libraries that have it.
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in packages {
         let name = format!("{} {}", text(package, "name"), text(package, "version"));
@@ -122,7 +125,7 @@ fn array<'v>(value: &'v Value, name: &str) -> Result<&'v Vec<Value>> {
     value[name].as_array().with_context(|| format!("cargo metadata has no list {name}"))
 }
 
-/// Returns a text field; empty if the field is absent.
+/// Returns a text field, or an empty text if the field is absent.
 fn text<'v>(value: &'v Value, name: &str) -> &'v str {
     value[name].as_str().unwrap_or_default()
 }

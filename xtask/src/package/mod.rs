@@ -7,8 +7,8 @@
 //! cargo metadata ──► licences, SBOM ┘
 //! ```
 //!
-//! The packages do not depend on the time, the user or the folder of the build. File times are those of the last
-//! commit, and owners are root.
+//! The packages do not depend on the time, the user or the folder of the build. The times of all
+//! files are the time of the last commit, and the owner of all files is root.
 //!
 //! | file | subject |
 //! |---|---|
@@ -78,15 +78,15 @@ struct Release {
     profile: Profile,
     /// Time of the last commit in seconds since 1970. Every file in a package has this time.
     epoch: u64,
-    /// Name and address of the person who builds, in the form `NAME <ADDRESS>`.
+    /// Name and address of the person who builds the packages, in the form `NAME <ADDRESS>`.
     maintainer: String,
 }
 
 /// Runs `cargo xtask package`.
 ///
 /// # Errors
-/// If a program does not build or needs a newer glibc than [`build::GLIBC`], a file is missing, or `dpkg-deb` or
-/// `rpmbuild` fails.
+/// If a program does not build or needs a newer glibc than [`build::GLIBC`], a file is missing, or
+/// `dpkg-deb` or `rpmbuild` fails.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let release = Release {
         version: arguments.version.clone().unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned()),
@@ -142,7 +142,7 @@ fn schema(programs: &Path) -> Result<u32> {
     number.with_context(|| format!("`gpushd --version` names no database schema: {said}"))
 }
 
-/// Runs a command that must succeed, and returns its standard output.
+/// Runs a command that must succeed. Returns its standard output.
 fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let done = command.output().with_context(|| format!("cannot start {program}"))?;

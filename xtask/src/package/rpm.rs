@@ -1,4 +1,4 @@
-//! `.rpm` files: the spec and `rpmbuild`.
+//! `.rpm` files, which are built from the spec with `rpmbuild`.
 
 use std::{
     fs,
@@ -27,7 +27,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     if !workspace::is_installed("rpmbuild") {
         bail!("rpmbuild is not installed (Debian's package rpm); `--format deb` makes .deb files alone");
     }
-    // Packages for tests are not worth the time that compression takes.
+    // For packages that only tests use, strong compression would take too much time.
     let payload = if release.profile == Profile::Release { "w9.gzdio" } else { "w1.gzdio" };
     let work = out.join("work").join("rpm");
     let root = work.join("root");
@@ -62,7 +62,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
         ("_topdir", work.display().to_string()),
         ("_rpmdir", work.join("out").display().to_string()),
         ("buildroot", root.display().to_string()),
-        // A package file must not contain where and when it was built.
+        // A package file must not contain the place and the time of the build.
         ("_buildhost", "gpush".to_owned()),
         ("use_source_date_epoch_as_buildtime", "1".to_owned()),
         ("clamp_mtime_to_source_date_epoch", "1".to_owned()),
@@ -81,7 +81,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     Ok(made)
 }
 
-/// Returns the spec without the package of debug symbols.
+/// Returns the spec without the subpackage of debug symbols.
 fn without_package(spec: &str) -> String {
     let mut kept = String::new();
     let mut left_out = false;
@@ -103,7 +103,7 @@ fn without_package(spec: &str) -> String {
 mod tests {
     use super::*;
 
-    /// rpm expands `%` in scripts too, so `${x%%y}` would become another command.
+    /// rpm also expands `%` in scripts, so `${x%%y}` in a script would become another command.
     #[test]
     fn shared_scripts_contain_no_rpm_macro() {
         let scripts = crate::workspace::root().join("packaging/scripts");

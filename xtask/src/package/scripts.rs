@@ -1,8 +1,9 @@
-//! Maintainer scripts and the spec. They are templates below `packaging/` with two kinds of placeholders.
+//! Maintainer scripts and the spec. They are templates below `packaging/` with two kinds of
+//! placeholders.
 //!
-//! - `#include NAME` becomes the text of `packaging/scripts/NAME`, with the indentation of its line. So scripts for
-//!   both formats exist once.
-//! - `@NAME@` becomes a value of the build.
+//! - `#include NAME` is replaced by the text of `packaging/scripts/NAME`, with the indentation of
+//!   its line. Therefore a script for both formats exists only once.
+//! - `@NAME@` is replaced by a value of the build.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -27,14 +28,14 @@ impl Values {
         &self.0["SCHEMA"]
     }
 
-    /// Returns these values with one added.
+    /// Returns a copy of these values with one value added.
     pub(super) fn with(&self, name: &'static str, value: String) -> Self {
         let mut values = self.clone();
         values.0.insert(name, value);
         values
     }
 
-    /// Returns a template of `packaging/` with its placeholders filled in.
+    /// Returns a template of `packaging/` with its placeholders replaced.
     ///
     /// # Errors
     /// If a file cannot be read, or a placeholder has no value.

@@ -1,4 +1,4 @@
-//! The staged trees: one folder per package, with every file as it is on the host.
+//! The staged trees: one folder per package, which contains every file as it will be on the host.
 
 use std::{
     collections::BTreeMap,
@@ -32,12 +32,12 @@ pub(super) struct Stage {
 pub(super) struct Staged {
     /// Path on the host.
     pub(super) path: String,
-    /// Mode of a file; `None` for a symbolic link.
+    /// Mode of a file, or `None` for a symbolic link.
     pub(super) mode: Option<u32>,
 }
 
 impl Stage {
-    /// Creates the trees below `folder`.
+    /// Creates the staged trees below `folder`.
     ///
     /// # Errors
     /// If a file is missing or cannot be written, or a program needs a newer glibc than [`GLIBC`].
@@ -67,7 +67,7 @@ impl Stage {
         self.folder.join(package.name())
     }
 
-    /// Returns the path in a package's tree of a path on the host.
+    /// Returns the path in a package's tree that corresponds to a path on the host.
     pub(super) fn path(&self, package: Package, path: &str) -> PathBuf {
         self.root(package).join(path.trim_start_matches('/'))
     }
@@ -155,7 +155,7 @@ impl Stage {
         }
     }
 
-    /// Returns the staged path of an entry that has this source file.
+    /// Returns the path in the staged tree at which an entry puts this source file.
     fn target(&self, entry: &Entry, source: &Path) -> PathBuf {
         let path = self.path(entry.package, entry.path);
         if entry.path.ends_with('/') { path.join(source.file_name().unwrap_or_default()) } else { path }
@@ -183,8 +183,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Copies a program, and moves its debug symbols to the package of symbols. There, a debugger finds them by build
-    /// id.
+    /// Copies a program, and moves its debug symbols to the package of debug symbols. A debugger
+    /// finds them there by build id.
     fn add_program(&self, name: &str, entry: &Entry, profile: Profile) -> Result<()> {
         let (built, target) = (self.programs.join(name), self.path(entry.package, entry.path));
         copy(&built, &target, entry.mode)?;
@@ -203,7 +203,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Sets the time of every file and folder to that of the release.
+    /// Sets the time of every file and folder to the time of the release.
     fn set_times(&self, epoch: u64) -> Result<()> {
         let mut paths = walk(&self.folder)?;
         paths.push(self.folder.clone());
@@ -251,7 +251,7 @@ fn write(to: &Path, content: &[u8], mode: u32) -> Result<()> {
     fs::set_permissions(to, fs::Permissions::from_mode(mode)).with_context(|| to.display().to_string())
 }
 
-/// Compresses a file in place. The result does not contain its name and time.
+/// Compresses a file in place. The result contains neither the name nor the time of the file.
 fn compress(path: &Path) -> Result<()> {
     output(Command::new("gzip").args(["-9", "--no-name", "--force"]).arg(path)).map(|_| ())
 }

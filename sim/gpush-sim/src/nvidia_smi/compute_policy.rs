@@ -9,26 +9,27 @@
 //! +-------------------------------------+
 //! ```
 //!
-//! Known about the real program:
+//! What is known about the real program:
 //!
-//! - the table's head, the widths of its columns and all messages: from the texts in nvidia-smi 535.309.01;
-//! - the table names a GPU only by its index;
-//! - a GPU without levels gives exit code 3 and both `Failed to set` lines (kubernetes-sigs/dra-driver-nvidia-gpu
-//!   issue 41);
-//! - without a command it prints its help (NVIDIA/k8s-device-plugin issue 354).
+//! - The head of the table, the widths of its columns and all messages are those in nvidia-smi
+//!   535.309.01.
+//! - The table names a GPU only by its index.
+//! - For a GPU without levels, the program prints both `Failed to set` lines and ends with exit
+//!   code 3 (kubernetes-sigs/dra-driver-nvidia-gpu issue 41).
+//! - Without a command, the program prints its help (NVIDIA/k8s-device-plugin issue 354).
 //!
-//! Guessed: the position of a value in its column; that the table of the other GPUs is printed although one GPU has
-//! no levels; and that failures also go to standard output.
+//! What is assumed: the position of a value in its column; that the program prints the table of the
+//! other GPUs although one GPU has no levels; and that it prints failures to standard output too.
 //!
-//! Levels are accepted only as numbers, because the real program's help lists no other form. Accepting more would
-//! hide a mistake.
+//! The simulation accepts levels only as numbers, because the real program's help lists no other
+//! form. If it accepted more, it could hide a mistake.
 
 use std::process::ExitCode;
 
 use silicon::machine::{Pid, Timeslice};
 use silicon::{Call, Host, HostError, Return, fault};
 
-/// What the arguments after `compute-policy` request.
+/// The request in the arguments after `compute-policy`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Help,
@@ -131,8 +132,8 @@ fn set(host: &Host, level: Timeslice, gpus: &[u32]) -> Result<Vec<Return>, HostE
             Some(rc) => Err(rc),
             None if !host.privileged() => Err(Return::NoPermission),
             None => host.update(|machine| {
-                // nvidia-smi has the driver open while it runs. Without persistence mode, the setting is lost when it
-                // ends.
+                // nvidia-smi has the driver open while it runs. Without persistence mode, the
+                // setting is lost when nvidia-smi ends.
                 machine.open(Pid::own());
                 let done = machine.set_timeslice(gpu, level);
                 machine.close(Pid::own());
@@ -157,7 +158,7 @@ fn set(host: &Host, level: Timeslice, gpus: &[u32]) -> Result<Vec<Return>, HostE
     Ok(failures)
 }
 
-/// Returns the text of `nvmlErrorString` for the return codes that are likely.
+/// Returns the text of `nvmlErrorString` for the usual return codes.
 fn words(rc: Return) -> String {
     match rc {
         Return::NotSupported => "Not Supported".to_owned(),

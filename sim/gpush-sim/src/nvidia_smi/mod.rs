@@ -1,8 +1,9 @@
-//! The simulated `nvidia-smi`. It resets GPUs, sets their MIG mode, persistence mode and time-slice level, lists and
-//! queries them, and manages MIG instances. It rejects other commands.
+//! The simulated `nvidia-smi`. It resets GPUs, sets their MIG mode, persistence mode and time-slice
+//! level, lists and queries them, and manages MIG instances. It rejects other commands.
 //!
-//! Exit codes are those of the nvidia-smi manual: 2 invalid argument, 3 not supported, 4 no permission, 6 not found,
-//! 9 driver not loaded, 15 GPU lost, 255 anything else.
+//! The exit codes are those of the nvidia-smi manual: 2 for an invalid argument, 3 for not
+//! supported, 4 for no permission, 6 for not found, 9 for a driver that is not loaded, 15 for a
+//! lost GPU, and 255 for anything else.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,7 +15,8 @@ mod compute_policy;
 mod mig;
 mod query;
 
-/// Resets a GPU, subject to the fault rules. The outer error is about the host, the inner one about the GPU.
+/// Applies the fault rules, and resets a GPU. The outer error is an error of the host, the inner
+/// error is an error of the GPU.
 pub(crate) fn reset(host: &Host, gpu: u32) -> Result<Result<(), String>, HostError> {
     let decision = host.before(&Call::on(fault::GPU_RESET, gpu))?;
     let done = match decision.rc {
@@ -44,7 +46,7 @@ fn holders(host: &Host, gpu: u32) -> Result<String, HostError> {
     })
 }
 
-/// What the arguments request.
+/// The request in the arguments.
 enum Asked {
     List,
     Reset(Option<Vec<String>>),
@@ -87,8 +89,8 @@ fn mode(text: &str) -> Option<bool> {
     }
 }
 
-/// Returns the host that the environment names, or the program's path (`DIR/bin/nvidia-smi`), because callers may
-/// clear the environment.
+/// Returns the host that the environment names, or the host to which the program's path
+/// (`DIR/bin/nvidia-smi`) belongs. Callers may clear the environment.
 fn host(called: &Path) -> Result<Host, HostError> {
     if std::env::var_os(silicon::host::STATE_VARIABLE).is_some() {
         return Host::from_environment();
@@ -116,7 +118,7 @@ fn list(host: &Host) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Returns the index of the GPU that an `-i` argument names: by index, UUID or PCI address.
+/// Finds the GPU that an `-i` argument names by index, UUID or PCI address. Returns its index.
 fn find(host: &Host, id: &str) -> Option<u32> {
     let slots = host.hardware().slots.iter().zip(0..);
     let lower = id.to_lowercase();
@@ -129,7 +131,8 @@ fn find(host: &Host, id: &str) -> Option<u32> {
         .next()
 }
 
-/// Returns the indexes of the GPUs that `-i` names, or of all GPUs. If a GPU does not exist, returns the exit code.
+/// Returns the indexes of the GPUs that `-i` names, or of all GPUs. If a GPU does not exist,
+/// returns the exit code.
 fn gpus(host: &Host, ids: Option<Vec<String>>) -> Result<Vec<u32>, ExitCode> {
     let Some(ids) = ids else { return Ok((0..).take(host.hardware().slots.len()).collect()) };
     let find = |id: &String| {
@@ -141,7 +144,7 @@ fn gpus(host: &Host, ids: Option<Vec<String>>) -> Result<Vec<u32>, ExitCode> {
     ids.iter().map(find).collect()
 }
 
-/// Returns the exit code that the manual names for a return code.
+/// Returns the exit code that the manual documents for a return code.
 fn exit_code(rc: Return) -> ExitCode {
     ExitCode::from(match rc {
         Return::Success => 0,
@@ -163,7 +166,7 @@ const KNOWN: &str = "It knows `nvidia-smi -L`, `nvidia-smi --query-gpu=FIELDS --
                      `nvidia-smi --gpu-reset -i N`, `nvidia-smi -i N -mig 0|1`, `nvidia-smi -i N -pm 0|1` and \
                      `nvidia-smi compute-policy`; for the rest use gpushctl, nvitop or `gpush-sim show`.";
 
-/// Prints the error, and returns the exit code for an invalid command line.
+/// Prints an error. Returns the exit code for an invalid command line.
 fn invalid(why: &str) -> ExitCode {
     println!("{why}");
     ExitCode::from(2)
@@ -253,7 +256,7 @@ fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostErro
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sets MIG mode. A pending mode gives a warning and not an error, as in the real program.
+/// Sets MIG mode. As in the real program, a pending mode is a warning, not an error.
 fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
     let all = || (0..host.hardware().slots.len()).map(|index| index.to_string()).collect();
     if !host.privileged() {
@@ -291,7 +294,8 @@ fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sets persistence mode: whether a GPU stays initialised when no process has it open.
+/// Sets persistence mode. With persistence mode, a GPU remains initialised when no process has it
+/// open.
 fn keep_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
     if !host.privileged() {
         eprintln!(

@@ -1,7 +1,8 @@
-//! `nvidia-smi --query-gpu` and `--query-compute-apps`: values as CSV, as nvsmi and scripts read them.
+//! `nvidia-smi --query-gpu` and `--query-compute-apps`. They print values as CSV, which nvsmi and
+//! scripts read.
 //!
-//! The fields are those of `nvidia-smi --help-query-gpu`. As in the real program, an unknown field is an error with
-//! exit code 2.
+//! The fields are those of `nvidia-smi --help-query-gpu`. As in the real program, an unknown field
+//! is an error with exit code 2.
 
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,7 +26,7 @@ enum About {
     ComputeApps,
 }
 
-/// A value: text, or a number with its unit. `Absent` if the driver does not report it.
+/// A value: a text, or a number with its unit. It is `Absent` if the driver does not report it.
 enum Value {
     Text(String),
     Number(u64, &'static str),
@@ -117,7 +118,7 @@ pub(super) fn act(host: &Host, query: &Query) -> Result<ExitCode, HostError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the unit of a field, as in the header.
+/// Returns the unit of a field, as the header prints it.
 fn unit(field: &str) -> Option<&'static str> {
     match field {
         "memory.total" | "memory.used" | "memory.free" | "memory.reserved" | "used_memory" | "used_gpu_memory" => {
@@ -228,7 +229,7 @@ fn app_rows(host: &Host, machine: &Machine, gpu: u32, fields: &[String]) -> Resu
     processes.iter().filter(computes).map(|process| fields.iter().map(|name| field(process, name)).collect()).collect()
 }
 
-/// Returns the program of a process, from its command line.
+/// Returns the program of a process, which is the first word of its command line.
 fn program_of(pid: u32) -> String {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();

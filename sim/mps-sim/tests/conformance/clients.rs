@@ -1,4 +1,4 @@
-//! Clients: which server serves them, and for how long.
+//! Clients: which server serves a client, and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -105,7 +105,8 @@ pub(crate) async fn server_and_clients_survive_a_killed_daemon(setup: Setup) {
     signal(server, Signal::SIGKILL);
 }
 
-/// The client that connected last is served first, so other clients may have to wait several times.
+/// The daemon serves the client that connected last first, so other clients may have to wait
+/// several times.
 pub(crate) async fn client_of_another_uid_waits_for_the_first(setup: Setup) {
     let Some(uid) = another_uid("client_of_another_uid_waits_for_the_first") else { return };
     let daemon = setup.start().await;

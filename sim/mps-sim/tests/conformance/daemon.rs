@@ -1,4 +1,4 @@
-//! A control daemon under test, real or simulated, with the simulated server first on its PATH.
+//! A control daemon under test, real or simulated. The simulated server comes first on its `PATH`.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -34,7 +34,7 @@ pub(crate) enum Trait {
     ServesSeveralUsers,
 }
 
-/// A version, as far as versions differ in these tests.
+/// A version of the daemon, as far as versions differ in these tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Branch {
     V535,
@@ -42,8 +42,9 @@ pub(crate) enum Branch {
     V555,
 }
 
-/// The differences: a behaviour, whether 535, 550 and 555 have it, and the source. A real daemon counts as 550 or
-/// later if it knows `get_server_status`, and as 555 if its program file contains the word `-multiuser-server`.
+/// The differences: a behaviour, whether 535, 550 and 555 have it, and how this is known. The tests
+/// treat a real daemon as 550 or later if it has the command `get_server_status`, and as 555 if its
+/// program file contains the word `-multiuser-server`.
 pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
     (Trait::KnowsServerStatus, [false, true, true], "seen with 535.309, 550.163 and 555.58"),
     (Trait::WritesPidFile, [false, true, true], "535.309 was seen not to write it, 550.163 and 555.58 to write it"),
@@ -51,10 +52,10 @@ pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
     (Trait::ServesSeveralUsers, [false, false, true], "seen with 535.309, 550.163 and 555.58.02"),
 ];
 
-/// Lets clients of all users share one server, which runs as root.
+/// The option with which one server, which runs as root, serves clients of all users.
 pub(crate) const MULTI_USER: &str = "-multiuser-server";
 
-/// The preparation of a daemon: directories, programs, faults.
+/// The settings of a daemon under test: directories, programs, faults.
 pub(crate) struct Setup {
     pub(crate) which: Which,
     scratch: tempfile::TempDir,
@@ -64,7 +65,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Creates the setup; `None` if the daemon is not installed.
+    /// Creates the settings. Returns `None` if the daemon is not installed.
     pub(crate) fn of(which: Which, check: &str) -> Option<Self> {
         if which == Which::Real && program(CONTROL).is_none() {
             println!("SKIPPED {check}: {CONTROL} is not installed; `cargo xtask test` as root installs it");
@@ -90,7 +91,7 @@ impl Setup {
         self.scratch.path().join(name)
     }
 
-    /// Sets another pipe directory.
+    /// Sets the pipe directory.
     pub(crate) fn at(mut self, pipe: PathBuf) -> Self {
         self.pipe = pipe;
         self
@@ -101,7 +102,7 @@ impl Setup {
         self
     }
 
-    /// Starts the daemon with one more argument.
+    /// Adds an argument of the daemon.
     pub(crate) fn argument(mut self, argument: &'static str) -> Self {
         self.arguments.push(argument);
         self
@@ -116,7 +117,8 @@ impl Setup {
         }
     }
 
-    /// Returns whether the program supports several users, according to the table or to the real program's file.
+    /// Returns whether the program supports several users. For a real program, its file shows that;
+    /// for a simulated one, the table.
     pub(crate) fn serves_several_users(&self) -> bool {
         match self.which {
             Which::Real => {
@@ -128,7 +130,7 @@ impl Setup {
         }
     }
 
-    /// Returns the fault file of the simulated server, for use under either daemon.
+    /// Returns the fault file of the simulated server, which runs under the real daemon too.
     pub(crate) fn faults(&self) -> FaultFile {
         FaultFile::at(self.path("faults.toml"))
     }
@@ -140,7 +142,8 @@ impl Setup {
     /// Returns a command with the daemon's environment.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
-        // A test in the background ignores SIGINT, a test under nohup ignores SIGHUP, and children inherit that.
+        // A test in the background ignores SIGINT, and a test under nohup ignores SIGHUP. Child
+        // processes inherit that, so restore the default signal handling.
         let mut command = Command::new("/usr/bin/env");
         command
             .arg("--default-signal=INT,HUP")
@@ -177,7 +180,8 @@ impl Setup {
     }
 }
 
-/// A running daemon; killed when dropped. Its server ends with the pipe directory.
+/// A running daemon, which is killed when this value is dropped. Its server ends when the pipe
+/// directory is removed.
 pub(crate) struct Daemon {
     pub(crate) control: Control,
     pub(crate) setup: Setup,
@@ -196,7 +200,7 @@ impl Daemon {
         answer.unwrap_or_else(|error| panic!("{line}: {error}")).text
     }
 
-    /// Returns the log so far, of a daemon in the foreground.
+    /// Returns the log of a daemon in the foreground so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.setup.path("out")).unwrap()
     }
@@ -221,7 +225,7 @@ impl Daemon {
         until("a server", async || self.control.servers(LONG).await.unwrap().first().copied()).await
     }
 
-    /// Waits for a server that answers, and returns its pid.
+    /// Waits for a server that answers queries, and returns its pid.
     pub(crate) async fn ready_server(&self) -> Pid {
         let server = self.server().await;
         until("a server that is asked", async || self.control.percentage(server, LONG).await.ok()).await;
@@ -232,12 +236,12 @@ impl Daemon {
         until("no server", async || self.control.servers(LONG).await.unwrap().is_empty().then_some(())).await;
     }
 
-    /// Starts a client with the test's uid, with additional environment variables.
+    /// Starts a client as the test's own user, with additional environment variables.
     pub(crate) fn client(&self, environment: &[(&str, &str)]) -> Client {
         self.client_of(None, environment)
     }
 
-    /// Starts a client with another uid, which only root can do.
+    /// Starts a client as another user, which only root can do.
     pub(crate) fn client_of(&self, uid: Option<u32>, environment: &[(&str, &str)]) -> Client {
         let mut command = self.setup.command(Path::new(STAND_IN));
         if let Some(uid) = uid {
@@ -262,7 +266,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A client; killed when dropped.
+/// A client, which is killed when this value is dropped.
 pub(crate) struct Client {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -273,7 +277,7 @@ impl Client {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// Returns the next line of the client; empty after it has ended.
+    /// Returns the next line of the client, or an empty text after it has ended.
     pub(crate) fn next(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
@@ -298,7 +302,7 @@ impl Drop for Client {
     }
 }
 
-/// Polls until there is an answer.
+/// Polls until `ask` returns a value.
 pub(crate) async fn until<T>(what: &str, ask: impl AsyncFn() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -319,7 +323,8 @@ pub(crate) fn signal(pid: Pid, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
 }
 
-/// Returns another uid, if the test can switch to it and that user can run the programs.
+/// Returns the uid of another user, if the test can become that user and that user can run the
+/// programs.
 pub(crate) fn another_uid(check: &str) -> Option<u32> {
     let uid = 65_534;
     let mut command = Command::new(STAND_IN);

@@ -1,4 +1,4 @@
-//! The control connection. A daemon accepts only one.
+//! The control connection. A daemon accepts only one at a time.
 
 use std::{
     io::IoSlice,
@@ -28,7 +28,7 @@ pub(crate) async fn twenty_concurrent_callers_are_answered(setup: Setup) {
     for asked in asked.collect::<Vec<_>>() {
         assert_eq!(asked.await.unwrap().unwrap(), Percentage::ALL);
     }
-    // Each caller has its own connection. They block each other, and retry.
+    // Each caller opens its own connection. The callers block each other, and retry.
     let asked = (0..20).map(|_| {
         let control = Control::of(&daemon.setup.pipe);
         tokio::spawn(async move { control.default_percentage(LONG).await })
@@ -46,7 +46,8 @@ pub(crate) async fn open_front_end_keeps_the_daemon_busy_until_it_ends(setup: Se
     };
     let mut prompt = sit_down();
     let control = &daemon.control;
-    // The front-end opens the connection a moment after its start. If the test holds it then, the front-end ends.
+    // The front-end opens its connection a moment after its start. If this test holds the control
+    // connection at that moment, the front-end ends.
     let busy = loop {
         if let Err(error) = control.default_percentage(Duration::from_millis(300)).await {
             break error;
@@ -63,7 +64,7 @@ pub(crate) async fn open_front_end_keeps_the_daemon_busy_until_it_ends(setup: Se
     assert_eq!(control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// Returns the processes that hold the control connection, except this one.
+/// Returns the processes, other than this one, that hold the control connection.
 fn who(daemon: &Daemon) -> Vec<i32> {
     holder::holders(i32::try_from(daemon.child.id()).unwrap(), &daemon.setup.pipe).unwrap()
 }
@@ -72,7 +73,7 @@ fn who(daemon: &Daemon) -> Vec<i32> {
 struct HalfOpen(std::process::Child);
 
 impl HalfOpen {
-    /// The connection is a descriptor that a child process inherits.
+    /// Starts the process. It inherits the connection as a file descriptor.
     fn at(setup: &Setup) -> Self {
         let fd = knock(setup);
         let mut command = Program::new("sleep");
@@ -115,7 +116,7 @@ async fn is_stopped(daemon: &Daemon) {
     assert!(matches!(stopped, ControlError::Session(SessionError::Silent { .. })), "{stopped:?}");
 }
 
-/// Any user can block the daemon for all users.
+/// With one such connection, any user can block the daemon for all users.
 pub(crate) async fn half_open_connection_blocks_the_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
@@ -124,7 +125,7 @@ pub(crate) async fn half_open_connection_blocks_the_daemon(setup: Setup) {
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// The client is served, and the daemon still waits for its message.
+/// The daemon has passed the client to a server, but still waits for the client's message.
 pub(crate) async fn silent_client_blocks_the_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
@@ -146,7 +147,7 @@ pub(crate) async fn silent_client_blocks_the_daemon(setup: Setup) {
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// Through NVIDIA's front-end, the answers are the same.
+/// NVIDIA's front-end prints the same answers as the socket sends.
 pub(crate) async fn front_end_and_socket_give_the_same_answers(setup: Setup) {
     let daemon = setup.start().await;
     let (pipe, program) = (&daemon.setup.pipe, daemon.setup.control_program());
@@ -189,7 +190,7 @@ pub(crate) async fn front_end_exit_code_shows_only_a_missing_daemon(setup: Setup
     let asked = |lines: &str| {
         let mut front = daemon.setup.command(&daemon.setup.control_program());
         let mut front = front.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Without a daemon, the front-end ends before it reads.
+        // If no daemon is running, the front-end ends before it reads its standard input.
         let _unread = std::io::Write::write_all(&mut front.stdin.take().unwrap(), lines.as_bytes());
         let ended = front.wait_with_output().unwrap();
         let said = [ended.stdout, ended.stderr].concat();

@@ -1,4 +1,4 @@
-//! How a daemon starts, how it ends, and how other programs find it.
+//! The start and the end of a daemon, and how other programs find the daemon.
 
 use std::{path::PathBuf, process::Stdio, time::Duration};
 

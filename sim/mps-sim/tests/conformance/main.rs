@@ -1,9 +1,10 @@
-//! One set of checks for NVIDIA's control daemon and for the simulated one, through gpush's own protocol crate. So
-//! the behaviour that gpush relies on is specified once, and holds for both.
+//! One set of checks for NVIDIA's control daemon and for the simulated one, through gpush's own
+//! protocol crate. So the checks specify once the behaviour that gpush relies on, for both daemons.
 //!
-//! The real daemon needs no GPU, but its server does. So both daemons use the simulated server, found through the
-//! PATH. If the real daemon is not installed, its half is skipped with a message. Differences are in a table:
-//! [`daemon::DIFFERENCES`].
+//! The real daemon needs no GPU, but its server does. Therefore both daemons use the simulated
+//! server, which they find through `PATH`. If the real daemon is not installed, its checks are
+//! skipped with a message. The table [`daemon::DIFFERENCES`] lists the differences between
+//! versions.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 mod clients;
@@ -14,7 +15,7 @@ mod multi_user;
 mod servers;
 mod settings;
 
-/// Defines a test of each check for each daemon.
+/// Defines one test for each check and each daemon.
 macro_rules! on_each {
     ($($which:ident => $variant:ident),* ; $checks:tt) => { $(on_each!(@one $which $variant $checks);)* };
     (@one $which:ident $variant:ident { $($at:ident: $($check:ident)*;)* }) => {

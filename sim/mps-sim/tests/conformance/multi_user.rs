@@ -1,4 +1,5 @@
-//! Clients of several users on one server that runs as root: `-multiuser-server`, from version 555 on.
+//! Clients of several users on one server, which runs as root: `-multiuser-server`, in version 555
+//! and later.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -6,8 +7,8 @@ use gpush_mps::daemon::multi_user::{Support, support};
 
 use crate::daemon::{LONG, MULTI_USER, Setup, Trait, another_uid};
 
-/// gpushd runs only programs that no other user can replace. So the test calls the program through a script in a
-/// directory of root.
+/// gpushd runs only programs that no other user can replace. Therefore the test calls the program
+/// through a script in a directory that belongs to root.
 pub(crate) async fn support_of_several_users_is_detected(setup: Setup) {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIPPED support_of_several_users_is_detected: only root may use the option");
@@ -26,7 +27,8 @@ pub(crate) async fn support_of_several_users_is_detected(setup: Setup) {
 pub(crate) async fn clients_of_several_users_share_a_server_of_root(setup: Setup) {
     let Some(uid) = another_uid("clients_of_several_users_share_a_server_of_root") else { return };
     if !setup.serves_several_users() {
-        // The program starts the front-end, which finds no daemon.
+        // The program treats the unknown argument as a front-end call, and the front-end finds no
+        // daemon.
         let status = setup.argument(MULTI_USER).spawn().wait().unwrap();
         assert_eq!(status.code(), Some(1));
         return;

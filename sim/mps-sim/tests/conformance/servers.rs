@@ -1,4 +1,4 @@
-//! Queries and settings of servers, and how servers end.
+//! Queries and settings of servers, and the end of servers.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// Returns the state; `None` if the daemon does not report states.
+/// Returns the state of a server, or `None` if the daemon does not report states.
 async fn state(daemon: &Daemon, server: i32) -> Option<MpsServerState> {
     match daemon.control.server_state(server, LONG).await {
         Ok(state) => Some(state),
@@ -56,7 +56,8 @@ pub(crate) async fn server_is_started_listed_set_and_shut_down(setup: Setup) {
     // A second request for the same user has no effect.
     control.start_server(own_uid(), LONG).await.unwrap();
     assert_eq!(control.servers(LONG).await.unwrap(), [server]);
-    // The server received the defaults at its start. Later defaults are not passed to it.
+    // The server received the defaults when it started. The daemon does not pass later defaults to
+    // it.
     control.set_default_percentage("70".parse().unwrap(), LONG).await.unwrap();
     assert_eq!(control.percentage(server, LONG).await.unwrap().tenths(), 400);
     assert_eq!(control.memory_limit(server, LONG).await.unwrap(), "2G".parse().ok());
@@ -81,7 +82,8 @@ pub(crate) async fn forced_shutdown_ends_the_server_of_a_client(setup: Setup) {
     daemon.control.shutdown_server(server, false, LONG).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(daemon.control.servers(LONG).await.unwrap(), [server], "it waits for its client");
-    // The server is about to end, so the daemon does not query it, and reports no clients.
+    // The server will end after its clients, so the daemon does not query it, and reports no
+    // clients.
     assert_eq!(daemon.control.clients(server, LONG).await.unwrap(), [] as [i32; 0]);
     let busy = daemon.control.percentage(server, LONG).await.unwrap_err();
     assert!(matches!(busy, ControlError::ServerBusy), "{busy:?}");

@@ -1,12 +1,12 @@
-//! Kills clients of the simulated driver at random moments, and checks the host.
+//! Kills clients of the simulated driver at random moments, and checks the host after each kill.
 //!
-//! `nvml-churn --kills N --seed S` uses the host that `$NVML_SIM_STATE` names. It starts a few clients, each of which
-//! creates and destroys instances continuously. It kills each client with SIGKILL at a random moment within 2 ms.
-//! After each kill, the state must be readable, changeable and valid: no lock stays locked, and no partial state is
-//! visible.
+//! `nvml-churn --kills N --seed S` uses the host that `$NVML_SIM_STATE` names. It starts a few
+//! clients, each of which continuously creates and destroys instances. It kills each client with
+//! SIGKILL at a random moment within 2 ms. After each kill, the state must be readable, changeable
+//! and valid: no lock remains locked, and no partly written state is visible.
 //!
-//! Most clients are forked from this process, which has loaded the library. Every twentieth client is a separate
-//! program. nvml-churn prints its counts, and fails at the first error.
+//! Most clients are forked from this process, which has loaded the library. Every twentieth client
+//! is a separate program. nvml-churn prints its counts, and fails at the first error.
 
 #![allow(unsafe_code)] // calls C functions of the library, forks, kills and reaps
 
@@ -21,14 +21,14 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, n
 use silicon::Machine;
 use silicon::machine::Placement;
 
-/// Concurrent clients.
+/// Number of concurrent clients.
 const CLIENTS: usize = 6;
-/// Maximum lifetime of a client, in µs from the start of its round.
+/// Maximum time until a client is killed, in µs from the start of its round.
 const LIFE_US: u64 = 2_000;
-/// One of this many clients is a separate program.
+/// One of this many clients runs as a separate program.
 const OWN_PROGRAM: u64 = 20;
-/// Return codes that a client must expect: SUCCESS, INVALID_ARGUMENT (another client destroyed the instance),
-/// NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES.
+/// Return codes that a client may get: SUCCESS, INVALID_ARGUMENT (another client destroyed the
+/// instance), NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES.
 const EXPECTED: [u32; 5] = [0, 2, 6, 19, 23];
 
 fn main() -> ExitCode {
@@ -52,7 +52,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// An xorshift64* generator: random enough to choose moments, and repeatable by its seed.
+/// An xorshift64* generator. It is random enough to choose moments, and the same seed gives the
+/// same numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -73,18 +74,19 @@ fn load() -> Result<NvmlLib, String> {
     unsafe { NvmlLib::new("libnvidia-ml.so.1") }.map_err(|error| format!("libnvidia-ml.so.1: {error}"))
 }
 
-/// Descriptors that synchronize a client's start with its parent.
+/// File descriptors that synchronize the start of a client with its parent.
 struct Signals {
-    /// The client writes a byte after its first change.
+    /// The client writes a byte to this pipe after its first change.
     ready: i32,
-    /// Closing it starts all clients of a round.
+    /// The parent closes the other end of this pipe to start all clients of a round.
     go: i32,
 }
 
 impl Signals {
     fn wait(&self) {
         let mut byte = [0_u8];
-        // SAFETY: one byte to or from a local variable, on descriptors passed to this function.
+        // SAFETY: writes one byte from a local variable and reads one byte into it, on descriptors
+        // that were passed to this function.
         unsafe {
             libc::write(self.ready, byte.as_ptr().cast(), 1);
             while libc::read(self.go, byte.as_mut_ptr().cast(), 1) > 0 {}
@@ -92,15 +94,16 @@ impl Signals {
     }
 }
 
-/// The work of a client: makes a change, waits for the other clients of its round, then creates and destroys
-/// instances until it is killed. Returns only if a call gives an impossible result.
+/// The work of a client: makes a change, waits for the other clients of its round, then creates and
+/// destroys instances until it is killed. Returns only if a call gives an impossible result.
 fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> {
     let mut dice = Dice::new(seed);
     let check = |what: &str, code: u32| {
         if EXPECTED.contains(&code) { Ok(code) } else { Err(format!("{what} returned {code}")) }
     };
     let mut gpus: u32 = 0;
-    // SAFETY: pointers to locals of the types that the bindings name, here and in all calls below.
+    // SAFETY: here and in all calls below, the pointers are to locals of the types that the
+    // bindings name.
     unsafe {
         check("nvmlInit_v2", library.nvmlInit_v2())?;
         check("nvmlDeviceGetCount_v2", library.nvmlDeviceGetCount_v2(&mut gpus))?;
@@ -111,17 +114,17 @@ fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> 
         #[allow(clippy::cast_possible_truncation)] // below a u32
         let index = dice.below(gpus.into()) as u32;
         let mut gpu: nvmlDevice_t = null_mut();
-        // SAFETY: as above.
+        // SAFETY: as for the first calls above.
         check("nvmlDeviceGetHandleByIndex_v2", unsafe { library.nvmlDeviceGetHandleByIndex_v2(index, &mut gpu) })?;
         let known = profiles.entry(index).or_insert_with(|| profiles_of(library, gpu));
         #[allow(clippy::cast_possible_truncation)] // below a length
         let profile = known.get(dice.below(known.len() as u64) as usize).copied().unwrap_or(0);
         if dice.below(3) > 0 {
             let mut gi: nvmlGpuInstance_t = null_mut();
-            // SAFETY: as above.
+            // SAFETY: as for the first calls above.
             if check("create", unsafe { library.nvmlDeviceCreateGpuInstance(gpu, profile, &mut gi) })? == 0 {
                 let mut ci: nvmlComputeInstance_t = null_mut();
-                // SAFETY: as above.
+                // SAFETY: as for the first calls above.
                 check("create CI", unsafe { library.nvmlGpuInstanceCreateComputeInstance(gi, 0, &mut ci) })?;
             }
         } else {
@@ -153,16 +156,17 @@ fn destroy_all(
     check: &impl Fn(&str, u32) -> Result<u32, String>,
 ) -> Result<(), String> {
     let (mut found, mut count) = ([null_mut(); 8], 0);
-    // SAFETY: no profile has more than eight instances; locals otherwise.
+    // SAFETY: `found` has room for eight handles, and no profile has more than eight instances. The
+    // other pointers are to locals.
     check("list", unsafe { library.nvmlDeviceGetGpuInstances(gpu, profile, found.as_mut_ptr(), &mut count) })?;
     for gi in found.into_iter().take(count as usize) {
         let mut ci = null_mut();
-        // SAFETY: as above.
+        // SAFETY: the library has just listed `gi`, and `ci` is a local.
         if check("find", unsafe { library.nvmlGpuInstanceGetComputeInstanceById(gi, 0, &mut ci) })? == 0 {
-            // SAFETY: as above.
+            // SAFETY: the library has just written `ci`.
             check("destroy CI", unsafe { library.nvmlComputeInstanceDestroy(ci) })?;
         }
-        // SAFETY: as above.
+        // SAFETY: the library has just listed `gi`.
         check("destroy", unsafe { library.nvmlGpuInstanceDestroy(gi) })?;
     }
     Ok(())
@@ -171,19 +175,19 @@ fn destroy_all(
 /// A running client.
 struct Client {
     pid: i32,
-    /// Kept for separate programs, because dropping it would close its descriptors.
+    /// The child, if the client is a separate program. Dropping it would close its descriptors.
     program: Option<Child>,
 }
 
-/// Counts.
+/// The counts of a run.
 #[derive(Default)]
 struct Tally {
     started: u64,
     killed: u64,
     programs: u64,
-    /// Kills after which instances existed.
+    /// Number of kills after which instances existed.
     inhabited: u64,
-    /// Instances created, as the state counts them. It must never decrease.
+    /// Number of created instances, as counted in the state. It must never decrease.
     created: u64,
 }
 
@@ -242,7 +246,7 @@ fn round(
     drop(go);
     let base = Instant::now();
     for (after, mut client) in working {
-        // The moment itself is the input: there is no event to wait for.
+        // This sleep does not wait for an event. It selects the moment of the kill.
         std::thread::sleep(after.saturating_sub(base.elapsed()));
         client.kill()?;
         tally.killed += 1;
@@ -254,7 +258,7 @@ fn round(
             return Err(format!("the state went back from {} to {created}", tally.created));
         }
         tally.created = created;
-        // Takes the lock, and removes the clients that have ended.
+        // An update takes the lock, and removes the clients that have ended.
         host.update(|_| Ok::<_, silicon::HostError>(())).map_err(|error| error.to_string())?;
     }
     Ok(())
@@ -264,7 +268,7 @@ impl Client {
     /// Kills the client, and checks that SIGKILL ended it.
     fn kill(&mut self) -> Result<(), String> {
         let mut status = 0;
-        // SAFETY: a child of this process, not reaped yet.
+        // SAFETY: `self.pid` is a child of this process that was not reaped yet.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             if libc::waitpid(self.pid, &mut status, 0) != self.pid {
@@ -280,10 +284,12 @@ impl Client {
     }
 }
 
-/// Returns the read end and the write end of a pipe that later programs do not inherit.
+/// Returns the read end and the write end of a pipe. Programs that are executed later do not
+/// inherit the pipe.
 fn pipe() -> Result<(OwnedFd, OwnedFd), String> {
     let mut ends = [0; 2];
-    // SAFETY: an array of two descriptors, which this process owns if the call succeeds.
+    // SAFETY: `ends` has room for two descriptors, which belong to this process if the call
+    // succeeds.
     unsafe {
         if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
             return Err("no pipe".to_owned());
@@ -320,11 +326,13 @@ fn fork(library: &NvmlLib, seed: u64, stop: &OwnedFd, go: &OwnedFd) -> Result<Cl
     // SAFETY: this program has one thread.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // SAFETY: closes the child's copy of the end whose closing is the signal. The parent keeps its copy.
+        // SAFETY: closes only the child's copy of this end. The parent keeps its copy, and closes
+        // it as the start signal.
         unsafe { libc::close(go.as_raw_fd()) };
         let ended = churn(library, seed, &Signals { ready: told.as_raw_fd(), go: stop.as_raw_fd() });
         eprintln!("nvml-churn: client: {ended:?}");
-        // SAFETY: ends the child immediately, without dropping what it shares with its parent.
+        // SAFETY: ends the child immediately, and does not drop values that it shares with its
+        // parent.
         unsafe { libc::_exit(1) };
     }
     drop(told);
@@ -335,7 +343,8 @@ fn fork(library: &NvmlLib, seed: u64, stop: &OwnedFd, go: &OwnedFd) -> Result<Cl
     Ok(Client { pid, program: None })
 }
 
-/// Checks the hardware's rules without the simulator's own capacity code.
+/// Checks that the state obeys the rules of the hardware. Does not use the simulator's own code for
+/// capacities.
 fn obeys(machine: &Machine) -> Result<(), String> {
     for gpu in machine.gpus() {
         let part = machine.part(gpu.index).map_err(|code| code.to_string())?;

@@ -1,4 +1,5 @@
-//! A client of the built library. It loads the library as any program does, on its own simulated host.
+//! A client of the built library. It loads the library as any program does, and has its own
+//! simulated host.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(dead_code)] // each test program uses a part of this
@@ -12,16 +13,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nvml_wrapper_sys::bindings::*;
 use silicon::Description;
 
-/// The library and `$NVML_SIM_STATE` belong to the whole process: one client at a time.
+/// Allows one client at a time, because the library and `$NVML_SIM_STATE` belong to the whole
+/// process.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// The built `libnvidia_ml.so`.
+/// Returns the path of the built `libnvidia_ml.so`.
 pub(crate) fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.parent().unwrap().join("libnvidia_ml.so")
 }
 
-/// A client of a simulated host. [`Client::fresh`] creates one that is not initialised, all others are.
+/// A client of a simulated host. [`Client::fresh`] creates a client that has not called `nvmlInit`;
+/// the other functions create one that has.
 pub(crate) struct Client {
     pub(crate) lib: NvmlLib,
     pub(crate) host: silicon::Host,
@@ -32,12 +35,12 @@ pub(crate) struct Client {
 /// Calls a function of the library with the given arguments and returns its return code.
 macro_rules! rc {
     ($client:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: arguments are of the types that the bindings name, and outlive the call.
+        // SAFETY: the arguments have the types that the bindings name, and outlive the call.
         unsafe { $client.lib.$function($($argument),*) }
     };
 }
 
-/// As `rc!`, and panics if the call fails.
+/// Calls a function as `rc!` does. Panics if the call fails.
 macro_rules! ok {
     ($client:expr, $function:ident($($argument:expr),* $(,)?)) => {
         assert_eq!(rc!($client, $function($($argument),*)), 0, stringify!($function))
@@ -51,7 +54,8 @@ impl Client {
         let scratch = tempfile::tempdir().unwrap();
         let dir = scratch.path().join("host");
         let host = silicon::Host::create(&dir, &Description::parse(description).unwrap()).unwrap();
-        // SAFETY: tests of a program run one at a time, and the library reads it only in nvmlInit.
+        // SAFETY: the clients of a process run one at a time, and the library reads the variable
+        // only in nvmlInit.
         unsafe { std::env::set_var("NVML_SIM_STATE", &dir) };
         // SAFETY: the library's initialisers do nothing.
         let lib = unsafe { NvmlLib::new(library()) }.unwrap();
@@ -64,7 +68,7 @@ impl Client {
         client
     }
 
-    /// Creates a host with one GPU of a model, with MIG mode on if the GPU supports it.
+    /// Creates a host with one GPU of a model. MIG mode is on if the GPU supports it.
     pub(crate) fn one(model: &str) -> Self {
         Self::of(&format!("[[gpu]]\nmodel = \"{model}\"\n"))
     }
@@ -75,10 +79,11 @@ impl Client {
         device
     }
 
-    /// Returns a function of the library that the bindings do not name.
+    /// Returns a function of the library that the bindings do not contain.
     pub(crate) fn symbol(&self, name: &CStr) -> *mut std::ffi::c_void {
         let path = c(library().to_str().unwrap());
-        // SAFETY: the texts are terminated. The library is loaded already and never unloaded.
+        // SAFETY: both texts are zero-terminated. The library is already loaded and is never
+        // unloaded.
         let found = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
         assert!(!found.is_null(), "{name:?}");
         found
@@ -137,7 +142,7 @@ impl Client {
         }
     }
 
-    /// Adds a fault rule, in TOML without its `[[fault]]`.
+    /// Adds a fault rule. `rule` is TOML without the line `[[fault]]`.
     pub(crate) fn fault(&self, rule: &str) {
         let path = self.host.dir().join("faults.toml");
         let mut rules = std::fs::read_to_string(&path).unwrap_or_default();
@@ -148,7 +153,8 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // The next client of this process must begin without a session, even if the calls were unbalanced.
+        // End all sessions, so that the next client of this process starts without one, even if
+        // this client called nvmlShutdown too rarely.
         while {
             let mut count = 0;
             rc!(self, nvmlDeviceGetCount_v2(&mut count)) != 1
@@ -168,6 +174,6 @@ pub(crate) fn c(text: &str) -> CString {
 }
 
 pub(crate) fn string(pointer: *const c_char) -> String {
-    // SAFETY: the library returns terminated constants.
+    // SAFETY: the library returns zero-terminated constants.
     unsafe { CStr::from_ptr(pointer) }.to_str().unwrap().to_owned()
 }

@@ -1,4 +1,4 @@
-//! Driver versions: order, branch, and the CUDA version that came with each branch.
+//! Driver versions: their order, their branches, and the CUDA version of each branch.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ pub struct DriverVersion {
     branch: u32,
     minor: u32,
     patch: u32,
-    /// Whether the version has a third part. All except old branches have one.
+    /// Whether the version has a third number. Only old branches have no third number.
     three: bool,
 }
 
@@ -22,22 +22,23 @@ pub struct DriverVersion {
 pub struct NoDriverVersion(String);
 
 impl DriverVersion {
-    /// A version new enough for every part in the geometry data.
+    /// A version that is new enough for every GPU model in the geometry data.
     pub const NEWEST: Self = Self::new(595, 58, 3);
 
-    /// Creates the version with these parts.
+    /// Creates a version from its three numbers.
     #[must_use]
     pub const fn new(branch: u32, minor: u32, patch: u32) -> Self {
         Self { branch, minor, patch, three: true }
     }
 
-    /// Returns the branch: 550 of `550.163.01`.
+    /// Returns the branch, such as 550 for `550.163.01`.
     #[must_use]
     pub const fn branch(&self) -> u32 {
         self.branch
     }
 
-    /// Returns the CUDA version of the branch, as `major * 1000 + minor * 10` (NVIDIA's CUDA release notes).
+    /// Returns the CUDA version of the branch, as `major * 1000 + minor * 10`. Source: NVIDIA's
+    /// CUDA release notes.
     #[must_use]
     pub const fn cuda(&self) -> u32 {
         match self.branch {

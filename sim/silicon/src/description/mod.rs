@@ -1,4 +1,4 @@
-//! The host to simulate: a preset by name, or a TOML file.
+//! The description of a host to simulate: a preset, by name, or a TOML file.
 //!
 //! ```toml
 //! driver = "550.163.01"      # default: new enough for every part
@@ -28,30 +28,31 @@ pub(crate) use read::{explain, place};
 /// Maximum number of GPUs of a host.
 pub const MAX_GPUS: u32 = 64;
 
-/// Driver of a host whose description names none, if no part needs a newer one.
+/// Driver version of a host whose description names none, unless a GPU model needs a newer one.
 pub const DEFAULT_DRIVER: DriverVersion = DriverVersion::new(550, 163, 1);
 
 /// A host to simulate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    /// Driver version; `None`: [`DEFAULT_DRIVER`], or a newer one if a part needs it.
+    /// Driver version. `None` means [`DEFAULT_DRIVER`], or a newer version if a GPU model needs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverVersion>,
-    /// CUDA version, such as `12.4`; `None`: the version that came with the driver.
+    /// CUDA version, such as `12.4`. `None` means the version that came with the driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
-    /// Seed of UUIDs, serial numbers and readings.
+    /// Seed for UUIDs, serial numbers and readings.
     #[serde(default)]
     pub seed: u64,
-    /// Whether the user who owns the host's directory counts as root on it. If not, only the
-    /// real root may change anything.
+    /// Whether the owner of the host's directory has root permissions on the host. If not, only the
+    /// real root may change the host.
     #[serde(default = "yes")]
     pub owner_is_root: bool,
     /// Whether calls take as long as on hardware.
     #[serde(default)]
     pub latencies: bool,
-    /// Whether a fabric manager runs on the host. It matters only if the GPUs are connected to an NVSwitch.
+    /// Whether a fabric manager runs on the host. This matters only if the GPUs are connected to an
+    /// NVSwitch.
     #[serde(default = "yes")]
     pub fabric_manager: bool,
     /// GPUs, in order.
@@ -68,29 +69,31 @@ pub struct GpuDescription {
     /// Number of GPUs.
     #[serde(default = "one")]
     pub count: u32,
-    /// Chip variant, which decides the GPU instance ids.
+    /// Chip variant, which determines the GPU instance ids.
     #[serde(default)]
     pub chip: Chip,
-    /// Whether MIG mode is on at the start; `None`: on if the part supports MIG.
+    /// Whether MIG mode is on at the start. `None` means on, if the GPU model supports MIG.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<bool>,
     /// Whether the host enables MIG mode at every later boot, as a boot script would.
     #[serde(default)]
     pub mig_at_boot: bool,
-    /// Whether the driver itself resets an idle Ampere GPU on a mode change.
+    /// Whether the driver itself resets an idle Ampere GPU when the MIG mode changes.
     #[serde(default)]
     pub resets_itself: bool,
-    /// Board, by its PCI device id in hex; `None`: the first board of the model.
+    /// PCI device id of the board, in hex. `None` means the first board of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub board: Option<String>,
-    /// How NVLink connects the GPUs of this entry. `None`: through a switch if the board is a module of an HGX
-    /// baseboard, otherwise not at all.
+    /// How NVLink connects the GPUs of this entry. `None` means through a switch if the board is a
+    /// module of an HGX baseboard, and otherwise no connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<Wiring>,
-    /// Serial number, for a single GPU; `None`: derived from the seed.
+    /// Serial number, for an entry with a single GPU. `None` means that it is derived from the
+    /// seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// Minor number of the device file, for a single GPU; `None`: the index. On real hosts the two may differ.
+    /// Minor number of the device file, for an entry with a single GPU. `None` means the index. On
+    /// real hosts, the minor number and the index may differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
 }
@@ -104,7 +107,7 @@ fn one() -> u32 {
 }
 
 impl GpuDescription {
-    /// Creates an entry for GPUs of a model, with default values.
+    /// Creates an entry for GPUs of a model, with default values for the other fields.
     #[must_use]
     pub fn new(model: &str, count: u32) -> Self {
         Self {
@@ -123,7 +126,7 @@ impl GpuDescription {
 }
 
 impl Description {
-    /// Creates a host with these GPUs and default values.
+    /// Creates a host with these GPUs, and default values for the other fields.
     #[must_use]
     pub fn of(gpus: Vec<GpuDescription>) -> Self {
         Self { driver: None, cuda: None, seed: 0, owner_is_root: true, latencies: false, fabric_manager: true, gpus }
@@ -137,8 +140,7 @@ impl Description {
 
     /// Returns the preset with this name.
     ///
-    /// # Errors
-    /// If there is no such preset. The error names the most similar one.
+    /// # Errors If no preset has this name. The error names the most similar preset.
     pub fn preset(name: &str) -> Result<Self, DescriptionError> {
         let known = gpush_geometry::PRESETS.iter();
         known
@@ -153,8 +155,7 @@ impl Description {
 
     /// Returns the driver of the host.
     ///
-    /// # Errors
-    /// If the described driver is too old for a part.
+    /// # Errors If the described driver is too old for a GPU model.
     pub fn driver(&self) -> Result<DriverVersion, DescriptionError> {
         let mut needed = DEFAULT_DRIVER;
         for gpu in &self.gpus {
@@ -176,8 +177,7 @@ impl Description {
 
     /// Returns the described hardware.
     ///
-    /// # Errors
-    /// If the description names unknown objects or impossible combinations.
+    /// # Errors If the description names unknown objects or has an impossible combination.
     pub fn hardware(&self) -> Result<Hardware, DescriptionError> {
         let driver = self.driver()?;
         let cuda = match &self.cuda {

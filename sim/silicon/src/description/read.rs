@@ -1,4 +1,4 @@
-//! Reads a description from TOML text. Errors name the line, the column and the fix.
+//! Reads a description from a TOML text. An error names the line, the column and the fix.
 
 use std::fmt;
 
@@ -8,19 +8,19 @@ use crate::spelling;
 /// The reason why a description cannot be simulated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DescriptionError {
-    /// What is wrong.
+    /// The problem.
     pub message: String,
     /// The fix.
     pub hint: String,
-    /// Line and column, from 1.
+    /// Line and column, counted from 1.
     pub at: Option<(usize, usize)>,
     subject: Option<Subject>,
 }
 
-/// The value that an error is about.
+/// The value that an error concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Subject {
-    /// Position of the `[[gpu]]` entry; `None`: the host.
+    /// Position of the `[[gpu]]` entry. `None` means that the value belongs to the host.
     entry: Option<usize>,
     key: &'static str,
 }
@@ -31,7 +31,8 @@ impl DescriptionError {
         Self { message: message.into(), hint: hint.into(), at: None, subject: None }
     }
 
-    /// Returns the error with the key that it is about, in an entry (`None`: in the host).
+    /// Adds to the error the key that it concerns, and the entry of the key (`None` for a key of
+    /// the host).
     pub(super) fn about(self, entry: Option<usize>, key: &'static str) -> Self {
         Self { subject: Some(Subject { entry, key }), ..self }
     }
@@ -49,7 +50,7 @@ impl fmt::Display for DescriptionError {
 
 impl std::error::Error for DescriptionError {}
 
-/// Returns the line and column, from 1, of a byte in a text.
+/// Returns the line and the column, counted from 1, of a byte in a text.
 pub(crate) fn place(text: &str, byte: usize) -> (usize, usize) {
     let before = text.get(..byte).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
@@ -57,7 +58,8 @@ pub(crate) fn place(text: &str, byte: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// Returns a TOML error as message, hint and position. For an unknown name, it suggests similar ones.
+/// Returns the message, the hint and the position of a TOML error. For an unknown name, the hint
+/// suggests similar names.
 pub(crate) fn explain(text: &str, error: &toml::de::Error) -> (String, String, Option<(usize, usize)>) {
     let at = error.span().map(|span| place(text, span.start));
     let message = error.message().trim().lines().collect::<Vec<_>>().join(" ");
@@ -65,7 +67,7 @@ pub(crate) fn explain(text: &str, error: &toml::de::Error) -> (String, String, O
     if let Some(rest) = unknown {
         let mut quoted = rest.split('`');
         let name = quoted.next().unwrap_or_default();
-        // After the name, separators and known names alternate.
+        // After the unknown name, separators and known names alternate.
         let known: Vec<&str> = quoted.skip(1).step_by(2).collect();
         if !known.is_empty() {
             let kind = if message.starts_with("unknown field") { "key" } else { "value" };
@@ -85,7 +87,8 @@ impl Description {
             let (message, hint, at) = explain(text, &error);
             DescriptionError { at, ..DescriptionError::new(message, hint) }
         })?;
-        // A host without GPUs can be simulated, but it is usually a mistake. So it must name its driver.
+        // A host without GPUs can be simulated, but it is usually a mistake. Therefore the
+        // description must then name the driver.
         if read.gpus.is_empty() && read.driver.is_none() {
             return Err(DescriptionError {
                 at: Some(place(text, text.len())),
@@ -100,14 +103,15 @@ impl Description {
     }
 }
 
-/// Returns the position of the value that an error is about.
+/// Returns the position of the value that an error concerns.
 fn locate(text: &str, subject: Subject) -> Option<(usize, usize)> {
     let document = toml::de::DeTable::parse(text).ok()?;
     let table = match subject.entry {
         None => document.get_ref(),
         Some(entry) => document.get_ref().get("gpu")?.get_ref().as_array()?.get(entry)?.get_ref().as_table()?,
     };
-    // The key is absent, and its default does not fit: point to the entry's model.
+    // If the key is absent, its default value is the problem. In this case, point to the entry's
+    // model.
     let value = table.get(subject.key).or_else(|| table.get("model"))?;
     Some(place(text, value.span().start))
 }

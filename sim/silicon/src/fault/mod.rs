@@ -1,6 +1,7 @@
-//! Faults: rules that make driver calls fail, wait, hang, return wrong results or kill their caller.
+//! Faults: rules that make driver calls fail, wait, hang, return wrong results or kill their
+//! caller.
 //!
-//! `faults.toml` in the host's directory, re-read when it changes:
+//! The rules are in `faults.toml` in the host's directory. The file is read again when it changes:
 //!
 //! ```toml
 //! [[fault]]
@@ -10,9 +11,9 @@
 //! after = 1                             # the first matching call passes
 //! times = 3                             # then three fail, and all later ones pass
 //! ```
-//!
-//! The counters are in the shared state, so that they count the calls of all processes. The ABI calls
-//! [`Host::before`] before every call, and [`Host::after`] with its result at the end:
+//! The counters are in the shared state, so that they count the calls of all processes. The
+//! simulated library calls [`Host::before`] before every call, and [`Host::after`] with its result
+//! at the end of the call:
 //!
 //! ```text
 //!  match rules ─▶ count, mutate the state (under the lock) ─▶ delay, hang, kill "before" ─▶ Decision
@@ -45,11 +46,11 @@ pub(crate) const EMPTY: &str = "# Fault rules of this simulated host: `gpush-sim
 pub struct Call<'a> {
     /// Name of the exported function.
     pub function: &'a str,
-    /// GPU concerned.
+    /// GPU that the call concerns.
     pub gpu: Option<u32>,
-    /// GPU instance concerned.
+    /// GPU instance that the call concerns.
     pub gpu_instance: Option<u32>,
-    /// Compute instance concerned.
+    /// Compute instance that the call concerns.
     pub compute_instance: Option<u32>,
 }
 
@@ -83,33 +84,33 @@ impl<'a> Call<'a> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[must_use = "return `rc` if it is set, and pass this to Host::after"]
 pub struct Decision {
-    /// The call returns this, and does nothing.
+    /// The call returns this code, and has no effect.
     pub rc: Option<Return>,
-    /// `SetMigMode` succeeds with this activation status, and the mode stays pending.
+    /// `SetMigMode` succeeds with this activation status, and the mode remains pending.
     pub activation_status: Option<Return>,
-    /// An enumeration returns the result as of `nvmlInit`.
+    /// Whether a call that lists objects returns the state as of `nvmlInit`.
     pub stale: bool,
-    /// The process that is killed when the call has ended.
+    /// The process to kill when the call has ended.
     kill_after: Option<Victim>,
 }
 
-/// The process that is killed.
+/// The process to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     /// The caller.
     Caller,
-    /// Its parent first, and then the caller.
+    /// The caller's parent first, and then the caller.
     Both,
 }
 
-/// The rules last read, and the file's timestamp.
+/// The rules as last read, and the stamp of the file at that time.
 #[derive(Debug)]
 pub(crate) struct Rules {
     path: PathBuf,
     read: Mutex<Option<(Stamp, Numbered)>>,
 }
 
-/// A stamp that distinguishes versions of the file without reading it.
+/// A stamp that distinguishes versions of the file, without reading the file.
 type Stamp = Option<(SystemTime, u64, u64)>;
 
 /// Rules with their fingerprints.
@@ -120,7 +121,7 @@ impl Rules {
         Self { path, read: Mutex::new(None) }
     }
 
-    /// Returns the current rules; none if there is no file.
+    /// Returns the current rules. Returns none if the file does not exist.
     pub(crate) fn current(&self) -> Result<Numbered, HostError> {
         use std::os::unix::fs::MetadataExt;
         let stamp = || -> Stamp {
@@ -144,18 +145,18 @@ impl Rules {
     }
 }
 
-/// The combined effects of the rules that fire.
+/// The combined effects of the rules that apply to a call.
 #[derive(Debug, Default)]
 struct Outcome {
     decision: Decision,
     delay: Duration,
     kill_before: Option<Victim>,
-    /// The rule whose removal ends the wait.
+    /// Fingerprint of the rule that makes the call hang. The hang ends when the rule is removed.
     hang: Option<u64>,
 }
 
-/// Counts a call for its matching rules, combines the effects of those that fire, and changes the machine
-/// accordingly. The pure part of [`Host::before`].
+/// Counts a call for its matching rules, combines the effects of the rules that take effect, and
+/// changes the machine accordingly. This is the pure part of [`Host::before`].
 fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller: Pid) -> Outcome {
     let mut outcome = Outcome::default();
     for (fingerprint, rule) in rules {
@@ -180,7 +181,7 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
         }
         let gpu = rule.gpu.or(call.gpu);
         if let (Some(xid), Some(gpu)) = (rule.xid, gpu) {
-            // If the instance of the call no longer exists, the error is reported for the GPU alone.
+            // If the instance of the call no longer exists, report the error for the whole GPU.
             let told = machine.xid(gpu, xid, call.gpu_instance, call.compute_instance);
             if told == Err(Return::NotFound) {
                 let _no_gpu = machine.xid(gpu, xid, None, None);
@@ -211,8 +212,9 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
 }
 
 impl Host {
-    /// Applies the fault rules, and waits as the rules and the host's latencies require. Does not return if a rule
-    /// kills the caller. Call it before every driver call, without any lock.
+    /// Applies the fault rules, and waits as the rules and the host's latencies require. Does not
+    /// return if a rule kills the caller. Callers call this function before every driver call,
+    /// without holding a lock.
     ///
     /// # Errors
     /// If `faults.toml` is invalid, or the state cannot be used.
@@ -242,7 +244,8 @@ impl Host {
         Ok(outcome.decision)
     }
 
-    /// Ends a call that began with [`Host::before`]. Does not return if a rule kills the caller after it.
+    /// Ends a call that began with [`Host::before`]. Does not return if a rule kills the caller
+    /// after the call.
     pub fn after(&self, decision: Decision) {
         if let Some(victim) = decision.kill_after {
             die(victim);
@@ -258,7 +261,8 @@ impl Host {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(_) => return,
-                // A file that is being edited removes no rule. The wait also ends when the host ends.
+                // An invalid file may be a file that is being edited, so it does not remove the
+                // rule. The wait also ends when the host is removed.
                 Err(_) if self.dir().exists() => std::thread::sleep(Duration::from_millis(5)),
                 Err(_) => return,
             }
@@ -287,13 +291,13 @@ impl Host {
         self.write_faults(&file)
     }
 
-    /// Removes the fault rule at a position (from 0), or all rules, with their counters. Returns how many it removed.
+    /// Removes the fault rule at a position (counted from 0), or all rules, together with their
+    /// counters. Returns the number of removed rules.
     ///
-    /// # Errors
-    /// If the file cannot be written, or there is no such rule.
+    /// # Errors If the file cannot be written, or no rule has this position.
     pub fn clear_faults(&self, position: Option<usize>) -> Result<usize, HostError> {
         let Some(position) = position else {
-            // This also repairs an unreadable file.
+            // This also repairs an invalid file.
             let count = self.rules()?.current().map_or(0, |rules| rules.len());
             self.write_faults(&RuleFile { fault: Vec::new() })?;
             return Ok(count);
@@ -317,7 +321,8 @@ impl Host {
 
     fn write_faults(&self, file: &RuleFile) -> Result<(), HostError> {
         crate::host::write_whole(&self.dir().join("faults.toml"), file.render()?.as_bytes())?;
-        // A rule that is added again starts with new counters.
+        // Remove the counters of removed rules, so that a rule that is added again starts with new
+        // counters.
         let known: Vec<u64> = rule::numbered(file.fault.clone()).into_iter().map(|(own, _)| own).collect();
         self.update(|machine| {
             machine.state.faults.retain(|own, _| known.contains(own));
@@ -326,8 +331,8 @@ impl Host {
     }
 }
 
-/// Ends this process as a crash would: no cleanup code runs. If requested, the parent dies first, so that it cannot
-/// react to the death of this process.
+/// Ends this process as a crash would: no cleanup code runs. If requested, the parent is killed
+/// first, so that it cannot react to the end of this process.
 fn die(victim: Victim) {
     let own = nix::unistd::Pid::this();
     let parent = nix::unistd::Pid::parent();

@@ -1,4 +1,5 @@
-//! One fault rule: its form, the calls that it matches, and when it fires.
+//! One fault rule: its form, the calls that it matches, and the condition under which it takes
+//! effect.
 
 use std::fmt;
 
@@ -51,14 +52,14 @@ pub enum Kill {
     After,
 }
 
-/// The effect of a rule on the host, or on what the caller sees of it.
+/// An effect of a rule on the host, or on the state that the caller sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mutation {
     /// The GPU falls off the bus, until the next boot.
     Lose,
-    /// The caller keeps an open handle of the instance (or GPU) until it exits. The driver does not list it,
-    /// and destroying returns `IN_USE`.
+    /// The caller keeps an open handle of the instance (or GPU) until it exits. The driver does not
+    /// list that handle, but destroying the object returns `IN_USE`.
     Leak,
     /// The caller sees the instances as they were at its `nvmlInit`.
     Stale,
@@ -68,51 +69,52 @@ pub enum Mutation {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Name of the function (without version: any version of it), or a pattern with `*`.
+    /// Name of the function, or a pattern with `*`. A name without a version matches any version.
     pub function: String,
-    /// GPU; absent: any GPU, and calls that concern no GPU.
+    /// GPU index. If absent, the rule matches any GPU, and calls that concern no GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// GPU instance id; absent: any.
+    /// GPU instance id. If absent, the rule matches any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_instance: Option<u32>,
-    /// Only for callers whose effective uid is not 0.
+    /// Whether the rule matches only callers whose effective uid is not 0.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unprivileged: bool,
-    /// Number of matching calls that pass before the rule fires.
+    /// Number of matching calls that pass before the rule takes effect.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub after: u64,
-    /// How often the rule fires; absent: without limit.
+    /// Maximum number of times that the rule takes effect. If absent, there is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
-    /// Probability that the rule fires in a call after the first `after`; absent: always.
+    /// Probability that the rule takes effect in a call after the first `after` calls. If absent,
+    /// it always does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probability: Option<f64>,
     /// Seed of the random choice for `probability`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub seed: u64,
-    /// The call returns this and does nothing.
+    /// The call returns this code, and has no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rc: Option<Code>,
-    /// `SetMigMode` succeeds with this status, and the mode stays pending.
+    /// `SetMigMode` succeeds with this status, and the mode remains pending.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation_status: Option<Code>,
-    /// Milliseconds that the call takes longer.
+    /// Additional duration of the call, in milliseconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub delay_ms: u64,
-    /// The call hangs until the rule is removed.
+    /// Whether the call hangs until the rule is removed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub hang: bool,
-    /// The caller is killed.
+    /// When to kill the caller. If absent, the caller is not killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kill: Option<Kill>,
-    /// The caller's parent is killed first, such as an agent together with its worker.
+    /// Whether to kill the caller's parent first, such as an agent together with its worker.
     #[serde(default, skip_serializing_if = "is_false")]
     pub parent: bool,
-    /// The effect on the host.
+    /// An additional effect on the host or on the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mutate: Option<Mutation>,
-    /// The driver reports an Xid error.
+    /// Number of the Xid error that the driver reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xid: Option<u64>,
 }
@@ -154,19 +156,20 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// The name of `nvidia-smi --gpu-reset` in rules, because a reset is not an NVML call.
+/// The name of `nvidia-smi --gpu-reset` in rules. A reset is not an NVML call.
 pub const GPU_RESET: &str = "gpu-reset";
 
-/// The name of `nvidia-smi compute-policy --set-timeslice` in rules, once per GPU.
+/// The name of `nvidia-smi compute-policy --set-timeslice` in rules. A rule counts one call for
+/// each GPU.
 pub const COMPUTE_POLICY_SET: &str = "compute-policy-set";
 
 /// The name of `nvidia-smi compute-policy --list` in rules.
 pub const COMPUTE_POLICY_LIST: &str = "compute-policy-list";
 
-/// All names that are not NVML calls.
+/// All names in rules that are not NVML functions.
 const COMMANDS: [&str; 3] = [GPU_RESET, COMPUTE_POLICY_SET, COMPUTE_POLICY_LIST];
 
-/// The file: all rules, in order.
+/// The content of the file: all rules, in order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rules {
@@ -195,7 +198,7 @@ impl Rules {
         Ok(read)
     }
 
-    /// Returns the text of the file, which [`Rules::parse`] parses to the same rules.
+    /// Returns the text of the file. [`Rules::parse`] parses the text to the same rules.
     ///
     /// # Errors
     /// If a rule is invalid.
@@ -211,7 +214,7 @@ impl Rules {
 }
 
 impl Rule {
-    /// Creates a rule for a function. It has no effect yet.
+    /// Creates a rule for a function. The rule has no effect yet.
     #[must_use]
     pub fn new(function: &str) -> Self {
         Self {
@@ -234,7 +237,7 @@ impl Rule {
         }
     }
 
-    /// Returns the rule with a return code.
+    /// Sets the return code of the rule.
     #[must_use]
     pub fn rc(self, rc: Return) -> Self {
         Self { rc: Some(Code(rc)), ..self }
@@ -242,8 +245,7 @@ impl Rule {
 
     /// Checks whether the rule is valid.
     ///
-    /// # Errors
-    /// If it is invalid. The error names the problem and the fix.
+    /// # Errors If the rule is invalid. The error names the problem and the fix.
     pub fn check(&self) -> Result<(), RuleError> {
         let name = &self.function;
         let wrong = |message: String, hint: &str| Err(RuleError::new(message, hint));
@@ -286,7 +288,8 @@ impl Rule {
         Ok(())
     }
 
-    /// Returns whether the rule matches a function's name: exactly, without its version, or by pattern.
+    /// Returns whether the rule matches the name of a function: exactly, without the version of the
+    /// function, or by pattern.
     #[must_use]
     pub fn matches_name(&self, function: &str) -> bool {
         if self.function.contains('*') {
@@ -307,7 +310,8 @@ impl Rule {
             && !(self.unprivileged && root)
     }
 
-    /// Returns whether the rule fires now. `counter` already counts this call as seen, but not as fired.
+    /// Returns whether the rule takes effect in this call. `counter` already counts this call as
+    /// seen, but not as fired.
     pub(super) fn fires(&self, counter: Counter, fingerprint: u64) -> bool {
         if counter.seen <= self.after || self.times.is_some_and(|times| counter.fired >= times) {
             return false;
@@ -320,8 +324,8 @@ impl Rule {
     }
 }
 
-/// Returns the rules with fingerprints, which identify them in the shared state. A fingerprint covers the rule's text
-/// and the number of equal rules before it.
+/// Returns the rules with their fingerprints, which identify them in the shared state. The
+/// fingerprint depends on the rule's text and on the number of equal rules before it.
 pub(super) fn numbered(rules: Vec<Rule>) -> Vec<(u64, Rule)> {
     let mut texts: Vec<String> = Vec::with_capacity(rules.len());
     let number = |rule: Rule| {

@@ -1,4 +1,4 @@
-//! The driver's files in `/proc/driver`, in the host's directory as `proc/driver`.
+//! The driver's files of `/proc/driver`, which are in `proc/driver` in the host's directory.
 //!
 //! ```text
 //! nvidia-caps/mig-minors                        minor numbers of all possible capabilities; never changes
@@ -7,9 +7,10 @@
 //! nvidia/capabilities/gpuN/mig/giN/ciN/access
 //! ```
 //!
-//! Programs open them by absolute path: `gpush-sim exec` mounts the directory over `/proc/driver`. A process that
-//! changes instances updates the files under the host's lock. If a host was created without these files, as in tests
-//! of the machine, no process adds them.
+//! Programs open these files by absolute path, so `gpush-sim exec` mounts the directory over
+//! `/proc/driver`. A process that changes instances updates the files while it holds the host's
+//! lock. If a host was created without these files, as in tests of the machine, no process adds
+//! them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,17 +20,17 @@ use std::path::{Path, PathBuf};
 use super::{Host, PROC};
 use crate::machine::{Gpu, Machine, capability};
 
-/// Name of the directory that replaces `/proc/driver`, below [`PROC`].
+/// Name of the directory that replaces `/proc/driver`, relative to [`PROC`].
 pub const DRIVER: &str = "driver";
 
-/// Number of GPUs for which the driver has minor numbers.
+/// Number of GPUs for which the driver defines minor numbers.
 const GPUS: u32 = 32;
-/// GPU instance ids of a GPU.
+/// Number of GPU instance ids of a GPU.
 const GPU_INSTANCES: u32 = 15;
-/// Compute instance ids of a GPU instance.
+/// Number of compute instance ids of a GPU instance.
 const COMPUTE_INSTANCES: u32 = 8;
 
-/// Modes of the device files, octal, as the driver reports them.
+/// Modes of the device files, as the driver reports them.
 const ADMINISTRATORS: u32 = 0o400;
 const EVERYBODY: u32 = 0o444;
 
@@ -53,7 +54,7 @@ impl Host {
         Ok(())
     }
 
-    /// Updates the files of GPUs whose instances differ.
+    /// Updates the files of the GPUs whose instances have changed.
     ///
     /// # Errors
     /// If the operating system reports an error.
@@ -76,7 +77,7 @@ impl Host {
     }
 }
 
-/// Returns the ids of the instances of a GPU.
+/// Returns the ids of a GPU's GPU instances, each with the ids of its compute instances.
 fn ids(gpu: &Gpu) -> Vec<(u32, Vec<u32>)> {
     gpu.instances.iter().map(|gi| (gi.id, gi.instances.iter().map(|ci| ci.id).collect())).collect()
 }
@@ -86,7 +87,7 @@ fn gpu_dir(capabilities: &Path, machine: &Machine, gpu: u32) -> PathBuf {
     capabilities.join(format!("gpu{minor}"))
 }
 
-/// Writes the files of a GPU's instances to its directory, and removes all others.
+/// Writes the files of a GPU's instances to the GPU's directory, and removes all other files there.
 fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
     let minor = machine.identity(gpu.index).map_or(gpu.index, |identity| identity.minor);
     let mut wanted: BTreeMap<PathBuf, String> = BTreeMap::new();
@@ -101,7 +102,7 @@ fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
     if gpu.mig {
         std::fs::create_dir_all(dir.join("mig"))?;
     } else if dir.is_dir() {
-        // A GPU has capabilities only in MIG mode.
+        // A GPU has capability files only in MIG mode.
         std::fs::remove_dir_all(dir)?;
     }
     remove_others(&dir.join("mig"), &wanted)?;

@@ -1,7 +1,8 @@
-//! Checks which processes are alive.
+//! Checks whether processes are alive.
 //!
-//! Every driver call needs this, because a process that ends releases the hardware at once. A live process is watched
-//! through its pidfd: one `poll` checks all of them. Reading `/proc` would need one read for each process.
+//! Every driver call needs this check, because a process that ends releases the hardware at once.
+//! For each live process, this process has a pidfd open, and one `poll` checks all of them. With
+//! `/proc`, each process would need a separate read.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,14 +13,14 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::machine::Pid;
 
-/// The processes that this one watches.
+/// The pidfds of the processes that this process watches.
 #[derive(Debug, Default)]
 pub(super) struct Living {
     watched: Mutex<HashMap<Pid, OwnedFd>>,
 }
 
 impl Living {
-    /// Returns whether all these processes are alive. Stops watching all others.
+    /// Returns whether all these processes are alive. Stops watching all other processes.
     pub(super) fn are_all(&self, pids: impl Iterator<Item = Pid>) -> bool {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let mut asked = HashMap::with_capacity(watched.len());
@@ -31,7 +32,8 @@ impl Living {
                 Some(process) => {
                     asked.insert(pid, process);
                 }
-                // The limit of open files may prevent watching one more process.
+                // The limit of open files may prevent a new pidfd. In this case, check the process
+                // without one.
                 None if pid.is_alive() => {}
                 None => return false,
             }
@@ -45,28 +47,29 @@ impl Living {
     }
 }
 
-/// Watches a live process. The pidfd is opened before the check, so that it cannot refer to a later process with the
-/// same pid.
+/// Opens a pidfd of a live process. The pidfd is opened before the check, so that it cannot refer
+/// to a later process with the same pid.
 fn watch(pid: Pid) -> Option<OwnedFd> {
     let process = rustix::process::Pid::from_raw(i32::try_from(pid.pid).ok()?)?;
     let held = pidfd_open(process, PidfdFlags::empty()).ok()?;
     pid.is_alive().then_some(held)
 }
 
-/// Returns the start time of a live process in clock ticks since boot, from `/proc/<pid>/stat`. A zombie is not
-/// alive: it holds no GPU.
+/// Returns the start time of a live process in clock ticks since boot, from `/proc/<pid>/stat`. A
+/// zombie is not alive, because it uses no GPU.
 fn start_of(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may contain anything; the fields after the last parenthesis are plain.
+    // The process name in parentheses may contain any character. The fields after the last
+    // parenthesis have no parentheses.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
-    // Field 3 was the state; the start time is field 22.
+    // The state is field 3, and the start time is field 22.
     let start = fields.nth(18)?.parse().ok()?;
     (!matches!(state, "Z" | "X" | "x")).then_some(start)
 }
 
 impl Pid {
-    /// Returns the live process with this pid; `None` if there is none.
+    /// Returns the live process with this pid, or `None`.
     #[must_use]
     pub fn find(pid: u32) -> Option<Self> {
         start_of(pid).map(|start| Self { pid, start })
@@ -116,7 +119,7 @@ mod tests {
         assert!(!living.are_all([later].into_iter()), "another process with the same id");
         assert!(living.are_all(pids.iter().copied()));
         children[2].kill().unwrap();
-        // Not reaped first: a zombie holds no GPU.
+        // The child is not reaped yet, but a zombie uses no GPU.
         while pids[2].is_alive() {
             std::thread::yield_now();
         }

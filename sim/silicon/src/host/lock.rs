@@ -1,9 +1,9 @@
 //! The host's lock.
 //!
-//! A file lock excludes other processes, but not threads that share the descriptor. Also, a forked child that unlocks
-//! an inherited descriptor releases its parent's lock. So a thread first locks a mutex of its process. Then it locks
-//! a descriptor that this process itself opened. All per-process data is in [`PerProcess`], which is created again
-//! after a fork.
+//! A file lock excludes other processes, but not threads that share the file descriptor. Also, a
+//! forked child that unlocks an inherited descriptor releases its parent's lock. Therefore a thread
+//! first locks a mutex of its process. Then it locks a descriptor that this process itself has
+//! opened. All data of one process is in [`PerProcess`], which is created again after a fork.
 #![allow(unsafe_code)] // One atomic pointer, swapped once after a fork.
 
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::HostError;
 
-/// A value with a separate copy in each process, also after a fork.
+/// A value of which each process has its own copy, also after a fork.
 #[derive(Debug)]
 pub(super) struct PerProcess<T> {
     at: AtomicPtr<Owned<T>>,
@@ -33,25 +33,28 @@ impl<T> PerProcess<T> {
         Self { at: AtomicPtr::new(Box::into_raw(Box::new(owned))) }
     }
 
-    /// Returns the value of this process. `make` creates it if the current one is the parent's. The parent's value is
-    /// left unchanged: a thread that does not exist in this process may hold one of its mutexes.
+    /// Returns the value of this process. If the current value belongs to the parent, `make`
+    /// creates a new one. The parent's value is not changed, because a thread that does not exist
+    /// in this process may hold one of its mutexes.
     pub(super) fn get(&self, make: impl FnOnce() -> Result<T, HostError>) -> Result<&T, HostError> {
         let pid = std::process::id();
         let found = self.at.load(Ordering::Acquire);
-        // SAFETY: the pointer comes from `Box::into_raw` and is freed only in `drop`, which needs `&mut self`;
-        // a replaced value is leaked intentionally.
+        // SAFETY: the pointer comes from `Box::into_raw` and is freed only in `drop`, which needs
+        // `&mut self`; a replaced value is leaked intentionally.
         let owned = unsafe { &*found };
         if owned.pid == pid {
             return Ok(&owned.value);
         }
         let fresh = Box::into_raw(Box::new(Owned { pid, value: make()? }));
         match self.at.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: as above; `fresh` is now shared.
+            // SAFETY: as above. `fresh` is shared from now on, and is freed only in `drop`.
             Ok(_) => Ok(unsafe { &(*fresh).value }),
             Err(theirs) => {
-                // SAFETY: `fresh` was never shared, because another thread of this process stored its own.
+                // SAFETY: `fresh` was never shared, because another thread of this process stored
+                // its own.
                 drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: as above.
+                // SAFETY: another thread of this process stored `theirs`, which is freed only in
+                // `drop`.
                 Ok(unsafe { &(*theirs).value })
             }
         }
@@ -61,29 +64,29 @@ impl<T> PerProcess<T> {
 impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let at = *self.at.get_mut();
-        // SAFETY: from `Box::into_raw`, and `&mut self` proves exclusive access.
+        // SAFETY: the pointer comes from `Box::into_raw`, and `&mut self` proves exclusive access.
         let owned = unsafe { Box::from_raw(at) };
         if owned.pid != std::process::id() {
-            // After a fork, this is a copy of the parent's value. Its locks may never be unlocked, so it is not
-            // dropped.
+            // After a fork, this value is a copy of the parent's value. Its locks may never be
+            // unlocked, so it is not dropped.
             std::mem::forget(owned);
         }
     }
 }
 
-/// The lock of a host, for one process.
+/// The lock of a host, for the threads of one process.
 #[derive(Debug)]
 pub(super) struct Lock {
     file: Mutex<File>,
 }
 
-/// The locked host lock. Released when dropped.
+/// A guard of the host's lock. Dropping it releases the lock.
 pub(super) struct Held<'l> {
     file: MutexGuard<'l, File>,
 }
 
 impl Lock {
-    /// Opens the lock file with close-on-exec, as std does for all files.
+    /// Opens the lock file. As for all files that std opens, close-on-exec is set.
     pub(super) fn open(path: &Path) -> Result<Self, HostError> {
         let file = File::open(path).map_err(|cause| HostError::io("cannot open", path, cause))?;
         Ok(Self { file: Mutex::new(file) })

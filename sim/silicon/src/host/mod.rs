@@ -1,11 +1,12 @@
 //! One simulated host, shared by all processes that use it.
 //!
-//! Its directory contains `description.toml` (the description), `state` (the mapped state, see [`region`]),
-//! `boot_id`, `faults.toml` (see [`crate::fault`]), `proc` (processes that have GPUs open, and the driver's files,
-//! see [`driver_files`]) and optionally `trace`.
+//! The directory of the host contains `description.toml` (the description), `state` (the mapped
+//! state, see [`region`]), `boot_id`, `faults.toml` (see [`crate::fault`]), `proc` (processes that
+//! have GPUs open, and the driver's files, see [`driver_files`]) and optionally `trace`.
 //!
-//! Reads take no lock. An update takes the lock, reads the state, changes it and publishes it. If the change returns
-//! an error, nothing is published. Delays and hangs of faults wait without the lock.
+//! A read takes no lock. An update takes the lock, reads the state, changes it and publishes it. If
+//! the change returns an error, the update publishes nothing. The lock is not held during delays
+//! and hangs of faults.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -43,18 +44,18 @@ pub enum HostError {
         /// The missing file.
         missing: &'static str,
     },
-    /// A host exists already.
+    /// The directory already contains a host.
     #[error("{dir} is a simulated host already; end it with `gpush-sim down {dir}`")]
     Exists {
         /// Directory.
         dir: String,
     },
-    /// The state has another layout or description, or the file is not a state.
+    /// The state has another layout or belongs to another description, or the file is not a state.
     #[error("{path} cannot be used: {what}")]
     Mismatch {
         /// File.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         what: String,
     },
     /// The state cannot be decoded.
@@ -123,11 +124,11 @@ impl From<HostError> for Return {
     }
 }
 
-/// Data that each process has separately.
+/// Data of which each process has its own copy.
 #[derive(Debug)]
 struct Local {
     lock: Lock,
-    /// The state that was decoded last, with its generation.
+    /// The state that was decoded last, and its generation.
     decoded: Mutex<Option<(u64, Arc<Machine>)>>,
     rules: Rules,
     living: Living,
@@ -143,8 +144,8 @@ pub struct Host {
     local: PerProcess<Local>,
 }
 
-/// Returns the size of a slot in bytes for a host with `gpus` GPUs. It has room for all possible instances, a hundred
-/// processes per GPU, and the host's own data.
+/// Returns the size of a slot in bytes, for a host with `gpus` GPUs. A slot has room for all
+/// possible instances, a hundred processes per GPU, and the data of the host.
 fn slot_bytes(gpus: usize) -> usize {
     256 * 1024 + gpus * 32 * 1024
 }
@@ -162,8 +163,8 @@ fn encode(state: &State) -> Vec<u8> {
 impl Host {
     /// Creates a simulated host in a directory, and opens it. Creates the directory if necessary.
     ///
-    /// # Errors
-    /// If a host exists already, the description is invalid, or the operating system reports an error.
+    /// # Errors If the directory already contains a host, the description is invalid, or the
+    /// operating system reports an error.
     pub fn create(dir: &Path, description: &Description) -> Result<Self, HostError> {
         std::fs::create_dir_all(dir).map_err(|cause| HostError::io("cannot make", dir, cause))?;
         let path = dir.join("description.toml");
@@ -182,7 +183,7 @@ impl Host {
         if !faults.exists() {
             write_whole(&faults, crate::fault::EMPTY.as_bytes())?;
         }
-        // The state is written last: a host exists only with a state.
+        // The state is written last, because a directory without a state is not a host.
         let slot = slot_bytes(hardware.slots.len());
         Region::create(&dir.join("state"), slot, fingerprint(&text), &encode(&first.state))?;
         Self::open(dir)
@@ -190,8 +191,7 @@ impl Host {
 
     /// Opens the simulated host in a directory.
     ///
-    /// # Errors
-    /// If there is no host, or its state has another layout.
+    /// # Errors If the directory is not a host, or its state has another layout.
     pub fn open(dir: &Path) -> Result<Self, HostError> {
         let path = dir.join("description.toml");
         let missing = |missing| HostError::NotAHost { dir: dir.display().to_string(), missing };
@@ -206,7 +206,7 @@ impl Host {
         let hardware = Description::parse(&text).and_then(|description| description.hardware()).map_err(wrong)?;
         let region = Region::open(&dir.join("state"), fingerprint(&text))?;
         let owner = std::fs::metadata(dir).map_err(|cause| HostError::io("cannot look at", dir, cause))?.uid();
-        // Absolute, so that a client may change its working directory.
+        // Use an absolute path, because a client may change its working directory.
         let dir = std::path::absolute(dir).map_err(|cause| HostError::io("cannot find", dir, cause))?;
         let local = PerProcess::new(Local::open(&dir)?);
         Ok(Self { dir, hardware: Arc::new(hardware), region, owner, local })
@@ -214,8 +214,7 @@ impl Host {
 
     /// Opens the host that `$NVML_SIM_STATE` names.
     ///
-    /// # Errors
-    /// If the variable is not set.
+    /// # Errors If the variable is not set, otherwise as [`Host::open`].
     pub fn from_environment() -> Result<Self, HostError> {
         match std::env::var_os(STATE_VARIABLE) {
             Some(dir) => Self::open(Path::new(&dir)),
@@ -223,19 +222,19 @@ impl Host {
         }
     }
 
-    /// Returns its directory, absolute.
+    /// Returns the absolute path of the host's directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Returns its fixed properties.
+    /// Returns the fixed properties of the host.
     #[must_use]
     pub fn hardware(&self) -> &Arc<Hardware> {
         &self.hardware
     }
 
-    /// Returns whether the calling process counts as root on it.
+    /// Returns whether the calling process has root permissions on the host.
     #[must_use]
     pub fn privileged(&self) -> bool {
         let euid = nix::unistd::geteuid().as_raw();
@@ -271,7 +270,8 @@ impl Host {
         if let Some((generation, bytes)) = self.region.read() {
             return self.decode(generation, &bytes);
         }
-        // Writers were too fast: hold the lock, so that none of them can publish, and read once.
+        // Writers have overwritten each copy. Hold the lock, so that no writer can publish, and
+        // read once.
         let _held = self.local()?.lock.hold()?;
         let (generation, bytes) =
             self.region.read().ok_or_else(|| HostError::Damaged { dir: self.dir.display().to_string() })?;
@@ -292,8 +292,8 @@ impl Host {
         self.published()
     }
 
-    /// Changes the state. `change` sees it without processes that have ended. If `change` returns an error, nothing
-    /// changes.
+    /// Changes the state. The state that `change` gets does not contain processes that have ended.
+    /// If `change` returns an error, nothing changes.
     ///
     /// # Errors
     /// If `change` returns an error, or the state is damaged, full or cannot be locked.
@@ -314,7 +314,7 @@ impl Host {
         let result = change(&mut after)?;
         if after.state != before.state {
             let generation = self.region.write(&encode(&after.state))?;
-            // The change is published: it must not fail because a file cannot be written.
+            // The change is published, so an error when writing a file must not make the call fail.
             let _best_effort = self.update_driver_files(&before, &after);
             let after = Arc::new(after);
             *local.decoded.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, after));
@@ -357,8 +357,8 @@ impl Host {
         write_whole(&self.dir.join("boot_id"), format!("{boot_id}\n").as_bytes())
     }
 
-    /// Waits at most `timeout` for the first event after a cursor that `wants` selects. Also returns `None` if
-    /// another change happens first.
+    /// Waits at most `timeout` for the first event after a cursor for which `wants` returns true.
+    /// Also returns `None` if another change happens first.
     ///
     /// # Errors
     /// As [`Host::read`].
@@ -376,7 +376,7 @@ impl Host {
             return Ok(found);
         }
         while self.region.published() == generation {
-            // No limit if the timeout exceeds the range of a clock.
+            // If the timeout exceeds the range of the clock, there is no limit.
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Ok(None);

@@ -1,16 +1,17 @@
-//! The processes that have GPUs open, in the form of `/proc`: `proc` in the host's directory.
+//! The processes that have GPUs open, in the form of `/proc`, in the directory `proc` of the host's
+//! directory.
 
 use std::io;
 use std::os::unix::fs::symlink;
 
 use super::{Host, HostError};
 
-/// Directory of the processes that have GPUs open, below the host's directory.
+/// Directory of the processes that have GPUs open, relative to the host's directory.
 pub const PROC: &str = "proc";
 
 impl Host {
-    /// Records that a process has a GPU's device node open. `cmdline` and other files link to the real `/proc`. When
-    /// the process ends, its links become dangling.
+    /// Records that a process has a GPU's device node open. `cmdline` and other files are links to
+    /// the real `/proc`. When the process ends, the links become dangling.
     ///
     /// # Errors
     /// If the operating system reports an error.

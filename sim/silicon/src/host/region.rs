@@ -6,15 +6,17 @@
 //!  slot 1: generation, length, checksum, bytes      (odd generations)
 //! ```
 //!
-//! A writer holds the host's lock, fills the slot that is not published, and then stores the new generation in one
-//! atomic operation. If it is killed before that, the published state is unchanged.
+//! A writer holds the host's lock, fills the slot that is not published, and then stores the new
+//! generation in one atomic operation. If the writer is killed before that operation, the published
+//! state is unchanged.
 //!
-//! A reader needs no lock. It copies the published slot, and accepts the copy only if the generation and the checksum
-//! are right. A writer two generations later may have overwritten the slot meanwhile.
+//! A reader needs no lock. It copies the published slot, and accepts the copy only if the
+//! generation and the checksum are right, because a writer two generations later may have
+//! overwritten the slot meanwhile.
 //!
-//! All access uses atomics through raw pointers. Other processes write the same memory, so no reference to plain data
-//! may ever point into it. The file is never shortened, because that would cause a SIGBUS in every process that has
-//! it mapped.
+//! All access uses atomics through raw pointers. Other processes write the same memory, so no
+//! reference to plain data may ever point into it. The file is never shortened, because that would
+//! cause a SIGBUS in every process that has mapped the file.
 #![allow(unsafe_code)] // Maps shared memory and reads it as atomics.
 
 use std::fs::{File, OpenOptions};
@@ -33,16 +35,18 @@ use super::HostError;
 
 /// `gpushsil` in ASCII.
 const MAGIC: u64 = u64::from_be_bytes(*b"gpushsil");
-/// Layout version of the header, the slots and the encoded state. Every incompatible change increments it.
+/// Layout version of the header, the slots and the encoded state. Every incompatible change
+/// increments it.
 const LAYOUT: u64 = 1;
 /// Header length in bytes: one page.
 const HEADER: usize = 4096;
-/// Maximum duration of a wait. It is limited because a writer may be killed before it wakes waiting processes.
+/// Maximum duration of a single wait. It is limited because a writer may be killed before it wakes
+/// waiting processes.
 const MISSED: Duration = Duration::from_secs(1);
-/// Number of words before a slot's bytes.
+/// Number of words before the bytes of a slot.
 const SLOT_WORDS: usize = 3;
 
-/// Positions of the header's words.
+/// Positions of the words in the header.
 mod word {
     pub(super) const MAGIC: usize = 0;
     pub(super) const LAYOUT: usize = 1;
@@ -62,7 +66,7 @@ pub(super) struct Region {
 
 // SAFETY: the memory behind `base` is only accessed as `AtomicU64`.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: the memory behind `base` is only accessed as `AtomicU64`.
 unsafe impl Sync for Region {}
 
 /// Computes the checksum of a slot from its generation, its length and its words.
@@ -78,12 +82,13 @@ impl Region {
         let length = HEADER + 2 * slot;
         let draft = path.with_extension("new");
         let made = || -> io::Result<()> {
-            // All users may open the file; the directory's permissions limit access.
+            // All users may open the file. The permissions of the directory limit access.
             let file =
                 OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o666).open(&draft)?;
             file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))?;
             file.set_len(length as u64)?;
-            // Allocates blocks now: a full disk is an error here, not a SIGBUS in a client.
+            // Allocate the blocks now, so that a full disk is an error here and not a SIGBUS in a
+            // client.
             nix::fcntl::posix_fallocate(&file, 0, length as i64)?;
             let header = [MAGIC, LAYOUT, length as u64, slot as u64, fingerprint, 0];
             let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -130,8 +135,8 @@ impl Region {
             return Err(mismatch("it belongs to another description than description.toml in its directory"));
         }
         let size = NonZeroUsize::new(length).ok_or_else(|| mismatch("it is empty"))?;
-        // SAFETY: a new shared mapping of a file of at least `length` bytes. No process shortens the file, and
-        // nothing else uses the address.
+        // SAFETY: creates a new shared mapping of a file of at least `length` bytes. No process
+        // shortens the file, and no other code uses the address.
         let base = unsafe {
             mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, file.as_fd(), 0)
         }
@@ -141,8 +146,9 @@ impl Region {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index * 8 < self.length);
-        // SAFETY: within the mapping (callers stay below the header or slot length), and aligned to 8 because the
-        // mapping is page-aligned. Any bit pattern is a valid atomic.
+        // SAFETY: the word is within the mapping (callers remain below the header or slot length).
+        // It is aligned to 8, because the mapping is page-aligned. Any bit pattern is a valid
+        // atomic.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }
     }
 
@@ -160,7 +166,7 @@ impl Region {
         self.word(word::PUBLISHED).load(Ordering::Acquire)
     }
 
-    /// Returns the bytes of a generation, if its slot still contains that generation completely.
+    /// Returns the bytes of a generation, if its slot still contains the complete generation.
     fn copy(&self, generation: u64) -> Option<Vec<u8>> {
         let at = self.slot(generation);
         let held = self.word(at).load(Ordering::Relaxed);
@@ -178,8 +184,9 @@ impl Region {
         Some(copied)
     }
 
-    /// Returns the published state with its generation, without the lock. Returns `None` if writers were faster
-    /// several times in a row. Then take the lock and try again.
+    /// Returns the published state and its generation, without taking the lock. Returns `None` if
+    /// writers have overwritten the slot several times in a row. The caller then takes the lock and
+    /// tries again.
     pub(super) fn read(&self) -> Option<(u64, Vec<u8>)> {
         (0..8).find_map(|_| {
             let generation = self.published();
@@ -187,7 +194,7 @@ impl Region {
         })
     }
 
-    /// Writes a new state and publishes it. Call under the host's lock only.
+    /// Writes a new state and publishes it. The caller must hold the host's lock.
     pub(super) fn write(&self, state: &[u8]) -> Result<u64, HostError> {
         if state.len() > self.capacity() {
             return Err(HostError::Full { bytes: state.len(), room: self.capacity() });
@@ -213,16 +220,19 @@ impl Region {
         Ok(generation)
     }
 
-    /// Waits at most `timeout` until another generation than this one is published. It may return early. It may
-    /// return up to a second late, if a writer was killed before it woke the waiting processes.
+    /// Waits at most `timeout` until a generation other than this one is published. The function
+    /// may return early. It may return up to a second late if a writer was killed before it woke
+    /// the waiting processes.
     pub(super) fn wait_past(&self, generation: u64, timeout: Duration) {
         let timeout = timeout.min(MISSED);
-        // Truncated intentionally: only the lower half is compared, and it does not wrap around during a wait.
+        // The cast truncates intentionally: the futex compares only the lower half, which does not
+        // wrap around during a wait.
         self.futex(libc::FUTEX_WAIT, generation as u32, Some(timeout));
     }
 
-    /// Waits for a change of the lower half of the published generation, or wakes processes that wait for it. It does
-    /// not use `FUTEX_PRIVATE_FLAG`, because they are other processes.
+    /// Waits for a change of the lower half of the published generation, or wakes processes that
+    /// wait for such a change. The waiting processes are other processes, so `FUTEX_PRIVATE_FLAG`
+    /// is not set.
     fn futex(&self, operation: i32, value: u32, timeout: Option<Duration>) {
         let half = usize::from(cfg!(target_endian = "big"));
         let timeout = timeout.map(|timeout| libc::timespec {
@@ -231,16 +241,16 @@ impl Region {
         });
         let until = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let word = self.word(word::PUBLISHED).as_ptr().cast::<u32>();
-        // SAFETY: the address is within the mapping and aligned; `until` is null or outlives the call. The result
-        // does not matter, because the caller checks the generation again.
+        // SAFETY: the address is within the mapping and aligned; `until` is null or outlives the
+        // call. The result does not matter, because the caller checks the generation again.
         unsafe { libc::syscall(libc::SYS_futex, word.add(half), operation, value, until) };
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: `base` and `length` are those of the mapping. No reference to it is left: a reference from `word`
-        // lives only as long as the borrow of `self`.
+        // SAFETY: `base` and `length` are those of the mapping. No reference to the mapping is
+        // left, because a reference from `word` cannot outlive the borrow of `self`.
         let unmapped = unsafe { munmap(self.base.cast(), self.length) };
         debug_assert!(unmapped.is_ok());
     }
@@ -259,13 +269,14 @@ mod tests {
         assert_eq!(region.read().unwrap(), (1, b"first".to_vec()));
         assert_eq!(region.write(b"second, longer").unwrap(), 2);
         assert_eq!(region.read().unwrap().1, b"second, longer");
-        // A writer that is killed while it fills the unpublished slot: every prefix of its stores.
+        // Simulate a writer that is killed while it fills the unpublished slot, after each number
+        // of stores.
         let at = region.slot(3);
         for torn in 0..5 {
             region.word(at + torn).store(0xdead_beef + torn as u64, Ordering::Relaxed);
             assert_eq!(region.read().unwrap(), (2, b"second, longer".to_vec()));
         }
-        // The partial data does not affect the next writer.
+        // The partly written data does not affect the next writer.
         assert_eq!(region.write(b"third").unwrap(), 3);
         assert_eq!(region.read().unwrap(), (3, b"third".to_vec()));
     }

@@ -1,19 +1,20 @@
 //! Minor numbers of the capability devices `/dev/nvidia-caps/nvidia-cap<minor>`.
 //!
-//! The formula is that of the open kernel modules (`nvidia-caps`): 135 minor numbers per GPU, 9 per GPU instance.
+//! The formula is that of the open kernel modules (`nvidia-caps`). It has 135 minor numbers per
+//! GPU, and 9 per GPU instance.
 
-/// Minor of `mig/config`.
+/// Minor number of `mig/config`.
 pub const CONFIG: u32 = 1;
-/// Minor of `mig/monitor`.
+/// Minor number of `mig/monitor`.
 pub const MONITOR: u32 = 2;
 
-/// Minor of `gpu<minor>/mig/gi<id>/access`.
+/// Returns the minor number of `gpu<minor>/mig/gi<id>/access`.
 #[must_use]
 pub const fn gpu_instance(gpu_minor: u32, gpu_instance: u32) -> u32 {
     3 + 135 * gpu_minor + 9 * gpu_instance
 }
 
-/// Minor of `gpu<minor>/mig/gi<id>/ci<id>/access`.
+/// Returns the minor number of `gpu<minor>/mig/gi<id>/ci<id>/access`.
 #[must_use]
 pub const fn compute_instance(gpu_minor: u32, gi: u32, ci: u32) -> u32 {
     gpu_instance(gpu_minor, gi) + 1 + ci

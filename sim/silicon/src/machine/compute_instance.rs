@@ -1,8 +1,9 @@
-//! Compute instances: the MIG devices that programs see.
+//! Compute instances, which programs see as MIG devices.
 //!
-//! A new instance gets the lowest free id. If no placement is given, it gets the free span that leaves the most
-//! (profile, placement) pairs possible in the GPU instance. Of equal spans, the lowest start wins. Spans come from
-//! the geometry data: on Hopper and later, 3c takes four compute slots and 7c takes eight.
+//! A new instance gets the lowest free id. If no placement is given, the instance gets the free
+//! span after which the most (profile, placement) pairs remain possible in the GPU instance. If
+//! several spans are equal in this respect, the span with the lowest start is used. The spans come
+//! from the geometry data: on Hopper and later, 3c takes four compute slots and 7c takes eight.
 
 use gpush_geometry::ComputeProfile;
 use serde::{Deserialize, Serialize};
@@ -21,20 +22,20 @@ pub struct ComputeInstance {
     pub profile_id: u32,
     /// Placement in compute slots.
     pub placement: Placement,
-    /// Generation, unique among all instances of this host, past and present.
+    /// Generation, which is unique among all current and former instances of this host.
     pub generation: u64,
 }
 
-/// Profile ids of compute instances that exist on at least one part.
+/// Profile ids of compute instances that exist on at least one GPU model.
 const KNOWN_PROFILE_IDS: std::ops::Range<u32> = 0..9;
 
-/// Returns the possible placements of a compute profile, in the data's order.
+/// Returns the possible placements of a compute profile, in the order of the geometry data.
 pub(super) fn spans(profile: &ComputeProfile) -> impl Iterator<Item = Placement> + '_ {
     profile.placements.iter().map(|&(start, size)| Placement { start, size })
 }
 
 impl GpuInstance {
-    /// Returns whether a compute instance fits at a placement now, by capacity alone.
+    /// Returns whether the free capacity permits a compute instance at a placement.
     #[must_use]
     pub fn fits(&self, within: &Profile, profile: &ComputeProfile, placement: Placement) -> bool {
         Taken::of(self, within).takes(within, profile, placement)
@@ -54,7 +55,7 @@ impl GpuInstance {
         count
     }
 
-    /// Returns the driver's choice of a placement for a compute instance of the profile.
+    /// Returns the placement that the driver would choose for a compute instance of the profile.
     #[must_use]
     pub fn default_placement(&self, within: &Profile, profile: &ComputeProfile) -> Option<Placement> {
         let taken = Taken::of(self, within);
@@ -103,12 +104,11 @@ impl Taken {
 }
 
 impl Machine {
-    /// Creates a compute instance at a placement, or where the driver chooses.
+    /// Creates a compute instance at a placement, or at the placement that the driver chooses.
     ///
-    /// # Errors
-    /// `InvalidArgument` for a stale handle, an unknown profile id or an impossible placement; `NotSupported` for a
-    /// profile that this GPU instance lacks; `InsufficientResources` if capacity is missing or the placement is
-    /// occupied; `GpuIsLost`.
+    /// # Errors `InvalidArgument` for a stale handle, an unknown profile id or an impossible
+    /// placement; `NotSupported` for a profile that this GPU instance does not have;
+    /// `InsufficientResources` if capacity is missing or the placement is occupied; `GpuIsLost`.
     pub fn create_compute_instance(
         &mut self,
         handle: GpuInstanceHandle,
@@ -140,9 +140,8 @@ impl Machine {
 
     /// Destroys a compute instance.
     ///
-    /// # Errors
-    /// `InvalidArgument` for a stale handle, `InUse` while a process uses it or has an open handle of it,
-    /// `NotSupported` with MIG off, `GpuIsLost`.
+    /// # Errors `InvalidArgument` for a stale handle, `InUse` while a process uses the instance or
+    /// has an open handle of it, `NotSupported` with MIG off, `GpuIsLost`.
     pub fn destroy_compute_instance(&mut self, handle: ComputeInstanceHandle) -> Result<(), Return> {
         self.resolve_compute_instance(handle)?;
         let at = self.gpu_mut(handle.gpu)?;
@@ -158,8 +157,8 @@ impl Machine {
 
     /// Returns the handle of the compute instance with this id.
     ///
-    /// # Errors
-    /// `NotFound`, otherwise as [`Machine::resolve_gpu_instance`].
+    /// # Errors `NotFound` if no compute instance has this id, otherwise as
+    /// [`Machine::resolve_gpu_instance`].
     pub fn compute_instance_handle(&self, gi: GpuInstanceHandle, id: u32) -> Result<ComputeInstanceHandle, Return> {
         let found = self.resolve_gpu_instance(gi)?.compute(id).ok_or(Return::NotFound)?;
         Ok(ComputeInstanceHandle { gpu: gi.gpu, gpu_instance: gi.id, id, generation: found.generation })
@@ -167,8 +166,8 @@ impl Machine {
 
     /// Returns the compute instance of a handle, with its GPU instance.
     ///
-    /// # Errors
-    /// `InvalidArgument` if it is gone or was replaced; `NotSupported` with MIG off; `GpuIsLost`.
+    /// # Errors `InvalidArgument` if the instance was destroyed or replaced; `NotSupported` with
+    /// MIG off; `GpuIsLost`.
     pub fn resolve_compute_instance(
         &self,
         handle: ComputeInstanceHandle,
@@ -178,11 +177,11 @@ impl Machine {
         ci.map(|ci| (gi, ci)).ok_or(Return::InvalidArgument)
     }
 
-    /// Returns the handle of the MIG device at a dense index.
+    /// Returns the handle of the MIG device at an index. The indexes have no gaps.
     ///
     /// # Errors
-    /// `InvalidArgument` for an index at or above the maximum number of devices, `NotFound` for an unused index,
-    /// `NotSupported` with MIG off, `GpuIsLost`.
+    /// `InvalidArgument` for an index at or above the maximum number of devices, `NotFound` for an
+    /// unused index, `NotSupported` with MIG off, `GpuIsLost`.
     pub fn mig_device_by_index(&self, gpu: u32, index: u32) -> Result<ComputeInstanceHandle, Return> {
         self.mig_gpu(gpu)?;
         if index >= self.max_mig_devices(gpu)? {
@@ -200,8 +199,7 @@ impl Machine {
 
     /// Returns the handle of the MIG device with this `MIG-<uuid>`.
     ///
-    /// # Errors
-    /// `NotFound` if there is none.
+    /// # Errors `NotFound` if no MIG device has this UUID.
     pub fn mig_device_by_uuid(&self, uuid: &str) -> Result<ComputeInstanceHandle, Return> {
         for gpu in self.gpus().iter().filter(|gpu| !gpu.lost) {
             for device in self.mig_devices(gpu.index)? {

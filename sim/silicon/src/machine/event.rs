@@ -1,7 +1,7 @@
 //! Driver events: Xid errors and MIG configuration changes.
 //!
-//! Each host has one queue. Each event set of each client has its own cursor. So every listener sees every event
-//! once, and no event from before its registration.
+//! Each host has one queue. Each event set of each client has its own position in the queue.
+//! Therefore every listener receives every event once, and no event from before its registration.
 
 use std::collections::VecDeque;
 
@@ -15,27 +15,27 @@ pub const XID_CRITICAL_ERROR: u64 = 0x8;
 /// NVML's bit for a changed MIG configuration.
 pub const MIG_CONFIG_CHANGE: u64 = 0x100;
 
-/// Number of events kept. Older ones are dropped, as in the driver when no process listens.
+/// Number of stored events. Older events are dropped, as in the driver when no process listens.
 const KEPT: usize = 256;
 
-/// An event, registered on the whole GPU, with the ids of the instances concerned.
+/// An event. It is registered on the whole GPU, and has the ids of the instances that it concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Position in the queue, from 1.
+    /// Position in the queue, counted from 1.
     pub sequence: u64,
     /// Index of the GPU.
     pub gpu: u32,
-    /// NVML's bit of the event type.
+    /// NVML's bit for the type of the event.
     pub kind: u64,
-    /// Xid number, for an Xid error.
+    /// Xid number, if the event is an Xid error.
     pub data: u64,
-    /// GPU instance concerned.
+    /// Id of the GPU instance that the event concerns.
     pub gpu_instance: Option<u32>,
-    /// Compute instance concerned.
+    /// Id of the compute instance that the event concerns.
     pub compute_instance: Option<u32>,
 }
 
-/// The queue.
+/// The queue of events.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Events {
     last: u64,
@@ -49,7 +49,8 @@ impl Events {
         self.last
     }
 
-    /// Returns the first event after a cursor that `wants` selects. Its `sequence` is the new cursor.
+    /// Returns the first event after a cursor for which `wants` returns true. The `sequence` of the
+    /// event is the new cursor.
     pub fn next(&self, cursor: u64, wants: impl Fn(&Event) -> bool) -> Option<&Event> {
         self.kept.iter().find(|event| event.sequence > cursor && wants(event))
     }
@@ -69,7 +70,7 @@ impl Events {
 }
 
 impl Machine {
-    /// Reports an Xid error. A lost GPU reports too: Xid 79 announces the loss.
+    /// Reports an Xid error, also of a lost GPU: Xid 79 announces the loss.
     ///
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist, `NotFound` if the instance does not exist.

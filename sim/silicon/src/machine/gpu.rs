@@ -1,14 +1,14 @@
 //! A GPU: MIG mode, reset, reboot, loss, memory.
 //!
-//! MIG mode, by generation of the part:
+//! MIG mode depends on the architecture of the GPU:
 //!
 //! ```text
 //!  Ampere    off ──SetMigMode on──▶ off, pending on ──reset or reboot──▶ on      (survives reboots)
 //!  Hopper +  off ──SetMigMode on──▶ on ──reboot──▶ off       (busy check: at the first instance)
 //! ```
 //!
-//! A mode change that does not take effect at once still succeeds. Its activation status is `IN_USE` if a process has
-//! the GPU open, and `RESET_REQUIRED` otherwise.
+//! A change of MIG mode that does not take effect at once still succeeds. Its activation status is
+//! `IN_USE` if a process has the GPU open, and `RESET_REQUIRED` otherwise.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,13 +24,13 @@ pub struct Gpu {
     pub mig: bool,
     /// MIG mode after the next reset.
     pub mig_pending: bool,
-    /// Whether the GPU fell off the bus. Lasts until the next boot.
+    /// Whether the GPU has fallen off the bus. It remains lost until the next boot.
     pub lost: bool,
     /// GPU instances, by id.
     pub instances: Vec<GpuInstance>,
     /// Processes on the GPU and in its instances.
     pub processes: Vec<Process>,
-    /// Compute mode, by NVML's number; 0 is DEFAULT.
+    /// Compute mode, as NVML's number; 0 is DEFAULT.
     pub compute_mode: u32,
     /// Time-slice level.
     #[serde(default)]
@@ -39,21 +39,21 @@ pub struct Gpu {
     pub persistence: bool,
     /// Accounting mode. Enabling MIG disables it.
     pub accounting: bool,
-    /// Row remapper counts. They survive resets and boots, as in the memory of a real part.
+    /// Counts of the row remapper. They survive resets and boots, as in the memory of a real GPU.
     #[serde(default)]
     pub rows: RemappedRows,
 }
 
-/// Rows of memory replaced by spare rows.
+/// Rows of memory that were replaced by spare rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemappedRows {
-    /// For correctable errors.
+    /// Number of rows that were replaced because of correctable errors.
     pub correctable: u32,
-    /// For uncorrectable errors.
+    /// Number of rows that were replaced because of uncorrectable errors.
     pub uncorrectable: u32,
-    /// Replacements are pending until the next reset.
+    /// Whether replacements are pending until the next reset.
     pub pending: bool,
-    /// A replacement failed because no spare row was left.
+    /// Whether a replacement has failed because no spare row was left.
     pub failed: bool,
 }
 
@@ -62,9 +62,9 @@ pub struct RemappedRows {
 pub struct Memory {
     /// Capacity.
     pub total_mib: u64,
-    /// Reserved by driver and firmware.
+    /// Memory that driver and firmware reserve.
     pub reserved_mib: u64,
-    /// In use by processes.
+    /// Memory that processes use.
     pub used_mib: u64,
 }
 
@@ -98,12 +98,11 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Enables or disables MIG mode. Returns the activation status: `Success` if the mode is effective, `InUse` or
-    /// `ResetRequired` if it is pending.
+    /// Enables or disables MIG mode. Returns the activation status: `Success` if the mode is in
+    /// effect, `InUse` or `ResetRequired` if it is pending.
     ///
-    /// # Errors
-    /// `NotSupported` on a part without MIG, `InUse` if MIG is disabled while instances exist, `GpuIsLost`,
-    /// `InvalidArgument`.
+    /// # Errors `NotSupported` on a GPU without MIG, `InUse` if MIG is disabled while instances
+    /// exist, `GpuIsLost`, `InvalidArgument`.
     pub fn set_mig_mode(&mut self, gpu: u32, enable: bool, caller: u32) -> Result<Return, Return> {
         let part = self.part(gpu)?;
         let others = self.clients(Some(caller)).next().is_some();
@@ -133,7 +132,8 @@ impl Machine {
         Ok(activation)
     }
 
-    /// Leaves a mode change pending although it could take effect. For the fault "success with an activation status".
+    /// Makes a mode change pending although it could take effect. Used for the fault "success with
+    /// an activation status".
     ///
     /// # Errors
     /// As [`Machine::set_mig_mode`].
@@ -145,10 +145,11 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds a memory error for the row remapper. The next reset repairs it, unless no spare row is left.
+    /// Adds a memory error for the row remapper. The next reset repairs it, unless no spare row is
+    /// left.
     ///
-    /// # Errors
-    /// `InvalidArgument` if the GPU does not exist, `NotSupported` on a part without a row remapper, `GpuIsLost`.
+    /// # Errors `InvalidArgument` if the GPU does not exist, `NotSupported` on a GPU without a row
+    /// remapper, `GpuIsLost`.
     pub fn remap_row(&mut self, gpu: u32, uncorrectable: bool, spare: bool) -> Result<(), Return> {
         if !self.part(gpu)?.remaps_rows() {
             return Err(Return::NotSupported);
@@ -177,9 +178,8 @@ impl Machine {
 
     /// Resets a GPU: destroys its instances, and activates a pending mode.
     ///
-    /// # Errors
-    /// `InUse` while a process is on it or any client other than `caller` has the driver open, `GpuIsLost`,
-    /// `InvalidArgument`.
+    /// # Errors `InUse` while a process uses the GPU or a client other than `caller` has the driver
+    /// open, `GpuIsLost`, `InvalidArgument`.
     pub fn reset(&mut self, gpu: u32, caller: Option<u32>) -> Result<(), Return> {
         if self.clients(caller).next().is_some() || !self.gpu(gpu)?.processes.is_empty() {
             return Err(Return::InUse);
@@ -195,8 +195,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Boots the host again: instances, processes and clients are removed, and lost GPUs return. Whether MIG mode
-    /// stays depends on the generation of each part.
+    /// Boots the host again. Removes instances, processes and clients, and restores lost GPUs. The
+    /// architecture of each GPU determines whether its MIG mode is kept.
     pub fn reboot(&mut self, boot_id: String) {
         let hardware = std::sync::Arc::clone(self.hardware());
         self.state.boot += 1;
@@ -211,7 +211,8 @@ impl Machine {
         }
     }
 
-    /// Makes the GPU fall off the bus. Its processes die with their contexts.
+    /// Makes the GPU fall off the bus until the next boot. On hardware, its processes also end,
+    /// because they lose their contexts.
     ///
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist.
@@ -250,7 +251,7 @@ impl Machine {
     pub fn memory(&self, gpu: u32) -> Result<Memory, Return> {
         let at = self.gpu(gpu)?;
         let total = self.model(gpu)?.board_memory_mib;
-        // Approximately what a driver reserves on a data-centre board.
+        // This is approximately the memory that a driver reserves on a data-centre board.
         let reserved = total / 128;
         let used: u64 = at.processes.iter().map(|p| p.memory_mib).sum();
         Ok(Memory { total_mib: total, reserved_mib: reserved, used_mib: used.min(total - reserved) })

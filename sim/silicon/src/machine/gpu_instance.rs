@@ -1,8 +1,10 @@
 //! GPU instances: capacity, default placement, creation and destruction.
 //!
-//! Capacity means memory slices, compute slots and engines. If no placement is given, the new instance gets the free
-//! id that leaves the most (profile, placement) pairs possible, over all profiles of the part. Of equal ids, the
-//! lowest wins. This rule is derived; it reproduces every known transcript except one (`tests/transcripts.rs`).
+//! Capacity means memory slices, compute slots and engines. If no placement is given, the new
+//! instance gets the free id after which the most (profile, placement) pairs remain possible, over
+//! all profiles of the GPU model. If several ids are equal in this respect, the lowest id is used.
+//! This rule was derived from observations. It reproduces every known transcript except one
+//! (`tests/transcripts.rs`).
 
 use gpush_geometry::{ComputeProfile, Engines};
 use serde::{Deserialize, Serialize};
@@ -15,13 +17,13 @@ use crate::returns::Return;
 /// A GPU instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuInstance {
-    /// Id: the physical slot, which can differ from the placement.
+    /// Id, which is the number of the physical slot and can differ from the placement.
     pub id: u32,
     /// Profile id.
     pub profile_id: u32,
     /// Placement in memory slices.
     pub placement: Placement,
-    /// Generation, unique among all instances of this host, past and present.
+    /// Generation, which is unique among all current and former instances of this host.
     pub generation: u64,
     /// Compute instances, by id.
     pub instances: Vec<ComputeInstance>,
@@ -35,10 +37,11 @@ impl GpuInstance {
     }
 }
 
-/// A MIG device: a compute instance as programs see it.
+/// A MIG device, which is a compute instance as programs see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigDevice {
-    /// Dense index, in the order of GPU instance id and compute instance id. Every change can shift it.
+    /// Index. The indexes have no gaps, and follow the order of GPU instance id and compute
+    /// instance id. Every change of instances can shift them.
     pub index: u32,
     /// GPU instance id.
     pub gpu_instance: u32,
@@ -51,7 +54,7 @@ pub struct MigDevice {
 }
 
 impl Gpu {
-    /// Returns whether an instance of the profile can be created at a placement now, by capacity alone.
+    /// Returns whether the free capacity permits an instance of the profile at a placement.
     #[must_use]
     pub fn fits(&self, part: &Part, profile: &Profile, placement: Placement) -> bool {
         self.room(part).takes(profile, placement)
@@ -60,8 +63,8 @@ impl Gpu {
     /// Returns how many more instances of the profile can be created now.
     #[must_use]
     pub fn remaining(&self, part: &Part, profile: &Profile) -> u32 {
-        // All placements of one profile have the same size, so taking the first that fits, by start, gives the
-        // maximum.
+        // All placements of one profile have the same size. Therefore the maximum results from
+        // always taking the first placement that fits, in the order of their starts.
         let mut room = self.room(part);
         let mut count = 0;
         for (placement, _) in profile.placements() {
@@ -88,7 +91,8 @@ impl Gpu {
         room
     }
 
-    /// Returns the driver's choice of a placement for an instance of the profile, with its id.
+    /// Returns the placement that the driver would choose for an instance of the profile, and the
+    /// id of the instance.
     #[must_use]
     pub fn default_placement(&self, part: &Part, profile: &Profile) -> Option<(Placement, u32)> {
         let room = self.room(part);
@@ -154,12 +158,12 @@ impl Machine {
         if at.mig { Ok(at) } else { Err(Return::NotSupported) }
     }
 
-    /// Creates a GPU instance at a placement, or where the driver chooses.
+    /// Creates a GPU instance at a placement, or at the placement that the driver chooses.
     ///
-    /// # Errors
-    /// `NotSupported` with MIG off or for a profile that only other parts have; `InvalidArgument` for an unknown
-    /// profile id or an impossible placement; `InUse` if it would be the first instance and a process is on the GPU;
-    /// `InsufficientResources` if capacity is missing or the placement is occupied; `GpuIsLost`.
+    /// # Errors `NotSupported` with MIG off, or for a profile that only other GPU models have;
+    /// `InvalidArgument` for an unknown profile id or an impossible placement; `InUse` if the
+    /// instance would be the first one and a process uses the GPU; `InsufficientResources` if
+    /// capacity is missing or the placement is occupied; `GpuIsLost`.
     pub fn create_gpu_instance(
         &mut self,
         gpu: u32,
@@ -192,9 +196,9 @@ impl Machine {
 
     /// Destroys a GPU instance.
     ///
-    /// # Errors
-    /// `InvalidArgument` for a stale handle, `InUse` while it has compute instances, or a process uses it or has an
-    /// open handle of it, `NotSupported` with MIG off, `GpuIsLost`.
+    /// # Errors `InvalidArgument` for a stale handle; `InUse` while the instance has compute
+    /// instances, or a process uses the instance or has an open handle of it; `NotSupported` with
+    /// MIG off; `GpuIsLost`.
     pub fn destroy_gpu_instance(&mut self, handle: GpuInstanceHandle) -> Result<(), Return> {
         let instance = self.resolve_gpu_instance(handle)?;
         if !instance.instances.is_empty() || self.gpu(handle.gpu)?.processes_in(handle.id, None).next().is_some() {
@@ -223,8 +227,8 @@ impl Machine {
 
     /// Returns the GPU instance of a handle.
     ///
-    /// # Errors
-    /// `InvalidArgument` if it is gone or was replaced; `NotSupported` with MIG off; `GpuIsLost`.
+    /// # Errors `InvalidArgument` if the instance was destroyed or replaced; `NotSupported` with
+    /// MIG off; `GpuIsLost`.
     pub fn resolve_gpu_instance(&self, handle: GpuInstanceHandle) -> Result<&GpuInstance, Return> {
         self.mig_gpu(handle.gpu)?
             .instance(handle.id)
@@ -232,10 +236,10 @@ impl Machine {
             .ok_or(Return::InvalidArgument)
     }
 
-    /// Returns how many more instances of a profile fit on the GPU.
+    /// Returns how many more instances of a profile can be created on the GPU now.
     ///
-    /// # Errors
-    /// `NotSupported` with MIG off or if this part lacks the profile, `InvalidArgument`, `GpuIsLost`.
+    /// # Errors `NotSupported` with MIG off or if this GPU model does not have the profile,
+    /// `InvalidArgument`, `GpuIsLost`.
     pub fn remaining_gpu_instances(&self, gpu: u32, profile_id: u32) -> Result<u32, Return> {
         let part = self.part(gpu)?;
         let at = self.mig_gpu(gpu)?;
@@ -251,12 +255,13 @@ impl Machine {
         let part = self.part(gpu)?;
         let total = part.profile(profile_id)?.data.memory_mib;
         let used: u64 = self.gpu(gpu)?.processes_in(id, None).map(|p| p.memory_mib).sum();
-        // An idle 1g.10gb shows about 12 MiB in use.
+        // An idle 1g.10gb shows about 12 MiB of used memory.
         let reserved = total / 768;
         Ok(Memory { total_mib: total, reserved_mib: reserved, used_mib: used.min(total - reserved) })
     }
 
-    /// Returns the MIG devices of a GPU, in the order of their dense index. Empty with MIG off.
+    /// Returns the MIG devices of a GPU, in the order of their indexes. The list is empty if MIG is
+    /// off.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.
@@ -276,7 +281,7 @@ impl Machine {
             .collect())
     }
 
-    /// Returns the maximum number of MIG devices on the GPU: 0 with MIG off.
+    /// Returns the maximum number of MIG devices on the GPU, which is 0 if MIG is off.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.
@@ -286,10 +291,9 @@ impl Machine {
         Ok(if at.mig { u32::from(part.model.compute_slices) } else { 0 })
     }
 
-    /// Returns the compute profile of an instance.
+    /// Returns a compute profile of a GPU instance.
     ///
-    /// # Errors
-    /// `NotSupported` if the part lacks it.
+    /// # Errors `NotSupported` if the GPU model does not have the profile.
     pub fn compute_profile<'p>(&self, part: &'p Part, gi: &GpuInstance, id: u32) -> Result<&'p ComputeProfile, Return> {
         part.profile(gi.profile_id)?.compute(id).ok_or(Return::NotSupported)
     }

@@ -1,9 +1,11 @@
 //! Handles: a client's references to a GPU, a GPU instance or a compute instance.
 //!
-//! Each has a generation. It distinguishes the handle of a destroyed object from a handle of its replacement. A
-//! handle packs into 64 bits, which the ABI returns as a pointer.
+//! Each handle has a generation, which distinguishes the handle of a destroyed object from a handle
+//! of the object's replacement. A handle is packed into 64 bits, which the simulated library
+//! returns as a pointer.
 
-/// A handle of a physical GPU. Its generation is the number of the boot, because a GPU exists until the next boot.
+/// A handle of a physical GPU. Its generation is the number of the boot, because a GPU exists until
+/// the next boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpuHandle {
     /// Index of the GPU.
@@ -19,11 +21,12 @@ pub struct GpuInstanceHandle {
     pub gpu: u32,
     /// GPU instance id.
     pub id: u32,
-    /// Generation at creation.
+    /// Generation of the instance.
     pub generation: u64,
 }
 
-/// A handle of a compute instance. As a device handle, it denotes its MIG device.
+/// A handle of a compute instance. As a device handle, it refers to the MIG device of the compute
+/// instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ComputeInstanceHandle {
     /// Index of the GPU.
@@ -32,7 +35,7 @@ pub struct ComputeInstanceHandle {
     pub gpu_instance: u32,
     /// Compute instance id.
     pub id: u32,
-    /// Generation at creation.
+    /// Generation of the compute instance.
     pub generation: u64,
 }
 
@@ -49,14 +52,15 @@ pub enum Handle {
     ComputeInstance(ComputeInstanceHandle),
 }
 
-// Kind 4 bits, GPU 8, GPU instance 4, compute instance 4, generation 44.
+// The bits are used as follows: kind 4 bits, GPU 8, GPU instance 4, compute instance 4, generation
+// 44.
 const GENERATION_BITS: u32 = 44;
 const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
-/// Tag in the kind's upper bits, so that an arbitrary pointer rarely looks like a handle.
+/// Tag in the upper bits of the kind, so that an arbitrary pointer rarely looks like a handle.
 const TAG: u64 = 0b1010;
 
 impl Handle {
-    /// Packs the handle into 64 bits, never 0.
+    /// Packs the handle into 64 bits. The result is never 0.
     #[must_use]
     pub fn pack(self) -> u64 {
         let (kind, gpu, gi, ci, generation) = match self {
@@ -73,7 +77,7 @@ impl Handle {
             | generation & GENERATION_MASK
     }
 
-    /// Unpacks 64 bits; `None` if they are not a handle.
+    /// Unpacks 64 bits. Returns `None` if they are not a handle.
     #[must_use]
     pub fn unpack(bits: u64) -> Option<Self> {
         if bits >> 62 != TAG >> 2 {

@@ -1,4 +1,4 @@
-//! The pure state machine of one host's GPUs. Each file has one subject.
+//! The pure state machine of the GPUs of one host. Each file has one subject.
 //!
 //! ```text
 //!            SetMigMode on             create GI             create CI
@@ -9,8 +9,8 @@
 //!         reboot: Hopper and later lose the mode, Ampere keeps it
 //! ```
 //!
-//! Calls return NVML's codes ([`Return`]). A call that fails changes nothing. The caller checks permissions with
-//! [`crate::Host::privileged`].
+//! Calls return NVML's return codes ([`Return`]). A call that fails changes nothing. The caller of
+//! the state machine checks permissions with [`crate::Host::privileged`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub const MAX_GPU_INSTANCES: usize = 8;
 /// Maximum number of compute instances in a GPU instance.
 pub const MAX_COMPUTE_INSTANCES: usize = 8;
 
-/// A span of slices: memory slices for a GPU instance, compute slots for a compute instance.
+/// A range of slices: memory slices for a GPU instance, and compute slots for a compute instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Placement {
     /// First slice.
@@ -60,7 +60,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Returns whether the spans share a slice.
+    /// Returns whether both ranges contain the same slice.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.start < other.start + other.size && other.start < self.start + self.size
@@ -80,37 +80,39 @@ pub struct Identity {
     pub pci_bus: u32,
     /// PCI device.
     pub pci_device: u32,
-    /// PCI device id and vendor, as in `nvmlPciInfo_t.pciDeviceId`.
+    /// PCI device id and vendor id, as in `nvmlPciInfo_t.pciDeviceId`.
     pub pci_device_id: u32,
-    /// `/dev/nvidia<minor>`.
+    /// Minor number of the device file `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// Product name as the driver reports it: `NVIDIA A100-SXM4-80GB`.
+    /// Product name as the driver reports it, such as `NVIDIA A100-SXM4-80GB`.
     pub name: String,
-    /// Seed of its readings.
+    /// Seed of the GPU's readings.
     pub seed: u64,
     /// Whether MIG mode is on at the start.
     pub mig_at_start: bool,
-    /// Whether a boot script of the host enables MIG mode, which Hopper and later lose at a reboot.
+    /// Whether a boot script of the host enables MIG mode, which GPUs from Hopper on lose at a
+    /// reboot.
     pub mig_at_boot: bool,
-    /// Whether the driver itself resets an idle Ampere GPU on a mode change, as on bare metal when no process holds
-    /// the GPU. If not, the change stays pending.
+    /// Whether the driver itself resets an idle Ampere GPU when the MIG mode changes. A real driver
+    /// does that on bare metal when no process has the GPU open. If false, the change remains
+    /// pending.
     pub resets_itself: bool,
 }
 
 impl Identity {
-    /// Returns the PCI address as the kernel writes it: `0000:07:00.0`.
+    /// Returns the PCI address as the kernel writes it, such as `0000:07:00.0`.
     #[must_use]
     pub fn pci_address(&self) -> String {
         format!("{:04x}:{:02x}:{:02x}.0", self.pci_domain, self.pci_bus, self.pci_device)
     }
 }
 
-/// A GPU of the host: its identity and its part.
+/// The fixed data of a GPU of the host.
 #[derive(Debug, Clone)]
 pub struct Slot {
     /// Identity.
     pub identity: Identity,
-    /// Part.
+    /// Model of the GPU under the host's driver.
     pub part: Arc<Part>,
     /// NVLink connections.
     pub nvlink: Links,
@@ -123,7 +125,7 @@ pub struct Hardware {
     pub driver: DriverVersion,
     /// CUDA version as `major * 1000 + minor * 10`.
     pub cuda: u32,
-    /// Whether the uid that owns the host counts as root on it.
+    /// Whether the owner of the host's directory has root permissions on the host.
     pub owner_is_root: bool,
     /// Whether calls take as long as on hardware.
     pub latencies: bool,
@@ -136,22 +138,22 @@ pub struct Hardware {
 /// Counters of a fault rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
-    /// Calls that it matched.
+    /// Number of calls that the rule has matched.
     pub seen: u64,
-    /// Calls in which it fired.
+    /// Number of calls in which the rule has taken effect.
     pub fired: u64,
 }
 
 /// The variable state, serialized into the host's shared file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Number of the boot, from 1.
+    /// Number of the current boot, counted from 1.
     pub boot: u64,
     /// Boot id, as in `/proc/sys/kernel/random/boot_id`.
     pub boot_id: String,
-    /// Generation of the next instance.
+    /// Generation that the next instance will get.
     pub next_generation: u64,
-    /// GPUs, by index.
+    /// GPUs, in the order of their indexes.
     pub gpus: Vec<Gpu>,
     /// Clients of the driver.
     pub clients: Vec<Client>,
@@ -161,7 +163,7 @@ pub struct State {
     pub faults: BTreeMap<u64, Counter>,
 }
 
-/// The GPUs of one host.
+/// The state machine of one host: its GPUs and their state.
 #[derive(Debug, Clone)]
 pub struct Machine {
     hardware: Arc<Hardware>,
@@ -171,21 +173,21 @@ pub struct Machine {
 impl Machine {
     /// Creates a host as described, at its first boot.
     ///
-    /// # Errors
-    /// If the description names unknown objects or impossible combinations.
+    /// # Errors If the description names unknown objects or has an impossible combination.
     pub fn new(description: &Description) -> Result<Self, DescriptionError> {
         Ok(Self::first_boot(Arc::new(description.hardware()?)))
     }
 
-    /// Creates one GPU of a model for tests of planners. It has the newest driver that any part needs, and MIG mode
-    /// is on if the part supports it. Returns `None` for an unknown key.
+    /// Creates a host with one GPU of a model, for tests of planners. The driver is the newest one
+    /// that any GPU model needs. MIG mode is on if the model supports it. Returns `None` for an
+    /// unknown key.
     #[must_use]
     pub fn of_model(key: &str) -> Option<Self> {
         let description = Description::of_model(key, DriverVersion::NEWEST);
         Self::new(&description).ok()
     }
 
-    /// Creates the hardware at its first boot.
+    /// Creates a host with this hardware, at its first boot.
     #[must_use]
     pub fn first_boot(hardware: Arc<Hardware>) -> Self {
         let gpus = hardware.slots.iter().zip(0..).map(|(slot, index)| Gpu::new(index, slot.identity.mig_at_start));
@@ -201,13 +203,13 @@ impl Machine {
         Self { hardware, state }
     }
 
-    /// Combines hardware and a state. `None` if they do not match.
+    /// Combines hardware and a state. Returns `None` if they do not match.
     #[must_use]
     pub fn resume(hardware: Arc<Hardware>, state: State) -> Option<Self> {
         (hardware.slots.len() == state.gpus.len()).then_some(Self { hardware, state })
     }
 
-    /// Returns the fixed properties.
+    /// Returns the fixed properties of the host.
     #[must_use]
     pub fn hardware(&self) -> &Arc<Hardware> {
         &self.hardware
@@ -231,7 +233,7 @@ impl Machine {
         &self.state.events
     }
 
-    /// Returns the identity of a GPU, even of a lost one.
+    /// Returns the identity of a GPU, which may be lost.
     ///
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist.
@@ -239,7 +241,7 @@ impl Machine {
         self.hardware.slots.get(gpu as usize).map(|slot| &slot.identity).ok_or(Return::InvalidArgument)
     }
 
-    /// Returns the part of a GPU.
+    /// Returns the model of a GPU under the host's driver.
     ///
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist.
@@ -257,8 +259,8 @@ impl Machine {
 
     /// Returns a GPU.
     ///
-    /// # Errors
-    /// `InvalidArgument` if the GPU does not exist, `GpuIsLost` if it fell off the bus.
+    /// # Errors `InvalidArgument` if the GPU does not exist, `GpuIsLost` if the GPU has fallen off
+    /// the bus.
     pub fn gpu(&self, gpu: u32) -> Result<&Gpu, Return> {
         match self.state.gpus.get(gpu as usize) {
             None => Err(Return::InvalidArgument),
@@ -296,8 +298,7 @@ impl Machine {
 
     /// Returns the index of the GPU with this `GPU-<uuid>`.
     ///
-    /// # Errors
-    /// `NotFound` if there is none.
+    /// # Errors `NotFound` if no GPU has this UUID.
     pub fn gpu_by_uuid(&self, uuid: &str) -> Result<u32, Return> {
         let slots = self.hardware.slots.iter().zip(0..);
         slots.filter(|(slot, _)| slot.identity.uuid == uuid).map(|(_, index)| index).next().ok_or(Return::NotFound)

@@ -1,8 +1,8 @@
-//! NVLink: how the GPUs of a host are connected, and which GPUs are reset together.
+//! NVLink: the connections between the GPUs of a host, and the GPUs that must be reset together.
 //!
-//! The set of GPUs that a reset includes follows the nvidia-smi manual (`--gpu-reset`). From Ampere on, each GPU is
-//! reset alone, unless it is connected to an NVSwitch and no fabric manager runs. Before Ampere, all connected GPUs
-//! are reset together.
+//! The rules for resets follow the nvidia-smi manual (`--gpu-reset`). From Ampere on, each GPU is
+//! reset alone, unless it is connected to an NVSwitch and no fabric manager runs. Before Ampere,
+//! all connected GPUs are reset together.
 
 use gpush_geometry::{Architecture, Model};
 use serde::{Deserialize, Serialize};
@@ -10,22 +10,23 @@ use serde::{Deserialize, Serialize};
 use super::{Board, Machine};
 use crate::returns::Return;
 
-/// How GPUs are connected.
+/// A kind of connection between GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wiring {
-    /// Not connected.
+    /// The GPUs are not connected.
     None,
-    /// Each GPU to the same switches.
+    /// Each GPU is connected to the same switches.
     Switch,
-    /// In pairs, by a bridge.
+    /// The GPUs are connected in pairs, each pair by a bridge.
     Pairs,
-    /// Each GPU directly to each other.
+    /// Each GPU is directly connected to each other GPU.
     Mesh,
 }
 
 impl Wiring {
-    /// Returns the usual wiring of a model's boards: modules of an HGX baseboard are connected to its switches.
+    /// Returns the usual wiring of a model's boards. Modules of an HGX baseboard are connected to
+    /// the switches of the baseboard.
     #[must_use]
     pub fn usual(model: &Model, product: &str) -> Self {
         const MODULES: &[&str] = &[
@@ -58,20 +59,21 @@ pub struct Links {
 /// The peer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// A switch, by number.
+    /// A switch, by its number.
     Switch(u32),
-    /// A GPU, by index.
+    /// A GPU, by its index.
     Gpu(u32),
 }
 
-/// Number of switches of a baseboard.
+/// Number of switches on a baseboard.
 const SWITCHES: u32 = 6;
 
 impl Machine {
-    /// Returns the peer of a GPU's port; `None` if the port has no peer.
+    /// Returns the peer of a GPU's port, or `None` if the port has no peer.
     ///
     /// # Errors
-    /// `NotSupported` if the port does not exist, `InvalidArgument` if the GPU does not exist, `GpuIsLost`.
+    /// `NotSupported` if the port does not exist, `InvalidArgument` if the GPU does not exist,
+    /// `GpuIsLost`.
     pub fn link(&self, gpu: u32, port: u32) -> Result<Option<End>, Return> {
         self.gpu(gpu)?;
         if port >= Board::of(self.model(gpu)?).nvlinks {

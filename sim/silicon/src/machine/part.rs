@@ -1,6 +1,6 @@
-//! One kind of GPU under one driver: its profiles, capacities and GPU instance ids.
+//! One GPU model under one driver: its profiles, its capacities and its GPU instance ids.
 //!
-//! The data is static. Equal GPUs of a host share one [`Part`].
+//! The data never changes. All GPUs of a host that have the same model share one [`Part`].
 
 use std::collections::BTreeMap;
 
@@ -11,31 +11,33 @@ use super::Placement;
 use crate::description::DriverVersion;
 use crate::returns::Return;
 
-/// The physical slot that a seven-slice die lacks. It determines the GPU instance ids.
+/// A chip variant: the physical slot that a chip with seven slices does not have. It determines the
+/// GPU instance ids.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Chip {
-    /// Slot 7: ids increase with the placement. Most boards.
+    /// Slot 7 is missing. The ids increase with the placement. Most boards have this variant.
     #[default]
     Slot7Missing,
-    /// Slot 3: the halves are swapped.
+    /// Slot 3 is missing. The ids of the two halves are swapped.
     Slot3Missing,
 }
 
-/// Profile ids that exist on at least one part. An id denotes a fraction of a part.
+/// Profile ids that exist on at least one GPU model. An id stands for a fraction of the GPU.
 const KNOWN_PROFILE_IDS: &[u32] = &[0, 5, 6, 9, 14, 15, 19, 20, 21, 32, 35, 47, 64, 65, 66, 67];
 
 /// A GPU instance profile with its placements.
 #[derive(Debug, Clone)]
 pub struct Profile {
-    /// Geometry data of the profile.
+    /// Geometry data of this profile.
     pub data: GpuProfile,
-    /// GPU instance id of each placement, in the order of `data.placements`.
+    /// GPU instance id for each placement, in the order of `data.placements`.
     pub ids: Vec<u32>,
 }
 
 impl Profile {
-    /// Returns the possible placements in memory slices, each with the id that an instance gets there.
+    /// Returns the possible placements in memory slices, each with the id of an instance at that
+    /// placement.
     pub fn placements(&self) -> impl Iterator<Item = (Placement, u32)> + '_ {
         self.data.placements.iter().zip(&self.ids).map(|(&(start, size), &id)| (Placement { start, size }, id))
     }
@@ -53,24 +55,25 @@ impl Profile {
     }
 }
 
-/// One kind of GPU under one driver.
+/// One GPU model under one driver.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// Geometry data of the model. Its `gi_profiles` has all profiles; [`Part::profiles`] has those of this driver.
+    /// Geometry data of the model. Its `gi_profiles` has all profiles; [`Part::profiles`] has only
+    /// the profiles of this driver.
     pub model: Model,
     /// Chip variant.
     pub chip: Chip,
     /// GPU instance profiles that the driver knows, in the order of the data.
     pub profiles: Vec<Profile>,
-    /// Engines of the whole part, in MIG mode.
+    /// Engines of the whole GPU in MIG mode.
     pub engines: Engines,
-    /// Number of GPU instance profile indexes in the header of this driver.
+    /// Number of GPU instance profile indexes in this driver's header.
     pub profile_indexes: u32,
-    /// Number of compute instance profile indexes in the header of this driver.
+    /// Number of compute instance profile indexes in this driver's header.
     pub compute_profile_indexes: u32,
 }
 
-/// Returns the group in the id map for a profile with this NVML enum index.
+/// Returns the group in the map of ids to which the profile with this NVML enum index belongs.
 fn id_group(index: u32) -> Option<&'static str> {
     match index {
         0 | 7 | 10 | 13 | 15 => Some("1g"),
@@ -83,7 +86,8 @@ fn id_group(index: u32) -> Option<&'static str> {
     }
 }
 
-/// Returns the first driver branch whose header has the profile index (NVIDIA's headers and release notes).
+/// Returns the first driver branch whose header has the profile index. Source: NVIDIA's headers and
+/// release notes.
 fn since(index: u32) -> u32 {
     match index {
         0..=6 => 450,
@@ -97,8 +101,8 @@ fn since(index: u32) -> u32 {
 type IdMap = BTreeMap<String, BTreeMap<String, u8>>;
 
 impl Part {
-    /// Creates the part as this driver presents it. Returns `None` if the geometry data lacks an id for a placement.
-    /// That is an error in the data, not in the input.
+    /// Creates the model as this driver presents it. Returns `None` if the geometry data has no id
+    /// for a placement. That is an error in the data, not in the input.
     #[must_use]
     pub fn new(model: Model, chip: Chip, driver: &DriverVersion) -> Option<Self> {
         let map: serde_json::Map<String, serde_json::Value> = serde_json::from_str(GI_IDS).ok()?;
@@ -135,14 +139,14 @@ impl Part {
         })
     }
 
-    /// Returns whether the part supports MIG.
+    /// Returns whether the GPU supports MIG.
     #[must_use]
     pub fn has_mig(&self) -> bool {
         self.model.has_mig()
     }
 
-    /// Returns whether a MIG mode change waits for a reset and survives a reboot, as on Ampere. On Hopper and later,
-    /// the change is immediate and a reboot reverts it.
+    /// Returns whether a change of MIG mode needs a reset, and survives a reboot, as on Ampere. On
+    /// Hopper and later, the change takes effect immediately, and a reboot reverts it.
     #[must_use]
     pub fn mode_needs_reset(&self) -> bool {
         match self.model.architecture {
@@ -155,7 +159,7 @@ impl Part {
         }
     }
 
-    /// Returns whether spare rows can replace bad rows of memory (Ampere and later).
+    /// Returns whether spare rows can replace faulty rows of memory (Ampere and later).
     #[must_use]
     pub fn remaps_rows(&self) -> bool {
         match self.model.architecture {
@@ -179,8 +183,8 @@ impl Part {
 
     /// Returns the GPU instance profile with this id.
     ///
-    /// # Errors
-    /// `NotSupported` for an id that only other parts have, `InvalidArgument` for any other.
+    /// # Errors `NotSupported` for an id that only other GPU models have, `InvalidArgument` for any
+    /// other id.
     pub fn profile(&self, id: u32) -> Result<&Profile, Return> {
         self.profiles.iter().find(|profile| profile.data.id == id).ok_or(if KNOWN_PROFILE_IDS.contains(&id) {
             Return::NotSupported
@@ -191,9 +195,8 @@ impl Part {
 
     /// Returns the GPU instance profile with this NVML enum index.
     ///
-    /// # Errors
-    /// `InvalidArgument` for an index beyond the last one of this driver, `NotSupported` if the part lacks the
-    /// profile.
+    /// # Errors `InvalidArgument` for an index beyond the last index of this driver, `NotSupported`
+    /// if the GPU does not have the profile.
     pub fn profile_by_index(&self, index: u32) -> Result<&Profile, Return> {
         if index >= self.profile_indexes {
             return Err(Return::InvalidArgument);
@@ -203,9 +206,8 @@ impl Part {
 
     /// Returns the compute instance profile with this NVML enum index in a GPU instance profile.
     ///
-    /// # Errors
-    /// `InvalidArgument` for an index beyond the last one of this driver, `NotSupported` if the GPU instance profile
-    /// lacks it.
+    /// # Errors `InvalidArgument` for an index beyond the last index of this driver, `NotSupported`
+    /// if the GPU instance profile does not have the compute instance profile.
     pub fn compute_profile_by_index<'p>(&self, profile: &'p Profile, index: u32) -> Result<&'p ComputeProfile, Return> {
         if index >= self.compute_profile_indexes {
             return Err(Return::InvalidArgument);

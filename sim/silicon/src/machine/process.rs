@@ -1,7 +1,7 @@
 //! Processes of the simulated GPUs, and clients of the simulated driver.
 //!
-//! They are real processes, because monitors read `/proc`. A process is identified by its pid and start time. It is
-//! removed after it has ended.
+//! The processes are real, because monitors read `/proc`. A process is identified by its pid and
+//! its start time. It is removed after it has ended.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,12 +14,12 @@ use crate::returns::Return;
 pub enum ProcessKind {
     /// A process with its own CUDA context.
     Compute,
-    /// A graphics context.
+    /// A process with a graphics context.
     Graphics,
     /// A client of an MPS server. The server itself is a compute process.
     Mps,
-    /// Only an open handle, such as one that a monitor leaks. The driver does not list the process, but the object is
-    /// in use.
+    /// A process with only an open handle, such as a handle that a monitor leaks. The driver does
+    /// not list the process, but the object is in use.
     Handle,
 }
 
@@ -28,7 +28,7 @@ impl ProcessKind {
     pub const ALL: [ProcessKind; 4] =
         [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::Mps, ProcessKind::Handle];
 
-    /// Returns the name in descriptions and on the command line.
+    /// Returns the name that descriptions and the command line use.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl ProcessKind {
     }
 }
 
-/// A real process, distinguished from others with the same pid.
+/// A real process. The start time distinguishes it from other processes with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pid {
     /// Process id.
@@ -55,13 +55,13 @@ pub struct Process {
     /// The process.
     #[serde(flatten)]
     pub pid: Pid,
-    /// How it uses the GPU.
+    /// How the process uses the GPU.
     pub kind: ProcessKind,
-    /// Memory in use, MiB.
+    /// Used memory in MiB.
     pub memory_mib: u64,
-    /// Its GPU instance; `None`: the whole GPU.
+    /// Id of the GPU instance that the process uses. `None` means the whole GPU.
     pub gpu_instance: Option<u32>,
-    /// Its compute instance.
+    /// Id of the compute instance that the process uses.
     pub compute_instance: Option<u32>,
 }
 
@@ -74,7 +74,8 @@ pub struct Client {
 }
 
 impl Gpu {
-    /// Returns the processes of any kind in exactly this GPU instance, and in this compute instance if given.
+    /// Returns the processes of any kind in this GPU instance. If a compute instance is given,
+    /// returns only the processes in that compute instance.
     pub fn processes_in(&self, gpu_instance: u32, compute_instance: Option<u32>) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |p| {
             p.gpu_instance == Some(gpu_instance)
@@ -82,8 +83,9 @@ impl Gpu {
         })
     }
 
-    /// Returns the processes that the driver lists for a kind. `Handle` is never listed. An MPS client is
-    /// listed twice, as nvidia-smi's type `M+C`; its server is an ordinary compute process, `C`.
+    /// Returns the processes that the driver lists for a kind. The driver never lists `Handle`. It
+    /// lists an MPS client twice, which nvidia-smi shows as type `M+C`. An MPS server is an
+    /// ordinary compute process, `C`.
     pub fn listed(&self, kind: ProcessKind) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |p| match (kind, p.kind) {
             (ProcessKind::Compute, ProcessKind::Compute | ProcessKind::Mps)
@@ -98,11 +100,12 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Puts a process on a GPU, or in an instance of it. Replaces an entry with the same pid, place and kind.
+    /// Puts a process on a GPU, or in an instance of the GPU. Replaces an entry with the same pid,
+    /// place and kind.
     ///
     /// # Errors
-    /// `NotFound` if an instance does not exist, `InvalidArgument` for a compute process without an instance on a GPU
-    /// in MIG mode, or `InsufficientResources` if the free memory is too small.
+    /// `NotFound` if an instance does not exist, `InvalidArgument` for a compute process without an
+    /// instance on a GPU in MIG mode, or `InsufficientResources` if the free memory is too small.
     pub fn attach(&mut self, gpu: u32, process: Process) -> Result<(), Return> {
         let part = self.part(gpu)?;
         let at = self.gpu(gpu)?;
@@ -141,7 +144,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Removes a process from a GPU, or from all GPUs if `gpu` is `None`. Returns the number of entries removed.
+    /// Removes a process from a GPU, or from all GPUs if `gpu` is `None`. Returns the number of
+    /// removed entries.
     pub fn detach(&mut self, pid: u32, gpu: Option<u32>) -> usize {
         let mut gone = 0;
         for at in self.state.gpus.iter_mut().filter(|at| gpu.is_none_or(|index| index == at.index)) {
@@ -166,13 +170,13 @@ impl Machine {
         self.put_down_idle();
     }
 
-    /// Returns the clients of the driver, except the process `but`.
+    /// Returns the clients of the driver, except the process with the pid `but`.
     pub fn clients(&self, but: Option<u32>) -> impl Iterator<Item = &Client> {
         self.state.clients.iter().filter(move |client| Some(client.pid.pid) != but)
     }
 
-    /// Removes processes and clients that have ended. If no client is left, also resets the settings of idle GPUs.
-    /// Returns whether it removed any process or client.
+    /// Removes processes and clients that have ended. If no client is left, also resets the
+    /// settings of idle GPUs. Returns whether it removed any process or client.
     pub fn reap(&mut self, alive: impl Fn(Pid) -> bool) -> bool {
         let mut reaped = false;
         let mut keep = |pid: Pid| {

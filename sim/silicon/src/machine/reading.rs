@@ -1,7 +1,7 @@
 //! Readings of a GPU: utilization, power, temperature, clocks.
 //!
-//! A reading depends only on the GPU's seed, its load and the time. So two clients that read at the same time get the
-//! same values, and a test can choose any moment.
+//! A reading depends only on the GPU's seed, the GPU's load and the time. Therefore two clients
+//! that read at the same time get the same values, and a test can choose any time.
 
 use gpush_geometry::{Architecture, Model};
 
@@ -11,9 +11,9 @@ use crate::returns::Return;
 /// Sensors and counters of a GPU at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// Share of time in which a kernel ran, percent.
+    /// Percentage of time in which a kernel ran.
     pub gpu_percent: u32,
-    /// Share of time in which memory was read or written, percent.
+    /// Percentage of time in which memory was read or written.
     pub memory_percent: u32,
     /// Power draw, mW.
     pub power_mw: u32,
@@ -27,11 +27,11 @@ pub struct Reading {
     pub pcie_tx_kib_s: u32,
     /// PCIe traffic from the host, KiB/s.
     pub pcie_rx_kib_s: u32,
-    /// Performance state: 0 when busy, 8 when idle.
+    /// Performance state, which is 0 when the GPU is busy and 8 when it is idle.
     pub performance_state: u32,
 }
 
-/// Limits of a board, from public data sheets. They are rounded where boards of one model differ.
+/// Limits of a board, from public data sheets. A value is rounded if boards of one model differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Board {
     /// Power limit, mW.
@@ -42,16 +42,16 @@ pub struct Board {
     pub max_memory_clock_mhz: u32,
     /// PCIe generation.
     pub pcie_generation: u32,
-    /// PCIe lanes.
+    /// Number of PCIe lanes.
     pub pcie_width: u32,
-    /// NVLink links.
+    /// Number of NVLink links.
     pub nvlinks: u32,
     /// CUDA compute capability.
     pub compute_capability: (u32, u32),
 }
 
 impl Board {
-    /// Returns the limits of the board of a model.
+    /// Returns the limits of a model's board.
     #[must_use]
     pub fn of(model: &Model) -> Self {
         let (watts, sm, memory, width, nvlinks) = match model.key.as_str() {
@@ -101,7 +101,7 @@ impl Board {
 }
 
 impl Board {
-    /// Returns the core clocks for applications, in MHz, highest first.
+    /// Returns the core clocks that applications can choose, in MHz, highest first.
     #[must_use]
     pub fn core_clocks_mhz(&self) -> Vec<u32> {
         const LOWEST: u32 = 210;
@@ -124,13 +124,14 @@ fn wave(seed: u64, at_ms: u64, of: u64) -> f64 {
 }
 
 impl Machine {
-    /// Returns the energy that a GPU has used since its driver was loaded, in mJ. It increases only with time, as for
-    /// an idle GPU. A counter that follows the load would need state that every reading changes.
+    /// Returns the energy that a GPU has used since its driver was loaded, in mJ. The energy
+    /// depends only on the time, as for an idle GPU. A counter that follows the load would need a
+    /// state that every reading changes.
     ///
     /// # Errors
     /// `NotSupported` before Volta, `GpuIsLost`, `InvalidArgument`.
     pub fn energy_mj(&self, gpu: u32, at_ms: u64) -> Result<u64, Return> {
-        /// 2025-01-01, before any simulated host was created.
+        /// 2025-01-01, which is before any simulated host was created.
         const LOADED_MS: u64 = 1_735_689_600_000;
         self.gpu(gpu)?;
         let model = self.model(gpu)?;
@@ -141,8 +142,8 @@ impl Machine {
         Ok(at_ms.saturating_sub(LOADED_MS).saturating_mul(at_rest_mw) / 1000)
     }
 
-    /// Returns the sensor values of a GPU at a time, in milliseconds since the epoch. The load is the number of
-    /// compute processes, each weighted by its fraction of the GPU.
+    /// Returns the sensor values of a GPU at a time, in milliseconds since the epoch. The load is
+    /// the number of compute processes, each multiplied by the fraction of the GPU that it uses.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.

@@ -1,4 +1,4 @@
-//! Settings for sharing a whole GPU: compute mode and time-slice level.
+//! Settings with which a whole GPU is shared: compute mode and time-slice level.
 //!
 //! ```text
 //!              set                                             reset, reboot, MIG mode on,
@@ -8,41 +8,42 @@
 //!
 //! Sources differ about the lifetime of the settings:
 //!
-//! - NVIDIA's "Driver Persistence, Data Persistence": compute mode lasts while a GPU is initialised, so it ends with
-//!   the last client.
+//! - NVIDIA's "Driver Persistence, Data Persistence": compute mode lasts while a GPU is
+//!   initialised, so it ends with the GPU's last client.
 //! - The nvidia-smi manual: compute mode does not survive a reboot.
-//! - The open kernel modules store compute mode in the driver's registry "so that it persists even after the last
-//!   client disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`), and the level in a database by UUID
-//!   (`gpudbSetGpuComputePolicyConfig`). Both last until the module is unloaded.
+//! - The open kernel modules store the compute mode in the driver's registry "so that it persists
+//!   even after the last client disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`). They store
+//!   the level in a database by UUID (`gpudbSetGpuComputePolicyConfig`). Both last until the module
+//!   is unloaded.
 //!
-//! This was not verified on hardware. The simulator uses the shortest of these lifetimes: a program that handles it
-//! also handles the others.
+//! None of this was verified on hardware. The simulator uses the shortest of these lifetimes,
+//! because a program that works with the shortest one also works with the others.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Gpu, Machine};
 use crate::returns::Return;
 
-/// Compute modes by NVML's numbers (`nvmlComputeMode_t`).
+/// Names of the compute modes, in the order of NVML's numbers (`nvmlComputeMode_t`).
 pub const COMPUTE_MODES: [&str; 4] = ["DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"];
 
 /// The time-slice level of `nvidia-smi compute-policy --set-timeslice`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Timeslice {
-    /// The driver's choice.
+    /// The driver chooses the level.
     #[default]
     Default,
-    /// Short.
+    /// Short time slices.
     Short,
-    /// Medium.
+    /// Medium time slices.
     Medium,
-    /// Long.
+    /// Long time slices.
     Long,
 }
 
 impl Timeslice {
-    /// All levels, by nvidia-smi's numbers.
+    /// All levels, in the order of nvidia-smi's numbers.
     pub const ALL: [Self; 4] = [Self::Default, Self::Short, Self::Medium, Self::Long];
 
     /// Returns the name as nvidia-smi prints it.
@@ -58,7 +59,7 @@ impl Timeslice {
 }
 
 impl Gpu {
-    /// Resets the settings to their values after the GPU is initialised.
+    /// Resets the settings to the values that a newly initialised GPU has.
     pub(super) fn forget_settings(&mut self) {
         self.compute_mode = 0;
         self.timeslice = Timeslice::Default;
@@ -66,14 +67,16 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Sets the compute mode by NVML's number. A GPU in use accepts the change and keeps its contexts, because the
-    /// driver checks the mode only when a context is created.
+    /// Sets the compute mode by NVML's number. A GPU in use accepts the change and keeps its
+    /// contexts, because the driver checks the compute mode only when a context is created.
     ///
     /// # Errors
-    /// - `NotSupported` with MIG on, for every mode. Source: `subdeviceCtrlCmdGpuSetComputeModeRules` of the open
-    ///   kernel modules. nvidia-smi prints "Setting compute mode to EXCLUSIVE_PROCESS is not supported on a
-    ///   MIG-enabled device." (NVIDIA/DCGM issue 82).
-    /// - `InvalidArgument` for an unknown mode and for EXCLUSIVE_THREAD, which nvidia-smi no longer supports.
+    /// - `NotSupported` with MIG on, for every mode. Source:
+    ///   `subdeviceCtrlCmdGpuSetComputeModeRules` of the open kernel modules. nvidia-smi prints
+    ///   "Setting compute mode to EXCLUSIVE_PROCESS is not supported on a MIG-enabled device."
+    ///   (NVIDIA/DCGM issue 82).
+    /// - `InvalidArgument` for an unknown mode and for EXCLUSIVE_THREAD, which nvidia-smi no longer
+    ///   supports.
     /// - `GpuIsLost`.
     pub fn set_compute_mode(&mut self, gpu: u32, mode: u32) -> Result<(), Return> {
         let at = self.gpu_mut(gpu)?;
@@ -107,7 +110,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Resets the settings of idle GPUs with persistence mode off, if the driver has no client.
+    /// Resets the settings of idle GPUs without persistence mode, if the driver has no client.
     pub(super) fn put_down_idle(&mut self) {
         if self.state.clients.is_empty() {
             let idle = |at: &&mut Gpu| !at.persistence && at.processes.is_empty();

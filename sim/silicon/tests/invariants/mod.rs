@@ -1,9 +1,9 @@
-//! Invariants of every state of every machine. They are checked against the geometry data alone, with no code of the
-//! rules under test.
+//! Invariants that hold in every state of every machine. The checks use only the geometry data, and
+//! no code of the rules under test.
 
 use silicon::Machine;
 
-/// Panics with the reason if a state is impossible. Returns the number of checked instances.
+/// Panics with a reason if the state is impossible. Returns the number of checked instances.
 pub(crate) fn check(machine: &Machine) -> usize {
     let mut looked = 0;
     let mut generations = std::collections::BTreeSet::new();

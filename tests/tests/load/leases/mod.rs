@@ -1,17 +1,18 @@
-//! Random requests, releases, processes, crashes, reboots, faults and layout changes through gpushd on a simulated
-//! host. After each step, the test checks gpushd against a reference model. The model is written from the rules for
-//! leases, not from the code.
+//! Random requests, releases, processes, crashes, reboots, faults and layout changes through gpushd
+//! on a simulated host. After each step, the test compares gpushd with a reference model. The model
+//! follows the rules for leases, not the code of gpushd.
 //!
-//! The default is 1,000 steps. `GPUSH_TEST_LEASE_STEPS` sets another number, and `GPUSH_TEST_SEED` repeats a run.
-//! `cargo xtask soak` makes 10,000 steps.
+//! The default is 1,000 steps. `GPUSH_TEST_LEASE_STEPS` sets another number, and `GPUSH_TEST_SEED`
+//! repeats a run. `cargo xtask soak` runs 10,000 steps.
 //!
-//! To test the test, three faults are planted between gpushd and the test, and each must be found: one target in two
-//! leases, a lost release, and capacity that becomes free while a process runs.
+//! To test the test itself, three faults are inserted between gpushd and the test. The test must
+//! find each of them: one target in two leases, a lost release, and capacity that becomes free
+//! while a process still runs.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `model` | which leases exist, and what a request must get |
-//! | `observed` | the leases as gpushd shows them, with a planted fault |
+//! | `observed` | the leases as gpushd shows them, with an inserted fault |
 //! | `world` | the host, gpushd, and the calls |
 //! | `steps` | the random steps |
 
@@ -26,20 +27,20 @@ use gpush_tests::dice::{Dice, number};
 
 use self::{observed::Planted, world::World};
 
-/// Number of steps by default. A planted fault must be found within this number.
+/// Default number of steps. The test must find an inserted fault within this number of steps.
 const STEPS: u64 = 1000;
 
 /// The result of a run.
 struct Run {
     steps: u64,
     checks: u64,
-    /// Numbers of steps and outcomes, by name.
+    /// How often each step and outcome occurred.
     counts: BTreeMap<String, u32>,
-    /// How gpushd violated the model.
+    /// The difference between gpushd and the model, if there was one.
     violation: Option<String>,
 }
 
-/// Makes random steps until gpushd violates the model.
+/// Runs `steps` random steps, or fewer if gpushd violates the model.
 fn run(steps: u64, seed: u64, planted: Option<Planted>) -> Run {
     let mut dice = Dice::new(seed);
     let mut world = World::up(planted);

@@ -1,18 +1,19 @@
 //! The reference model: leases, their holders, and what is free.
 //!
-//! It knows only the rules:
+//! The model knows only the rules:
 //!
-//! - A MIG device and a whole GPU have at most one lease. A time-sliced GPU has as many as it has replicas.
+//! - A MIG device and a whole GPU have at most one lease. A time-sliced GPU has at most as many
+//!   leases as replicas.
 //! - A gang gets all members or none.
 //! - A target is free if it has no lease and no process.
-//! - A lease that is released or revoked ends when its last process has ended.
-//! - All leases end at a reboot. None ends with gpushd.
+//! - A released or revoked lease ends when its last process has ended.
+//! - A reboot ends all leases. A restart of gpushd ends none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpush_api::{EndReason, LeaseKind, LeaseState};
 
-/// What a request asks for.
+/// The kind of share that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Share {
     /// MIG devices of a profile.
@@ -36,14 +37,14 @@ impl Share {
 /// A target that can be leased.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
-    /// Index of its GPU.
+    /// Index of the target's GPU.
     pub(super) gpu: usize,
     pub(super) share: Share,
     /// Maximum number of leases on the target.
     pub(super) most: usize,
     /// Arguments with which `gpush-sim` starts a process on the target.
     pub(super) place: String,
-    /// Processes on it, by pid.
+    /// Pids of the processes on the target.
     pub(super) processes: BTreeSet<u32>,
 }
 
@@ -54,18 +55,18 @@ pub(super) struct Lease {
     pub(super) kind: LeaseKind,
     pub(super) state: LeaseState,
     pub(super) reason: Option<EndReason>,
-    /// UUIDs of its targets, sorted.
+    /// UUIDs of the lease's targets, sorted.
     pub(super) targets: Vec<String>,
 }
 
-/// The result that a request must get.
+/// The result that gpushd must return for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
     /// A grant.
     Granted,
     /// A refusal. A later request may be granted.
     Blocked,
-    /// A refusal, because the host can never grant the request.
+    /// A refusal, because no state of the host would allow the request.
     Impossible,
 }
 
@@ -77,7 +78,7 @@ pub(super) struct Model {
     pub(super) open: BTreeMap<String, Lease>,
     /// Leases that have ended.
     pub(super) ended: BTreeMap<String, Lease>,
-    /// GPUs on which no lease is granted.
+    /// GPUs on which gpushd grants no leases.
     pub(super) closed: BTreeSet<usize>,
 }
 
@@ -87,7 +88,8 @@ impl Model {
         self.open.values().filter(|lease| lease.targets.iter().any(|target| target == uuid)).count()
     }
 
-    /// Returns how many members of this share could be granted now, or on an idle host.
+    /// Returns how many members of this share gpushd could grant now, or could grant on an idle
+    /// host.
     fn room(&self, share: &Share, idle: bool) -> usize {
         let of = |(uuid, target): (&String, &Target)| {
             if target.share != *share {
@@ -144,8 +146,8 @@ impl Model {
         }
     }
 
-    /// Returns whether a process keeps a lease from ending. The processes in these tests belong to root. On a
-    /// time-sliced GPU, they count for root's oldest lease on that GPU.
+    /// Returns whether a process keeps a lease from ending. The processes in these tests belong to
+    /// root. On a time-sliced GPU, a process belongs to root's oldest lease on that GPU.
     pub(super) fn is_used(&self, id: &str) -> bool {
         let Some(lease) = self.open.get(id) else { return false };
         let is_oldest = |uuid: &String| {
@@ -162,7 +164,7 @@ impl Model {
         lease.holder == 0 && lease.targets.iter().any(used)
     }
 
-    /// Begins to end a lease.
+    /// Changes an active lease to releasing.
     pub(super) fn end(&mut self, id: &str, reason: EndReason) {
         if let Some(lease) = self.open.get_mut(id)
             && lease.state == LeaseState::Active
@@ -172,7 +174,7 @@ impl Model {
         self.settle();
     }
 
-    /// Ends the releasing leases that have no process left.
+    /// Ends all releasing leases whose processes have ended.
     pub(super) fn settle(&mut self) {
         loop {
             let idle = |id: &&String| self.open[*id].state == LeaseState::Releasing && !self.is_used(id);
@@ -195,7 +197,7 @@ impl Model {
     }
 }
 
-/// Returns the number of a lease id: 17 for `L17`.
+/// Returns the number in a lease id: 17 for `L17`.
 fn number(id: &str) -> u64 {
     id.trim_start_matches('L').parse().expect("a lease id")
 }

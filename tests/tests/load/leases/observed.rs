@@ -1,4 +1,5 @@
-//! The leases as gpushd shows them. A planted fault changes the answers between gpushd and the test.
+//! The leases as gpushd shows them. An inserted fault changes the responses between gpushd and the
+//! test.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -7,22 +8,23 @@ use gpush_api::{ApiError, Lease, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::agent::Agent;
 use serde_json::{Value, json};
 
-/// A fault planted between gpushd and the test.
+/// A fault that is inserted between gpushd and the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Planted {
-    /// A request that gpushd refuses because no capacity is free gets a target that has another lease.
+    /// If gpushd refuses a request for lack of capacity, the fault grants a target that already has
+    /// a lease.
     DoubleGrant,
-    /// A release is answered but not executed.
+    /// The fault answers a release, but gpushd does not receive it.
     LostRelease,
-    /// A releasing lease is shown as ended while a process runs.
+    /// The fault shows a releasing lease as ended while a process still runs.
     FreedEarly,
 }
 
-/// The answers of gpushd.
+/// The responses of gpushd, changed by the fault.
 #[derive(Debug)]
 pub(super) struct Observed {
     planted: Option<Planted>,
-    /// Leases that exist only in the planted fault.
+    /// Leases that the fault has invented.
     invented: RefCell<Vec<Lease>>,
 }
 
@@ -43,7 +45,7 @@ impl Observed {
         leases
     }
 
-    /// Returns a lease by id, even one that has ended.
+    /// Returns a lease by id. The lease may have ended.
     pub(super) fn one(&self, agent: &Agent, id: &str) -> Result<Lease, ApiError> {
         let answer = agent.get(&format!("/v1/leases/{id}"));
         if answer.status != 200 {
@@ -71,7 +73,7 @@ impl Observed {
         Err(error)
     }
 
-    /// Grants a target that already has a lease.
+    /// Returns an invented grant of a target that already has a lease.
     fn invent(&self, agent: &Agent, body: &Value) -> Option<LeaseGrant> {
         let leases = self.open(agent);
         let kind = &body["share"]["kind"];

@@ -13,7 +13,8 @@ use super::{
 
 type Outcome = Result<(), String>;
 
-/// A step: its name and its function. The function returns `None`, without effect, if the step is not possible now.
+/// A step: its name and its function. If the step is not possible now, the function has no effect
+/// and returns `None`.
 type Step = (&'static str, fn(&mut World, &mut Dice) -> Option<Outcome>);
 
 const STEPS: &[Step] = &[
@@ -41,10 +42,10 @@ const STEPS: &[Step] = &[
     ("reboot", reboot),
 ];
 
-/// A long step is executed in one of this many draws.
+/// Of the long steps that are drawn, one in this many is executed.
 const RARE: usize = 8;
 
-/// Makes one random step.
+/// Runs one random step.
 pub(super) fn one(world: &mut World, dice: &mut Dice) -> Option<(&'static str, Outcome)> {
     let (name, step) = STEPS[dice.below(STEPS.len())];
     let is_long = matches!(name, "kill gpushd" | "stop gpushd" | "reboot" | "apply a layout");
@@ -62,7 +63,7 @@ fn share(dice: &mut Dice) -> (Share, usize) {
     }
 }
 
-/// Returns root, or a user who holds so few leases that no quota applies.
+/// Returns the uid of root, or of a user who holds so few leases that no quota applies.
 fn holder(world: &World, dice: &mut Dice) -> u32 {
     let user = 1001;
     let held = world.model.open.values().filter(|lease| lease.holder == user).count();
@@ -100,8 +101,9 @@ fn request(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     })
 }
 
-/// Sends a request. If it must be granted but is refused, repeats it for a while. On a busy machine a reading of a
-/// GPU can be late, and gpushd grants nothing on a GPU that it has not read.
+/// Sends a request. If gpushd must grant the request but refuses it, repeats the request for a
+/// while. On a busy machine, the reading of a GPU can be late, and gpushd grants nothing on a GPU
+/// without a reading.
 fn insist(world: &mut World, body: &Value, expected: Expected) -> Result<LeaseGrant, ApiError> {
     let began = Instant::now();
     loop {
@@ -115,8 +117,8 @@ fn insist(world: &mut World, body: &Value, expected: Expected) -> Result<LeaseGr
     }
 }
 
-/// Requests a lease while a reading of GPU 0 fails. gpushd may refuse its devices, or grant them based on an earlier
-/// reading.
+/// Requests a lease while readings of GPU 0 fail. gpushd may refuse the GPU's devices, or grant
+/// them based on an earlier reading.
 fn request_with_fault(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     let share = Share::Mig(PROFILES[dice.below(3)]);
     world.host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
@@ -131,7 +133,7 @@ fn request_with_fault(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     Some(outcome)
 }
 
-/// Returns an active lease.
+/// Returns a random active lease.
 fn active(world: &World, dice: &mut Dice) -> Option<String> {
     let active = world.model.open.iter().filter(|(_, lease)| lease.state == LeaseState::Active);
     let active: Vec<&String> = active.map(|(id, _)| id).collect();
@@ -219,7 +221,8 @@ fn cordon(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     Some(Ok(()))
 }
 
-/// Applies a layout. Without leases, this must succeed. With leases, no leased device may be destroyed.
+/// Applies a layout. Without leases, the operation must succeed. With leases, it must not destroy a
+/// leased device.
 fn apply(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     let layout = LAYOUTS[dice.below(LAYOUTS.len())];
     let is_leased = world.model.open.values().any(|lease| lease.kind == LeaseKind::Mig);
@@ -252,7 +255,8 @@ fn stop(world: &mut World, _: &mut Dice) -> Option<Outcome> {
     Some(Ok(()))
 }
 
-/// Reboots the host. All leases end, and gpushd applies the layout of the config or of its override again.
+/// Reboots the host. All leases end, and gpushd again applies the layout of the config or of an
+/// override.
 fn reboot(world: &mut World, _: &mut Dice) -> Option<Outcome> {
     // gpushd applies no layout to a cordoned GPU.
     if world.model.closed.remove(&0) {

@@ -1,4 +1,4 @@
-//! The host, gpushd, the model, and the comparison of both.
+//! The host, gpushd and the model, and the comparison of gpushd with the model.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,14 +25,14 @@ const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.2
 /// Layouts of GPU 0.
 pub(super) const LAYOUTS: [&[&str]; 2] = [&["3g.20gb", "2g.10gb", "1g.5gb*2"], &["2g.10gb*3", "1g.5gb"]];
 
-/// Profiles of these layouts, and one profile that is in none of them.
+/// The profiles of these layouts, and one profile that is in neither layout.
 pub(super) const PROFILES: [&str; 4] = ["1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"];
 
-/// Time limit until gpushd shows a change.
+/// Time limit for gpushd to show a change.
 pub(super) const SOON: Duration = Duration::from_secs(10);
 
 pub(super) struct World {
-    // Dropped before the host.
+    // The first field, so that it is dropped before the host.
     agent: Option<Agent>,
     pub(super) host: Host,
     pub(super) model: Model,
@@ -85,7 +85,7 @@ impl World {
         self.agent.take().expect("gpushd runs").stop();
     }
 
-    /// Reads the targets. Processes on targets that still exist are kept.
+    /// Reads the targets from gpushd. Keeps the recorded processes of targets that still exist.
     pub(super) fn learn_targets(&mut self) {
         let mut targets = BTreeMap::new();
         for gpu in self.agent().gpus() {
@@ -111,7 +111,8 @@ impl World {
         self.model.targets = targets;
     }
 
-    /// Compares gpushd with the model. gpushd may need a moment until it shows the end of a lease.
+    /// Compares gpushd with the model. Retries for a while, because gpushd may show the end of a
+    /// lease late.
     pub(super) fn check(&mut self) -> Result<(), String> {
         let began = Instant::now();
         loop {
@@ -125,7 +126,7 @@ impl World {
         }
     }
 
-    /// Returns how gpushd differs from the model.
+    /// Returns a description of the first difference between gpushd and the model.
     fn difference(&self) -> Option<String> {
         let shown: BTreeMap<String, Lease> =
             self.observed.open(self.agent()).iter().map(|lease| (lease.id.to_string(), lease_of(lease))).collect();
@@ -155,7 +156,7 @@ impl World {
     }
 }
 
-/// Returns a lease in the form of the model.
+/// Converts a lease of the API into a lease of the model.
 pub(super) fn lease_of(lease: &Shown) -> Lease {
     let mut targets: Vec<String> = lease.members.iter().map(|member| member.target.clone()).collect();
     targets.sort();

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::world::{MIG, MPS, World};
 
-/// Checks all invariants. With `thorough`, also checks the slow ones.
+/// Checks all invariants. The slow checks run only if `thorough` is true.
 pub(super) fn all(world: &mut World, thorough: bool) {
     instances_in_use_are_there(world);
     layouts_are_those_of_the_model(world);
@@ -32,7 +32,8 @@ fn check(world: &mut World, holds: bool, what: impl FnOnce() -> String) {
     }
 }
 
-/// Checks the simulated hardware and the trace of driver calls: no instance in use was destroyed.
+/// Checks in the simulated hardware and in the trace of driver calls that no instance in use was
+/// destroyed.
 fn instances_in_use_are_there(world: &mut World) {
     let (show, trace) = (world.host.show(), world.host.trace());
     for gpu in MIG {
@@ -52,7 +53,7 @@ fn instances_in_use_are_there(world: &mut World) {
     }
 }
 
-/// Checks that each GPU's instances match the last operation's record and the API.
+/// Checks that each GPU's instances match the record of the last operation and the API.
 fn layouts_are_those_of_the_model(world: &mut World) {
     for gpu in MIG {
         let now = truth(&world.host, gpu);
@@ -70,7 +71,7 @@ fn layouts_are_those_of_the_model(world: &mut World) {
     }
 }
 
-/// Checks that no step except an operation changes a GPU with MIG.
+/// Checks that only operations change a GPU with MIG.
 fn driver_calls_are_of_operations(world: &mut World) {
     if world.operates {
         return;
@@ -79,7 +80,8 @@ fn driver_calls_are_of_operations(world: &mut World) {
     check(world, calls.is_empty(), || format!("the driver was asked to change a MIG GPU: {calls:?}"));
 }
 
-/// Checks state, pid and leases against the model. Only holders of leases may have access to the pipe directory.
+/// Compares state, pid and leases of each target with the model. Also checks that only holders of
+/// leases have access to the pipe directory.
 fn targets_are_those_of_the_model(world: &mut World) {
     for name in MPS {
         let target = &world.targets[name];
@@ -87,7 +89,8 @@ fn targets_are_those_of_the_model(world: &mut World) {
         let ids: BTreeSet<String> = target.leases.iter().map(|lease| lease.id.clone()).collect();
         let clients = target.clients.len();
         let pid = (!target.stopped).then_some(target.pid.cast_unsigned());
-        // A lease ends a moment after its process, and gpushd polls a daemon at most once a second.
+        // Wait for a match: a lease ends a moment after its process, and gpushd polls a daemon at
+        // most once a second.
         let now = becomes(
             world.agent(),
             name,
@@ -108,7 +111,8 @@ fn targets_are_those_of_the_model(world: &mut World) {
     }
 }
 
-/// Checks in `/proc` that each target has one daemon with at most one server, and that a stopped target has none.
+/// Checks in `/proc` that each running target has one daemon with at most one server, and that a
+/// stopped target has no daemon.
 fn daemons_are_not_doubled(world: &mut World) {
     let all = parts(&base(&world.host));
     let mut expected: Vec<i32> = world.targets.values().filter(|one| !one.stopped).map(|one| one.pid).collect();
@@ -129,7 +133,7 @@ fn clients_live(world: &mut World) {
     }
 }
 
-/// Checks that each daemon's front-end reports the percentage that was set.
+/// Checks that each daemon's front-end reports the percentage that the test has set.
 fn daemons_have_their_settings(world: &mut World) {
     for name in MPS {
         let (stopped, percentage) = (world.targets[name].stopped, world.targets[name].percentage);
@@ -143,9 +147,10 @@ fn daemons_have_their_settings(world: &mut World) {
     }
 }
 
-/// Returns the output of the front-end; `None` if gpushd held the control connection at that moment.
+/// Returns the output of the front-end. Returns `None` if gpushd used the daemon's control
+/// connection at that moment.
 fn front(world: &World, pipe: &str) -> Option<f64> {
-    // NVIDIA's own program, if it is installed, talks to the daemon of the simulated host.
+    // If NVIDIA's own program is installed, it connects to the daemon of the simulated host.
     let nvidia = std::path::PathBuf::from("/usr/bin/nvidia-cuda-mps-control");
     let simulated = || world.host.dir().join("bin/nvidia-cuda-mps-control");
     let mut command = world.host.command(if nvidia.is_file() { nvidia } else { simulated() });
@@ -158,7 +163,7 @@ fn front(world: &World, pipe: &str) -> Option<f64> {
     String::from_utf8_lossy(&output.stdout).trim().parse().ok()
 }
 
-/// Checks that every operation has ended, and that none has failed.
+/// Checks that every operation has ended and none has failed.
 fn no_operation_is_left(world: &mut World) {
     let all: Vec<OperationSummary> =
         serde_json::from_value(world.agent().get("/v1/operations?limit=200").json()).expect("operations");

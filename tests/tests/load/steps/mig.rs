@@ -1,4 +1,4 @@
-//! Steps that are operations on MIG layouts, and the instances that they must not change.
+//! Steps that change MIG layouts, and the instances that these steps must keep.
 
 use gpush_api::{ApiError, Code, Operation, OperationState};
 use gpush_tests::{
@@ -63,7 +63,7 @@ fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&st
     world.count(format!("operation {:?}", operation.state));
 }
 
-/// Checks a refusal. It is allowed only if instances are in use.
+/// Checks a refusal. gpushd may refuse the operation only if instances are in use.
 fn refused(world: &mut World, gpus: &[usize], error: &ApiError) {
     let in_use = gpus.iter().any(|gpu| !world.cuts[*gpu].held.is_empty());
     if error.code != Code::Blocked || !in_use {
@@ -113,7 +113,7 @@ pub(super) fn apply_and_kill(world: &mut World, dice: &mut Dice) -> bool {
     let gpu = MIG[dice.below(MIG.len())];
     let layout = layout(dice);
     world.operates = true;
-    // Slow enough for the kill to come at any step.
+    // The calls are so slow that the kill can happen at any step.
     world.host.fault(&format!("nvmlDeviceCreateGpuInstance* --gpu {gpu} --delay-ms {}", 1 + dice.below(30)));
     let begun =
         world.agent().begin_with(&json!({ "selectors": names(&[gpu]), "layout_source": { "entries": layout } }));
@@ -146,7 +146,7 @@ pub(super) fn wait_and_cancel(world: &mut World, dice: &mut Dice) -> bool {
         Err(error) => world.fail(&format!("an operation that may wait: {error:?}")),
     };
     let cancelled = world.agent().cancel(&begun.id);
-    // The operation may have begun immediately, and may have ended.
+    // The operation may have started immediately, and may have ended before the cancel.
     if cancelled.status != 202 && cancelled.error().code != Code::Conflict {
         world.fail(&format!("cancel: {:?}", cancelled.error()));
     }

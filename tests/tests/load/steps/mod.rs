@@ -1,9 +1,9 @@
-//! Random steps of MPS and of operations on one host. After each step, the test checks invariants from outside
-//! gpushd: in `/proc`, in the simulated hardware, with the front-end of the MPS daemons, and in the trace of driver
-//! calls.
+//! Random steps on MPS daemons and random operations on MIG layouts, on one host. After each step,
+//! the test checks invariants from outside gpushd: in `/proc`, in the simulated hardware, with the
+//! front-end of the MPS daemons, and in the trace of driver calls.
 //!
-//! The default is 60 steps. `GPUSH_TEST_STEPS` sets another number, and `GPUSH_TEST_SEED` repeats a run. `cargo xtask
-//! soak` makes 1,000 steps.
+//! The default is 60 steps. `GPUSH_TEST_STEPS` sets another number, and `GPUSH_TEST_SEED` repeats a
+//! run. `cargo xtask soak` runs 1,000 steps.
 //!
 //! | file | subject |
 //! |---|---|
@@ -26,7 +26,8 @@ use gpush_tests::dice::{Dice, number};
 
 use self::world::World;
 
-/// A step: its name and its function. The function returns false, without effect, if the step is not possible now.
+/// A step: its name and its function. If the step is not possible now, the function has no effect
+/// and returns false.
 type Step = (&'static str, fn(&mut World, &mut Dice) -> bool);
 
 const STEPS: &[Step] = &[

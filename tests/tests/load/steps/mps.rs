@@ -18,7 +18,7 @@ fn grant(world: &mut World, dice: &mut Dice, bound: bool) -> bool {
         return false;
     }
     let process = bound.then(sleeper);
-    // Leases whose clients still run keep their capacity after their release.
+    // The percentage is small, because a released lease keeps its capacity while its clients run.
     let percentage = 1 + dice.below(10);
     let body = match &process {
         Some(process) => json!({ "percentage": percentage, "process": process.id() }),
@@ -44,7 +44,7 @@ pub(super) fn take_for_process(world: &mut World, dice: &mut Dice) -> bool {
 pub(super) fn end_process(world: &mut World, dice: &mut Dice) -> bool {
     let (_, target) = world.target(dice);
     let Some(at) = target.leases.iter().position(|lease| lease.process.is_some()) else { return false };
-    // Dropping it ends the process.
+    // Dropping the lease ends its process.
     drop(target.leases.remove(at));
     true
 }
@@ -88,7 +88,7 @@ pub(super) fn end_client(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// Waits until gpushd reports the clients that the model has.
+/// Waits until gpushd reports as many clients as the model has.
 fn wait_for_clients(world: &World, name: &'static str) {
     let (count, stopped) = (world.targets[name].clients.len(), world.targets[name].stopped);
     if !stopped {
@@ -96,7 +96,7 @@ fn wait_for_clients(world: &World, name: &'static str) {
     }
 }
 
-/// Stops or restarts a target without `force`. This must fail while the target is in use.
+/// Stops or restarts a target without `force`. gpushd must refuse this while the target is in use.
 fn unforced(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
     let (name, target) = world.target(dice);
     if target.stopped {
@@ -134,7 +134,8 @@ pub(super) fn restart(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// Updates the model of a target whose daemon was stopped. Its clients have ended, but its leases have not.
+/// Updates the model of a target whose daemon was stopped. Its clients have ended, but its leases
+/// have not.
 fn stopped(world: &mut World, name: &'static str) {
     reaches(world.agent(), name, MpsState::Stopped);
     let target = world.targets.get_mut(name).expect("a target");
@@ -142,7 +143,7 @@ fn stopped(world: &mut World, name: &'static str) {
     target.clients.clear();
 }
 
-/// Waits until another daemon serves.
+/// Waits until another daemon is ready.
 fn another(world: &mut World, name: &'static str) {
     let before = world.targets[name].pid;
     let now = becomes(world.agent(), name, "ready with another daemon", |daemon| {

@@ -28,7 +28,7 @@ pub(super) const MPS: [&str; 2] = ["2", "3"];
 pub(super) struct Granted {
     pub(super) id: String,
     pub(super) environment: Vec<(String, String)>,
-    /// The process whose end ends the lease.
+    /// The process to which the lease is bound. The lease ends with the process.
     pub(super) process: Option<Child>,
 }
 
@@ -45,11 +45,11 @@ impl Drop for Granted {
 #[derive(Debug, Default)]
 pub(super) struct Target {
     pub(super) stopped: bool,
-    /// Active thread percentage of its clients.
+    /// Active thread percentage of the target's clients.
     pub(super) percentage: u32,
     pub(super) leases: Vec<Granted>,
     pub(super) clients: Vec<Client>,
-    /// Pid of its daemon.
+    /// Pid of the target's daemon.
     pub(super) pid: i32,
 }
 
@@ -59,7 +59,7 @@ impl Target {
     }
 }
 
-/// A process on an instance.
+/// A process that uses a MIG instance.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Held {
     pub(super) gi: u64,
@@ -69,25 +69,26 @@ pub(super) struct Held {
 /// A GPU with a MIG layout, in the model.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
-    /// Its instances, in the form of [`truth`].
+    /// The GPU's instances, in the form of [`truth`].
     pub(super) instances: Vec<String>,
     pub(super) held: Vec<Held>,
     pub(super) cordoned: bool,
 }
 
 pub(super) struct World {
-    // Dropped before the host, because gpushd would restart the daemons that the host ends.
+    // The first field, so that it is dropped before the host: gpushd would restart the daemons that
+    // the host ends.
     agent: Option<Agent>,
     pub(super) host: Host,
     pub(super) targets: BTreeMap<&'static str, Target>,
     pub(super) cuts: [Cut; 2],
-    /// Whether the step may change MIG layouts.
+    /// Whether the current step may change MIG layouts.
     pub(super) operates: bool,
-    /// Names the step in failures.
+    /// Description of the current step, for failure messages.
     pub(super) step: String,
     /// Number of invariants checked so far.
     pub(super) checks: u64,
-    /// Numbers of outcomes of operations, and of refusals.
+    /// How often each outcome of operations, and each refusal, occurred.
     pub(super) outcomes: BTreeMap<String, u32>,
 }
 
@@ -128,7 +129,7 @@ impl World {
         self.agent.take().expect("gpushd runs").kill();
     }
 
-    /// Begins a step, with an empty trace of driver calls.
+    /// Begins a step and clears the trace of driver calls.
     pub(super) fn begin(&mut self, step: String) {
         (self.step, self.operates) = (step, false);
         self.host.start_trace();
@@ -143,12 +144,12 @@ impl World {
         *self.outcomes.entry(outcome.into()).or_default() += 1;
     }
 
-    /// Fails the test with the step, its seed and the log of gpushd.
+    /// Fails the test. The message has the step with its seed, and the log of gpushd.
     pub(super) fn fail(&self, what: &str) -> ! {
         panic!("{}: {what}\n{}", self.step, self.agent.as_ref().map(Agent::log).unwrap_or_default())
     }
 
-    /// Waits until a target's daemon serves, and records its pid.
+    /// Waits until a target's daemon is ready, and records the daemon's pid.
     pub(super) fn note_daemon(&mut self, name: &'static str) {
         let pid = pid_of(&reaches(self.agent(), name, MpsState::Ready));
         self.targets.get_mut(name).expect("a target").pid = pid;
@@ -191,7 +192,7 @@ pub(super) fn reload(world: &mut World, _: &mut Dice) -> bool {
     true
 }
 
-/// A process that does nothing, of this user.
+/// Starts a process of the current user that does nothing.
 pub(super) fn sleeper() -> Child {
     Command::new("sleep").arg("100000").spawn().expect("sleep")
 }

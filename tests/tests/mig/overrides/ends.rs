@@ -16,7 +16,7 @@ fn expired_override_stays_expired_and_layout_stays() {
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(overrides(&agent), Overrides { generation: 2, overrides: Vec::new() });
     assert_eq!(truth(&host, 0), WHOLE);
-    // This one expires while no agent runs.
+    // The second override expires while no agent runs.
     short(&agent);
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
@@ -30,7 +30,7 @@ fn auto_reconcile_follows_override_and_its_end() {
     let agent = settled(Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}")));
     short(&agent);
     agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
-    // The layout can exist before its operation has ended.
+    // The layout can exist before the operation that applies it has ended.
     let _ = agent.settle();
     done(&agent, &whole("to be cleared"));
     // gpushd repairs drift from the override's layout.
@@ -56,7 +56,7 @@ fn new_boot_applies_override_layout() {
     );
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
     assert_eq!(only(&agent).reason, "also after a reboot", "the agent's own operation leaves it");
-    // An override that has expired by then is not applied at boot.
+    // At boot, gpushd does not apply an override that has expired.
     short(&agent);
     agent.stop();
     host.sim::<&str>("reboot", &[]);

@@ -1,4 +1,5 @@
-//! Overrides, which replace the layouts of the config: what creates them, what ends them, and what they survive.
+//! Overrides, which replace the layouts of the config: their creation, their end, and the events
+//! that they survive.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ const HALVES: [&str; 2] = ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"];
 
 const WHOLE: [&str; 1] = ["7g.80gb@0[7g.80gb@0]"];
 
-/// Waits until all layouts at start are applied.
+/// Waits until gpushd has applied all layouts at start.
 fn settled(agent: Agent) -> Agent {
     agent.until("complete record", || {
         (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
@@ -78,7 +79,7 @@ fn causes(agent: &Agent) -> String {
     agent.get("/v1/health").json()["errors"].to_string()
 }
 
-/// Creates an override that expires after a moment.
+/// Creates an override that expires after three seconds.
 fn short(agent: &Agent) -> Operation {
     let mut body = whole("for a moment");
     body["expires_at"] = json!((jiff::Timestamp::now() + jiff::SignedDuration::from_secs(3)).to_string());
@@ -100,7 +101,7 @@ fn explicit_layout_is_desired_until_cleared() {
     assert_eq!(shown.layout, Some(vec!["7g.80gb".to_owned()]), "what is wanted");
     assert_eq!(agent.gpu(1).overridden, None);
 
-    // A request without a layout and GPUs, and a plan for it, use the desired layout.
+    // An apply without a layout and GPUs uses the desired layout, and so does a plan.
     let plans = agent.post("/v1/mig/plan", &json!({})).json();
     assert_eq!(plans["plans"][0]["steps"], json!([]), "{plans}");
     done(&agent, &json!({}));
@@ -135,7 +136,7 @@ fn layout_applied_once_is_drift() {
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(overrides(&agent).overrides, []);
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb*2", "extra 7g.80gb@0"]);
-    // `once` does not end an active override either.
+    // A layout applied with `once` does not end an active override either.
     done(&agent, &whole("it stays"));
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     assert_eq!(only(&agent).reason, "it stays");
@@ -149,14 +150,15 @@ fn rule_layout_ends_override_and_new_layout_replaces_it() {
     done(&agent, &whole("first"));
     done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb*2"] }, "reason": "second" }));
     assert_eq!((only(&agent).reason.as_str(), only(&agent).generation), ("second", 2));
-    // With the GPU named, but without a layout.
+    // A request that names the GPU, but no layout, ends the override.
     done(&agent, &json!({ "selectors": ["0"] }));
     assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), HALVES.map(str::to_owned).to_vec()));
-    // With the layout of the rule, written explicitly.
+    // A request that lists the entries of the rule's layout ends the override too.
     done(&agent, &whole("third"));
     done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb", "3g.40gb"] } }));
     assert_eq!(overrides(&agent).overrides, [], "however it is written");
-    // A request with one layout per GPU, as mig-parted files give. GPUs that it does not name keep their overrides.
+    // A request with one layout per GPU, in the form that mig-parted files produce. GPUs that the
+    // request does not name keep their overrides.
     done(&agent, &whole("fourth"));
     let each = json!([{ "selector": "1", "mig_enabled": true, "layout": ["1g.10gb*7"] }]);
     done(&agent, &json!({ "layout_source": { "per_gpu": each }, "reason": "fifth" }));
@@ -187,14 +189,14 @@ fn failed_operation_keeps_previous_override() {
     let agent = started(&host);
     let halves =
         |reason: &str| json!({ "selectors": ["0"], "layout_source": { "entries": ["4g.40gb"] }, "reason": reason });
-    // Without a previous override.
+    // First without a previous override.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&whole("fails")).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack);
     assert_eq!(overrides(&agent), Overrides { generation: 0, overrides: Vec::new() });
     assert!(agent.gpu(0).drift.is_empty(), "the rule's layout is wanted, and stands again");
     host.clear_faults();
-    // With a previous override.
+    // Then with a previous override.
     done(&agent, &whole("it stands"));
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&halves("fails")).unwrap());
@@ -208,7 +210,7 @@ fn failed_operation_keeps_previous_override() {
     assert_eq!(error.code, Code::LayoutImpossible);
     assert_eq!(only(&agent).reason, "it stands");
     assert!(agent.gpu(0).drift.is_empty());
-    // The operation is queued behind another one, and cancelled there.
+    // Cancel an operation while it is queued behind another one.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
     let first = agent
         .begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] }, "once": true }))
@@ -224,8 +226,8 @@ fn failed_operation_keeps_previous_override() {
 
 #[test]
 fn killed_agent_keeps_layout_and_override_consistent() {
-    // gpushd is killed during a driver call. The next agent either finishes the operation, or cannot and rolls it
-    // back.
+    // The fault kills gpushd during a driver call. The next agent finishes the operation, or rolls
+    // it back if it cannot finish.
     for carried_on in [true, false] {
         let host = Host::up(HOST);
         let agent = started(&host);

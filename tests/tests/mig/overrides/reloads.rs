@@ -1,4 +1,4 @@
-//! How a changed config file, and requests by other clients, affect active overrides.
+//! The effect of a changed config file, and of requests by other clients, on active overrides.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("leave it"));
-    // gpushd accepts a change of another rule, or of the name of a rule.
+    // gpushd accepts a change of another rule, and a change of a rule's name.
     let other = "[[gpu]]\nname = \"other\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n\
                  [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
     agent.write_config(format!("auto_reconcile = false\n[log]\nlevel = \"debug\"\n{other}"));
@@ -38,7 +38,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
         assert_eq!(agent.get("/v1/config").json()["trouble"]["code"], "conflict");
         assert_eq!(agent.gpu(0).rule.as_deref(), Some("other"));
     }
-    // gpushd refuses a reload by signal too.
+    // gpushd also refuses a reload that a signal requests.
     let before = agent.log().matches("has an override by").count();
     agent.signal(Signal::SIGHUP);
     agent.until("refusal", || (agent.log().matches("has an override by").count() > before).then_some(()));
@@ -51,7 +51,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
     assert_eq!(overrides(&agent), Overrides { generation: reloaded.generation, overrides: Vec::new() });
     assert_eq!((agent.gpu(0).drift.len(), truth(&host, 0)), (2, WHOLE.map(str::to_owned).to_vec()));
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
-    // An invalid file is refused as usual.
+    // gpushd refuses an invalid file, even with `clear_overrides`.
     agent.write_config("nonsense");
     assert_eq!(reload(&agent, &json!({ "clear_overrides": true })).unwrap_err().code, Code::ConfigInvalid);
     assert_eq!(agent.get("/v1/config/diff").json()["trouble"]["code"], "config_invalid");

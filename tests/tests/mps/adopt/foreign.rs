@@ -1,5 +1,5 @@
-//! Another process holds a daemon's `control_lock`. Any user with a lease can wait for the lock, and gets it when the
-//! daemon ends.
+//! A process that is not the daemon holds a daemon's `control_lock`. Any user with a lease can wait
+//! for the lock, and gets it when the daemon ends.
 
 use std::{
     fs::{self, OpenOptions},
@@ -19,12 +19,14 @@ use nix::{
 
 const TOLD: &str = "a process that is not its daemon holds control_lock";
 
-/// Environment variable with the path of the lock file, for the process of a [`Waiter`].
+/// Environment variable that tells the process of a [`Waiter`] the path of the lock file.
 const FILE: &str = "GPUSH_TEST_CONTROL_LOCK";
-/// Environment variable that requests an open file description lock, whose holder has no pid.
+/// Environment variable that makes the process use an open file description lock, for which the
+/// kernel reports no pid.
 const OPEN_FILE: &str = "GPUSH_TEST_OPEN_FILE_LOCK";
 
-/// A process of root that waits for a lock. It leads a process group with a bystander in it, also of root.
+/// A process of root that waits for a lock. It leads a process group that also contains a
+/// bystander, another process of root.
 struct Waiter {
     child: Child,
     said: BufReader<ChildStdout>,
@@ -56,7 +58,7 @@ impl Waiter {
         assert!(heard, "the process ended before its line {word:?}");
     }
 
-    /// Returns whether the kernel has queued the process for the lock.
+    /// Returns whether the kernel lists the process as waiting for the lock.
     fn is_blocked(&self, pipe: &Path) -> bool {
         use std::os::unix::fs::MetadataExt;
         let inode = fs::metadata(pipe.join("control_lock")).expect("a lock").ino();
@@ -107,11 +109,12 @@ fn is_stopped(pid: u32) -> bool {
     threads.map(state).all(is_stopped)
 }
 
-/// Kills the daemon while another process waits for its lock. gpushd notices the death only after the waiter holds
-/// the lock.
+/// Kills the daemon while a waiter waits for the daemon's lock. gpushd notices the end of the
+/// daemon only after the waiter holds the lock.
 ///
-/// The kernel frees a lock before it wakes the waiter, and a busy host may run gpushd in between. Then gpushd would
-/// find the lock free, start the next daemon with a new lock file, and report nothing.
+/// The kernel frees a lock before it wakes the waiter. A busy host may run gpushd in between.
+/// gpushd would then find the lock free, start the next daemon with a new lock file, and report
+/// nothing.
 fn kill_daemon_with_waiter(served: &Served, open_file: bool) -> Waiter {
     let pipe = served.pipe();
     let mut waiter = Waiter::on(&pipe, open_file);

@@ -38,7 +38,7 @@ fn says(daemon: &MpsDaemon, words: &str) -> bool {
     daemon.reasons.iter().any(|reason| reason.contains(words))
 }
 
-/// gpushd neither ends the daemon nor starts another one while a client runs.
+/// While a client runs, gpushd neither ends the daemon nor starts another one.
 #[test]
 fn daemon_without_directory_but_with_clients_delays_next_one() {
     both(|mut served| {
@@ -51,7 +51,7 @@ fn daemon_without_directory_but_with_clients_delays_next_one() {
         assert!(is_unhealthy(&served.agent), "the target grants nothing");
         assert!(client.lives() && client.said().is_empty());
         assert_eq!(served.controls(), [served.pid]);
-        // A request does not start one either.
+        // A start request does not start another daemon either.
         let refused = act(&served.agent, target, "start", &json!({}));
         assert_eq!((refused.status >= 400, served.controls()), (true, vec![served.pid]));
         client.end();
@@ -73,7 +73,7 @@ fn idle_daemon_without_directory_is_ended() {
 fn forced_restart_ends_a_daemon_without_directory() {
     let mut served = Served::up();
     let client = served.client();
-    // A renamed directory counts as deleted.
+    // gpushd treats a renamed directory as deleted.
     served.restart(|served| fs::rename(served.place(), served.place().with_extension("away")).expect("a rename"));
     becomes(&served.agent, "0", "reported", |daemon| says(daemon, "still serves 1 client"));
     assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
@@ -93,7 +93,7 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         assert_eq!((ready.clients.len(), ready.pipe_directory), (1, before.pipe_directory));
         assert!(client.lives());
         served.agent.wait_for_log("cannot read its spec.json");
-        // The rewritten spec names the user, so the next gpushd needs no other source.
+        // gpushd has rewritten the spec with the user, so the next gpushd needs no other source.
         let again: serde_json::Value =
             serde_json::from_slice(&fs::read(served.place().join("spec.json")).expect("a spec")).expect("JSON");
         let user: serde_json::Value = serde_json::from_str(&user).expect("JSON");
@@ -103,7 +103,7 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         served.restart(|_| {});
         assert_eq!(pid_of(&reaches(&served.agent, &served.target, MpsState::Ready)), served.pid);
         client.end();
-        // The desired state is known only after the driver has reported the GPU.
+        // gpushd knows the desired state only after the driver has reported the GPU.
         release_all(&served.agent, &served.target);
         let restarts = || act(&served.agent, &served.target, "restart", &json!({})).status == 200;
         served.agent.await_that("a restart", restarts);
@@ -132,13 +132,13 @@ fn daemon_with_a_replaced_program_or_lock_is_adopted() {
     served.restart(|served| fs::remove_file(served.place().join("lock")).expect("the lock can be deleted"));
     assert_eq!(pid_of(&reaches(&served.agent, "0", MpsState::Ready)), served.pid);
     assert!(client.lives());
-    // All its processes end, although none of them holds the current lock.
+    // All processes of the daemon end, although none of them holds the current lock.
     assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
     served.another();
     assert_eq!(parts(&base(&served.host)).len(), 1);
 }
 
-/// The parent of the ended client has not waited for it.
+/// The client has ended, but is a zombie, because its parent has not waited for it.
 #[test]
 fn zombie_client_does_not_delay_the_next_daemon() {
     let served = Served::up();

@@ -1,4 +1,4 @@
-//! Which running daemons gpushd adopts. It starts no second daemon while an unreachable one still runs.
+//! Daemons that gpushd adopts. It starts no second daemon while an unreachable daemon still runs.
 
 mod foreign;
 mod lost;

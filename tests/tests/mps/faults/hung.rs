@@ -18,13 +18,14 @@ use serde_json::json;
 
 use super::{serves, told_as};
 
-/// While it has clients, a daemon that does not answer is not ended.
+/// gpushd does not end a daemon that does not answer while the daemon has clients.
 #[test]
 fn hung_daemon_is_replaced_after_its_last_client_ended() {
     for (kind, words) in [
         ("silent-hello", "does not greet"),
         ("hung-daemon", "does not greet"),
-        // The daemon hangs at the first command, and does not greet the next connection.
+        // With this fault, the daemon hangs at the first command, and does not greet the next
+        // connection.
         ("unread-pipe", "does not respond"),
         ("empty-reply", "answered"),
     ] {
@@ -36,10 +37,10 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
         assert!(hung.reasons.iter().any(|reason| reason.contains("gpushd does not restart it, because of")));
         assert!(client.lives() && client.said().is_empty(), "{kind}");
         assert_eq!(served.controls(), [served.pid], "{kind}");
-        // The daemon recovers, and continues to serve.
+        // The daemon answers again, and continues to serve.
         clear_faults(&served.host);
         assert!(serves(&served), "{kind}");
-        // The daemon stays hung, and its last client ends.
+        // The daemon hangs again, and then its last client ends.
         fault(&served.host, kind);
         told_as(&served, MpsState::Hung, words);
         client.end();
@@ -76,15 +77,16 @@ fn stopped_daemon_process_is_reported_as_hung() {
         assert_eq!(refused.code, Code::Blocked);
         assert!(signal(served.pid, Signal::SIGCONT));
         assert!(serves(&served) && client.lives());
-        // A forced restart ends the daemon although it reads no command.
+        // A forced restart ends the daemon although the daemon reads no commands.
         assert!(signal(served.pid, Signal::SIGSTOP));
         assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
         served.another();
     }
 }
 
-/// Starts a front-end that holds the control connection until its standard input is closed. NVIDIA's front-end prints
-/// nothing before it ends, so this function waits until gpushd reports the daemon as hung.
+/// Starts a front-end that holds the control connection until its standard input is closed.
+/// NVIDIA's front-end prints nothing until it ends, so this function waits until gpushd reports the
+/// daemon as hung.
 fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
@@ -99,14 +101,14 @@ fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
                 return (prompt, typed);
             }
         }
-        // gpushd held the control connection at that moment: try again.
+        // gpushd held the control connection when the front-end started: try again.
         drop(typed);
         prompt.wait().expect("the front-end ends");
     }
     panic!("the front-end never got the control connection:\n{}", served.agent.log());
 }
 
-/// Starts the simulated front-end, types a line, and waits for the answer.
+/// Starts the simulated front-end, sends a line to it, and waits for the response.
 fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
     loop {
         let mut command = Command::new(front);
@@ -119,13 +121,15 @@ fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
         if typed.is_ok() && read.is_ok() && !answer.trim().is_empty() {
             return (prompt, input);
         }
-        // gpushd held the control connection at that moment, and the front-end printed nothing: try again.
+        // gpushd held the control connection when the front-end started, so the front-end printed
+        // nothing: try again.
         drop(input);
         prompt.wait().expect("the front-end ends");
     }
 }
 
-/// A front-end at its prompt holds the control connection, so the daemon answers no other process.
+/// A front-end that waits for input holds the control connection, so the daemon answers no other
+/// process.
 #[test]
 fn daemon_with_a_busy_control_connection_is_not_killed() {
     for real in [false, true] {
@@ -138,7 +142,7 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
         let front = programs.clone().unwrap_or_else(|| host.dir().join("bin")).join("nvidia-cuda-mps-control");
         let served = Served::on(host, programs.as_deref());
         let (mut prompt, typed) = has_the_ear(&front, &served);
-        // The daemon has no client, and gpushd still does not end it.
+        // The daemon has no client, but gpushd still does not end it.
         let busy = told_as(&served, MpsState::Hung, "another process holds the daemon's control connection");
         assert_eq!((busy.clients.len(), busy.clients_known, served.controls()), (0, true, vec![served.pid]));
         assert!(!busy.reasons.concat().contains("client"), "the front-end is not a client: {busy:#?}");
@@ -155,7 +159,7 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
 
 #[test]
 fn settings_changed_by_another_program_are_restored() {
-    // Version 535 lets every user with access to the pipe directory change settings.
+    // In version 535, every user with access to the pipe directory can change settings.
     let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{}", Served::HOST)), None);
     let client = served.client();
     let server = client.word("server");

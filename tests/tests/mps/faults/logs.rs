@@ -1,5 +1,6 @@
-//! Lines that another program writes into a daemon's log. Every user who once had access can do this. The lines must
-//! not make gpushd report a client or a fault, and must not fill a disk.
+//! Lines that another program writes into a daemon's log. Every user who had access to the pipe
+//! directory at some time can do this. The lines must not make gpushd report a client or a fault,
+//! and must not fill a disk.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,7 +17,7 @@ use serde_json::json;
 
 use super::serves;
 
-/// Runs a test with the simulated daemon, and with NVIDIA's own if it is installed.
+/// Runs a test with the simulated daemon, and then with NVIDIA's own if it is installed.
 fn each(what: &str, config: &str, test: impl Fn(Served)) {
     test(Served::of(Host::up(Served::HOST), "0", config, None));
     let host = Host::up(Served::HOST);
@@ -49,11 +50,12 @@ fn length(path: &Path) -> u64 {
 #[test]
 fn forged_log_lines_create_no_client_and_no_fault() {
     each("made-up lines in the log", Served::CONFIG, |served| {
-        // gpushd must have read the log once: it ignores lines from before its first read.
+        // gpushd ignores lines from before its first read of the log, so wait until gpushd has read
+        // the log once.
         reaches(&served.agent, "0", MpsState::Ready);
         let mut fifo = fifo(&served);
         let pending = "Server is not ready, push client to pending list";
-        // Neither pid 1 nor the writer's own pid is a client.
+        // Neither pid 1 nor the pid of this test belongs to a client.
         let me = (std::process::id(), nix::unistd::geteuid());
         for (pid, uid) in [(1, 0), (me.0, me.1.as_raw())] {
             fifo.write_all(&record(&format!("NEW CLIENT {pid} from user {uid}: {pending}")))
@@ -70,7 +72,7 @@ fn forged_log_lines_create_no_client_and_no_fault() {
         assert_eq!((now.state, now.reasons.as_slice()), (MpsState::Ready, [].as_slice()), "{now:#?}");
         assert!(now.clients_known && now.findings.is_empty(), "{now:#?}");
         assert!(serves(&served));
-        // No client blocks a stop.
+        // The forged clients do not block a stop.
         release_all(&served.agent, "0");
         let stopped = act(&served.agent, "0", "stop", &json!({}));
         assert_eq!(stopped.status, 200, "{}", String::from_utf8_lossy(&stopped.body));
@@ -110,10 +112,11 @@ fn flooded_log_of_a_hung_daemon_is_truncated_and_reported() {
         fault(&served.host, "busy-ui");
         let log = control_log(&served);
         let mut fifo = fifo(&served);
-        // One record per write: writes above PIPE_BUF may be interleaved with the daemon's lines.
+        // Each write contains one record: the kernel may interleave a write above PIPE_BUF with the
+        // daemon's lines.
         let line = record(&"x".repeat(4000));
         let mut largest = 0;
-        // Twice the amount that counts as a flood.
+        // Write twice the amount that gpushd treats as a flood.
         for _ in 0..34 {
             (0..256).for_each(|_| fifo.write_all(&line).expect("the record can be written"));
             largest = length(&log).max(largest);

@@ -1,4 +1,5 @@
-//! Servers that end, never become ready, have a fatal fault or outlive their daemon. Also combinations of kills.
+//! Servers that end, never become ready, have a fatal fault, or continue after their daemon has
+//! ended. Also combinations of kills.
 
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
@@ -46,7 +47,7 @@ fn server_failure_revokes_access_to_the_pipe_directory() {
     assert!(serves(&served));
 }
 
-/// gpushd starts no daemon while the server of a killed daemon has a client.
+/// gpushd starts no daemon while a server of a killed daemon has a client.
 #[test]
 fn leftover_server_serves_its_client_before_the_next_daemon() {
     for real in [false, true] {
@@ -65,7 +66,7 @@ fn left_behind(mut served: Served) {
     let waits = told_as(&served, MpsState::BackingOff, "still serves 1 client");
     assert_eq!((waits.clients.len(), served.controls().len()), (1, 0));
     assert!(client.lives() && client.said().is_empty());
-    // The next gpushd knows the server only from the driver.
+    // After a restart, gpushd knows the server only from the driver.
     served.restart(|_| {});
     let Served { host, agent, environment, .. } = served;
     let waits = becomes(&agent, "0", "waiting for the leftover server", |daemon| {
@@ -117,7 +118,7 @@ fn one_daemon_remains_after_kills_in_any_order() {
         let left = parts(&base(&served.host));
         assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "{order}: {left:?}");
         assert_eq!(ready.leases.len(), 1, "{order}");
-        // A stop and a start reset the failure count. Otherwise gpushd would stop trying.
+        // A stop and a start reset the failure count. Without them, gpushd would give up.
         assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
         reaches(&served.agent, "0", MpsState::Stopped);
         assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);

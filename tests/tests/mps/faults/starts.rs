@@ -25,15 +25,15 @@ fn failing_daemon_is_given_up_and_can_be_started_manually() {
     let given_up = reaches(&agent, "0", MpsState::GivenUp);
     assert!(given_up.reasons.iter().any(|reason| reason.contains("ended with status 3")), "{given_up:#?}");
     assert!(given_up.reasons.iter().any(|reason| reason.contains("gpushctl mps start 0")), "{given_up:#?}");
-    // Repair the programs, and start the daemon with a request.
+    // Repair the programs, then start the daemon with a request.
     for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
         fs::remove_file(broken.join(name)).expect("the program can be removed");
         std::os::unix::fs::symlink(program("gpush-sim"), broken.join(name)).expect("a link");
     }
-    // The operation that began when gpushd started may still change the target.
+    // Retry, because gpushd's operation at start may still change the target.
     agent.await_that("a start", || act(&agent, "0", "start", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Ready);
-    // Stop it here. It runs programs that are not the host's own, so the host does not end it.
+    // Stop the daemon here. Its programs are not the host's own, so the host would not end it.
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);
 }
@@ -63,7 +63,7 @@ fn gpu_without_mps_is_reported_and_gets_no_daemon() {
             assert!(agent.gpu(0).drift[0].contains(why), "{:?}", agent.gpu(0).drift);
         }
     }
-    // Volta supports MPS.
+    // A Volta GPU supports MPS.
     let host = Host::up("[[gpu]]\nmodel = \"v100-32\"\n");
     reaches(&Agent::start(&host, Served::CONFIG), "0", MpsState::Ready);
 }

@@ -1,4 +1,4 @@
-//! gpushd does not run, or is stopped.
+//! The hooks while gpushd is not running or is stopped by SIGSTOP.
 
 use std::{
     process::Stdio,
@@ -10,10 +10,10 @@ use nix::sys::signal::Signal;
 
 use super::{Job, Node, WHOLE, failure, silent};
 
-/// One GPU for Slurm, one for users.
+/// A config with one GPU for Slurm, and one GPU for users.
 const MIXED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
 
-/// Index in gres.conf of the GPU with this index of the driver.
+/// Returns the index in gres.conf of the GPU with this driver index.
 fn gres(node: &Node, index: u32) -> String {
     let gpus = node.agent().gpus();
     let minor = gpus.iter().find(|gpu| gpu.index == index).expect("a GPU").minor;
@@ -24,7 +24,7 @@ fn gres(node: &Node, index: u32) -> String {
 fn policy_decides_about_jobs_of_gpush_alone() {
     let mut node = Node::two_gpus(MIXED);
     let (users, slurms) = (gres(&node, 0), gres(&node, 1));
-    // The hooks keep what gpushd says about the GPUs.
+    // The hooks of this job store what gpushd reports about the GPUs.
     node.prolog(&Job::new(1).on(&slurms));
     node.epilog(&Job::new(1).on(&slurms));
     node.kill();
@@ -34,7 +34,7 @@ fn policy_decides_about_jobs_of_gpush_alone() {
     node.epilog(&Job::new(3).on(&users));
     let request = Job::new(4).on(&users).with("SLURM_JOB_COMMENT", "gpush:whole");
     failure(&node.run("prolog", &request));
-    // A wrong request is refused all the same.
+    // Without gpushd, the hook still refuses an invalid request.
     node.refusal(&Job::new(5).on(&slurms).with("SLURM_JOB_COMMENT", "gpush:mps=0"));
 
     std::fs::write(node.host.scratch("gpushd.toml"), format!("[slurm]\nagent_down = \"pass\"\n{MIXED}")).unwrap();
@@ -43,7 +43,7 @@ fn policy_decides_about_jobs_of_gpush_alone() {
     let text = node.task(&job).expect("the task runs");
     assert!(text.contains("without a lease") && !text.contains("export"), "{text}");
     node.epilog(&job);
-    // The ends that gpushd has not heard are delivered by the next hook.
+    // The next hook reports the ends of jobs that gpushd has missed.
     assert!(node.directory().join("ci-6@n1+ended").exists());
     node.start_again();
     let job = Job::new(7).on(&slurms);
@@ -60,12 +60,12 @@ fn stopped_gpushd_does_not_hold_prolog_and_grants_nothing_afterwards() {
     let job = Job::new(1).on("0");
     let mut command = node.command("prolog");
     let output = command.args(["--deadline", "2s"]).envs(job.0.clone()).output().expect("gpushctl can be started");
-    // It would wait for gpushd forever.
+    // Without its deadline, the hook would wait for gpushd forever.
     assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     failure(&output);
     assert!(!node.directory().join("ci-1@n1").exists(), "everything is undone");
     node.agent().signal(Signal::SIGCONT);
-    // gpushd reads the old request now. The next one is answered after it.
+    // gpushd now reads the old request first, and then answers the new one.
     node.prolog(&Job::new(2).on("1"));
     node.granted(2);
     node.agent().await_that("no lease of the first job", || node.lease(1).is_none());
@@ -80,11 +80,12 @@ fn hooks_wait_for_a_gpushd_that_restarts() {
     node.prolog(&job);
     node.kill();
     let epilog = node.command("epilog").envs(job.0.clone()).spawn().expect("gpushctl can be started");
-    // Within the time that a hook waits for a restart.
+    // This pause is shorter than the time that a hook waits for a restart of gpushd.
     std::thread::sleep(Duration::from_millis(200));
     node.start_again();
     let output = epilog.wait_with_output().expect("it ends");
-    // On a busy machine gpushd may need longer than the hook waits: then the end is noted.
+    // On a busy machine, gpushd may need longer to start than the hook waits. The hook then stores
+    // the end of the job.
     if output.status.success() {
         assert!(node.lease(1).is_none());
     } else {
@@ -92,8 +93,8 @@ fn hooks_wait_for_a_gpushd_that_restarts() {
     }
 }
 
-/// Fault: Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. If another hook delivered this
-/// end late, the lease of the next run ended.
+/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Earlier, if
+/// another hook reported this end late, the lease of the next run ended.
 #[test]
 fn undelivered_end_of_a_requeued_run_spares_the_next_run() {
     let mut node = Node::two_gpus(WHOLE);
@@ -107,15 +108,15 @@ fn undelivered_end_of_a_requeued_run_spares_the_next_run() {
     node.prolog(&second);
     let lease = node.granted(7);
     assert!(!path.exists(), "the end was delivered");
-    // The hook of another job has read it before that.
+    // Restore the file, as if the hook of another job had read it before it was removed.
     std::fs::write(&path, end).expect("a file");
     node.prolog(&Job::new(8).on("1"));
     assert!(!path.exists(), "the end was delivered");
     assert_eq!(node.granted(7).id, lease.id);
 }
 
-/// Fault: a late Epilog of an earlier run removed the file of the next run, because Slurm 22.05 gives it the restart count of
-/// that run. Then the tasks of a refused run started.
+/// Slurm 22.05 gives a late Epilog of a run the restart count of the next run. Earlier, that Epilog
+/// removed the file of the next run. If the next run was refused, its tasks then started.
 #[test]
 fn late_epilog_of_an_earlier_run_keeps_the_file_of_the_next_run() {
     let node = Node::two_gpus(WHOLE);
@@ -126,13 +127,13 @@ fn late_epilog_of_an_earlier_run_keeps_the_file_of_the_next_run() {
     let mut epilog = node.command("epilog");
     epilog.envs(next.0.clone()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let epilog = epilog.spawn().expect("gpushctl can be started");
-    // When it connects, it has read which run the file belongs to.
+    // When Epilog connects, it has already read which run the file belongs to.
     let fds = format!("/proc/{}/fd", epilog.id());
     node.agent().await_that("Epilog connects", || {
         let links = std::fs::read_dir(&fds).into_iter().flatten().flatten();
         links.filter_map(|fd| fd.path().read_link().ok()).any(|target| target.to_string_lossy().starts_with("socket:"))
     });
-    // A wrong request is refused without gpushd.
+    // Prolog refuses an invalid request without asking gpushd.
     node.prolog(&next.clone().with("SLURM_JOB_COMMENT", "gpush:mps=0"));
     node.agent().signal(Signal::SIGCONT);
     silent(&epilog.wait_with_output().expect("it ends"));
@@ -140,7 +141,7 @@ fn late_epilog_of_an_earlier_run_keeps_the_file_of_the_next_run() {
     node.task(&next).expect_err("the tasks of the refused run fail");
 }
 
-/// Fault: a job was refused because the last reading of its GPU was old.
+/// Earlier, gpushd refused a job because the last reading of the job's GPU was old.
 #[test]
 fn prolog_waits_for_a_late_reading_of_its_gpu() {
     let node = Node::two_gpus(&format!("[driver]\nread_ms = 10000\n{WHOLE}"));
@@ -150,7 +151,7 @@ fn prolog_waits_for_a_late_reading_of_its_gpu() {
     let mut prolog = node.command("prolog");
     prolog.envs(Job::new(1).on(&slow).0).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut prolog = prolog.spawn().expect("gpushctl can be started");
-    // A job on the other GPU does not wait.
+    // A job on the other GPU does not wait for the slow reading.
     node.prolog(&Job::new(2).on(&quick));
     node.granted(2);
     assert_eq!(prolog.try_wait().expect("a child"), None);

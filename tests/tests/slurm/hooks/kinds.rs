@@ -1,4 +1,4 @@
-//! Leases of every kind: what Slurm allocated, and what the job requests of it.
+//! Leases of every kind, which depend on what Slurm allocated and what the job requests.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -15,7 +15,7 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     let node = Node::start("[[gpu]]\nmodel = \"h100-80-sxm\"\n", config);
     let instances = node.agent().gpu(0).mig.expect("MIG").instances;
     let uuids: Vec<String> = instances.iter().filter_map(|one| one.compute[0].uuid.clone()).collect();
-    // MIG devices come after whole GPUs in Slurm's numbers.
+    // In Slurm's numbering, MIG devices come after whole GPUs.
     let job =
         Job::new(1).with("SLURM_JOB_GPUS", "2,3").with("CUDA_VISIBLE_DEVICES", format!("{},{}", uuids[2], uuids[0]));
     node.prolog(&job);
@@ -24,10 +24,10 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     assert_eq!((lease.kind, members), (LeaseKind::Mig, [uuids[0].as_str(), uuids[2].as_str()].into()));
     let second = Job::new(2).with("SLURM_JOB_GPUS", "3").with("CUDA_VISIBLE_DEVICES", &uuids[0]);
     assert!(node.refusal(&second).contains("MIG"));
-    // The whole GPU of gres.conf is partitioned.
+    // The GPU that gres.conf lists as a whole GPU is partitioned.
     let whole = node.refusal(&Job::new(3).on("0"));
     assert!(whole.contains("partitioned with MIG"), "{whole}");
-    // A job that names a profile gets a device there.
+    // A job that requests a profile gets a device on that GPU.
     node.prolog(&Job::new(4).on("0").with(COMMENT, "gpush:mig=1g.10gb"));
     assert_eq!(node.granted(4).members[0].target, uuids[1]);
     node.epilog(&job);
@@ -35,7 +35,8 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     assert_eq!(node.granted(2).members[0].target, uuids[0]);
 }
 
-/// Without NVML, Slurm gives a MIG device an index too. It is found by its device files.
+/// Without NVML, Slurm also gives a MIG device an index. gpush finds the device through its device
+/// files.
 #[test]
 fn node_with_whole_gpus_and_mig_devices_serves_both() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\nowner = \"slurm\"\n\
@@ -87,7 +88,7 @@ fn mps_percentage_comes_from_the_request_or_from_gres() {
     let over =
         node.refusal(&Job::new(3).on("0").with("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 10).with(COMMENT, "gpush:mps=20"));
     assert!(over.contains("gres/mps gives the job 10 %"), "{over}");
-    // In Prolog, gres/shard and gres/gpu look alike.
+    // Prolog cannot distinguish gres/shard from gres/gpu.
     let shard = node.refusal(&Job::new(4).on("0"));
     assert!(shard.contains("requests no share") && shard.contains("gpush:mps=25"), "{shard}");
     if user() != nix::unistd::geteuid().as_raw() {
@@ -115,7 +116,7 @@ fn replica_of_a_time_sliced_gpu_needs_a_request() {
     assert!(node.refusal(&Job::new(4).on("0")).contains("time-sliced"));
 }
 
-/// A job without a GPU of Slurm gets no GPU that is Slurm's.
+/// A job to which Slurm allocated no GPU gets no GPU that belongs to Slurm.
 #[test]
 fn request_without_gres_gets_a_gpu_of_users_only() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";

@@ -1,4 +1,4 @@
-//! Processes that a job leaves on its GPU.
+//! Processes that still run on a job's GPU after the job has ended.
 
 use std::{
     fs,
@@ -22,16 +22,16 @@ const WHOLE_0: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nowner = \
 
 const NODE: &str = "SLURMD_NODENAME";
 
-/// A process of a job on a GPU; killed when dropped.
+/// A process of a job on a GPU. It is killed when this value is dropped.
 struct Left(Child);
 
 impl Left {
-    /// A process that ignores SIGTERM, in this cgroup.
+    /// Starts a process that ignores SIGTERM, in this cgroup.
     fn on(host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
         Self::of("trap '' TERM; while :; do sleep 1; done", host, gpu, cgroup)
     }
 
-    /// A shell that executes a script on a GPU, in this cgroup.
+    /// Starts a shell that executes a script on a GPU, in this cgroup.
     fn of(script: &str, host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]).stdin(Stdio::null());
@@ -55,16 +55,18 @@ impl Drop for Left {
     }
 }
 
-/// The cgroup of a job, as Slurm makes it with proctrack/cgroup on the first hierarchies.
+/// The cgroup of a job, as Slurm creates it with proctrack/cgroup, in the first hierarchies of
+/// cgroup v1.
 struct Cgroup(PathBuf);
 
-/// A name of a node that no real Slurm on this host has, with a suffix for each test.
+/// Returns a node name that no real Slurm on this host uses. Each test has its own suffix.
 fn node_name(suffix: &str) -> String {
     format!("gpush-test-{}{suffix}", std::process::id())
 }
 
 impl Cgroup {
-    /// The cgroup of a job on a node. Prints that the test is skipped if it cannot be created.
+    /// Creates the cgroup of a job on a node. If that is not possible, prints that the test is
+    /// skipped and returns `None`.
     fn of(node: &str, job: u32) -> Option<Self> {
         let parent = format!("slurm_{node}/uid_{NOBODY}/job_{job}");
         let hierarchies = ["freezer", "pids", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
@@ -97,7 +99,8 @@ fn is_root(what: &str) -> bool {
     is_root
 }
 
-/// Runs Epilog, and waits for the end of a process meanwhile: this test is its parent.
+/// Runs Epilog and waits until a process has ended. This test is the parent of that process and
+/// must reap it while Epilog runs.
 fn epilog_while(node: &Node, job: &Job, mut has_ended: impl FnMut() -> bool) {
     thread::scope(|scope| {
         let epilog = scope.spawn(|| node.epilog(job));
@@ -120,8 +123,8 @@ fn process_in_the_cgroup_of_the_job_is_ended() {
     assert!(node.lease(21).is_none());
 }
 
-/// Without proctrack/cgroup, gpushd cannot know whose process it is. Fault: any process of a user, such as one of an SSH
-/// session, drained the node.
+/// Without proctrack/cgroup, gpushd cannot know whether a process belongs to the job. Earlier, any
+/// process of the user drained the node, such as a process of an SSH session.
 #[test]
 fn process_outside_of_the_cgroup_reserves_the_gpu_and_drains_no_node() {
     if !is_root("leftovers without a cgroup") {
@@ -138,14 +141,14 @@ fn process_outside_of_the_cgroup_reserves_the_gpu_and_drains_no_node() {
     assert_eq!(lease.state, LeaseState::Releasing);
     let pid = left.0.id().to_string();
     assert!(lease.waits_for.iter().any(|why| why.contains(&pid) && why.contains("attributed")), "{lease:?}");
-    // Jobs on this GPU are refused with the reason, and others run.
+    // gpushd refuses jobs on this GPU with that reason. Jobs on other GPUs run.
     let next = Job::new(23).on("0");
     let refused = node.refusal(&next);
     assert!(refused.contains(&id.to_string()) && refused.contains("outside the job"), "{refused}");
     node.epilog(&next);
     node.prolog(&Job::new(25).on("1"));
     node.epilog(&job);
-    // An administrator can choose that such a process drains the node.
+    // In the config, an administrator can choose that such a process drains the node.
     let drain = format!("[slurm]\nunattributed = \"drain\"\n{WHOLE}");
     fs::write(node.host.scratch("gpushd.toml"), drain).expect("the config can be written");
     let text = failure(&node.run("epilog", &job));
@@ -157,7 +160,8 @@ fn process_outside_of_the_cgroup_reserves_the_gpu_and_drains_no_node() {
     node.granted(23);
 }
 
-/// Two nodes of one host have cgroups of different paths. Fault: the Epilog of one job ended the processes of the other.
+/// Two nodes on one host have cgroups with different paths. Earlier, the Epilog of one node's job
+/// ended the processes of the other node's job.
 #[test]
 fn job_of_another_node_with_the_same_id_keeps_its_processes() {
     if !is_root("leftovers of two nodes") {
@@ -176,8 +180,8 @@ fn job_of_another_node_with_the_same_id_keeps_its_processes() {
     assert!(node.lease(31).is_none());
 }
 
-/// Jobs of two clusters with one id have the same cgroup. While both have a lease, gpushd does not know whose process it
-/// is.
+/// Jobs of two clusters with the same id have the same cgroup. While both jobs have a lease, gpushd
+/// does not know to which of them a process belongs.
 #[test]
 fn process_that_may_belong_to_two_clusters_is_not_ended() {
     if !is_root("leftovers of two clusters") {
@@ -195,14 +199,15 @@ fn process_that_may_belong_to_two_clusters_is_not_ended() {
     node.epilog(&job);
     assert!(left.lives());
     assert_eq!(lease_now(node.agent(), id).state, LeaseState::Releasing);
-    // When the other job has ended, the cgroup is certainly that of the first.
+    // After the other job has ended, the cgroup can only belong to the first job.
     node.epilog(&other);
     node.agent().until("the process is ended", || (!left.lives()).then_some(()));
     lease_becomes(node.agent(), id, LeaseState::Ended);
 }
 
-/// Fault: gpushd did not run while a run of a job ended and the next one began, without a lease. The hook of another job
-/// delivered the end of the first run, and gpushd ended the processes of the run in progress.
+/// While gpushd was not running, a run of a job ended and the next run started without a lease.
+/// Earlier, when the hook of another job then reported the end of the first run, gpushd ended the
+/// processes of the current run.
 #[test]
 fn late_end_of_an_earlier_run_ends_no_process() {
     if !is_root("a late end of a job") {
@@ -226,14 +231,15 @@ fn late_end_of_an_earlier_run_ends_no_process() {
     node.agent().await_that("the lease waits for the process", || {
         lease_now(node.agent(), id).waits_for.iter().any(|what| what.contains(&pid))
     });
-    // gpushd would have sent SIGTERM before this answer.
+    // If gpushd ended the process, it would send SIGTERM before it answers this request.
     node.epilog(&other);
     assert!(process.lives());
     epilog_while(&node, &again, || !process.lives());
     assert!(node.lease(41).is_none());
 }
 
-/// A program outside the job that copied the environment of the job and uses no GPU does not hold the lease.
+/// A program outside the job has a copy of the job's environment and uses no GPU. It must not keep
+/// the lease from ending.
 #[test]
 fn process_that_only_names_the_lease_does_not_hold_epilog() {
     if !is_root("programs of jobs") {

@@ -17,7 +17,7 @@ fn job_gets_the_gpu_of_its_device_file_until_epilog() {
     assert_eq!(lease.asked_by.as_ref().map(|by| by.uid), Some(nix::unistd::geteuid().as_raw()));
     let LeaseBinding::Job { cluster, node: name, restart, .. } = &lease.binding else { panic!("{lease:?}") };
     assert_eq!((cluster.as_str(), name.as_str(), *restart), ("ci", "n1", 0));
-    // gres.conf has the minors in reverse order.
+    // The lines of gres.conf are in reverse order of the minor numbers.
     let last = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU");
     assert_eq!(lease.members[0].gpu, last.uuid, "index 0 of gres.conf is not index 0 of the driver");
     let file = fs::metadata(node.directory().join("ci-42@n1")).expect("the file of the job");
@@ -27,10 +27,10 @@ fn job_gets_the_gpu_of_its_device_file_until_epilog() {
     let text = node.task(&job).expect("the task runs");
     assert!(text.contains(&format!("export CUDA_VISIBLE_DEVICES={}\n", last.uuid)), "{text}");
     assert!(text.contains(&format!("export GPUSH_LEASE={}\n", lease.id)), "{text}");
-    // Prolog again: the same lease.
+    // A repeated Prolog gets the same lease.
     node.prolog(&job);
     assert_eq!(node.granted(42).id, lease.id);
-    // Epilog needs nothing but the job.
+    // Epilog needs only the job id.
     let bare = Job::new(42);
     node.epilog(&bare);
     assert_eq!(lease_now(node.agent(), lease.id).state, LeaseState::Ended);
@@ -89,7 +89,7 @@ fn lease_of_a_job_survives_a_crash_of_gpushd() {
     let lease = node.granted(9);
     assert_eq!(lease.members.len(), 2);
     node.kill();
-    // TaskProlog needs no gpushd: 128 tasks at once.
+    // TaskProlog does not need gpushd. Start 128 tasks at once.
     let expected = node.task(&job).expect("the task runs");
     let tasks: Vec<_> = (0..128)
         .map(|_| {
@@ -127,7 +127,8 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     script("echo slurmctld is down >&2; exit 1");
     assert_eq!(reconcile().status.code(), Some(6));
     assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
-    // Fault: squeue left out jobs that variables of the administrator exclude, and their leases ended.
+    // Earlier, variables of the administrator's environment made squeue omit jobs, and the leases
+    // of these jobs ended.
     script("echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4");
     let output = reconcile();
     assert!(output.status.success(), "{output:?}");
@@ -148,12 +149,13 @@ fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     node.prolog(&Job::new(6).on("1"));
     let text = failure(&node.run("prolog", &Job::new(8).on("5")));
     assert!(text.contains("gres.conf has no File for GPU 5"), "{text}");
-    // A GPU that only users lease is not gpush's subject here.
+    // A job without a request gets no lease on a GPU that does not belong to Slurm.
     node.agent().reload(WHOLE.replace("owner = \"slurm\"\n", ""));
     silent(&node.run("prolog", &Job::new(10).on("0")));
 }
 
-/// Fault: the hooks of the leader ended the leases of the other components of its job.
+/// Earlier, the hooks of the leader ended the leases of the other components of a heterogeneous
+/// job.
 #[test]
 fn components_of_a_heterogeneous_job_keep_their_own_leases() {
     let node = Node::two_gpus(WHOLE);

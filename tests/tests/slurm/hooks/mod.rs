@@ -1,17 +1,18 @@
-//! The hooks `gpushctl slurm prolog | epilog | task-prolog`, called as Slurm calls them, on a simulated host.
+//! The hooks `gpushctl slurm prolog | epilog | task-prolog`, called as Slurm calls them, on a
+//! simulated host.
 //!
-//! The environment has only what Slurm sets: no `PATH`.
+//! The environment contains only the variables that Slurm sets, so it has no `PATH`.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `life` | a job from Prolog to Epilog; requeued, repeated, after a crash of gpushd |
 //! | `refusals` | requests that are refused: the tasks fail, and the node stays in use |
-//! | `agent_down` | gpushd does not run, or is stopped |
+//! | `agent_down` | gpushd is not running, or is stopped by SIGSTOP |
 //! | `kinds` | MIG devices, MPS, time-slicing, gres.conf |
-//! | `leftovers` | processes that a job leaves |
+//! | `leftovers` | processes that still run after their job has ended |
 //! | `states` | GPUs and databases that do not work |
-//! | `tasks` | which file a task finds |
-//! | `users` | what users cannot do |
+//! | `tasks` | the file that a task finds |
+//! | `users` | actions that users may not perform |
 
 mod agent_down;
 mod kinds;
@@ -35,13 +36,13 @@ use gpush_tests::{
     host::{Host, program},
 };
 
-/// The user `nobody`.
+/// The uid of `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Two GPUs for jobs of Slurm.
+/// A config with two GPUs for jobs of Slurm.
 const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
 
-/// A node of Slurm: a host with gpushd, and the files of the hooks.
+/// A simulated node of Slurm: a host with gpushd, and the files of the hooks.
 struct Node {
     host: Host,
     agent: Option<Agent>,
@@ -49,19 +50,20 @@ struct Node {
     config: String,
 }
 
-/// User of the jobs: another user than root's, where the test runs as root.
+/// Returns the uid of the user of the jobs. If the test runs as root, this is another user.
 fn user() -> u32 {
     let own = nix::unistd::geteuid();
     if own.is_root() { NOBODY } else { own.as_raw() }
 }
 
 impl Node {
-    /// Starts a host with this description and config. The index of gres.conf is in the reverse order of the minors.
+    /// Starts a host with this description and config. gres.conf lists the GPUs in reverse order of
+    /// their minor numbers.
     fn start(description: &str, config: &str) -> Self {
         let host = Host::up(description);
         let agent = Agent::start(&host, config);
         agent.wait_for_layouts_at_start();
-        // TaskProlog runs as the user of the job.
+        // TaskProlog runs as the user of the job, who must be able to enter this directory.
         let around = host.dir().parent().expect("a directory");
         fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
         let gres_conf = host.scratch("gres.conf");
@@ -84,7 +86,7 @@ impl Node {
         self.host.scratch("jobs")
     }
 
-    /// Kills gpushd, and starts it again when asked to.
+    /// Kills gpushd. [`Self::start_again`] starts it again.
     fn kill(&mut self) {
         self.agent.take().expect("gpushd runs").kill();
     }
@@ -114,17 +116,17 @@ impl Node {
         self.command(verb).envs(job.0.clone()).output().expect("gpushctl can be started")
     }
 
-    /// Runs Prolog, which must pass without a word.
+    /// Runs Prolog, which must succeed without output.
     fn prolog(&self, job: &Job) {
         silent(&self.run("prolog", job));
     }
 
-    /// Runs Epilog, which must pass without a word.
+    /// Runs Epilog, which must succeed without output.
     fn epilog(&self, job: &Job) {
         silent(&self.run("epilog", job));
     }
 
-    /// What TaskProlog prints; `Err` when it fails.
+    /// Returns the output of TaskProlog, as an error if TaskProlog fails.
     fn task(&self, job: &Job) -> Result<String, String> {
         let output = self.run("task-prolog", job);
         assert!(output.stderr.is_empty(), "{output:?}");
@@ -136,7 +138,7 @@ impl Node {
         }
     }
 
-    /// Runs Prolog, which grants a lease. Returns what TaskProlog prints.
+    /// Runs Prolog, which must grant a lease. Returns the output of TaskProlog.
     fn granted_task(&self, job: &Job) -> String {
         self.prolog(job);
         let text = self.task(job).expect("the task runs");
@@ -144,7 +146,8 @@ impl Node {
         text
     }
 
-    /// The reason that a refused job's tasks print.
+    /// Runs Prolog for a job that gpushd must refuse. Returns the reason that the job's tasks
+    /// print.
     fn refusal(&self, job: &Job) -> String {
         self.prolog(job);
         let text = self.task(job).expect_err("the task fails");
@@ -152,7 +155,7 @@ impl Node {
         text
     }
 
-    /// The open lease of a job.
+    /// Returns the lease of a job, if it has not ended.
     fn lease(&self, id: u32) -> Option<Lease> {
         let all: Vec<Lease> = serde_json::from_value(self.agent().get("/v1/leases").json()).expect("leases");
         all.into_iter().find(|lease| matches!(lease.binding, LeaseBinding::Job { job, .. } if job == id))
@@ -165,12 +168,12 @@ impl Node {
     }
 }
 
-/// Index of the driver of the first GPU of gres.conf.
+/// Returns the driver index of the first GPU in gres.conf.
 fn first(node: &Node) -> u32 {
     node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index
 }
 
-/// The environment of a job's hooks.
+/// The environment variables of a job's hooks.
 #[derive(Debug, Clone)]
 struct Job(Vec<(&'static str, String)>);
 
@@ -183,9 +186,9 @@ impl Job {
             .with("SLURMD_NODENAME", "n1")
     }
 
-    /// With these indexes of gres.conf.
+    /// Sets the GPUs of the job, by their indexes in gres.conf.
     fn on(self, gpus: &str) -> Self {
-        // Slurm sets both: the second has indexes as well.
+        // Slurm sets both variables. The second one also contains indexes.
         self.with("SLURM_JOB_GPUS", gpus).with("CUDA_VISIBLE_DEVICES", gpus)
     }
 
@@ -200,7 +203,7 @@ fn silent(output: &Output) {
     assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
 }
 
-/// The one line of a hook that fails.
+/// Returns the error line of a hook that must fail.
 fn failure(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");

@@ -1,4 +1,4 @@
-//! Requests that are refused: Prolog passes, and the tasks fail with the reason.
+//! Refused requests: Prolog succeeds, and the tasks fail with the reason.
 
 use gpush_api::AuditRecord;
 
@@ -14,7 +14,7 @@ fn refused_request_fails_the_tasks_and_not_the_node() {
     assert!(wrong.contains("--comment") && wrong.contains("`mps`"), "{wrong}");
     let kind = node.refusal(&Job::new(4).on("1").with("SPANK__SLURM_SPANK_OPTION_gpush_gpush", "mps=25"));
     assert!(kind.contains("whole"), "{kind}");
-    // The node serves the next job, and Epilog has nothing to do.
+    // The node remains in use. Epilog of the refused jobs has nothing to do.
     for id in 2..=4 {
         node.epilog(&Job::new(id).on("1"));
         assert_eq!(node.task(&Job::new(id)), Ok(String::new()));
@@ -34,7 +34,7 @@ fn quota_and_dynamic_layout_refuse_the_job() {
     }
     let quota = "[[quota]]\neverybody = true\nleases = 1\nlongest = \"1h\"\n";
     let node = Node::two_gpus(&format!("{quota}{WHOLE}"));
-    // Slurm limits the time of a job: `longest` does not.
+    // Slurm limits the duration of a job, so `longest` does not apply to it.
     node.prolog(&Job::new(1).on("0"));
     node.granted(1);
     let over = node.refusal(&Job::new(2).on("1"));
@@ -45,7 +45,8 @@ fn quota_and_dynamic_layout_refuse_the_job() {
     assert!(refused.contains("dynamic layout"), "{refused}");
 }
 
-/// Fault: gpushd created MIG devices in Prolog for a job without gres, which could take longer than the hook has.
+/// Earlier, gpushd created MIG devices in Prolog for a job without gres, which could take longer
+/// than the time limit of the hook.
 #[test]
 fn job_without_gres_creates_no_mig_device() {
     let dynamic = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
@@ -55,7 +56,7 @@ fn job_without_gres_creates_no_mig_device() {
     assert!(node.agent().gpu(0).mig.is_none_or(|mig| mig.instances.is_empty()));
 }
 
-/// Fault: a comment failed Prolog, and so drained the node, where gres.conf does not name the devices.
+/// Earlier, if gres.conf did not name the devices, a comment made Prolog fail and drained the node.
 #[test]
 fn request_on_devices_without_a_file_is_refused() {
     let node = Node::two_gpus("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mps\"\n");
@@ -66,7 +67,7 @@ fn request_on_devices_without_a_file_is_refused() {
     node.epilog(&Job::new(61).on("0"));
 }
 
-/// No text of a user makes Prolog fail.
+/// No text that a user writes may make Prolog fail.
 #[test]
 fn any_comment_and_option_leaves_the_node_in_use() {
     let node = Node::two_gpus(WHOLE);

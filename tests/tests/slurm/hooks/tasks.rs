@@ -1,11 +1,11 @@
-//! Which file a task finds. The user can change the environment of a task, except for the job id.
+//! The file that a task finds. A user can change the environment of a task, except the job id.
 
 use super::{Job, Node, WHOLE};
 
 const CLUSTER: &str = "SLURM_CLUSTER_NAME";
 const NODE: &str = "SLURMD_NODENAME";
 
-/// Fault: a task with another `SLURM_CLUSTER_NAME` skipped the refusal of its job.
+/// Earlier, a task with another `SLURM_CLUSTER_NAME` ran although its job was refused.
 #[test]
 fn environment_of_a_task_does_not_skip_the_refusal() {
     let node = Node::two_gpus(WHOLE);
@@ -42,19 +42,20 @@ fn jobs_of_two_clusters_and_nodes_get_their_own_leases() {
     let two = node.granted_task(&second);
     assert_ne!(one, two);
     assert_eq!((node.task(&first), node.task(&second)), (Ok(one.clone()), Ok(two)));
-    // The environment names neither.
+    // The environment names neither of the two clusters and nodes.
     let unclear = node.task(&Job::new(5).with(CLUSTER, "nonsense").with(NODE, "nonsense")).expect_err("the task fails");
     assert!(unclear.contains("SLURM_CLUSTER_NAME"), "{unclear}");
-    // A job of the other cluster without a lease gets none of this one.
+    // A job of the other cluster that has no lease does not get the lease of this cluster's job.
     node.epilog(&second);
     assert_eq!(node.task(&second), Ok(String::new()));
     assert_eq!(node.task(&first), Ok(one));
-    // But it cannot be a way around a refusal.
+    // A task cannot bypass a refusal by naming the other cluster.
     node.refusal(&Job::new(6).on("1").with("SLURM_JOB_COMMENT", "gpush:mps=0"));
     assert!(node.task(&Job::new(6).with(CLUSTER, "other").with(NODE, "n2")).is_err());
 }
 
-/// Fault: the file of the leader replaced the link to the file of the component, and was then removed.
+/// Earlier, the file of the leader replaced the link to the file of the component, and was then
+/// removed.
 #[test]
 fn leader_without_a_lease_leaves_the_file_of_its_component() {
     let config = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n";
@@ -62,7 +63,7 @@ fn leader_without_a_lease_leaves_the_file_of_its_component() {
     let component = Job::new(101).on("1").with("SLURM_HET_JOB_ID", 100).with("SLURM_JOB_COMMENT", "gpush:whole");
     let expected = node.granted_task(&component);
     let leader = Job::new(100).on("0").with("SLURM_HET_JOB_ID", 100);
-    // gpushd has nothing to do with the leader.
+    // The leader's GPU does not belong to Slurm, so gpushd grants the leader no lease.
     node.prolog(&leader);
     assert!(node.lease(100).is_none());
     assert_eq!(node.task(&Job::new(100)), Ok(expected));

@@ -1,4 +1,4 @@
-//! What users cannot do with the lease of a job.
+//! Actions that users may not perform on the lease of a job.
 
 use std::os::unix::process::CommandExt;
 
@@ -15,7 +15,7 @@ fn user_cannot_release_renew_or_enter_the_lease_of_a_job() {
         return;
     }
     let mut node = Node::two_gpus(WHOLE);
-    // On a socket that other users reach; the admin socket is where it was.
+    // Other users can connect to the new socket. The path of the admin socket does not change.
     node.kill();
     node.agent = Some(Agent::start_public(&node.host, WHOLE));
     node.prolog(&Job::new(1).on("0"));
@@ -42,7 +42,7 @@ fn user_cannot_release_renew_or_enter_the_lease_of_a_job() {
 fn only_hooks_make_leases_of_jobs_and_of_gpus_of_slurm() {
     let node = Node::two_gpus(WHOLE);
     let job = json!({ "cluster": "ci", "job": 1, "uid": 0, "until_ms": 4_102_444_800_000_i64 });
-    // The socket of all users, as an administrator.
+    // Send the request as an administrator, but through the user socket.
     let denied = node.agent().post("/v1/slurm/jobs", &job).error();
     assert_eq!(denied.code, Code::Denied, "{denied:?}");
     assert_eq!(node.agent().post("/v1/slurm/jobs/end", &job).error().code, Code::Denied);

@@ -1,4 +1,4 @@
-//! Forged cgroups, processes that change what they are, and many scopes.
+//! Forged cgroups, processes that change their identity, and many scopes.
 
 use std::time::Instant;
 
@@ -6,11 +6,12 @@ use super::{
     ALICE, BOB, active, cgroup, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text,
 };
 
-/// Leases at a time in the test of many scopes.
+/// Number of concurrent leases in the test of many scopes.
 const MANY: usize = 32;
 
-/// Functions of a client that makes a connection and a request separately: `other` asks for another process, `passed`
-/// asks over a connection of a process that has ended, and `user` becomes another user in between.
+/// A Perl client that connects and sends its request in separate steps. With `other`, it requests a
+/// lease for another process. With `passed`, it sends the request on a connection of a process that
+/// has ended. With `user`, it changes its uid between the two steps.
 const CLIENT: &str = r#"
 use strict; use IO::Socket::UNIX; use POSIX ();
 sub connection { IO::Socket::UNIX->new(Peer => "/run/gpush/gpushd.sock") or die "connect: $!" }
@@ -49,7 +50,7 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
     for forged in
         ["gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
     {
-        // The user creates the cgroup where systemd delegated one, and enters it.
+        // The user creates a cgroup below the one that systemd has delegated, and enters it.
         let script = format!(
             "#!/bin/sh\nset -e\nown={root}$(sed -n s/^0:://p /proc/self/cgroup)\nmkdir -p $own/{forged}\necho $$ > $own/{forged}/cgroup.procs\nexec gpushctl run --timeslice -- sleep 1000\n"
         );
@@ -62,7 +63,8 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
         machine.sh("systemctl stop forger.service");
         none_left(&machine);
     }
-    // A user cannot move a process into the scope of another lease, also not into that of an own lease.
+    // A user cannot move a process into the scope of another lease, not even into the scope of the
+    // user's own lease.
     start_in_session(&machine, BOB, "1", "exec gpushctl run --timeslice -- sleep 1000");
     let path = text(&active(&machine, 1)[0]["binding"], "cgroup").to_owned();
     let enter = machine.run(&in_session(BOB, "2", &format!("echo $$ > {root}{path}/cgroup.procs")));
@@ -73,16 +75,18 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
 fn only_the_calling_process_is_moved() {
     let Some(machine) = machine("who is moved into a scope") else { return };
     machine.write("/srv/client.pl", CLIENT);
-    // Another process of the same user.
+    // The request is for another process of the same user.
     let said = machine.sh(&in_session(ALICE, "1", "perl /srv/client.pl other"));
     assert!(said.contains("it is not the process that sent the request") && said.contains("session-1.scope"), "{said}");
-    // A connection of a process that has ended: another process may have its pid.
+    // The request comes on a connection of a process that has ended. Another process may have its
+    // pid.
     machine.sh("chmod 1777 /srv");
     start_in_session(&machine, ALICE, "2", "perl /srv/client.pl passed");
     machine.await_that("the request was answered", |machine| machine.run("test -e /srv/passed.done").status.success());
     let said = machine.sh("cat /srv/2");
     assert!(said.contains("has ended, so no lease can be bound to it") && said.contains("session-2.scope"), "{said}");
-    // Root connects, becomes a user, and asks: root's lease is not for this process, which is not moved.
+    // A process connects as root, changes to another user, and sends the request. The lease would
+    // belong to root, so gpushd does not bind it to this process and does not move the process.
     let said = machine.sh(&in_session(0, "3", &format!("perl /srv/client.pl user {BOB}")));
     assert!(said.contains("has another user than when it connected") && said.contains("session-3.scope"), "{said}");
     assert_eq!(leases(&machine), [] as [serde_json::Value; 0]);
@@ -115,7 +119,7 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased() {
     );
     assert_eq!((&same["lease_id"], &same["unattributed"], &same["unleased"]), (&"L1".into(), &true.into(), &().into()));
     assert_eq!((&other["lease_id"], &other["unleased"]), (&().into(), &"its user holds no lease".into()));
-    // The lease waits for both of its user's processes, and the unattributed one is never ended.
+    // The lease waits for both processes of its user. gpushd never ends the unattributed one.
     machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
     machine.await_that("the scope is empty", |machine| scopes(machine).is_empty());
     let left = leases(&machine);
@@ -134,7 +138,7 @@ fn many_scopes_are_created_and_all_end() {
         let line = format!("for i in $(seq {MANY}); do gpushctl run --timeslice -- sleep 1000 & done; wait");
         start_in_session(&machine, ALICE, &format!("m{made}"), &line);
         active(&machine, MANY);
-        // A lease is active a moment before its scope exists.
+        // A lease becomes active a moment before its scope exists.
         machine.await_that("all scopes exist", |machine| scopes(machine).len() == MANY);
         let first = machine.sh("pgrep -xf 'sleep 1000' | head -n1");
         assert!(!cgroup(&machine, &first).is_empty());

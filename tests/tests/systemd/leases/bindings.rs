@@ -1,11 +1,11 @@
-//! What a lease is bound to, by where its caller runs; and its end.
+//! The binding of a lease, which depends on where the caller runs, and the end of the lease.
 
 use super::{ALICE, active, cgroup, in_session, leases, machine, none_left, scopes, start_in_session, text};
 
 #[test]
 fn run_in_a_session_gets_a_scope_and_keeps_it() {
     let Some(machine) = machine("leases with scopes") else { return };
-    // The command starts a daemon, which outlives it.
+    // The command starts a daemon, which runs longer than the command.
     let line = "gpushctl run --whole -- sh -c \"setsid setsid sleep 1000 > /dev/null 2>&1 & sleep 0.2; cat /proc/self/cgroup\"";
     let output = machine.sh(&in_session(ALICE, "1", line));
     let all = active(&machine, 1);
@@ -16,10 +16,10 @@ fn run_in_a_session_gets_a_scope_and_keeps_it() {
     assert!(output.contains(&path), "{output}");
     assert_eq!(machine.property(&unit, "Slice"), format!("gpulease-{ALICE}.slice"));
     assert!(machine.property(&unit, "Description").contains("lease L1 of"));
-    // The limit of the drop-in: a third of what the host allows.
+    // The drop-in limits the slice to a third of what the host allows.
     let most: u64 = machine.property(&format!("gpulease-{ALICE}.slice"), "TasksMax").parse().expect("a number");
     assert!(most < machine.property("gpulease.slice", "TasksMax").parse().unwrap_or(u64::MAX), "{most}");
-    // The whole GPU stays in use while a process of the scope lives.
+    // The whole GPU remains in use while a process of the scope runs.
     let refused = machine.run(&in_session(ALICE, "2", "gpushctl run --whole -- true"));
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
     machine.sh("gpushctl lease release L1");
@@ -41,7 +41,7 @@ fn request_in_a_session_is_bound_to_the_session() {
     machine.await_that("the lease was answered", |machine| machine.run("grep -q asked /srv/7").status.success());
     let pid = machine.sh("pgrep -xf 'sleep 1000'");
     assert_eq!(cgroup(&machine, &pid), session, "nothing was moved");
-    // The end of the session's last process ends the lease.
+    // When the last process of the session ends, the lease ends.
     machine.sh("systemctl kill --signal=KILL session-7.scope");
     none_left(&machine);
 }
@@ -50,7 +50,8 @@ fn request_in_a_session_is_bound_to_the_session() {
 fn service_container_job_and_mixed_unit_are_told_apart() {
     let Some(machine) = machine("leases by the caller's cgroup") else { return };
     let run = "gpushctl run --timeslice -- sleep 1000";
-    // A service of one user: its own cgroup. Type=exec returns when gpushctl was executed.
+    // A service that runs as one user: the lease is bound to the cgroup of the service. The service
+    // has Type=exec, so systemd-run returns after systemd has executed gpushctl.
     machine.sh(&format!("systemd-run --quiet --unit=own --uid={ALICE} {run}"));
     let all = active(&machine, 1);
     assert_eq!(
@@ -59,20 +60,21 @@ fn service_container_job_and_mixed_unit_are_told_apart() {
     );
     machine.sh("systemctl stop own.service");
     none_left(&machine);
-    // A service in which root has a process too, like cron: a new scope.
+    // A service that also contains a process of root, like cron: the lease gets a new scope.
     machine.sh(&format!("systemd-run --quiet --unit=cron-like sh -c 'setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}; sleep 1'"));
     let all = active(&machine, 1);
     assert_eq!(text(&all[0]["binding"], "kind"), "scope");
     assert_eq!(scopes(&machine), [text(&all[0]["binding"], "unit")]);
     machine.sh("pkill -KILL -x sleep");
     none_left(&machine);
-    // A delegated service of the user is that user's own unit as well.
+    // A delegated service that runs as the user: the lease is also bound to the cgroup of the
+    // service.
     machine.sh(&format!("systemd-run --quiet --unit=delegated --property=Delegate=yes --uid={ALICE} {run}"));
     let all = active(&machine, 1);
     assert_eq!(text(&all[0]["binding"], "cgroup"), "/system.slice/delegated.service");
     machine.sh("systemctl stop delegated.service");
     none_left(&machine);
-    // The cgroups that Docker and slurmstepd create: nothing is moved.
+    // Cgroups in the form that Docker and slurmstepd create: gpushd moves no process out of them.
     let id = "0123456789abcdef".repeat(4);
     for path in [format!("/system.slice/docker-{id}.scope"), "/system.slice/slurmstepd.scope/job_42".to_owned()] {
         let root = "$([ -d /sys/fs/cgroup/unified ] && echo /sys/fs/cgroup/unified || echo /sys/fs/cgroup)";
@@ -91,12 +93,13 @@ fn service_container_job_and_mixed_unit_are_told_apart() {
     }
 }
 
-/// The bus delivers a match and systemd a call; the end of systemd's job comes as a signal.
+/// A grant makes two D-Bus calls: one to the bus, which adds a match rule, and one to systemd.
+/// systemd reports the end of its job with a signal.
 #[test]
 fn grant_with_a_scope_takes_two_round_trips() {
     const GRANTS: usize = 5;
     let Some(machine) = machine("round trips of a grant with a scope") else { return };
-    // The first one connects.
+    // The first grant also makes the calls that set up the connection.
     let run = in_session(ALICE, "1", "for i in 1 2 3 4 5; do gpushctl run --whole -- true; done");
     machine.sh(&in_session(ALICE, "0", "gpushctl run --whole -- true"));
     none_left(&machine);
@@ -104,7 +107,7 @@ fn grant_with_a_scope_takes_two_round_trips() {
     let _ = machine.journal_until("-u monitor.service", "Monitoring bus message stream");
     machine.sh(&run);
     none_left(&machine);
-    // Those of gpushd: systemd and the monitor use the bus too.
+    // Count only the calls of gpushd, because systemd and the monitor also use the bus.
     machine.await_that("the calls are seen", |machine| {
         machine.sh("grep -c '\"member\":\"StartTransientUnit\"' /srv/monitor || true") == GRANTS.to_string()
     });
@@ -115,6 +118,7 @@ fn grant_with_a_scope_takes_two_round_trips() {
     let calls = |member: &str| all.lines().filter(|line| *line == member).count();
     println!("{all}");
     assert_eq!(calls("AddMatch"), GRANTS, "{all}");
-    // RemoveMatch calls are not counted: no grant waits for them, so the last ones may be missing.
+    // The test does not count RemoveMatch calls. No grant waits for them, so the last of them may
+    // be missing.
     assert_eq!(all.lines().count() - calls("RemoveMatch"), 2 * GRANTS, "{all}");
 }

@@ -1,4 +1,4 @@
-//! gpushd, systemd or the bus restarted; a database that was deleted.
+//! Leases when gpushd, systemd or the bus is restarted, or when the database is deleted.
 
 use super::{ALICE, BOB, active, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text};
 
@@ -21,10 +21,10 @@ fn scope_is_found_again_after_restarts() {
         assert_eq!(after[0]["binding"], before[0]["binding"], "{restart}");
         assert_eq!(scopes(&machine), [text(&before[0]["binding"], "unit")], "{restart}");
     }
-    // A scope that ends while gpushd does not run.
+    // The scope ends while gpushd is not running.
     machine.sh("systemctl stop gpushd.service; pkill -KILL -x sleep; systemctl start gpushd.service");
     none_left(&machine);
-    // The connection to systemd that was made before the reexec still creates scopes.
+    // gpushd connected to systemd before the reexec. The same connection still creates scopes.
     start_in_session(&machine, ALICE, "2", RUN);
     active(&machine, 1);
     machine.sh("systemctl daemon-reexec; pkill -KILL -x sleep");
@@ -38,7 +38,7 @@ fn scope_without_a_bus_is_refused_and_release_works() {
     let Some(machine) = machine("scopes without a bus") else { return };
     start_in_session(&machine, ALICE, "1", RUN);
     active(&machine, 1);
-    // The session exists before the bus is stopped.
+    // Start the session before the bus is stopped.
     start_in_session(
         &machine,
         ALICE,
@@ -77,7 +77,8 @@ fn scopes_of_a_deleted_database_are_shown_and_never_ended() {
     machine.await_that("the scope is reported", |machine| machine.sh("gpushctl status --json || true").contains(&unit));
     let said = machine.sh("gpushctl status --json || true");
     assert!(said.contains("a lease that gpushd does not know"), "{said}");
-    // While the loss is not accepted, nothing is judged. Afterwards a witness shows that a round has judged both.
+    // Until the loss is accepted, gpushd treats no process as unleased. Afterwards, a witness shows
+    // that gpushd has checked both processes.
     machine.sh("gpushctl recover --reason test");
     machine.await_that("GPUs are read", super::gpus_are_read);
     machine.sh(&format!("systemd-run --quiet --unit=witness --uid={BOB} sleep 1002"));

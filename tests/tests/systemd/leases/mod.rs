@@ -2,11 +2,12 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `bindings` | what a lease is bound to, by where its caller runs; its end |
-//! | `attacks` | forged cgroups, processes that change what they are, many scopes |
-//! | `faults` | gpushd, systemd or the bus restarted; a database that was deleted |
+//! | `bindings` | the binding of a lease, which depends on where the caller runs; the end of the lease |
+//! | `attacks` | forged cgroups, processes that change their identity, many scopes |
+//! | `faults` | restarts of gpushd, systemd or the bus; a deleted database |
 //!
-//! A login session is a scope with logind's name in the slice of the user: the machine has no logind.
+//! The machine has no logind. A login session is a scope with a name as logind would choose it, in
+//! the slice of the user.
 
 mod attacks;
 mod bindings;
@@ -17,7 +18,7 @@ use serde_json::Value;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
-/// One whole GPU, and one with many replicas.
+/// A config with one whole GPU, and one GPU with many replicas.
 const RULES: &str = r#"
 [[gpu]]
 match = ["0"]
@@ -30,12 +31,12 @@ mode = "timeslice"
 timeslice = { replicas = 32 }
 "#;
 
-/// The user `nobody`.
+/// The uid of `nobody`.
 const ALICE: u32 = 65534;
-/// The user `daemon`.
+/// The uid of `daemon`.
 const BOB: u32 = 1;
 
-/// Starts a machine with gpush and simulated GPUs.
+/// Starts a machine with gpush and simulated GPUs. Returns `None` if this host cannot run machines.
 fn machine(what: &str) -> Option<Machine> {
     let machine = Machine::boot(what)?;
     machine.install();
@@ -53,7 +54,7 @@ fn gpus_are_read(machine: &Machine) -> bool {
     gpus.len() == 2 && gpus.iter().all(|gpu| gpu["state"] == "ready")
 }
 
-/// A shell line that runs a command in a new login session of a user.
+/// Returns a shell command that runs `line` in a new login session of a user.
 fn in_session(uid: u32, session: &str, line: &str) -> String {
     format!(
         "systemd-run --quiet --scope --slice=user-{uid}.slice --unit=session-{session}.scope \
@@ -61,7 +62,7 @@ fn in_session(uid: u32, session: &str, line: &str) -> String {
     )
 }
 
-/// Starts a command in a new login session, in the background. The output goes to `/srv/SESSION`.
+/// Starts a command in the background, in a new login session. Its output goes to `/srv/SESSION`.
 fn start_in_session(machine: &Machine, uid: u32, session: &str, line: &str) {
     let line = in_session(uid, session, line);
     machine.write(&format!("/srv/{session}.sh"), format!("exec {line} > /srv/{session} 2>&1\n"));
@@ -73,7 +74,7 @@ fn leases(machine: &Machine) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-/// Waits until this many leases are open and active. Returns them.
+/// Waits until exactly this many leases exist and all of them are active. Returns the leases.
 fn active(machine: &Machine, count: usize) -> Vec<Value> {
     machine.await_that("the leases are active", |machine| {
         let all = leases(machine);
@@ -87,7 +88,7 @@ fn none_left(machine: &Machine) {
     machine.await_that("no scope is left", |machine| scopes(machine).is_empty());
 }
 
-/// Returns the cgroups of scopes of leases.
+/// Returns the cgroups of the leases' scopes.
 fn scopes(machine: &Machine) -> Vec<String> {
     let listed = machine.sh("find /sys/fs/cgroup/gpulease.slice /sys/fs/cgroup/*/gpulease.slice -name '*.scope' 2>/dev/null | sed 's|.*/||' | sort -u");
     listed.lines().map(str::to_owned).collect()

@@ -1,8 +1,8 @@
-//! gpushd's MPS daemons on a real systemd. Their units outlive gpushd, end with all their processes, and leave
-//! nothing behind.
+//! gpushd's MPS daemons on a real systemd. Their units outlive gpushd, end with all their
+//! processes, and leave no files.
 //!
-//! `nvidia-cuda-mps-control` is NVIDIA's own if it is installed. Its servers need a GPU, so the simulated host
-//! provides the servers and the clients.
+//! `nvidia-cuda-mps-control` is NVIDIA's own program, if it is installed. NVIDIA's servers need a
+//! GPU, so the simulated host provides the servers and the clients.
 
 mod kills;
 
@@ -11,10 +11,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpush_tests::machine::Machine;
 use serde_json::Value;
 
-/// Two GPUs: the first is shared as a whole, the second has a shared MIG device.
+/// Two GPUs: the first is shared as a whole, and the second has a MIG device that is shared.
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// The server comes from the simulated host. NVIDIA's daemon has its usual path.
+/// The config uses the simulated host's server. NVIDIA's control daemon is at its usual path.
 const MPS: &str = "[mps]\nserver = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\nfailures = 100\nlongest_pause_s = 1\nhealth_s = 1\n";
 
 const RULES: &str = r#"
@@ -33,7 +33,8 @@ mode = "mig"
 layout = "shared"
 "#;
 
-/// Starts a machine with gpush, simulated GPUs and the control daemon, and waits until both targets are served.
+/// Starts a machine with gpush, simulated GPUs and the control daemon, and waits until the daemons
+/// of both targets are ready.
 fn machine(what: &str) -> Option<Machine> {
     let Ok(control) = std::fs::read("/usr/bin/nvidia-cuda-mps-control") else {
         println!("SKIPPED {what}: nvidia-cuda-mps-control is not installed (Debian's package nvidia-cuda-mps)");
@@ -43,7 +44,8 @@ fn machine(what: &str) -> Option<Machine> {
     println!("booted in {:.2} s", machine.boot.as_secs_f64());
     machine.install();
     machine.simulated_host(HOST);
-    // Servers and clients of other users register their open GPUs here, as the driver would show them.
+    // Servers and clients of other users register here which GPUs they have open. The real driver
+    // would know that itself.
     machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
     machine.put("/usr/bin/nvidia-cuda-mps-control", control);
     machine.write("/etc/gpush/config.toml", format!("{MPS}{RULES}"));
@@ -58,7 +60,7 @@ fn daemons(machine: &Machine) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-/// Returns the pids of ready daemons, each with its unit.
+/// Returns the unit and the pid of each ready daemon.
 fn ready(machine: &Machine) -> Vec<(String, u64)> {
     let served = daemons(machine).into_iter().filter(|daemon| daemon["state"] == "ready");
     served.filter_map(|daemon| Some((unit(daemon["target"].as_str()?), daemon["pid"].as_u64()?))).collect()
@@ -74,21 +76,22 @@ fn reasons(machine: &Machine, target: &str) -> String {
     found.map(|daemon| daemon["reasons"].to_string()).unwrap_or_default()
 }
 
-/// Returns the short name of a target: of the whole GPU, or of the MIG device.
+/// Returns the short name of a target. `kind` selects the whole GPU or the MIG device.
 fn target(machine: &Machine, kind: char) -> String {
     let all = daemons(machine);
     let mut names = all.iter().filter_map(|daemon| daemon["target"].as_str());
     names.find(|name| name.starts_with(kind)).expect("a target of each kind").to_owned()
 }
 
-/// Starts a client as an unprivileged user, in its own unit. Returns its pid after it is served.
+/// Starts a client as an unprivileged user, in a separate unit. Returns the client's pid when a
+/// server serves it.
 fn client(machine: &Machine, name: &str, gpu: &str) -> u32 {
     machine.sh(&format!(
         "systemd-run --quiet --unit={name} --uid=65534 --gid=65534 --setenv=NVML_SIM_STATE=/var/lib/gpush-sim \
          gpushctl run --mps --target {gpu} -- /opt/built/gpush-sim mps-client"
     ));
     let _ = machine.journal_until(&format!("_SYSTEMD_UNIT={name}.service"), "active server=");
-    // gpushctl has become the client.
+    // gpushctl has executed the client in its own process.
     machine.main_pid(&format!("{name}.service"))
 }
 
@@ -102,7 +105,7 @@ fn seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 
-/// Returns when gpushd last logged a message, in seconds since the epoch.
+/// Returns the time of the last log entry that contains `says`, in seconds since the epoch.
 fn said_at(machine: &Machine, says: &str) -> f64 {
     let line = machine.sh(&format!(
         "journalctl --no-pager --output=short-unix -u gpushd.service -u 'gpushd-mps@*' | grep -F -- '{says}' | tail -n1 | cut -d' ' -f1"
@@ -126,7 +129,7 @@ fn daemons_and_clients_outlive_gpushd() {
     let steps = [
         ("restart", "systemctl restart gpushd.service"),
         ("kill -9", "kill -9 $(systemctl show --value --property=MainPID gpushd.service | grep -v '^0$')"),
-        // A package upgrade does this: a new file replaces the old one.
+        // A package upgrade also replaces the file by a new one.
         (
             "upgrade",
             "install -m 755 /opt/built/gpushd /usr/sbin/gpushd; systemctl daemon-reload; systemctl restart gpushd.service",
@@ -164,7 +167,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     let mut slowest: f64 = 0.0;
     for turn in 0..12_u32 {
         if turn % 3 == 0 {
-            // The daemon has a server, which must not outlive it.
+            // Start a server, which must end together with the daemon.
             client(&machine, &format!("client-{turn}"), "0");
         }
         let (before, group) = (machine.main_pid(&unit), machine.property(&unit, "ControlGroup"));
@@ -180,13 +183,14 @@ fn killed_daemon_restarts_with_clean_unit() {
             format!("{}\n", machine.main_pid(&unit)).into_bytes(),
             "no server is left"
         );
-        // Each round kills the daemon after a different delay.
+        // Each round has a different delay before the kill.
         std::thread::sleep(Duration::from_millis(u64::from(turn) * 37 % 100));
     }
     println!("12 kills, the slowest was reported after {:.0} ms", slowest * 1e3);
     assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
 
-    // An administrator stops the unit with systemctl. gpushd starts it again, because the config requires it.
+    // An administrator stops the unit with systemctl. gpushd starts it again, because the config
+    // requires it.
     machine.sh(&format!("systemctl stop {unit}"));
     let _ = machine.journal_until("-u gpushd.service", "systemctl stop");
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
@@ -195,7 +199,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     machine.await_that("the other daemon is adopted", |machine| ready(machine).len() == 2);
     assert_ne!(machine.main_pid(&unit), before);
 
-    // If it is stopped through gpushd, it stays stopped.
+    // If a request to gpushd stops the daemon, it remains stopped.
     machine.sh("gpushctl mps stop 0");
     machine.await_that("the unit is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
     machine.sh("systemctl restart gpushd.service; gpushctl status");
@@ -203,7 +207,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     machine.sh("gpushctl mps start 0");
     assert_eq!(ready(&machine).len(), 2);
 
-    // Without rules for the targets, only their logs remain.
+    // When the config has no rules for the targets, only the logs of the targets remain.
     machine.write("/etc/gpush/config.toml", MPS);
     machine.sh("systemctl reload gpushd.service");
     machine.await_that("all are gone", |machine| daemons(machine).is_empty());
@@ -219,7 +223,8 @@ fn gpushd_killed_while_starting_daemons_orphans_none() {
     let Some(machine) = machine("a gpushd that is killed") else { return };
     let unit = unit(&target(&machine, 'g'));
     for turn in 0..12_u64 {
-        // gpushd restarts the daemon one second after its end. The kill comes before, during and after the restart.
+        // gpushd restarts a daemon one second after it has ended. The test kills gpushd before,
+        // during or after that restart.
         machine.kill(machine.main_pid(&unit));
         std::thread::sleep(Duration::from_millis(900 + turn * 20));
         machine.kill(machine.main_pid("gpushd.service"));
@@ -238,7 +243,7 @@ fn failed_daemon_start_reports_cause() {
     let target = target(&machine, 'g');
     let unit = unit(&target);
 
-    // Without a message bus the daemons continue, but none can be started.
+    // Without a message bus, running daemons continue, but gpushd cannot start a daemon.
     let others = ready(&machine);
     machine.sh("systemctl stop dbus.socket dbus.service");
     machine.kill(machine.main_pid(&unit));
@@ -250,7 +255,8 @@ fn failed_daemon_start_reports_cause() {
     machine.sh("systemctl start dbus.socket");
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 
-    // Output from before the program becomes the daemon goes to the journal. The API says so.
+    // Output that the unit writes before the daemon's program starts goes to the journal. The API
+    // refers to the journal.
     machine.sh(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
     machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
     machine.sh("systemctl daemon-reload");
@@ -277,7 +283,7 @@ fn unreachable_daemon_without_server_is_ended() {
     let Some(machine) = machine("MPS daemons without a directory") else { return };
     let (whole, part) = (unit(&target(&machine, 'g')), unit(&target(&machine, 'm')));
     let (kept, ended) = (machine.main_pid(&whole), machine.main_pid(&part));
-    // A process in place of a server, because the simulated server ends with its directory.
+    // A process that stands in for a server, because the simulated server ends with its directory.
     let group = machine.property(&whole, "ControlGroup");
     machine.sh(&format!("systemd-run --quiet --unit=server --property=Type=exec sleep 1000; cat /sys/fs/cgroup/system.slice/server.service/cgroup.procs > /sys/fs/cgroup{group}/cgroup.procs"));
     machine.sh("systemctl stop gpushd.service; rm -rf /run/gpush-mps/*; systemctl start gpushd.service");
@@ -306,7 +312,7 @@ fn directories_logs_and_accounting_are_in_place() {
         });
     };
     is("its unit", &|one| one["unit"] == "client.service" && one["slurm_job"].is_null());
-    // A cgroup path such as slurmstepd creates.
+    // A cgroup path in the form that slurmstepd creates.
     let job = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0";
     machine.sh(&format!("mkdir -p {job} && echo {pid} > {job}/cgroup.procs"));
     is("its job", &|one| one["slurm_job"] == 42 && one["cgroup"].to_string().contains("job_42/step_batch/user"));
@@ -315,14 +321,16 @@ fn directories_logs_and_accounting_are_in_place() {
     );
     let found = machine.sh(&modes);
     let found: Vec<&str> = found.lines().map(|line| line.rsplit_once(' ').expect("a mode and a name").0).collect();
-    // The group part of the pipe directory's mode is the mask of its access list.
+    // The pipe directory has an access list, so the group part of its mode is the mask of that
+    // list.
     assert_eq!(found, ["711 root", "711 root", "750 root", "600 root", "750 root", "750 root"]);
     let look = |uid: u32| {
         machine.run(&format!("setpriv --reuid={uid} --regid={uid} --clear-groups ls /run/gpush-mps/{target}/1/control"))
     };
     assert!(look(65534).status.success() && !look(65533).status.success());
 
-    // Another user gets another directory number, even though the first user's client ended while no gpushd ran.
+    // The next user gets another directory number, even though the first user's client ended while
+    // gpushd was not running.
     machine.sh("systemctl stop client.service gpushd.service");
     machine.kill(machine.main_pid(&unit));
     machine.sh("systemctl start gpushd.service");
@@ -339,14 +347,14 @@ fn directories_logs_and_accounting_are_in_place() {
     for unit in [unit.as_str(), "gpush-mps.slice", "gpush.slice"] {
         let used: u64 = machine.property(unit, "CPUUsageNSec").parse().expect("nanoseconds");
         assert!(used > 0, "{unit}");
-        // The value exists only if this machine delegates the controller.
+        // systemd has this value only if the machine has the memory controller.
         println!("{unit}: {} ms of CPU, memory {}", used / 1_000_000, machine.property(unit, "MemoryCurrent"));
     }
-    // A stop of the slice ends the daemons, whatever the config says.
+    // A stop of the slice ends the daemons, even if the config requires them.
     machine.sh("systemctl stop gpushd.service; systemctl stop gpush.slice");
     assert_eq!(machine.sh("pgrep nvidia-cuda-mps || true"), "");
 
-    // Evaluates the drop-in as needrestart does, with the unit's name.
+    // Evaluate the drop-in for needrestart with the unit's name, as needrestart does.
     let ask = r#"our %nrconf = (override_rc => {}); do "/etc/needrestart/conf.d/gpush.conf"; die $@ if $@;
                  print join ",", map { $nrconf{override_rc}{$_} } grep { $ARGV[0] =~ /$_/ } keys %{$nrconf{override_rc}}"#;
     machine.write("/srv/ask.pl", ask);

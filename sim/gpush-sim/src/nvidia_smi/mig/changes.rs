@@ -1,7 +1,7 @@
 //! The changes of `nvidia-smi mig`: creates and destroys GPU instances and compute instances.
 //!
-//! Each call goes through the fault rules and the trace, under the name of the NVML function that the real program
-//! calls.
+//! Each call applies the fault rules and is written to the trace, under the name of the NVML
+//! function that the real program calls.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use silicon::{Call, Host, HostError, Return};
 use super::super::exit_code;
 use super::{Asked, chosen};
 
-/// Makes one change, subject to the fault rules, and writes it to the trace.
+/// Applies the fault rules to one change, makes the change, and writes it to the trace.
 fn change<T>(
     host: &Host,
     call: &Call<'_>,
@@ -29,7 +29,7 @@ fn change<T>(
     Ok(made)
 }
 
-/// Returns the profile that an argument names by id, or by name with or without `MIG `.
+/// Finds a profile by its id, or by its name with or without `MIG `.
 fn profile_of<'p>(profiles: &'p [Profile], word: &str) -> Option<&'p Profile> {
     let name = word.strip_prefix("MIG ").unwrap_or(word);
     profiles.iter().find(|profile| profile.data.name.eq_ignore_ascii_case(name) || profile.data.id.to_string() == name)
@@ -99,7 +99,8 @@ fn created(profile: u32, placement: Option<Placement>) -> String {
     }
 }
 
-/// Creates a compute instance, with the default profile unless the argument names another.
+/// Creates a compute instance. It has the default profile, unless the argument names another
+/// profile.
 fn create_compute_instance(
     host: &Host,
     within: &Profile,

@@ -1,7 +1,8 @@
 //! `nvidia-smi mig`: lists, creates and destroys GPU instances and compute instances.
 //!
-//! The options and the output are those of the real program, as far as MIG editors use them. Each call goes through
-//! the fault rules and the trace, under the name of the NVML function that the real program calls.
+//! The options and the output are those of the real program, as far as MIG editors use them. Each
+//! call applies the fault rules and is written to the trace, under the name of the NVML function
+//! that the real program calls.
 
 mod changes;
 mod tables;
@@ -11,14 +12,14 @@ use std::process::ExitCode;
 use silicon::machine::Machine;
 use silicon::{Host, HostError, Return};
 
-/// A command with its options.
+/// A command of `nvidia-smi mig` with its options.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked {
     command: Option<Command>,
     gpus: Option<Vec<String>>,
     gpu_instances: Option<Vec<u32>>,
     compute_instances: Option<Vec<u32>>,
-    /// `-C`: also creates a compute instance in each new GPU instance.
+    /// Whether `-C` is given: also create a compute instance in each new GPU instance.
     with_compute: bool,
 }
 
@@ -138,7 +139,7 @@ pub(super) fn act(host: &Host, asked: &Asked) -> Result<ExitCode, HostError> {
     }
 }
 
-/// Returns the GPU instances of a GPU that `-gi` names, or all.
+/// Returns the GPU instances of a GPU that `-gi` names, or all of them without `-gi`.
 fn chosen(machine: &Machine, gpu: u32, asked: &Asked) -> Vec<silicon::machine::GpuInstance> {
     let all = machine.gpu(gpu).map_or(&[][..], |at| at.instances.as_slice());
     let named = |id: u32| asked.gpu_instances.as_ref().is_none_or(|ids| ids.contains(&id));

@@ -1,4 +1,5 @@
-//! The lists of `nvidia-smi mig`: profiles, placements and instances as the real program prints them.
+//! The lists of `nvidia-smi mig`: profiles, placements and instances as the real program prints
+//! them.
 
 use std::process::ExitCode;
 
@@ -6,7 +7,7 @@ use silicon::machine::Machine;
 
 use super::{Asked, chosen};
 
-/// Formats MiB as GiB with two decimals, truncated and not rounded: 20096 MiB is 19.62.
+/// Formats MiB as GiB with two decimals. The value is truncated, not rounded: 20096 MiB is 19.62.
 fn gib(mib: u64) -> String {
     format!("{}.{:02}", mib / 1024, mib % 1024 * 100 / 1024)
 }
@@ -89,7 +90,7 @@ pub(super) fn list_compute_profiles(machine: &Machine, gpus: &[u32], asked: &Ask
         for gi in chosen(machine, gpu, asked) {
             let Ok(within) = part.profile(gi.profile_id) else { continue };
             for compute in &within.data.compute {
-                // The asterisk marks the default: the whole GPU instance.
+                // The asterisk marks the default profile, which occupies the whole GPU instance.
                 let star = if compute.name == within.data.name { "*" } else { "" };
                 let (name, id) = (format!("MIG {}", compute.name), format!("{}{star}", compute.id));
                 let free = format!("{}/{}", gi.remaining(within, compute), compute.max);
