@@ -15,6 +15,7 @@
 use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Change as Told, Code, Maintenance};
+use gpush_core::lease::usage;
 use gpush_nvml::Hardware;
 use gpush_store::{ConditionKind, NewCondition, Scope};
 use tokio::sync::Mutex;
@@ -23,7 +24,7 @@ use crate::{
     operation::Operations,
     outside::Outside,
     request::Request,
-    state::{Change, Commits, Holder, OpenLease, State, readings::Readings, words},
+    state::{Change, Commits, Holder, LeaseTable, OpenLease, State, readings::Readings, words},
 };
 
 /// Maximum time for the worker to end. Its calls have deadlines, and a worker that exceeds them is killed.
@@ -64,9 +65,8 @@ impl MaintenanceControl {
         if let Some(current) = self.state.maintenance() {
             return Err(ApiError { causes: Vec::new(), ..words::refusal(&current) });
         }
-        let leases: Vec<String> = self.state.leases().holding().map(OpenLease::describe).collect();
-        if !leases.is_empty() {
-            return Err(leased(leases));
+        if let Some(error) = leased(&self.state.leases()) {
+            return Err(error);
         }
         let maintenance = Maintenance {
             reason: request.reason.clone().filter(|reason| !reason.is_empty()),
@@ -179,14 +179,12 @@ fn in_use(index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
     error.retryable()
 }
 
-/// Returns the error for a host with leases, which prevent maintenance.
-fn leased(leases: Vec<String>) -> ApiError {
-    let mut error =
-        ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} in use", words::leases_are(leases.len())));
-    error.causes = leases;
-    error
-        .hint("add `--wait` to wait for them, or revoke each with `gpushctl lease revoke LEASE --reason TEXT --end`")
-        .retryable()
+/// Returns the error for a host with leases, which prevent maintenance; `None` without leases.
+fn leased(leases: &LeaseTable) -> Option<ApiError> {
+    let hint = usage::hint(leases.holding().map(|lease| lease.record.id))?;
+    let causes: Vec<String> = leases.holding().map(OpenLease::describe).collect();
+    let message = format!("cannot enter maintenance: {} in use", words::leases_are(causes.len()));
+    Some(ApiError { causes, ..ApiError::new(Code::Blocked, message).hint(hint).retryable() })
 }
 
 fn told(action: &str, request: &Request) -> Told {

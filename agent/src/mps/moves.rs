@@ -19,7 +19,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mig, Mode, MpsStep, Refusal, Step};
-use gpush_core::{sharing, supervisor::State};
+use gpush_core::{lease::usage, sharing, supervisor::State};
 use gpush_mps::daemon::{DaemonRequest, Report, TargetDir};
 use tokio::{task::JoinSet, time::timeout};
 
@@ -149,14 +149,11 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             let name = view::name(first);
             let mut error = ApiError::new(Code::Blocked, message);
             error.causes.extend(used.iter().flat_map(|(_, who)| who.iter().cloned()));
-            *plan = plan.without_steps().refused(
-                error
-                    .hint(format!(
-                        "see them with `gpushctl mps show {name}`; wait for them with `--wait`, or revoke leases \
-                        with `gpushctl lease revoke LEASE --reason TEXT --end` (administrator)"
-                    ))
-                    .retryable(),
-            );
+            let leases = ended.iter().flat_map(|(uuid, _)| mps.leases_on(uuid)).map(|lease| lease.record.id);
+            let hint = usage::hint(leases).unwrap_or_else(|| {
+                format!("see the clients with `gpushctl mps show {name}`, or wait for them with `--wait`")
+            });
+            *plan = plan.without_steps().refused(error.hint(hint).retryable());
             continue;
         }
         if plan.error.is_some() {

@@ -76,7 +76,7 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
         with(Measure::Stop).filter(|name| services.contains(name)).map(|name| format!("\"{name}\"")).collect();
     stops.sort();
     let known = |holder: &Holder| holder.service.as_deref().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
-    let mut hints: Vec<String> = usage::hint(leases).into_iter().collect();
+    let mut hints: Vec<String> = usage::hint(leases.iter().map(|lease| lease.id)).into_iter().collect();
     if !stops.is_empty() {
         hints.push(format!(
             "set services = [{}] under [mode_change], so that gpushd stops and starts \

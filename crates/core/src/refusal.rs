@@ -132,7 +132,7 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     let mut leases: Vec<LeaseUse> = blockers.iter().flat_map(|blocker| blocker.leases.iter().cloned()).collect();
     leases.sort_by_key(|lease| lease.id);
     let stop = holders_of(blockers);
-    if let Some(hint) = usage::hint(&leases) {
+    if let Some(hint) = usage::hint(leases.iter().map(|lease| lease.id)) {
         error.hint(hint)
     } else if stop.is_empty() {
         error.hint("see what uses the GPU with `gpushctl status`, wait for it to end, and try again")

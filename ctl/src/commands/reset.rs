@@ -81,7 +81,7 @@ fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     error.causes.extend(users.into_iter().map(refusal::holder));
     error.causes.extend(holders);
     let wait = || format!("wait until it is idle with `gpushctl gpu reset {} --wait`", gpu.index);
-    Err(error.hint(usage::hint(&gpu.leases).unwrap_or_else(wait)))
+    Err(error.hint(usage::hint(gpu.leases.iter().map(|lease| lease.id)).unwrap_or_else(wait)))
 }
 
 fn reset(uuids: &str) -> Result<(), ApiError> {

@@ -27,7 +27,7 @@ const NOBODY: u32 = 65_534;
 /// Runs a command that must fail. Returns the commands that the hint of its error suggests, in
 /// order.
 fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
-    let output = transcript::gpushctl(agent, &[args, &["--json"]].concat(), 80).output().unwrap();
+    let output = transcript::gpushctl(agent, &[&["--json"], args].concat(), 80).output().unwrap();
     assert!(!output.status.success(), "{}", transcript::transcript(args, &output));
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     // The error of the command, or the error of the first plan.
@@ -37,14 +37,19 @@ fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
     quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
 }
 
-/// Runs the suggested command that begins with `words`, and then the refused command again. Both
-/// must succeed.
-fn helps(agent: &Agent, args: &[&str], words: &str) {
+/// Runs the suggested command that begins with `start`. It must succeed.
+fn type_hint(agent: &Agent, args: &[&str], start: &str) {
     let commands = hinted(agent, args);
-    let command = commands.iter().find(|command| command.join(" ").starts_with(words));
-    let command: Vec<&str> =
-        command.unwrap_or_else(|| panic!("{args:?}: {commands:?}")).iter().map(String::as_str).collect();
+    let command = commands.iter().find(|command| command.join(" ").starts_with(start));
+    let mut command = words(command.unwrap_or_else(|| panic!("{args:?}: {commands:?}")));
+    // The reader replaces this word.
+    command.iter_mut().filter(|word| **word == "COMMAND").for_each(|word| *word = "true");
     done(agent, &command);
+}
+
+/// Runs the suggested command, and then the refused command again. Both must succeed.
+fn helps(agent: &Agent, args: &[&str], start: &str) {
+    type_hint(agent, args, start);
     done(agent, args);
 }
 
@@ -56,8 +61,23 @@ fn hints_of_refusals_help_when_they_are_typed() {
     reaches(&agent, "1", MpsState::Ready);
     done(&agent, &["gpu", "cordon", "0"]);
     helps(&agent, &["mig", "apply"], "gpu uncordon");
-    done(&agent, &["maintenance", "enter"]);
+    done(&agent, &["mig", "off", "0", "--yes"]);
+    helps(&agent, &["lease", "request", "--mig", "1g.10gb", "-g", "0", "--for", "1h"], "apply 0");
+    helps(&agent, &["maintenance", "enter"], "lease revoke");
     helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
+    let share = ["lease", "request", "--mps", "25", "-g", "1", "--for", "1h"];
+    done(&agent, &share);
+    helps(&agent, &["mps", "stop", "1"], "lease release");
+    done(&agent, &["mps", "start", "1"]);
+    reaches(&agent, "1", MpsState::Ready);
+    done(&agent, &share);
+    helps(&agent, &["mps", "stop", "1"], "mps stop 1 --force");
+    done(&agent, &["mps", "start", "1"]);
+    reaches(&agent, "1", MpsState::Ready);
+    for lease in done(&agent, &["lease", "list", "-o", "name"]).lines() {
+        done(&agent, &["lease", "revoke", lease, "--reason", "test"]);
+    }
+    type_hint(&agent, &["run", "--whole", "--", "true"], "run --request");
     done(&agent, &["mps", "stop", "1"]);
     helps(&agent, &["lease", "request", "--mps", "-g", "1", "--for", "1h"], "mps start");
     // The rule of GPU 0 has an override at this point.

@@ -1,14 +1,14 @@
 //! Leases that block a change. A leased target counts as in use even if it is idle.
 
-use gpush_api::{LeaseId, LeaseUse};
+use gpush_api::LeaseId;
 
 /// Maximum number of leases that a hint names.
 const MOST_NAMED: usize = 3;
 
 /// Returns a hint about what an administrator can do about the leases; `None` if there are none.
 #[must_use]
-pub fn hint(leases: &[LeaseUse]) -> Option<String> {
-    let mut ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();
+pub fn hint(leases: impl IntoIterator<Item = LeaseId>) -> Option<String> {
+    let mut ids: Vec<LeaseId> = leases.into_iter().collect();
     ids.sort_unstable();
     ids.dedup();
     let first = ids.first()?;
@@ -28,7 +28,7 @@ pub fn hint(leases: &[LeaseUse]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{LeaseHolder, LeaseKind};
+    use gpush_api::{LeaseHolder, LeaseKind, LeaseUse};
 
     use super::*;
 
@@ -50,13 +50,13 @@ mod tests {
 
     #[test]
     fn hint_offers_waiting_and_revocation() {
-        assert_eq!(hint(&[]), None);
-        let one = hint(&[lease(17, None), lease(17, None)]).unwrap();
+        assert_eq!(hint([]), None);
+        let one = hint([LeaseId(17), LeaseId(17)]).unwrap();
         assert_eq!(
             one,
             "add `--wait` to wait for its end, or end it: `gpushctl lease revoke L17 --reason TEXT` (administrator)"
         );
-        let two = hint(&[lease(21, None), lease(17, None)]).unwrap();
+        let two = hint([LeaseId(21), LeaseId(17)]).unwrap();
         assert!(two.contains("revoke L17 --reason TEXT`, then the same for L21 (administrator)"), "{two}");
     }
 }

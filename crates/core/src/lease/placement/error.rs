@@ -100,11 +100,16 @@ pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignm
 
 /// Returns a small request of a kind that the GPUs offer.
 fn example(host: &Host, kind: LeaseKind) -> String {
-    let profiles = || host.gpus.iter().filter_map(|gpu| gpu.mig.as_ref()).flat_map(|mig| &mig.geometry.profiles);
+    let offers = || host.gpus.iter().filter_map(|gpu| gpu.mig.as_ref());
+    // Only a dynamic GPU has devices of all profiles.
+    let devices =
+        || offers().flat_map(|mig| &mig.instances).flat_map(|one| one.devices.iter().map(move |of| (one, of)));
+    let dynamic = || offers().filter(|mig| mig.dynamic).flat_map(|mig| &mig.geometry.profiles);
     match kind {
         LeaseKind::Mig => {
-            let smallest = profiles().min_by_key(|known| (known.profile.slices, known.profile.memory_mib));
-            format!("mig={}", smallest.map_or("PROFILE", |known| known.profile.name.as_str()))
+            let created = devices().map(|(one, device)| (one.placement.size, device.profile.as_str()));
+            let possible = dynamic().map(|known| (known.profile.slices, known.profile.name.as_str()));
+            format!("mig={}", created.chain(possible).min().map_or("PROFILE", |(_, name)| name))
         }
         LeaseKind::Mps => "mps=25".to_owned(),
         LeaseKind::Timeslice => "timeslice".to_owned(),
