@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn arrow_missing_in_the_table_is_an_error() {
+    fn dependency_missing_in_the_table_is_an_error() {
         let arrows = [SOUND[0], SOUND[1], ("main", "state")];
         assert_eq!(wrong(&arrows).len(), 1);
         let table = updated(&crate_with(&arrows), Table::find(TABLE).unwrap());
