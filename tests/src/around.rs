@@ -75,7 +75,8 @@ exit $rc
     /// Replaces the body of the hook that runs before a change. The exit code of the hook is that
     /// of the last command in `body`.
     ///
-    /// # Panics If the file cannot be written.
+    /// # Panics
+    /// If the file cannot be written.
     pub fn hook(&self, body: &str) {
         fs::write(self.dir.join("before.body"), body).expect("a hook can be written");
     }

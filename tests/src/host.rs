@@ -133,7 +133,8 @@ impl Host {
 
     /// Removes all fault rules. Calls that hang because of a rule then continue.
     ///
-    /// # Panics If the rules cannot be removed.
+    /// # Panics
+    /// If the rules cannot be removed.
     pub fn clear_faults(&self) {
         self.sim("fault", &["clear"]);
     }
@@ -204,8 +205,9 @@ impl Drop for Host {
 /// Returns the path of a program of the workspace, such as `gpushd`, in the build profile of the
 /// running test.
 ///
-/// # Panics If the program is not built. When cargo tests one package, it builds only the programs
-/// of that package.
+/// # Panics
+/// If the program is not built. When cargo tests one package, it builds only the programs of that
+/// package.
 #[must_use]
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its path");

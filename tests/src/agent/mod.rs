@@ -204,7 +204,8 @@ impl Agent {
     /// Sends bytes unchanged, and returns everything that gpushd sends until it closes the
     /// connection.
     ///
-    /// # Panics If the connection fails.
+    /// # Panics
+    /// If the connection fails.
     #[must_use]
     pub fn raw(&self, bytes: &[u8]) -> Vec<u8> {
         Self::exchange(self.connect(), bytes)
@@ -230,7 +231,8 @@ impl Agent {
     /// Follows an operation to its end, in a gpushd that may end first. Returns `None` if gpushd
     /// has ended.
     ///
-    /// # Panics If neither the operation nor gpushd ends in time.
+    /// # Panics
+    /// If neither the operation nor gpushd ends in time.
     pub fn outlives(&mut self, id: &str) -> Option<Operation> {
         let until = Instant::now() + PATIENCE;
         let request =

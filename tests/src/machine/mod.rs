@@ -63,7 +63,8 @@ impl Machine {
     /// Boots a machine. If this host cannot run machines, prints that `what` is skipped and why,
     /// and returns `None`.
     ///
-    /// # Panics If this host can run machines, but the machine does not boot.
+    /// # Panics
+    /// If this host can run machines, but the machine does not boot.
     #[must_use]
     pub fn boot(what: &str) -> Option<Self> {
         Self::boot_root(what, root::root, &[])
@@ -165,7 +166,8 @@ impl Machine {
 
     /// Runs a shell command in the machine. Returns its output, even if the exit code is not 0.
     ///
-    /// # Panics If the command cannot be started.
+    /// # Panics
+    /// If the command cannot be started.
     #[must_use]
     pub fn run(&self, line: &str) -> Output {
         self.command("sh").args(["-c", line]).output().expect("nsenter can be started")
@@ -236,7 +238,8 @@ impl Machine {
 
     /// Sends SIGKILL to a process in the machine.
     ///
-    /// # Panics If the process has ended, or the pid is 0 or 1.
+    /// # Panics
+    /// If the process has ended, or the pid is 0 or 1.
     pub fn kill(&self, pid: u32) {
         assert!(pid > 1, "{pid} is not killed");
         self.sh(&format!("kill -KILL {pid}"));
@@ -254,7 +257,8 @@ impl Machine {
 
     /// Polls until a condition in the machine is true. For conditions for which no event exists.
     ///
-    /// # Panics If the condition does not become true in time.
+    /// # Panics
+    /// If the condition does not become true in time.
     pub fn await_that(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let until = Instant::now() + PATIENCE;
         while !is_so(self) {
