@@ -111,7 +111,7 @@ exit $rc
     /// Sets whether a service fails to start.
     ///
     /// # Panics
-    /// If the mark cannot be written or removed.
+    /// If the file that marks the service as broken cannot be written or removed.
     pub fn break_service(&self, service: &str, broken: bool) {
         let mark = self.dir.join(format!("broken-{service}"));
         if broken { fs::write(mark, "") } else { fs::remove_file(mark) }.expect("a mark");

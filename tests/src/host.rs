@@ -59,7 +59,6 @@ impl Host {
 
     /// Replaces the host by another host in the same directory, for example with another driver. No
     /// process may have the driver open.
-    /// the driver open.
     ///
     /// # Panics
     /// If a process has the driver open, or the description is refused.
@@ -163,7 +162,7 @@ impl Host {
     /// NVML.
     ///
     /// # Panics
-    /// If it cannot be read.
+    /// If the host cannot be read.
     #[must_use]
     pub fn show(&self) -> serde_json::Value {
         serde_json::from_str(&self.sim("show", &["--json"])).expect("gpush-sim show --json prints JSON")

@@ -177,7 +177,7 @@ impl Agent {
     /// Waits until gpushd ends.
     ///
     /// # Panics
-    /// If it does not end in time.
+    /// If gpushd does not end in time.
     pub fn wait(&mut self) -> ExitStatus {
         wait(&mut self.child)
     }
@@ -185,7 +185,7 @@ impl Agent {
     /// Sends SIGTERM and waits until gpushd has ended.
     ///
     /// # Panics
-    /// If it ends with an error.
+    /// If gpushd ends with an error.
     pub fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let status = self.wait();

@@ -61,7 +61,7 @@ impl Agent {
     /// Follows an operation to its end.
     ///
     /// # Panics
-    /// If it does not end in time.
+    /// If the operation does not end in time.
     #[must_use]
     pub fn follow(&self, mut operation: Operation) -> Operation {
         let until = Instant::now() + PATIENCE * 2;

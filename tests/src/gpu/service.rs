@@ -243,7 +243,7 @@ impl Service {
     /// Starts a client with the environment of a lease, or without MPS.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the client cannot be started.
     pub fn with(&mut self, granted: Option<&LeaseGrant>, work: Work) -> Result<Client, String> {
         let (program, arguments) = self.client.split_first().ok_or("the client's command is empty")?;
         let mut command = std::process::Command::new(program);

@@ -176,7 +176,7 @@ impl Machine {
     /// Runs a shell command in the machine. The command must succeed. Returns its output.
     ///
     /// # Panics
-    /// If it fails.
+    /// If the command fails.
     pub fn sh(&self, line: &str) -> String {
         let output = self.run(line);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -193,7 +193,7 @@ impl Machine {
     /// Writes a file in the machine, and creates its parent directories.
     ///
     /// # Panics
-    /// If that fails.
+    /// If the file cannot be written.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
         // A program in the machine writes the file, because the machine's files are in memory and
         // have no path on the host.
@@ -212,7 +212,7 @@ impl Machine {
     /// Copies a program into the machine.
     ///
     /// # Panics
-    /// If that fails.
+    /// If the program cannot be copied.
     pub fn put(&self, path: &str, program: impl AsRef<[u8]>) {
         self.write(path, program);
         self.sh(&format!("chmod 755 {path}"));

@@ -140,17 +140,17 @@ pub fn request(target: &str, body: &Value) -> Value {
 /// Releases a lease. Returns the lease, whose state is now `releasing` or `ended`.
 ///
 /// # Panics
-/// If it cannot be released.
+/// If the lease cannot be released.
 pub fn release(agent: &Agent, id: LeaseId) -> Lease {
     let answer = agent.post(&format!("/v1/leases/{id}/release"), &serde_json::json!({}));
     assert_eq!(answer.status, 200, "{id}: {}", String::from_utf8_lossy(&answer.body));
     serde_json::from_value(answer.json()).expect("a lease")
 }
 
-/// Returns a lease in any state, also an ended lease.
+/// Returns a lease, which may have ended.
 ///
 /// # Panics
-/// If it does not exist.
+/// If the lease does not exist.
 #[must_use]
 pub fn lease_now(agent: &Agent, id: LeaseId) -> Lease {
     let answer = agent.get(&format!("/v1/leases/{id}"));
@@ -161,7 +161,7 @@ pub fn lease_now(agent: &Agent, id: LeaseId) -> Lease {
 /// Waits until a lease is in a state.
 ///
 /// # Panics
-/// If it does not reach the state in time.
+/// If the lease does not reach the state in time.
 pub fn lease_becomes(agent: &Agent, id: LeaseId, state: LeaseState) -> Lease {
     agent.await_that(&format!("{id} {state}"), || lease_now(agent, id).state == state);
     lease_now(agent, id)

@@ -80,7 +80,7 @@ impl Cluster {
     /// Runs a command as root and returns its standard output.
     ///
     /// # Panics
-    /// If it fails.
+    /// If the command fails.
     pub fn run(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.command(program).args(arguments).output().expect("a program of Slurm can be started");
         assert!(output.status.success(), "{program} {arguments:?}: {}", describe(&output));

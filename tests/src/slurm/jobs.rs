@@ -69,7 +69,7 @@ impl Cluster {
     /// Waits until a job and its Epilog have ended.
     ///
     /// # Panics
-    /// If they do not end in time.
+    /// If the job or its Epilog does not end in time.
     #[must_use]
     pub fn ended(&self, job: JobId) -> Ended {
         let state = self.until(&format!("end of job {job}"), || {

@@ -1,7 +1,7 @@
 //! The description of a host to simulate: a preset, by name, or a TOML file.
 //!
 //! ```toml
-//! driver = "550.163.01"      # default: new enough for every part
+//! driver = "550.163.01"      # default: new enough for every GPU model
 //! owner_is_root = true       # the user who owns the simulated host may change it
 //!
 //! [[gpu]]
