@@ -1,8 +1,8 @@
 """Creates, reads and destroys GPU and compute instances with nvidia-ml-py.
 
 Runs on GPU 0, which must be in MIG mode and empty, and leaves it empty. Prints its readings as one
-JSON object. A failed assertion ends it with a traceback. It does not depend on the simulator: it does
-the same on a real A100 or H100.
+JSON object. A failed assertion ends the program with a traceback. The program does not depend on the
+simulator and also runs on a real A100 or H100.
 """
 
 import json
@@ -30,7 +30,7 @@ def text(value):
 
 
 def profiles(gpu):
-    """Returns every GPU instance profile of the part, queried with both versions of the call."""
+    """Returns every GPU instance profile of the GPU, queried with both versions of the call."""
     found = {}
     for index in range(nv.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -128,7 +128,7 @@ def main():
     capacity = nv.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, three.id)
     assert capacity == three.instanceCount == 2
 
-    # One with a placement, then two without: the driver chooses their placements.
+    # The first GPU instance is created at a given placement. For the other two, the driver chooses the placement.
     at = nv.c_nvmlGpuInstancePlacement_t(4, 4)
     first = nv.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, three.id, nv.byref(at))
     fails(nv.NVML_ERROR_INSUFFICIENT_RESOURCES, nv.nvmlDeviceCreateGpuInstanceWithPlacement, gpu, three.id, nv.byref(at))
@@ -148,7 +148,8 @@ def main():
     assert instances[0]["placement"] == [4, 4]
     fails(nv.NVML_ERROR_NOT_FOUND, nv.nvmlDeviceGetGpuInstanceById, gpu, 0)
 
-    # Compute instances: two in the 3g (one slice, then two at a placement), whole ones elsewhere.
+    # The 3g GPU instance gets two compute instances of one slice each, the first at a given placement. Each other
+    # GPU instance gets one compute instance of its full size.
     names = {}
     for index in range(nv.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
@@ -191,7 +192,7 @@ def main():
     seen = {"driver": text(nv.nvmlSystemGetDriverVersion()), "gpu": text(nv.nvmlDeviceGetUUID(gpu)),
             "profiles": sorted(known), "compute_profiles": sorted(names), "instances": instances, "devices": devices}
 
-    # Destroy in order: a GPU instance with compute instances cannot be destroyed.
+    # The compute instances are destroyed first: a GPU instance that contains some cannot be destroyed.
     fails(nv.NVML_ERROR_IN_USE, nv.nvmlGpuInstanceDestroy, first)
     stale = nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
     for ci in created:
@@ -206,7 +207,7 @@ def main():
         assert not gpu_instances(gpu, profile)
     assert nv.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, three.id) == 2
 
-    # An instance created again in the same slot has the same UUID and another handle.
+    # After the shutdown, calls fail as uninitialized.
     nv.nvmlShutdown()
     fails(nv.NVML_ERROR_UNINITIALIZED, nv.nvmlDeviceGetCount)
     json.dump(seen, sys.stdout)

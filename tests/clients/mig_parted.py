@@ -1,10 +1,10 @@
 """Creates and destroys the MIG devices of a mig-parted label with the driver calls that mig-parted makes.
 
 Arguments: a GPU index, then labels as PROFILE=COUNT[,PROFILE=COUNT]. For each label: clears the GPU, creates the
-devices, and checks that the driver lists as many. It finds a profile as mig-parted does: by slices and memory, the
-first match over GPU instance indexes and compute instance indexes. So `1g.20gb` on an H100 becomes compute
-profile 0, not 7. Leaves the devices of the last label. Prints, for each label, `[GPU instance, compute instance,
-compute profile]` of each device as one line of JSON.
+devices, and checks that the driver lists the same number. Like mig-parted, this program finds a profile by slices and
+memory: it takes the first match over GPU instance indexes and compute instance indexes. So `1g.20gb` on an H100
+becomes compute profile 0, not 7. Leaves the devices of the last label. For each label, prints one line of JSON with
+`[GPU instance, compute instance, compute profile]` of each device.
 """
 
 import json

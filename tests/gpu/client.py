@@ -30,7 +30,7 @@ def fail(error):
 
 def compute(arguments, ended):
     size = 512 if arguments.small else 4096
-    # Keep a reference to the end, otherwise PyTorch frees the memory.
+    # PyTorch frees the memory when no reference to it remains.
     _held = torch.empty(arguments.allocate << 20, dtype=torch.uint8, device="cuda")
     left, right = (torch.randn(size, size, device="cuda") for _ in range(2))
     product = torch.empty_like(left)
@@ -70,7 +70,7 @@ parser.add_argument("--small", action="store_true", help="kernels that leave mos
 parser.add_argument("--wait", action="store_true", help="begin with a line on standard input")
 arguments = parser.parse_args()
 
-# Only set a flag: an exception in the middle of a kernel would end the program abruptly.
+# The handler only sets a flag. An exception in the middle of a kernel would end the program abruptly.
 ended = []
 signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
 try:

@@ -75,7 +75,8 @@ exit $rc
     /// Replaces the body of the hook that runs before a change. The exit code of the hook is that
     /// of the last command in `body`.
     ///
-    /// # Panics If the file cannot be written.
+    /// # Panics
+    /// If the file cannot be written.
     pub fn hook(&self, body: &str) {
         fs::write(self.dir.join("before.body"), body).expect("a hook can be written");
     }
@@ -110,7 +111,7 @@ exit $rc
     /// Sets whether a service fails to start.
     ///
     /// # Panics
-    /// If the mark cannot be written or removed.
+    /// If the file that marks the service as broken cannot be written or removed.
     pub fn break_service(&self, service: &str, broken: bool) {
         let mark = self.dir.join(format!("broken-{service}"));
         if broken { fs::write(mark, "") } else { fs::remove_file(mark) }.expect("a mark");

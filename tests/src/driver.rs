@@ -67,7 +67,8 @@ pub async fn create(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -
 
 /// Returns the id of the profile with this name, and the profile's placement at a start slice.
 ///
-/// # Panics If the profile or the placement does not exist.
+/// # Panics
+/// If the profile or the placement does not exist.
 pub async fn place(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -> (u32, Placement) {
     let reading = hardware.read(uuid).await.expect("the GPU can be read");
     let profile = mig(&reading).profiles.iter().find(|p| p.name == profile).expect("such a profile");

@@ -28,11 +28,11 @@ pub struct Fixture {
     pub architecture: Architecture,
     /// Memory of the GPU in MiB.
     pub memory_mib: u64,
-    /// The MIG part, or `None` for a GPU without MIG.
+    /// The MIG data, or `None` for a GPU without MIG.
     pub mig: Option<MigFixture>,
 }
 
-/// The MIG part of a recorded GPU.
+/// The MIG data of a recorded GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigFixture {

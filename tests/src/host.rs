@@ -59,7 +59,6 @@ impl Host {
 
     /// Replaces the host by another host in the same directory, for example with another driver. No
     /// process may have the driver open.
-    /// the driver open.
     ///
     /// # Panics
     /// If a process has the driver open, or the description is refused.
@@ -133,7 +132,8 @@ impl Host {
 
     /// Removes all fault rules. Calls that hang because of a rule then continue.
     ///
-    /// # Panics If the rules cannot be removed.
+    /// # Panics
+    /// If the rules cannot be removed.
     pub fn clear_faults(&self) {
         self.sim("fault", &["clear"]);
     }
@@ -162,7 +162,7 @@ impl Host {
     /// NVML.
     ///
     /// # Panics
-    /// If it cannot be read.
+    /// If the host cannot be read.
     #[must_use]
     pub fn show(&self) -> serde_json::Value {
         serde_json::from_str(&self.sim("show", &["--json"])).expect("gpush-sim show --json prints JSON")
@@ -204,8 +204,9 @@ impl Drop for Host {
 /// Returns the path of a program of the workspace, such as `gpushd`, in the build profile of the
 /// running test.
 ///
-/// # Panics If the program is not built. When cargo tests one package, it builds only the programs
-/// of that package.
+/// # Panics
+/// If the program is not built. When cargo tests one package, it builds only the programs of that
+/// package.
 #[must_use]
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its path");

@@ -5,7 +5,7 @@ use std::path::Path;
 /// Returns the text of a page, such as `install.md`.
 ///
 /// # Panics
-/// If it does not exist.
+/// If the page does not exist.
 #[must_use]
 pub fn document(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);

@@ -29,7 +29,8 @@ pub const QUERY: &str = "index,uuid,pci.bus_id,name,memory.total,mig.mode.curren
 
 /// Parses the GPUs in the output of a query.
 ///
-/// # Errors The first line that cannot be parsed.
+/// # Errors
+/// The first line that cannot be parsed.
 pub fn gpus(text: &str) -> Result<Vec<Gpu>, String> {
     text.lines().filter(|line| !line.trim().is_empty()).map(|line| gpu(line).ok_or_else(|| line.to_owned())).collect()
 }

@@ -131,7 +131,7 @@ fn agent_of_a_host_uses_the_hosts_directory() {
 }
 
 #[test]
-fn simulated_nvidia_smi_sets_mig_mode_by_part() {
+fn simulated_nvidia_smi_sets_mig_mode_by_model() {
     let place = TestHost::new();
     let models = ["a30-24", "h100-80-sxm", "t4"];
     let hosts: String = models.iter().map(|model| format!("[[gpu]]\nmodel = \"{model}\"\n")).collect();

@@ -197,7 +197,8 @@ impl FaultFile {
 
     /// Removes one rule, or all rules. Returns the number of removed rules.
     ///
-    /// # Errors If the file cannot be read or written, or no rule has this id.
+    /// # Errors
+    /// If the file cannot be read or written, or no rule has this id.
     pub fn clear(&self, id: Option<u64>) -> anyhow::Result<usize> {
         let gone = self.change(true, |rules| {
             let before = rules.len();

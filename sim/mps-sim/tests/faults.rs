@@ -145,7 +145,7 @@ async fn foreign_hello_is_answered_through_the_front_end_from_then_on() {
 }
 
 #[tokio::test]
-async fn busy_ui() {
+async fn busy_ui_makes_the_daemon_report_busy() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::BusyUi, None);
     let busy = daemon.control.default_percentage(SHORT).await.unwrap_err();
@@ -156,7 +156,7 @@ async fn busy_ui() {
 }
 
 #[tokio::test]
-async fn empty_reply() {
+async fn empty_reply_is_reported_as_strange() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::EmptyReply, None);
     let empty = daemon.control.default_percentage(LONG).await.unwrap_err();
@@ -180,7 +180,7 @@ async fn unread_pipe_and_hung_daemon_block_at_different_stages() {
 }
 
 #[tokio::test]
-async fn stale_pid_file() {
+async fn stale_pid_file_does_not_hide_the_lock_holder() {
     let (dir, faults) = Daemon::prepared();
     faults.add(Kind::StalePidFile, None, None, None).unwrap();
     let daemon = Daemon::spawn((dir, faults));
@@ -192,7 +192,7 @@ async fn stale_pid_file() {
 }
 
 #[tokio::test]
-async fn never_active_and_server_dies() {
+async fn never_active_and_server_dies_keep_servers_unready() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::NeverActive, None);
     let server = daemon.server().await;
@@ -210,7 +210,7 @@ async fn never_active_and_server_dies() {
 }
 
 #[tokio::test]
-async fn orphan_server() {
+async fn orphan_server_survives_its_daemon() {
     let mut daemon = Daemon::start().await;
     let server = daemon.server().await;
     until(async || daemon.control.percentage(server, LONG).await.ok()).await;
@@ -248,7 +248,7 @@ async fn second_uid_replaces_a_server_without_clients() {
 }
 
 #[tokio::test]
-async fn slow_quit_and_slow_start() {
+async fn slow_quit_and_slow_start_delay_the_daemon() {
     let (dir, faults) = Daemon::prepared();
     faults.add(Kind::SlowStart, None, None, Some(400)).unwrap();
     let started = Instant::now();

@@ -106,7 +106,7 @@ fn boot_script_can_enable_mig_on_hopper() {
 }
 
 #[test]
-fn part_without_mig_returns_not_supported() {
+fn gpu_without_mig_returns_not_supported() {
     let mut machine = Machine::of_model("l4").unwrap();
     assert_eq!(machine.set_mig_mode(0, true, CALLER), Err(Return::NotSupported));
     assert_eq!(machine.create_gpu_instance(0, 0, None), Err(Return::NotSupported));

@@ -49,7 +49,7 @@ fn walk(model: &str, wanted: impl Fn(&str) -> bool) -> (usize, usize) {
 }
 
 #[test]
-fn a100() {
+fn states_of_an_a100_are_counted() {
     let double = |name: &str| name == "1g.20gb";
     let media = |name: &str| name.contains("+me");
     assert_eq!(walk("a100-80", |name| !double(name) && !media(name)), (298, 19));
@@ -58,12 +58,12 @@ fn a100() {
 }
 
 #[test]
-fn a30() {
+fn states_of_an_a30_are_counted() {
     assert_eq!(walk("a30-24", |name| !name.contains("+me")), (26, 5));
 }
 
 #[test]
-fn other_seven_slice_parts_have_the_states_of_an_a100() {
+fn other_seven_slice_gpus_have_the_states_of_an_a100() {
     for model in ["a100-40", "h100-80-sxm", "h100-80-pcie", "h200-141", "gh200-96", "b200-180"] {
         assert_eq!(walk(model, |_| true), (2319, 239), "{model}");
     }

@@ -69,7 +69,8 @@ impl Client {
 
     /// Sends a request whose response must have `status`. Returns the seconds.
     ///
-    /// # Panics If the response has another status.
+    /// # Panics
+    /// If the response has another status.
     pub(crate) fn timed(&mut self, method: &str, path: &str, body: &str, status: u16) -> f64 {
         let (answered, body, took) = self.ask(method, path, body).expect("an answer");
         assert_eq!(answered, status, "{method} {path}: {}", String::from_utf8_lossy(&body));

@@ -252,7 +252,7 @@ struct MpsFigures {
     running: [f64; 2],
     /// One job, if the daemon starts at the same time as Prolog.
     cold: f64,
-    /// The usual hooks of a site without gpush: one job, and concurrent jobs.
+    /// One job, and concurrent jobs, with the usual hooks of a site without gpush.
     by_hand: [f64; 2],
     /// Whether the daemons are NVIDIA's.
     is_real: bool,

@@ -18,7 +18,7 @@ impl Answer {
     /// Returns the body as JSON.
     ///
     /// # Panics
-    /// If it is not JSON.
+    /// If the body is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
@@ -28,7 +28,7 @@ impl Answer {
     /// Returns the body as an API error.
     ///
     /// # Panics
-    /// If it is not an API error.
+    /// If the body is not an API error.
     #[must_use]
     pub fn error(&self) -> ApiError {
         assert!(self.status >= 400, "not an error: {} {}", self.head, String::from_utf8_lossy(&self.body));

@@ -22,7 +22,8 @@ impl Agent {
     /// Opens an event stream with these query parameters (`?kinds=gpu`, or empty). If `last` is an
     /// event id, the stream starts after that event.
     ///
-    /// # Panics If gpushd refuses the request.
+    /// # Panics
+    /// If gpushd refuses the request.
     #[must_use]
     pub fn listen(&self, parameters: &str, last: Option<&str>) -> Listener {
         let mut stream = self.connect();
@@ -82,8 +83,9 @@ impl Listener {
 
     /// Returns the events up to and including the first for which `is` returns true.
     ///
-    /// # Panics If the stream ends without such an event, or the event takes too long. A read
-    /// timeout does not detect a missing event, because gpushd sends keep-alive messages.
+    /// # Panics
+    /// If the stream ends without such an event, or the event takes too long. A read timeout does
+    /// not detect a missing event, because gpushd sends keep-alive messages.
     pub fn until(&mut self, is: impl Fn(&Event) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
         let until = Instant::now() + PATIENCE;
@@ -106,7 +108,8 @@ impl Listener {
 
     /// Returns the next event of a kind.
     ///
-    /// # Panics If the stream ends without such an event.
+    /// # Panics
+    /// If the stream ends without such an event.
     pub fn next_of(&mut self, kind: EventKind) -> Event {
         self.until(|event| event.what.kind() == kind).pop().expect("at least one")
     }

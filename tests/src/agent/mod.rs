@@ -177,7 +177,7 @@ impl Agent {
     /// Waits until gpushd ends.
     ///
     /// # Panics
-    /// If it does not end in time.
+    /// If gpushd does not end in time.
     pub fn wait(&mut self) -> ExitStatus {
         wait(&mut self.child)
     }
@@ -185,7 +185,7 @@ impl Agent {
     /// Sends SIGTERM and waits until gpushd has ended.
     ///
     /// # Panics
-    /// If it ends with an error.
+    /// If gpushd ends with an error.
     pub fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let status = self.wait();
@@ -204,7 +204,8 @@ impl Agent {
     /// Sends bytes unchanged, and returns everything that gpushd sends until it closes the
     /// connection.
     ///
-    /// # Panics If the connection fails.
+    /// # Panics
+    /// If the connection fails.
     #[must_use]
     pub fn raw(&self, bytes: &[u8]) -> Vec<u8> {
         Self::exchange(self.connect(), bytes)
@@ -230,7 +231,8 @@ impl Agent {
     /// Follows an operation to its end, in a gpushd that may end first. Returns `None` if gpushd
     /// has ended.
     ///
-    /// # Panics If neither the operation nor gpushd ends in time.
+    /// # Panics
+    /// If neither the operation nor gpushd ends in time.
     pub fn outlives(&mut self, id: &str) -> Option<Operation> {
         let until = Instant::now() + PATIENCE;
         let request =

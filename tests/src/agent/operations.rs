@@ -39,7 +39,8 @@ impl Agent {
 
     /// Follows an operation until `is` returns true.
     ///
-    /// # Panics If the operation ends first, or does not reach that state in time.
+    /// # Panics
+    /// If the operation ends first, or does not reach that state in time.
     #[must_use]
     pub fn follow_until(&self, mut operation: Operation, is: impl Fn(&Operation) -> bool) -> Operation {
         let until = Instant::now() + PATIENCE;
@@ -60,7 +61,7 @@ impl Agent {
     /// Follows an operation to its end.
     ///
     /// # Panics
-    /// If it does not end in time.
+    /// If the operation does not end in time.
     #[must_use]
     pub fn follow(&self, mut operation: Operation) -> Operation {
         let until = Instant::now() + PATIENCE * 2;

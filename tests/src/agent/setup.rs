@@ -166,7 +166,8 @@ impl<'h> Setup<'h> {
 
     /// Starts gpushd on the socket at this path, and waits until gpushd is ready.
     ///
-    /// # Panics If gpushd ends instead.
+    /// # Panics
+    /// If gpushd ends instead.
     #[must_use]
     pub fn start_at(self, socket: &Path) -> Agent {
         self.spawn(Some(socket))

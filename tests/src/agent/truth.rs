@@ -38,7 +38,8 @@ pub fn truth(host: &Host, gpu: usize) -> Vec<String> {
 
 /// Returns the id of the GPU instance that starts at a memory slice.
 ///
-/// # Panics If no GPU instance starts there.
+/// # Panics
+/// If no GPU instance starts there.
 #[must_use]
 pub fn gi_at(host: &Host, gpu: usize, start: u64) -> u64 {
     let show = host.show();

@@ -8,7 +8,8 @@ impl Agent {
     /// Polls until `look` returns a value. Use it for state without a revision that a request could
     /// follow.
     ///
-    /// # Panics If `look` returns no value within [`PATIENCE`].
+    /// # Panics
+    /// If `look` returns no value within [`PATIENCE`].
     pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -24,7 +25,8 @@ impl Agent {
     /// Polls until a condition is true. Use it for state without a revision that a request could
     /// follow.
     ///
-    /// # Panics If the condition does not become true within [`PATIENCE`].
+    /// # Panics
+    /// If the condition does not become true within [`PATIENCE`].
     pub fn await_that(&self, what: &str, is_so: impl Fn() -> bool) {
         self.until(what, || is_so().then_some(()));
     }
@@ -32,7 +34,8 @@ impl Agent {
     /// Waits until the API shows only readings that are newer than this call. For tests that
     /// changed the hardware without gpushd.
     ///
-    /// # Panics If a GPU gets no newer reading in time.
+    /// # Panics
+    /// If a GPU gets no newer reading in time.
     pub fn settle_reads(&self) {
         self.settle_reads_except(u32::MAX);
     }
@@ -63,7 +66,8 @@ impl Agent {
     /// Waits until gpushd, after its start, has applied the layouts of its config or refused to
     /// apply them.
     ///
-    /// # Panics If gpushd does not finish within [`PATIENCE`].
+    /// # Panics
+    /// If gpushd does not finish within [`PATIENCE`].
     pub fn wait_for_layouts_at_start(&self) {
         self.await_that("layouts at start", || {
             self.get("/v1/health").json()["layouts_at_start"]["complete"] == serde_json::json!(true)

@@ -100,7 +100,8 @@ pub struct Client {
 impl Client {
     /// Starts a command that becomes a client. The client's standard error goes to a file.
     ///
-    /// # Errors If the command cannot be started.
+    /// # Errors
+    /// If the command cannot be started.
     pub fn start(command: std::process::Command, stderr: PathBuf) -> Result<Self, String> {
         let name = command.get_program().to_owned();
         let cannot = |error: std::io::Error| format!("{} can't be started: {error}", name.display());
@@ -172,7 +173,8 @@ impl Client {
 
     /// Waits for an iteration that began after this call.
     ///
-    /// # Errors If the client completes no such iteration.
+    /// # Errors
+    /// If the client completes no such iteration.
     pub async fn computes(&mut self) -> Result<(), String> {
         // The client may have printed the next line before this call. The line after that line is
         // newer than this call.
@@ -216,7 +218,8 @@ impl Client {
     /// Waits until a client that was killed or has failed has ended, and also the programs that
     /// started it.
     ///
-    /// # Errors If the client does not end in time.
+    /// # Errors
+    /// If the client does not end in time.
     pub async fn gone(&mut self) -> Result<std::process::ExitStatus, String> {
         let status = timeout(PATIENCE, self.child.wait()).await.map_err(|_| "a client does not end")?;
         status.map_err(|error| error.to_string())

@@ -115,7 +115,8 @@ impl Ground {
 
     /// Reads the GPU again, and compares its settings with the settings before the checks.
     ///
-    /// # Errors If a setting differs. The text contains both values.
+    /// # Errors
+    /// If a setting differs. The text contains both values.
     pub fn unchanged(&self) -> Result<(), String> {
         let (_, _, reading) = match read() {
             Ok(read) => read,

@@ -66,7 +66,7 @@ impl Report {
     /// Writes both files to a directory.
     ///
     /// # Errors
-    /// If they cannot be written.
+    /// If a file cannot be written.
     pub fn write(&self, out: &Path) -> Result<(), String> {
         let json = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
         for (name, text) in [("mps.json", json + "\n"), ("mps.md", self.markdown())] {

@@ -125,7 +125,8 @@ impl Service {
 
     /// Sends SIGKILL to gpushd.
     ///
-    /// # Errors If gpushd is not running.
+    /// # Errors
+    /// If gpushd is not running.
     pub async fn kill(&mut self) -> Result<(), String> {
         let mut gpushd = self.gpushd.take().ok_or("there is no gpushd")?;
         gpushd.kill().await.map_err(|error| format!("gpushd can't be killed: {error}"))
@@ -133,7 +134,8 @@ impl Service {
 
     /// Runs `gpushctl ARGUMENTS --json` and returns its output.
     ///
-    /// # Errors The error message of gpushctl, with cause and hint.
+    /// # Errors
+    /// The error message of gpushctl, with cause and hint.
     pub async fn ctl<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, String> {
         let mut command = self.command("gpushctl");
         command.args(arguments).arg("--json").stdin(Stdio::null());
@@ -157,14 +159,16 @@ impl Service {
 
     /// Returns the MPS daemon, after gpushd has polled it.
     ///
-    /// # Errors If gpushd does not list the daemon.
+    /// # Errors
+    /// If gpushd does not list the daemon.
     pub async fn daemon(&self) -> Result<MpsDaemon, String> {
         self.ctl(&["mps", "show", TARGET]).await
     }
 
     /// Returns the MPS daemon as of gpushd's last poll.
     ///
-    /// # Errors If gpushd does not list the daemon.
+    /// # Errors
+    /// If gpushd does not list the daemon.
     pub async fn seen(&self) -> Result<MpsDaemon, String> {
         let all: Vec<MpsDaemon> = self.ctl(&["mps", "list"]).await?;
         all.into_iter().next().ok_or_else(|| "gpushd shares nothing".to_owned())
@@ -172,8 +176,8 @@ impl Service {
 
     /// Waits until gpushd shows the MPS daemon in a state for which `is` returns true.
     ///
-    /// # Errors The state of the daemon, if the daemon failed or does not reach such a state in
-    /// time.
+    /// # Errors
+    /// The state of the daemon, if the daemon failed or does not reach such a state in time.
     pub async fn becomes(&self, what: &str, is: impl Fn(&MpsDaemon) -> bool) -> Result<MpsDaemon, String> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -197,7 +201,8 @@ impl Service {
 
     /// Waits until the MPS daemon is ready and has no clients. Every check starts in this state.
     ///
-    /// # Errors If the daemon does not reach this state in time.
+    /// # Errors
+    /// If the daemon does not reach this state in time.
     pub async fn idle(&self) -> Result<MpsDaemon, String> {
         let idle = |daemon: &MpsDaemon| daemon.clients.is_empty() && daemon.leases.is_empty();
         self.becomes("ready and idle", |daemon| daemon.state == MpsState::Ready && idle(daemon)).await
@@ -205,8 +210,9 @@ impl Service {
 
     /// Starts a client with its own lease: `gpushctl run --target 0 REQUEST… -- CLIENT`.
     ///
-    /// # Errors If the client cannot be started. If gpushd refuses the lease, the caller notices it
-    /// when it waits for the client.
+    /// # Errors
+    /// If the client cannot be started. If gpushd refuses the lease, the caller notices it when it
+    /// waits for the client.
     pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
         let mut command = self.command("gpushctl");
         command
@@ -237,7 +243,7 @@ impl Service {
     /// Starts a client with the environment of a lease, or without MPS.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the client cannot be started.
     pub fn with(&mut self, granted: Option<&LeaseGrant>, work: Work) -> Result<Client, String> {
         let (program, arguments) = self.client.split_first().ok_or("the client's command is empty")?;
         let mut command = std::process::Command::new(program);
@@ -262,7 +268,8 @@ impl Service {
     /// Checks that a client computes through the MPS daemon. A client that cannot connect to the
     /// daemon would compute without the daemon and report no error.
     ///
-    /// # Errors If the client does not use the daemon.
+    /// # Errors
+    /// If the client does not use the daemon.
     pub async fn serves(&self, pid: u32) -> Result<(), String> {
         let daemon = self.daemon().await?;
         match daemon.clients.iter().find(|client| client.pid == Some(pid)) {

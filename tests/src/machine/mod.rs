@@ -63,7 +63,8 @@ impl Machine {
     /// Boots a machine. If this host cannot run machines, prints that `what` is skipped and why,
     /// and returns `None`.
     ///
-    /// # Panics If this host can run machines, but the machine does not boot.
+    /// # Panics
+    /// If this host can run machines, but the machine does not boot.
     #[must_use]
     pub fn boot(what: &str) -> Option<Self> {
         Self::boot_root(what, root::root, &[])
@@ -165,7 +166,8 @@ impl Machine {
 
     /// Runs a shell command in the machine. Returns its output, even if the exit code is not 0.
     ///
-    /// # Panics If the command cannot be started.
+    /// # Panics
+    /// If the command cannot be started.
     #[must_use]
     pub fn run(&self, line: &str) -> Output {
         self.command("sh").args(["-c", line]).output().expect("nsenter can be started")
@@ -174,7 +176,7 @@ impl Machine {
     /// Runs a shell command in the machine. The command must succeed. Returns its output.
     ///
     /// # Panics
-    /// If it fails.
+    /// If the command fails.
     pub fn sh(&self, line: &str) -> String {
         let output = self.run(line);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -191,7 +193,7 @@ impl Machine {
     /// Writes a file in the machine, and creates its parent directories.
     ///
     /// # Panics
-    /// If that fails.
+    /// If the file cannot be written.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
         // A program in the machine writes the file, because the machine's files are in memory and
         // have no path on the host.
@@ -210,7 +212,7 @@ impl Machine {
     /// Copies a program into the machine.
     ///
     /// # Panics
-    /// If that fails.
+    /// If the program cannot be copied.
     pub fn put(&self, path: &str, program: impl AsRef<[u8]>) {
         self.write(path, program);
         self.sh(&format!("chmod 755 {path}"));
@@ -236,7 +238,8 @@ impl Machine {
 
     /// Sends SIGKILL to a process in the machine.
     ///
-    /// # Panics If the process has ended, or the pid is 0 or 1.
+    /// # Panics
+    /// If the process has ended, or the pid is 0 or 1.
     pub fn kill(&self, pid: u32) {
         assert!(pid > 1, "{pid} is not killed");
         self.sh(&format!("kill -KILL {pid}"));
@@ -254,7 +257,8 @@ impl Machine {
 
     /// Polls until a condition in the machine is true. For conditions for which no event exists.
     ///
-    /// # Panics If the condition does not become true in time.
+    /// # Panics
+    /// If the condition does not become true in time.
     pub fn await_that(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let until = Instant::now() + PATIENCE;
         while !is_so(self) {

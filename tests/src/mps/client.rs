@@ -96,7 +96,8 @@ impl Client {
 
     /// Asks the program to end, and waits until it has ended.
     ///
-    /// # Panics If the program cannot be waited for.
+    /// # Panics
+    /// If the program cannot be waited for.
     pub fn end(mut self) {
         if let Some(mut stdin) = self.stdin.take() {
             // The program may have ended already.

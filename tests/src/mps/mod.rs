@@ -33,7 +33,8 @@ const SERVER: &str = "nvidia-cuda-mps-server";
 
 /// Returns a daemon by any of its names, after gpushd has polled it.
 ///
-/// # Panics If the daemon does not exist.
+/// # Panics
+/// If the daemon does not exist.
 #[must_use]
 pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
     let answer = agent.get(&format!("/v1/mps/{target}"));
@@ -58,14 +59,16 @@ pub fn daemons(agent: &Agent) -> Vec<MpsDaemon> {
 
 /// Waits until a daemon is in a state.
 ///
-/// # Panics If the daemon does not reach the state in time.
+/// # Panics
+/// If the daemon does not reach the state in time.
 pub fn reaches(agent: &Agent, target: &str, state: MpsState) -> MpsDaemon {
     becomes(agent, target, state.name(), |daemon| daemon.state == state)
 }
 
 /// Waits until `is` returns true for a daemon.
 ///
-/// # Panics If `is` does not return true in time.
+/// # Panics
+/// If `is` does not return true in time.
 pub fn becomes(agent: &Agent, target: &str, what: &str, is: impl Fn(&MpsDaemon) -> bool) -> MpsDaemon {
     let until = Instant::now() + PATIENCE;
     let mut last = None;
@@ -137,17 +140,17 @@ pub fn request(target: &str, body: &Value) -> Value {
 /// Releases a lease. Returns the lease, whose state is now `releasing` or `ended`.
 ///
 /// # Panics
-/// If it cannot be released.
+/// If the lease cannot be released.
 pub fn release(agent: &Agent, id: LeaseId) -> Lease {
     let answer = agent.post(&format!("/v1/leases/{id}/release"), &serde_json::json!({}));
     assert_eq!(answer.status, 200, "{id}: {}", String::from_utf8_lossy(&answer.body));
     serde_json::from_value(answer.json()).expect("a lease")
 }
 
-/// Returns a lease in any state, also an ended lease.
+/// Returns a lease, which may have ended.
 ///
 /// # Panics
-/// If it does not exist.
+/// If the lease does not exist.
 #[must_use]
 pub fn lease_now(agent: &Agent, id: LeaseId) -> Lease {
     let answer = agent.get(&format!("/v1/leases/{id}"));
@@ -158,7 +161,7 @@ pub fn lease_now(agent: &Agent, id: LeaseId) -> Lease {
 /// Waits until a lease is in a state.
 ///
 /// # Panics
-/// If it does not reach the state in time.
+/// If the lease does not reach the state in time.
 pub fn lease_becomes(agent: &Agent, id: LeaseId, state: LeaseState) -> Lease {
     agent.await_that(&format!("{id} {state}"), || lease_now(agent, id).state == state);
     lease_now(agent, id)
@@ -167,7 +170,8 @@ pub fn lease_becomes(agent: &Agent, id: LeaseId, state: LeaseState) -> Lease {
 /// Releases all leases of a target, because gpushd does not stop a daemon with leases unless
 /// `force` is given.
 ///
-/// # Panics If a lease cannot be released.
+/// # Panics
+/// If a lease cannot be released.
 pub fn release_all(agent: &Agent, target: &str) {
     for lease in daemon(agent, target).leases {
         release(agent, lease.id);
@@ -176,7 +180,8 @@ pub fn release_all(agent: &Agent, target: &str) {
 
 /// Returns the directory that contains the pipe directories of a host's daemons.
 ///
-/// # Panics If the host's environment does not name that directory.
+/// # Panics
+/// If the host's environment does not name that directory.
 #[must_use]
 pub fn base(host: &Host) -> PathBuf {
     PathBuf::from(host.env().get("GPUSH_MPS_DIR").expect("a host has a directory for MPS daemons"))

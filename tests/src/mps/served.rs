@@ -57,7 +57,8 @@ impl Served {
 
     /// Starts gpushd with any config, and requests a lease on a target.
     ///
-    /// # Panics If the target's daemon is not ready in time.
+    /// # Panics
+    /// If the target's daemon is not ready in time.
     #[must_use]
     pub fn of(host: Host, target: &str, config: &str, programs: Option<&Path>) -> Self {
         let agent = start(&host, config, programs);
@@ -92,7 +93,8 @@ impl Served {
 
     /// Waits until a daemon other than the first one is ready and is the only daemon.
     ///
-    /// # Panics If no other daemon is ready in time.
+    /// # Panics
+    /// If no other daemon is ready in time.
     pub fn another(&self) -> MpsDaemon {
         let next = becomes(&self.agent, &self.target, "ready with another pid", |daemon| {
             daemon.state == MpsState::Ready && pid_of(daemon) != self.pid
@@ -103,7 +105,8 @@ impl Served {
 
     /// Returns the daemon's pipe directory.
     ///
-    /// # Panics If the daemon has no pipe directory.
+    /// # Panics
+    /// If the daemon has no pipe directory.
     #[must_use]
     pub fn pipe(&self) -> PathBuf {
         daemon(&self.agent, &self.target).pipe_directory.expect("a pipe directory").into()

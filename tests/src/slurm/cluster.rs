@@ -42,7 +42,8 @@ impl Cluster {
 
     /// Waits until every node is idle.
     ///
-    /// # Panics If a node is not idle in time. The panic shows the logs.
+    /// # Panics
+    /// If a node is not idle in time. The panic shows the logs.
     pub fn wait_until_idle(&self) {
         self.until("idle nodes", || {
             let states = self.node_states();
@@ -79,7 +80,7 @@ impl Cluster {
     /// Runs a command as root and returns its standard output.
     ///
     /// # Panics
-    /// If it fails.
+    /// If the command fails.
     pub fn run(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.command(program).args(arguments).output().expect("a program of Slurm can be started");
         assert!(output.status.success(), "{program} {arguments:?}: {}", describe(&output));
@@ -101,7 +102,8 @@ impl Cluster {
 
     /// Checks that no node was drained since the cluster started.
     ///
-    /// # Panics If a node is drained, or was drained earlier.
+    /// # Panics
+    /// If a node is drained, or was drained earlier.
     pub fn assert_never_drained(&self) {
         let states = self.node_states();
         let reasons = self.drain_reasons();
@@ -128,7 +130,8 @@ impl Cluster {
 
     /// Sends a signal to the slurmd of a node. `node` counts from 0.
     ///
-    /// # Panics If that slurmd has ended.
+    /// # Panics
+    /// If that slurmd has ended.
     pub fn signal_node(&mut self, node: usize, signal: Signal) {
         kill(Pid::from_raw(self.nodes[node].id().cast_signed()), signal).expect("slurmd can be signalled");
         if signal == Signal::SIGKILL {
@@ -147,7 +150,8 @@ impl Cluster {
 
     /// Polls until `look` returns a value.
     ///
-    /// # Panics If `look` returns no value within [`PATIENCE`]. The panic shows the logs.
+    /// # Panics
+    /// If `look` returns no value within [`PATIENCE`]. The panic shows the logs.
     pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let until = Instant::now() + PATIENCE;
         loop {

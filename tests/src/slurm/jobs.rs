@@ -34,7 +34,8 @@ impl Ended {
 impl Cluster {
     /// Submits a batch job.
     ///
-    /// # Panics If sbatch refuses the job.
+    /// # Panics
+    /// If sbatch refuses the job.
     #[must_use]
     pub fn sbatch(&self, user: User, arguments: &[&str], script: &str) -> JobId {
         self.try_sbatch(user, arguments, script).unwrap_or_else(|error| panic!("sbatch {arguments:?}: {error}"))
@@ -68,7 +69,7 @@ impl Cluster {
     /// Waits until a job and its Epilog have ended.
     ///
     /// # Panics
-    /// If they do not end in time.
+    /// If the job or its Epilog does not end in time.
     #[must_use]
     pub fn ended(&self, job: JobId) -> Ended {
         let state = self.until(&format!("end of job {job}"), || {
@@ -81,7 +82,8 @@ impl Cluster {
 
     /// Waits until a job is in a state.
     ///
-    /// # Panics If the job does not reach the state in time.
+    /// # Panics
+    /// If the job does not reach the state in time.
     pub fn wait_for_state(&self, job: JobId, wanted: &str) {
         self.until(&format!("job {job} in state {wanted}"), || (self.job_state(job)? == wanted).then_some(()));
     }

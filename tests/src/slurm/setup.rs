@@ -140,7 +140,8 @@ impl Setup {
 
     /// Starts the cluster and waits until all nodes are idle.
     ///
-    /// # Panics If the nodes do not become idle in time. The panic shows the logs.
+    /// # Panics
+    /// If the nodes do not become idle in time. The panic shows the logs.
     #[must_use]
     pub fn start(self) -> Cluster {
         super::files::write(&self);

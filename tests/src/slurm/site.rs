@@ -92,7 +92,8 @@ impl Site {
 
     /// Checks that no node was drained, and that no leases and no files of jobs are left.
     ///
-    /// # Panics If a node was drained, or a lease or file is left.
+    /// # Panics
+    /// If a node was drained, or a lease or file is left.
     pub fn assert_clean(&self) {
         self.cluster.assert_never_drained();
         assert_eq!(self.leases(), [], "{}", self.agent.log());

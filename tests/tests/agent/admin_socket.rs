@@ -44,7 +44,7 @@ fn hold(agent: &Agent) -> (UnixStream, u16) {
 }
 
 #[test]
-fn crowd_on_first_socket_does_not_block_root() {
+fn overloaded_user_socket_does_not_block_root() {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let needed = 2 * CROWD as u64;
     if hard < needed {

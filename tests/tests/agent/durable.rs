@@ -140,7 +140,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
 }
 
 #[test]
-fn full_disk_is_in_health_and_waiting_operations_stay() {
+fn full_disk_is_reported_and_waiting_operations_remain() {
     let host = Host::up("dgx-a100");
     let Some(disk) = Disk::mount(Setup::on(&host).state_dir()) else { return };
     let agent = Agent::start(&host, "");

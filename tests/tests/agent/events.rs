@@ -243,7 +243,7 @@ fn listening_makes_no_driver_call() {
 }
 
 #[test]
-fn silent_listener_delays_no_one_and_keeps_memory_bounded() {
+fn unread_event_stream_delays_nothing_and_bounds_memory() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();

@@ -43,7 +43,7 @@ impl Drop for Churn {
 }
 
 #[test]
-fn connection_churn_of_one_user_costs_another_no_answer() {
+fn connection_churn_of_one_user_does_not_delay_others() {
     if !geteuid().is_root() {
         println!("SKIPPED connection churn: only root can connect as other users");
         return;

@@ -29,7 +29,7 @@ fn on_record(agent: &Agent, action: &str, object: &str) -> bool {
 }
 
 #[test]
-fn recorded_cancel_is_carried_out_after_disconnect() {
+fn recorded_cancel_is_executed_after_disconnect() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --delay-ms 60");

@@ -113,7 +113,7 @@ fn ten_thousand_requests_of_one_user_delay_no_other_user() {
 }
 
 #[test]
-fn gangs_for_the_same_gpus_are_granted_in_turn() {
+fn gangs_for_the_same_gpus_are_granted_one_by_one() {
     let (_host, agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": { "seconds": 100 } });
     thread::scope(|scope| {
@@ -262,7 +262,7 @@ fn lease_of_a_lost_gpu_ends() {
 }
 
 #[test]
-fn reload_that_changes_the_rule_lets_the_lease_finish() {
+fn lease_continues_after_its_rule_changes() {
     let (host, agent) = two_gpus(MIG);
     let granted =
         request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } })).expect("a lease");
@@ -317,7 +317,7 @@ fn failures(log: &str) -> Vec<&str> {
 }
 
 #[test]
-fn full_disk_lets_leases_expire_without_a_line_each_time() {
+fn full_disk_expires_leases_without_repeated_log_lines() {
     const LEASES: usize = 16;
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
     let Some(disk) = Disk::mount(Setup::on(&host).state_dir()) else { return };
@@ -341,7 +341,7 @@ fn full_disk_lets_leases_expire_without_a_line_each_time() {
 /// If even the reserve of disk space does not help, the log has one line for each lease, even if
 /// gpushd retries often.
 #[test]
-fn end_that_cannot_be_recorded_is_logged_once_for_each_lease() {
+fn unrecorded_lease_end_is_logged_once_per_lease() {
     const LEASES: usize = 16;
     if !strace::works("ends of leases that cannot be recorded") {
         return;

@@ -84,7 +84,7 @@ fn whole_gpu_0() -> Value {
 }
 
 #[test]
-fn queued_requests_keep_their_order_when_gpushd_is_killed_or_stopped() {
+fn queued_requests_keep_their_order_after_kill_and_stop() {
     let (host, mut agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"] });
     let mut holder = request(&agent, &body).expect("a lease").lease.id;
@@ -117,7 +117,7 @@ fn queued_requests_keep_their_order_when_gpushd_is_killed_or_stopped() {
 }
 
 #[test]
-fn capacity_that_is_free_while_the_client_is_away_is_kept_for_it() {
+fn free_capacity_is_kept_for_a_disconnected_queued_client() {
     let (host, agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"] });
     let holder = request(&agent, &body).expect("a lease").lease.id;
@@ -141,7 +141,7 @@ fn capacity_that_is_free_while_the_client_is_away_is_kept_for_it() {
 }
 
 #[test]
-fn queued_requests_and_operations_keep_their_order_over_a_restart() {
+fn queue_of_leases_and_operations_survives_a_restart() {
     let (host, agent) = two_gpus(MIG);
     let share = json!({ "kind": "mig_profile", "profile": "1g.10gb" });
     let both = request(&agent, &json!({ "share": share, "count": 2 })).expect("both devices").lease.id;
@@ -168,7 +168,7 @@ fn queued_requests_and_operations_keep_their_order_over_a_restart() {
 }
 
 #[test]
-fn queued_request_whose_client_does_not_come_back_is_cancelled() {
+fn queued_request_without_its_client_is_cancelled() {
     let (host, agent) = two_gpus(WHOLE);
     request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");
     let socket = agent.socket().to_owned();
@@ -191,7 +191,7 @@ fn queued_request_whose_client_does_not_come_back_is_cancelled() {
 }
 
 #[test]
-fn gpushctl_that_waits_gets_its_lease_after_restarts() {
+fn waiting_gpushctl_gets_its_lease_after_restarts() {
     let (host, mut agent): (Host, Agent) = two_gpus(WHOLE);
     let holder = request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");
     let mut command = Command::new(program("gpushctl"));

@@ -115,7 +115,7 @@ fn granted_leases_are_the_same_after_a_crash() {
 }
 
 #[test]
-fn waiting_request_is_granted_in_its_turn() {
+fn waiting_request_is_granted_after_a_release_or_times_out() {
     let (_host, agent) = two_gpus(WHOLE);
     let both = request(&agent, &json!({ "share": { "kind": "whole" }, "count": 2 })).expect("both");
     let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": "unlimited" });
@@ -167,7 +167,7 @@ fn revoked_lease_ends_its_processes_after_the_notice() {
 }
 
 #[test]
-fn expired_lease_ends_its_processes_where_the_rule_says_so() {
+fn expired_lease_ends_its_processes_if_configured() {
     let (host, agent) = two_gpus(&WHOLE.replace("mode = ", "at_end = \"end\"\nmode = "));
     let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"], "duration_s": 1 });
     let id = request(&agent, &body).expect("a lease").lease.id;

@@ -50,7 +50,7 @@ fn config_diff_reports_unreadable_gpus() {
 }
 
 #[test]
-fn assert_checks_cordoned_gpus_and_only_those_of_mode_mig() {
+fn mig_assert_checks_only_mode_mig_but_also_cordoned_gpus() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 3\n");
     let agent = Agent::start(
         &host,

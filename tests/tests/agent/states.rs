@@ -107,7 +107,7 @@ fn cordon_survives_restart_and_yields_to_named_requests() {
 }
 
 #[test]
-fn repeated_request_is_carried_out_once() {
+fn repeated_request_is_executed_once() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let send = |verb: &str, key: &str, reason: &str| {
@@ -423,7 +423,7 @@ fn seal(texts: &[&str]) -> i64 {
 }
 
 #[test]
-fn gpus_of_nvidia_mig_manager_are_left_with_hint() {
+fn gpus_of_nvidia_mig_manager_are_not_changed() {
     let host = Host::up("dgx-a100");
     let root: PathBuf = host.scratch("root");
     let wants = root.join("etc/systemd/system/multi-user.target.wants");

@@ -66,8 +66,8 @@ fn json<T: serde::de::DeserializeOwned>(agent: &Agent, args: &[&str]) -> (i32, T
 
 /// Waits until the agent has applied the config's layouts, which it does on a new host.
 fn settled(agent: Agent) -> Agent {
-    // The agent is ready before it lists the operation that applies them. Until then, the GPUs show
-    // drift.
+    // The agent may be ready before it lists the operation that applies the layouts. Until then, the
+    // GPUs show drift.
     let until = Instant::now() + PATIENCE;
     while agent.gpus().iter().any(|gpu| gpu.state == GpuState::Changing || !gpu.drift.is_empty()) {
         assert!(Instant::now() < until, "the config's layouts never stand: {}", agent.log());

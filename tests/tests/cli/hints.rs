@@ -54,7 +54,7 @@ fn helps(agent: &Agent, args: &[&str], start: &str) {
 }
 
 #[test]
-fn hints_of_refusals_help_when_they_are_typed() {
+fn hinted_commands_of_refusals_solve_the_problem() {
     let host = Host::up(TWO);
     let agent = started(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
     done(&agent, &["apply", "--wait"]);
@@ -86,7 +86,7 @@ fn hints_of_refusals_help_when_they_are_typed() {
 }
 
 #[test]
-fn hints_that_show_more_succeed() {
+fn hinted_read_commands_succeed() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
     for args in [
@@ -107,7 +107,7 @@ fn hints_that_show_more_succeed() {
 }
 
 #[test]
-fn hints_of_leases_and_layouts_help_when_they_are_typed() {
+fn hinted_commands_of_leases_and_layouts_work() {
     let host = Host::up(TWO);
     let agent = started(&host, &format!("{MIXED}lease = \"optional\"\n"));
     done(&agent, &["lease", "request", "--mig", "3g.40gb", "-g", "0", "--for", "1h"]);
@@ -172,9 +172,9 @@ fn for_everybody(value: &serde_json::Value, found: &mut Vec<String>) {
 
 /// Earlier, hints to other users suggested commands that only administrators may run.
 #[test]
-fn hints_to_users_are_permitted_to_them() {
+fn hinted_commands_are_permitted_to_the_user() {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("SKIPPED hints_to_users_are_permitted_to_them: asking as another user takes root");
+        eprintln!("SKIPPED hinted_commands_are_permitted_to_the_user: asking as another user takes root");
         return;
     }
     let host = Host::up(TWO);

@@ -351,7 +351,7 @@ fn reset_and_maintenance_that_wait_too_long_change_nothing() {
 }
 
 #[test]
-fn leased_devices_are_granted_in_each_list() {
+fn leased_devices_are_shown_as_granted_in_every_list() {
     let (_host, agent) = started();
     let id = request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
     let whole = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
@@ -369,7 +369,7 @@ fn leased_devices_are_granted_in_each_list() {
 }
 
 #[test]
-fn refusal_names_the_largest_free_device_and_quiet_hides_warnings() {
+fn refusal_names_largest_free_device_and_quiet_hides_warnings() {
     let (_host, agent) = started();
     request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
     let (code, text) = run(&agent, &["lease", "request", "--mig", "3g.40gb", "--for", "1h"]);

@@ -68,7 +68,7 @@ fn of<'f>(files: &'f [(String, String)], name: &str) -> &'f str {
 }
 
 #[test]
-fn support_bundle_has_what_a_report_needs_and_nothing_planted() {
+fn support_bundle_has_all_facts_and_no_secrets() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     agent.wait_for_layouts_at_start();

@@ -209,7 +209,7 @@ fn operation_that_never_started_is_not_called_rolled_back() {
 /// Earlier, `operation list -g` filtered only one page of the list, so older operations of the GPU
 /// were missing.
 #[test]
-fn operations_of_a_gpu_are_found_behind_others() {
+fn operations_of_a_gpu_are_found_on_later_pages() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
     let apply = |gpu: &str, layout: &str| {

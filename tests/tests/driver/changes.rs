@@ -60,7 +60,7 @@ async fn ci_placement_has_size_from_driver() {
 }
 
 #[tokio::test]
-async fn refusals_carry_driver_code_and_object() {
+async fn refusals_name_driver_code_and_object() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -153,7 +153,7 @@ async fn activation_status_is_reported_as_reason() {
 }
 
 #[tokio::test]
-async fn part_without_mig_refuses_as_unsupported() {
+async fn gpu_without_mig_returns_unsupported() {
     let host = Host::up("mixed");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(4);
@@ -164,7 +164,7 @@ async fn part_without_mig_refuses_as_unsupported() {
 }
 
 #[tokio::test]
-async fn session_with_old_instances_is_replaced_before_failing() {
+async fn stale_session_is_replaced_before_a_change_fails() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);

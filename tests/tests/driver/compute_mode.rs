@@ -57,7 +57,7 @@ async fn compute_mode_is_read_set_and_read_back() {
 }
 
 #[tokio::test]
-async fn missing_compute_mode_fails_no_reading() {
+async fn reading_succeeds_without_compute_mode() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -169,7 +169,7 @@ async fn compute_mode_success_without_effect_is_failure() {
 }
 
 #[tokio::test]
-async fn lost_compute_mode_is_read() {
+async fn compute_mode_lost_at_reset_or_reboot_is_read() {
     let host = Host::up(THREE);
     let hardware = hardware(&host);
     let list = uuids(&hardware).await;

@@ -241,7 +241,7 @@ fn worker_dies_with_parent_and_ignores_other_signals() {
 }
 
 #[test]
-fn worker_started_from_shell_explains_itself() {
+fn worker_started_from_shell_names_its_starter() {
     let output = Command::new(program("driver_worker")).stdin(std::process::Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("only gpushd starts it"));
@@ -312,7 +312,8 @@ async fn wrong_library_and_non_library_are_distinguished() {
     assert!(error.to_string().contains("libnvidia-ml.so.1"), "{error}");
 }
 
-/// An NVML library that is older than MIG, versioned structs and architectures.
+/// The source of an old NVML library. It has no calls for MIG and architectures, and no versioned
+/// structs.
 const OLD_LIBRARY: &str = r#"
 #include <string.h>
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };

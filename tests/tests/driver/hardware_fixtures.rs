@@ -173,7 +173,7 @@ async fn difference_to_nvidia_smi_is_a_failure() {
 }
 
 #[tokio::test]
-async fn parts_without_mig_are_recorded_too() {
+async fn gpus_without_mig_are_recorded_too() {
     let recorded = record("l4", &[]).await;
     assert_eq!((recorded.model(), &recorded.mig), (Some("l4"), &None));
     assert_eq!(recorded.differences(&simulated("l4").await), Vec::<String>::new());

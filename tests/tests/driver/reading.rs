@@ -55,7 +55,7 @@ fn assert_same(profile: &GpuProfile, known: &gpush_geometry::GpuProfile, about: 
 /// Tests one GPU of each model. If no preset contains a model, the test starts a host for that
 /// model.
 #[tokio::test]
-async fn every_model_reads_as_its_figures() {
+async fn reading_of_every_model_matches_its_geometry_data() {
     let (mut gpus, mut profiles, mut told) = (0, 0, 0);
     for key in gpush_geometry::KEYS {
         let model = gpush_geometry::model(key).unwrap();
@@ -304,7 +304,7 @@ async fn overtaken(host: &Host) -> (Hardware, String, GpuInstance) {
 }
 
 #[tokio::test]
-async fn stale_handles_in_list_fail_no_reading() {
+async fn reading_succeeds_with_stale_handles_in_the_list() {
     let host = Host::up("dgx-a100");
     let (hardware, uuid, new) = overtaken(&host).await;
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --mutate stale");
@@ -341,7 +341,7 @@ async fn session_with_only_deleted_instances_is_replaced_once() {
 }
 
 #[tokio::test]
-async fn events_carry_their_instances() {
+async fn events_name_their_instances() {
     let host = Host::up("dgx-h100");
     let mut options = options(&host);
     options.events = true;

@@ -77,7 +77,7 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
 }
 
 #[test]
-fn light_reads_are_not_delayed_by_heavy_requests() {
+fn cheap_reads_are_not_delayed_by_expensive_requests() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 16\nmig = true\n");
     let agent = Agent::start(&host, "");
     let body = json!({"selectors": ["all"], "layout_source": {"entries": ["1g.10gb*7"]}});

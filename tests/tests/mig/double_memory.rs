@@ -81,7 +81,7 @@ fn model_of(host: &Host, gpu: usize) -> Model {
 }
 
 #[test]
-fn labels_that_mig_parted_ships_apply_on_every_part_and_preset() {
+fn mig_parted_labels_apply_on_every_model_and_preset() {
     let Some(python) = python_program("python") else { return };
     let (mut hosts_tried, mut labels_tried, mut double_memory_hosts) = (0, 0, 0);
     for description in hosts() {

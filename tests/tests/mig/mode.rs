@@ -282,7 +282,7 @@ fn hopper_needs_no_reset_and_names_holders_on_refusal() {
 }
 
 #[test]
-fn guest_refuses_mode_change() {
+fn virtual_machine_refuses_mode_change() {
     let host = Host::up(AMPERE);
     std::fs::write(host.dir().join("proc/cpuinfo"), "processor\t: 0\nflags\t\t: fpu vme hypervisor sse\n").unwrap();
     let agent = Agent::start(&host, "");

@@ -69,7 +69,7 @@ fn failed_operation_stays_failed_if_other_gpu_is_done() {
 }
 
 #[test]
-fn rolled_back_mode_change_has_mig_on_again() {
+fn rolled_back_mode_change_restores_mig() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-pcie\"\ncount = 2\nmig = true\n");
     host.fault("nvmlDeviceSetMigMode --gpu 1 --rc IN_USE");
     host.fault("nvmlDeviceSetMigMode --gpu 0 --kill before --parent --after 1 --times 1");

@@ -54,7 +54,7 @@ fn one_impossible_plan_leaves_all_gpus_untouched() {
 
 /// Fault 2: a change of GPU 1 cleared GPU 0. Fault 3: a reset affected all GPUs.
 #[test]
-fn change_on_one_gpu_leaves_others_alone() {
+fn change_on_one_gpu_does_not_affect_others() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 4\nmig = false\n");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);

@@ -9,7 +9,7 @@ use gpush_tests::{
 use serde_json::json;
 
 #[test]
-fn impossible_layouts_are_refused_with_smallest_reason() {
+fn impossible_layouts_are_refused_with_a_precise_reason() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
@@ -48,7 +48,7 @@ fn impossible_layouts_are_refused_with_smallest_reason() {
 }
 
 #[test]
-fn parts_without_mig_refuse_layouts() {
+fn gpus_without_mig_refuse_layouts() {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = false\n");
     let agent = Agent::start(&host, "");
     host.start_trace();

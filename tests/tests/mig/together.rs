@@ -97,7 +97,7 @@ fn reset_failing_once_in_rollback_is_retried() {
 }
 
 #[test]
-fn nvlinks_are_reported_and_join_no_reset() {
+fn nvlinks_are_reported_and_do_not_extend_a_reset() {
     let host = Host::up("[[gpu]]\nmodel = \"a30-24\"\ncount = 4\nnvlink = \"pairs\"\nmig = false\n");
     let agent = Agent::start(&host, "");
     let (own, peer) = (agent.gpu(2).nvlink.expect("links"), agent.gpu(3));

@@ -77,7 +77,7 @@ fn client_waiting_for_its_server_counts_as_client() {
 
 /// gpushd does not probe a server that is not ready, so only the driver can report its clients.
 #[test]
-fn unprobed_server_counts_as_used_unless_the_driver_denies_it() {
+fn unprobed_server_is_used_unless_driver_lists_no_client() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;

@@ -97,7 +97,7 @@ fn daemon_follows_its_rule_and_outlives_gpushd() {
 }
 
 #[test]
-fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
+fn stop_with_clients_is_refused_and_stop_persists() {
     both("a stop of NVIDIA's own MPS daemon", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);

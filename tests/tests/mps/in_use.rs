@@ -19,7 +19,7 @@ const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mp
 
 /// If gpushd ignored the lease, `stop` would end the daemon, and the program would run without MPS.
 #[test]
-fn lease_of_a_program_without_cuda_yet_blocks_stop_and_restart() {
+fn lease_blocks_stop_before_its_program_uses_cuda() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let pid = reaches(&agent, "0", MpsState::Ready).pid;

@@ -189,7 +189,7 @@ fn share_of_a_killed_client_is_granted_at_once() {
 }
 
 #[test]
-fn share_of_a_client_that_is_a_zombie_is_granted_at_once() {
+fn share_of_a_zombie_client_is_granted_at_once() {
     request_right_after_a_kill(15, false);
 }
 
@@ -218,7 +218,7 @@ fn key_sent_for_several_targets_at_once_gets_one_lease() {
 }
 
 #[test]
-fn lease_ends_with_its_process_its_time_and_its_boot() {
+fn lease_ends_with_process_duration_or_boot() {
     let (host, agent) = ready(CONFIG);
     let process = host.process("--gpu 0");
     let of = |body: Value| lease(&agent, "0", &body).expect("a lease").lease.id;
@@ -359,7 +359,7 @@ fn concurrent_restarts_end_no_client() {
 /// The pipe directory is deleted while gpushd is not running. gpushd still knows the user, from the
 /// lease.
 #[test]
-fn user_of_a_deleted_directory_is_remembered() {
+fn lease_keeps_its_user_when_the_directory_is_deleted() {
     if !geteuid().is_root() {
         println!("SKIPPED users of MPS daemons: only root can ask as another user");
         return;
@@ -391,7 +391,7 @@ fn user_of_a_deleted_directory_is_remembered() {
 }
 
 #[test]
-fn daemon_that_does_not_serve_gets_no_client_and_no_lease() {
+fn unready_daemon_gets_no_client_and_no_lease() {
     let (host, agent) = ready(CONFIG);
     let taken = lease(&agent, "0", &json!({ "percentage": 50 })).expect("a lease");
     let pipe = daemon(&agent, "0").pipe_directory.expect("a directory");

@@ -267,7 +267,7 @@ fn mode_change_succeeds_when_the_daemon_is_killed() {
 /// If a GPU has no rule, gpushd grants no new lease on it, and ends its daemon after the last
 /// client has ended.
 #[test]
-fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
+fn gpu_without_a_rule_is_drained_and_restarted_by_operation() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     let share = mps::lease(&agent, "0", &json!({ "percentage": 25 })).unwrap();

@@ -34,7 +34,7 @@ fn is_waiting(operation: &Operation) -> bool {
 /// An operation waits for a lease on a device that it removes. Earlier, gpushd granted more leases
 /// on that device meanwhile, and the operation waited until its time limit.
 #[test]
-fn waiting_operation_is_not_overtaken_by_new_leases() {
+fn waiting_operation_blocks_new_leases_on_its_device() {
     let host = Host::up(HOST);
     let mut agent = Agent::start(&host, CONFIG);
     let (large, small) = served(&agent);
@@ -71,7 +71,7 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
 /// A process that the driver lists blocks the operation, in addition to the lease. A cancelled
 /// operation blocks no leases.
 #[test]
-fn cancelled_operation_lets_leases_be_granted_again() {
+fn cancelled_operation_no_longer_blocks_leases() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let (large, small) = served(&agent);

@@ -133,7 +133,7 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
 }
 
 #[test]
-fn binding_to_another_users_process_is_refused_like_no_process() {
+fn binding_to_foreign_process_is_refused_like_missing_one() {
     let Some((_host, agent)) = start() else { return };
     let mut holder = Command::new("sleep").arg("600").uid(OWNER).gid(OWNER).spawn().expect("a process");
     let refused = |pid: u32| {

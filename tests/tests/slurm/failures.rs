@@ -43,7 +43,7 @@ fn lease_of_a_job_survives_a_killed_gpushd() {
 
 /// If Epilog cannot report the end of a job to gpushd, the next hook reports it.
 #[test]
-fn end_of_a_job_reaches_gpushd_later() {
+fn missed_job_end_reaches_gpushd_later() {
     let Some(mut site) = Site::start(HOST, &policy("pass", 20), |setup, _, _| setup) else { return };
     let (job, go) = waiting_job(&site);
     site.restart_agent(|site| {

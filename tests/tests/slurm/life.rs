@@ -62,7 +62,7 @@ fn job_cancelled_in_prolog_leaves_no_lease() {
 }
 
 #[test]
-fn late_epilog_of_an_earlier_run_does_not_end_the_lease_of_the_next() {
+fn late_epilog_of_an_earlier_run_keeps_the_next_lease() {
     let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
     let cluster = &site.cluster;
     let go = cluster.dir().join("go");
@@ -125,7 +125,7 @@ fn epilog_works_from_the_job_id_alone() {
 }
 
 #[test]
-fn job_that_is_out_of_time_leaves_no_lease() {
+fn timed_out_job_leaves_no_lease() {
     let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
     let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1", "--time=1"], "sleep 600");
     site.cluster.until("a lease", || (!site.leases().is_empty()).then_some(()));

@@ -197,7 +197,7 @@ exec "$@"
 /// slurmd with the NVML plugin compares the printed lines with the MIG devices that the plugin
 /// finds.
 #[test]
-fn printed_lines_with_mig_devices_are_accepted_and_a_job_gets_one() {
+fn printed_gres_lines_with_mig_devices_work_in_a_job() {
     let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\nowner = \"slurm\"\n";
     let own = ["/usr/lib/x86_64-linux-gnu/slurm-wlm", "/usr/lib/aarch64-linux-gnu/slurm-wlm"];

@@ -42,7 +42,7 @@ fn with_plugin(setup: Setup, built: &Path) -> Setup {
 }
 
 #[test]
-fn option_is_checked_at_submit_time_and_is_stronger_than_the_comment() {
+fn spank_option_is_checked_at_submit_and_overrides_comment() {
     let scratch = tempfile::tempdir().expect("a directory");
     let Some(built) = plugin(scratch.path()) else { return };
     std::fs::set_permissions(scratch.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");

@@ -37,7 +37,7 @@ fn slurmd_starts_after_layouts_and_mps_daemons() {
 }
 
 #[test]
-fn layout_that_is_not_applied_fails_the_unit_and_delays_no_service() {
+fn failed_layout_fails_the_ready_unit_but_delays_nothing() {
     let Some(machine) = machine("a boot without its layout") else { return };
     machine.simulated_host(HOST);
     // The GPU has no room for this layout.

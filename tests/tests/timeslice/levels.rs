@@ -253,7 +253,7 @@ fn gpu_in_mig_mode_is_drift_and_untouched() {
 }
 
 #[test]
-fn part_without_levels_is_reported_and_asked_once() {
+fn gpu_without_levels_is_reported_and_polled_once() {
     let host = Host::up(THREE);
     let around = Around::of(&host);
     // The driver reports that it does not support levels, as on a Volta or a P4.
@@ -336,7 +336,7 @@ fn hung_nvidia_smi_is_ended_and_delays_nothing() {
 }
 
 #[test]
-fn part_with_recorded_level_is_not_unsupported() {
+fn gpu_with_recorded_level_is_not_unsupported() {
     let host = Host::up(THREE);
     let mut agent = Agent::start(&host, LONG);
     await_kept(&agent);
@@ -362,7 +362,7 @@ fn part_with_recorded_level_is_not_unsupported() {
 }
 
 #[test]
-fn level_has_read_time_and_new_time_is_no_event() {
+fn level_has_read_time_and_reread_sends_no_event() {
     let host = Host::up(THREE);
     let mut agent = Agent::start(&host, LONG);
     await_kept(&agent);

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crates_of_this_workspace_match_the_arrows() {
+    fn crates_of_this_workspace_match_the_table() {
         println!("{}", check().unwrap());
     }
 
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn every_broken_arrow_is_named() {
+    fn every_forbidden_dependency_is_named() {
         let (graph, members) = sound();
         assert_eq!(violations(&graph, &members), Vec::<String>::new());
 

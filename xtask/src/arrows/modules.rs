@@ -25,7 +25,8 @@ type Arrows = BTreeSet<(String, String)>;
 
 /// Checks the dependencies between the agent's modules. Returns a summary.
 ///
-/// # Errors If the code and the table differ. The error names every difference.
+/// # Errors
+/// If the code and the table differ. The error names every difference.
 pub(crate) fn check() -> Result<String> {
     let (source, table) = (source()?, Table::find(&read(DOCUMENT)?)?);
     let wrong = violations(&source, &table);
@@ -41,7 +42,8 @@ pub(crate) fn check() -> Result<String> {
 
 /// Updates the lists of used modules in the table.
 ///
-/// # Errors If a module has no row, because a person must decide on the position of the row.
+/// # Errors
+/// If a module has no row, because a person must decide on the position of the row.
 pub(crate) fn write_table() -> Result<()> {
     let (source, text) = (source()?, read(DOCUMENT)?);
     let table = updated(&source, Table::find(&text)?);
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn arrow_missing_in_the_table_is_an_error() {
+    fn dependency_missing_in_the_table_is_an_error() {
         let arrows = [SOUND[0], SOUND[1], ("main", "state")];
         assert_eq!(wrong(&arrows).len(), 1);
         let table = updated(&crate_with(&arrows), Table::find(TABLE).unwrap());

@@ -51,7 +51,8 @@ impl Table {
 
     /// Returns the text, with its table replaced by this table.
     ///
-    /// # Errors If the text has no such table.
+    /// # Errors
+    /// If the text has no such table.
     pub(crate) fn replace_in(&self, text: &str) -> Result<String> {
         let old: Vec<&str> = lines_of_table(text)?.collect();
         let mut new = String::new();

@@ -58,7 +58,8 @@ struct Baseline {
 
 /// Compares the code with the baseline, for `cargo xtask test`.
 ///
-/// # Errors If there are differences, which the error lists, or a file cannot be read.
+/// # Errors
+/// If there are differences, which the error lists, or a file cannot be read.
 pub(crate) fn check() -> Result<String> {
     let root = workspace::root();
     if !root.join(FOLDER).exists() {

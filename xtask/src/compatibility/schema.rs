@@ -167,7 +167,7 @@ impl<'d> Shape<'d> {
         }
     }
 
-    /// Merges two shapes: the result requires what both require, as with `allOf`.
+    /// Merges two shapes as `allOf` does: the result has the requirements of both.
     fn merged(mut self, other: Self) -> Self {
         self.sources.extend(other.sources);
         self.types.extend(other.types);

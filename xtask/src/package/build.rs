@@ -26,7 +26,8 @@ pub(super) enum Profile {
 
 /// Builds the programs and returns their folder.
 ///
-/// # Errors If cargo fails, or cargo-zigbuild is not installed for a release build.
+/// # Errors
+/// If cargo fails, or cargo-zigbuild is not installed for a release build.
 pub(super) fn build(release: &Release) -> Result<PathBuf> {
     if release.profile == Profile::Debug {
         return workspace::build_programs(Build::Debug);

@@ -1,7 +1,7 @@
 //! The description of a host to simulate: a preset, by name, or a TOML file.
 //!
 //! ```toml
-//! driver = "550.163.01"      # default: new enough for every part
+//! driver = "550.163.01"      # default: new enough for every GPU model
 //! owner_is_root = true       # the user who owns the simulated host may change it
 //!
 //! [[gpu]]
@@ -140,7 +140,8 @@ impl Description {
 
     /// Returns the preset with this name.
     ///
-    /// # Errors If no preset has this name. The error names the most similar preset.
+    /// # Errors
+    /// If no preset has this name. The error names the most similar preset.
     pub fn preset(name: &str) -> Result<Self, DescriptionError> {
         let known = gpush_geometry::PRESETS.iter();
         known
@@ -155,7 +156,8 @@ impl Description {
 
     /// Returns the driver of the host.
     ///
-    /// # Errors If the described driver is too old for a GPU model.
+    /// # Errors
+    /// If the described driver is too old for a GPU model.
     pub fn driver(&self) -> Result<DriverVersion, DescriptionError> {
         let mut needed = DEFAULT_DRIVER;
         for gpu in &self.gpus {
@@ -177,7 +179,8 @@ impl Description {
 
     /// Returns the described hardware.
     ///
-    /// # Errors If the description names unknown objects or has an impossible combination.
+    /// # Errors
+    /// If the description names unknown objects or has an impossible combination.
     pub fn hardware(&self) -> Result<Hardware, DescriptionError> {
         let driver = self.driver()?;
         let cuda = match &self.cuda {

@@ -11,6 +11,7 @@
 //! after = 1                             # the first matching call passes
 //! times = 3                             # then three fail, and all later ones pass
 //! ```
+//!
 //! The counters are in the shared state, so that they count the calls of all processes. The
 //! simulated library calls [`Host::before`] before every call, and [`Host::after`] with its result
 //! at the end of the call:
@@ -294,7 +295,8 @@ impl Host {
     /// Removes the fault rule at a position (counted from 0), or all rules, together with their
     /// counters. Returns the number of removed rules.
     ///
-    /// # Errors If the file cannot be written, or no rule has this position.
+    /// # Errors
+    /// If the file cannot be written, or no rule has this position.
     pub fn clear_faults(&self, position: Option<usize>) -> Result<usize, HostError> {
         let Some(position) = position else {
             // This also repairs an invalid file.

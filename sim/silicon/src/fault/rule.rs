@@ -245,7 +245,8 @@ impl Rule {
 
     /// Checks whether the rule is valid.
     ///
-    /// # Errors If the rule is invalid. The error names the problem and the fix.
+    /// # Errors
+    /// If the rule is invalid. The error names the problem and the fix.
     pub fn check(&self) -> Result<(), RuleError> {
         let name = &self.function;
         let wrong = |message: String, hint: &str| Err(RuleError::new(message, hint));

@@ -163,8 +163,9 @@ fn encode(state: &State) -> Vec<u8> {
 impl Host {
     /// Creates a simulated host in a directory, and opens it. Creates the directory if necessary.
     ///
-    /// # Errors If the directory already contains a host, the description is invalid, or the
-    /// operating system reports an error.
+    /// # Errors
+    /// If the directory already contains a host, the description is invalid, or the operating
+    /// system reports an error.
     pub fn create(dir: &Path, description: &Description) -> Result<Self, HostError> {
         std::fs::create_dir_all(dir).map_err(|cause| HostError::io("cannot make", dir, cause))?;
         let path = dir.join("description.toml");
@@ -191,7 +192,8 @@ impl Host {
 
     /// Opens the simulated host in a directory.
     ///
-    /// # Errors If the directory is not a host, or its state has another layout.
+    /// # Errors
+    /// If the directory is not a host, or its state has another layout.
     pub fn open(dir: &Path) -> Result<Self, HostError> {
         let path = dir.join("description.toml");
         let missing = |missing| HostError::NotAHost { dir: dir.display().to_string(), missing };
@@ -214,7 +216,8 @@ impl Host {
 
     /// Opens the host that `$NVML_SIM_STATE` names.
     ///
-    /// # Errors If the variable is not set, otherwise as [`Host::open`].
+    /// # Errors
+    /// If the variable is not set, otherwise as [`Host::open`].
     pub fn from_environment() -> Result<Self, HostError> {
         match std::env::var_os(STATE_VARIABLE) {
             Some(dir) => Self::open(Path::new(&dir)),

@@ -106,9 +106,10 @@ impl Taken {
 impl Machine {
     /// Creates a compute instance at a placement, or at the placement that the driver chooses.
     ///
-    /// # Errors `InvalidArgument` for a stale handle, an unknown profile id or an impossible
-    /// placement; `NotSupported` for a profile that this GPU instance does not have;
-    /// `InsufficientResources` if capacity is missing or the placement is occupied; `GpuIsLost`.
+    /// # Errors
+    /// `InvalidArgument` for a stale handle, an unknown profile id or an impossible placement;
+    /// `NotSupported` for a profile that this GPU instance does not have; `InsufficientResources`
+    /// if capacity is missing or the placement is occupied; `GpuIsLost`.
     pub fn create_compute_instance(
         &mut self,
         handle: GpuInstanceHandle,
@@ -140,8 +141,9 @@ impl Machine {
 
     /// Destroys a compute instance.
     ///
-    /// # Errors `InvalidArgument` for a stale handle, `InUse` while a process uses the instance or
-    /// has an open handle of it, `NotSupported` with MIG off, `GpuIsLost`.
+    /// # Errors
+    /// `InvalidArgument` for a stale handle, `InUse` while a process uses the instance or has an
+    /// open handle of it, `NotSupported` with MIG off, `GpuIsLost`.
     pub fn destroy_compute_instance(&mut self, handle: ComputeInstanceHandle) -> Result<(), Return> {
         self.resolve_compute_instance(handle)?;
         let at = self.gpu_mut(handle.gpu)?;
@@ -157,7 +159,8 @@ impl Machine {
 
     /// Returns the handle of the compute instance with this id.
     ///
-    /// # Errors `NotFound` if no compute instance has this id, otherwise as
+    /// # Errors
+    /// `NotFound` if no compute instance has this id, otherwise as
     /// [`Machine::resolve_gpu_instance`].
     pub fn compute_instance_handle(&self, gi: GpuInstanceHandle, id: u32) -> Result<ComputeInstanceHandle, Return> {
         let found = self.resolve_gpu_instance(gi)?.compute(id).ok_or(Return::NotFound)?;
@@ -166,8 +169,9 @@ impl Machine {
 
     /// Returns the compute instance of a handle, with its GPU instance.
     ///
-    /// # Errors `InvalidArgument` if the instance was destroyed or replaced; `NotSupported` with
-    /// MIG off; `GpuIsLost`.
+    /// # Errors
+    /// `InvalidArgument` if the instance was destroyed or replaced; `NotSupported` with MIG off;
+    /// `GpuIsLost`.
     pub fn resolve_compute_instance(
         &self,
         handle: ComputeInstanceHandle,
@@ -199,7 +203,8 @@ impl Machine {
 
     /// Returns the handle of the MIG device with this `MIG-<uuid>`.
     ///
-    /// # Errors `NotFound` if no MIG device has this UUID.
+    /// # Errors
+    /// `NotFound` if no MIG device has this UUID.
     pub fn mig_device_by_uuid(&self, uuid: &str) -> Result<ComputeInstanceHandle, Return> {
         for gpu in self.gpus().iter().filter(|gpu| !gpu.lost) {
             for device in self.mig_devices(gpu.index)? {

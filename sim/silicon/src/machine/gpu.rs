@@ -101,8 +101,9 @@ impl Machine {
     /// Enables or disables MIG mode. Returns the activation status: `Success` if the mode is in
     /// effect, `InUse` or `ResetRequired` if it is pending.
     ///
-    /// # Errors `NotSupported` on a GPU without MIG, `InUse` if MIG is disabled while instances
-    /// exist, `GpuIsLost`, `InvalidArgument`.
+    /// # Errors
+    /// `NotSupported` on a GPU without MIG, `InUse` if MIG is disabled while instances exist,
+    /// `GpuIsLost`, `InvalidArgument`.
     pub fn set_mig_mode(&mut self, gpu: u32, enable: bool, caller: u32) -> Result<Return, Return> {
         let part = self.part(gpu)?;
         let others = self.clients(Some(caller)).next().is_some();
@@ -148,8 +149,9 @@ impl Machine {
     /// Adds a memory error for the row remapper. The next reset repairs it, unless no spare row is
     /// left.
     ///
-    /// # Errors `InvalidArgument` if the GPU does not exist, `NotSupported` on a GPU without a row
-    /// remapper, `GpuIsLost`.
+    /// # Errors
+    /// `InvalidArgument` if the GPU does not exist, `NotSupported` on a GPU without a row remapper,
+    /// `GpuIsLost`.
     pub fn remap_row(&mut self, gpu: u32, uncorrectable: bool, spare: bool) -> Result<(), Return> {
         if !self.part(gpu)?.remaps_rows() {
             return Err(Return::NotSupported);
@@ -178,8 +180,9 @@ impl Machine {
 
     /// Resets a GPU: destroys its instances, and activates a pending mode.
     ///
-    /// # Errors `InUse` while a process uses the GPU or a client other than `caller` has the driver
-    /// open, `GpuIsLost`, `InvalidArgument`.
+    /// # Errors
+    /// `InUse` while a process uses the GPU or a client other than `caller` has the driver open,
+    /// `GpuIsLost`, `InvalidArgument`.
     pub fn reset(&mut self, gpu: u32, caller: Option<u32>) -> Result<(), Return> {
         if self.clients(caller).next().is_some() || !self.gpu(gpu)?.processes.is_empty() {
             return Err(Return::InUse);

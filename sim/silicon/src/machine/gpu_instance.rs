@@ -160,7 +160,8 @@ impl Machine {
 
     /// Creates a GPU instance at a placement, or at the placement that the driver chooses.
     ///
-    /// # Errors `NotSupported` with MIG off, or for a profile that only other GPU models have;
+    /// # Errors
+    /// `NotSupported` with MIG off, or for a profile that only other GPU models have;
     /// `InvalidArgument` for an unknown profile id or an impossible placement; `InUse` if the
     /// instance would be the first one and a process uses the GPU; `InsufficientResources` if
     /// capacity is missing or the placement is occupied; `GpuIsLost`.
@@ -196,9 +197,10 @@ impl Machine {
 
     /// Destroys a GPU instance.
     ///
-    /// # Errors `InvalidArgument` for a stale handle; `InUse` while the instance has compute
-    /// instances, or a process uses the instance or has an open handle of it; `NotSupported` with
-    /// MIG off; `GpuIsLost`.
+    /// # Errors
+    /// `InvalidArgument` for a stale handle; `InUse` while the instance has compute instances, or a
+    /// process uses the instance or has an open handle of it; `NotSupported` with MIG off;
+    /// `GpuIsLost`.
     pub fn destroy_gpu_instance(&mut self, handle: GpuInstanceHandle) -> Result<(), Return> {
         let instance = self.resolve_gpu_instance(handle)?;
         if !instance.instances.is_empty() || self.gpu(handle.gpu)?.processes_in(handle.id, None).next().is_some() {
@@ -227,8 +229,9 @@ impl Machine {
 
     /// Returns the GPU instance of a handle.
     ///
-    /// # Errors `InvalidArgument` if the instance was destroyed or replaced; `NotSupported` with
-    /// MIG off; `GpuIsLost`.
+    /// # Errors
+    /// `InvalidArgument` if the instance was destroyed or replaced; `NotSupported` with MIG off;
+    /// `GpuIsLost`.
     pub fn resolve_gpu_instance(&self, handle: GpuInstanceHandle) -> Result<&GpuInstance, Return> {
         self.mig_gpu(handle.gpu)?
             .instance(handle.id)
@@ -238,7 +241,8 @@ impl Machine {
 
     /// Returns how many more instances of a profile can be created on the GPU now.
     ///
-    /// # Errors `NotSupported` with MIG off or if this GPU model does not have the profile,
+    /// # Errors
+    /// `NotSupported` with MIG off or if this GPU model does not have the profile,
     /// `InvalidArgument`, `GpuIsLost`.
     pub fn remaining_gpu_instances(&self, gpu: u32, profile_id: u32) -> Result<u32, Return> {
         let part = self.part(gpu)?;
@@ -293,7 +297,8 @@ impl Machine {
 
     /// Returns a compute profile of a GPU instance.
     ///
-    /// # Errors `NotSupported` if the GPU model does not have the profile.
+    /// # Errors
+    /// `NotSupported` if the GPU model does not have the profile.
     pub fn compute_profile<'p>(&self, part: &'p Part, gi: &GpuInstance, id: u32) -> Result<&'p ComputeProfile, Return> {
         part.profile(gi.profile_id)?.compute(id).ok_or(Return::NotSupported)
     }

@@ -173,7 +173,8 @@ pub struct Machine {
 impl Machine {
     /// Creates a host as described, at its first boot.
     ///
-    /// # Errors If the description names unknown objects or has an impossible combination.
+    /// # Errors
+    /// If the description names unknown objects or has an impossible combination.
     pub fn new(description: &Description) -> Result<Self, DescriptionError> {
         Ok(Self::first_boot(Arc::new(description.hardware()?)))
     }
@@ -259,8 +260,8 @@ impl Machine {
 
     /// Returns a GPU.
     ///
-    /// # Errors `InvalidArgument` if the GPU does not exist, `GpuIsLost` if the GPU has fallen off
-    /// the bus.
+    /// # Errors
+    /// `InvalidArgument` if the GPU does not exist, `GpuIsLost` if the GPU has fallen off the bus.
     pub fn gpu(&self, gpu: u32) -> Result<&Gpu, Return> {
         match self.state.gpus.get(gpu as usize) {
             None => Err(Return::InvalidArgument),
@@ -298,7 +299,8 @@ impl Machine {
 
     /// Returns the index of the GPU with this `GPU-<uuid>`.
     ///
-    /// # Errors `NotFound` if no GPU has this UUID.
+    /// # Errors
+    /// `NotFound` if no GPU has this UUID.
     pub fn gpu_by_uuid(&self, uuid: &str) -> Result<u32, Return> {
         let slots = self.hardware.slots.iter().zip(0..);
         slots.filter(|(slot, _)| slot.identity.uuid == uuid).map(|(_, index)| index).next().ok_or(Return::NotFound)

@@ -183,8 +183,9 @@ impl Part {
 
     /// Returns the GPU instance profile with this id.
     ///
-    /// # Errors `NotSupported` for an id that only other GPU models have, `InvalidArgument` for any
-    /// other id.
+    /// # Errors
+    /// `NotSupported` for an id that only other GPU models have, `InvalidArgument` for any other
+    /// id.
     pub fn profile(&self, id: u32) -> Result<&Profile, Return> {
         self.profiles.iter().find(|profile| profile.data.id == id).ok_or(if KNOWN_PROFILE_IDS.contains(&id) {
             Return::NotSupported
@@ -195,8 +196,9 @@ impl Part {
 
     /// Returns the GPU instance profile with this NVML enum index.
     ///
-    /// # Errors `InvalidArgument` for an index beyond the last index of this driver, `NotSupported`
-    /// if the GPU does not have the profile.
+    /// # Errors
+    /// `InvalidArgument` for an index beyond the last index of this driver, `NotSupported` if the
+    /// GPU does not have the profile.
     pub fn profile_by_index(&self, index: u32) -> Result<&Profile, Return> {
         if index >= self.profile_indexes {
             return Err(Return::InvalidArgument);
@@ -206,8 +208,9 @@ impl Part {
 
     /// Returns the compute instance profile with this NVML enum index in a GPU instance profile.
     ///
-    /// # Errors `InvalidArgument` for an index beyond the last index of this driver, `NotSupported`
-    /// if the GPU instance profile does not have the compute instance profile.
+    /// # Errors
+    /// `InvalidArgument` for an index beyond the last index of this driver, `NotSupported` if the
+    /// GPU instance profile does not have the compute instance profile.
     pub fn compute_profile_by_index<'p>(&self, profile: &'p Profile, index: u32) -> Result<&'p ComputeProfile, Return> {
         if index >= self.compute_profile_indexes {
             return Err(Return::InvalidArgument);

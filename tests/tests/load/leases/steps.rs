@@ -42,7 +42,7 @@ const STEPS: &[Step] = &[
     ("reboot", reboot),
 ];
 
-/// Of the long steps that are drawn, one in this many is executed.
+/// If a long step is drawn, the test executes it once in this many times on average.
 const RARE: usize = 8;
 
 /// Runs one random step.

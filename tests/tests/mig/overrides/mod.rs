@@ -189,14 +189,14 @@ fn failed_operation_keeps_previous_override() {
     let agent = started(&host);
     let halves =
         |reason: &str| json!({ "selectors": ["0"], "layout_source": { "entries": ["4g.40gb"] }, "reason": reason });
-    // First without a previous override.
+    // At first, there is no previous override.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&whole("fails")).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack);
     assert_eq!(overrides(&agent), Overrides { generation: 0, overrides: Vec::new() });
     assert!(agent.gpu(0).drift.is_empty(), "the rule's layout is wanted, and stands again");
     host.clear_faults();
-    // Then with a previous override.
+    // Now there is a previous override.
     done(&agent, &whole("it stands"));
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&halves("fails")).unwrap());

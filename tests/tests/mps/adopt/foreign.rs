@@ -129,7 +129,7 @@ fn kill_daemon_with_waiter(served: &Served, open_file: bool) -> Waiter {
 }
 
 #[test]
-fn process_that_waited_for_the_lock_is_not_taken_for_the_daemon() {
+fn process_that_waited_for_the_lock_is_not_adopted() {
     for open_file in [false, true] {
         let served = Served::up();
         let mut waiter = kill_daemon_with_waiter(&served, open_file);
@@ -144,7 +144,7 @@ fn process_that_waited_for_the_lock_is_not_taken_for_the_daemon() {
 }
 
 #[test]
-fn restarted_gpushd_does_not_take_the_waiter_for_the_daemon() {
+fn restarted_gpushd_does_not_adopt_the_lock_waiter() {
     for open_file in [false, true] {
         let mut served = Served::up();
         let client = served.client();

@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 #[test]
-fn stale_files_slow_start_and_slow_stop_only_take_time() {
+fn stale_files_slow_start_and_slow_stop_only_delay() {
     let served = Served::up();
     fault(&served.host, "stale-pid-file --times 1");
     assert!(signal(served.pid, Signal::SIGKILL));

@@ -21,7 +21,7 @@ fn gres(node: &Node, index: u32) -> String {
 }
 
 #[test]
-fn policy_decides_about_jobs_of_gpush_alone() {
+fn agent_down_policy_applies_only_to_jobs_of_gpush() {
     let mut node = Node::two_gpus(MIXED);
     let (users, slurms) = (gres(&node, 0), gres(&node, 1));
     // The hooks of this job store what gpushd reports about the GPUs.
@@ -53,7 +53,7 @@ fn policy_decides_about_jobs_of_gpush_alone() {
 }
 
 #[test]
-fn stopped_gpushd_does_not_hold_prolog_and_grants_nothing_afterwards() {
+fn stopped_gpushd_does_not_block_prolog_or_grant_later() {
     let node = Node::two_gpus(WHOLE);
     node.agent().signal(Signal::SIGSTOP);
     let begun = Instant::now();
@@ -96,7 +96,7 @@ fn hooks_wait_for_a_gpushd_that_restarts() {
 /// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Earlier, if
 /// another hook reported this end late, the lease of the next run ended.
 #[test]
-fn undelivered_end_of_a_requeued_run_spares_the_next_run() {
+fn late_end_of_a_requeued_run_keeps_the_next_lease() {
     let mut node = Node::two_gpus(WHOLE);
     node.prolog(&Job::new(7).on("0"));
     node.kill();
@@ -118,7 +118,7 @@ fn undelivered_end_of_a_requeued_run_spares_the_next_run() {
 /// Slurm 22.05 gives a late Epilog of a run the restart count of the next run. Earlier, that Epilog
 /// removed the file of the next run. If the next run was refused, its tasks then started.
 #[test]
-fn late_epilog_of_an_earlier_run_keeps_the_file_of_the_next_run() {
+fn late_epilog_of_an_earlier_run_keeps_the_next_file() {
     let node = Node::two_gpus(WHOLE);
     let job = Job::new(9).on("0");
     node.prolog(&job);

@@ -126,7 +126,7 @@ fn process_in_the_cgroup_of_the_job_is_ended() {
 /// Without proctrack/cgroup, gpushd cannot know whether a process belongs to the job. Earlier, any
 /// process of the user drained the node, such as a process of an SSH session.
 #[test]
-fn process_outside_of_the_cgroup_reserves_the_gpu_and_drains_no_node() {
+fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
     if !is_root("leftovers without a cgroup") {
         return;
     }
@@ -241,7 +241,7 @@ fn late_end_of_an_earlier_run_ends_no_process() {
 /// A program outside the job has a copy of the job's environment and uses no GPU. It must not keep
 /// the lease from ending.
 #[test]
-fn process_that_only_names_the_lease_does_not_hold_epilog() {
+fn process_that_only_names_the_lease_does_not_block_epilog() {
     if !is_root("programs of jobs") {
         return;
     }

@@ -53,7 +53,7 @@ fn jobs_without_a_gpu_pass_without_gpushd() {
 }
 
 #[test]
-fn late_epilog_of_a_requeued_job_keeps_the_lease_of_the_next_run() {
+fn late_epilog_of_a_requeued_job_keeps_the_next_lease() {
     let node = Node::two_gpus(WHOLE);
     let first = Job::new(7).on("0");
     let second = Job::new(7).on("0").with("SLURM_JOB_RESTART_COUNT", 1);
@@ -71,7 +71,7 @@ fn late_epilog_of_a_requeued_job_keeps_the_lease_of_the_next_run() {
 }
 
 #[test]
-fn task_of_a_heterogeneous_job_knows_it_by_its_leader() {
+fn heterogeneous_task_finds_its_job_by_the_leader() {
     let node = Node::two_gpus(WHOLE);
     let component = Job::new(101).on("1").with("SLURM_HET_JOB_ID", 100);
     node.prolog(&component);
@@ -138,7 +138,7 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
 }
 
 #[test]
-fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
+fn unusable_gpu_or_incomplete_gres_conf_fails_prolog() {
     let node = Node::two_gpus(WHOLE);
     let cordoned = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index;
     let answer = node.agent().post(&format!("/v1/gpus/{cordoned}/cordon"), &serde_json::json!({ "reason": "fan" }));

@@ -39,7 +39,7 @@ fn user_cannot_release_renew_or_enter_the_lease_of_a_job() {
 }
 
 #[test]
-fn only_hooks_make_leases_of_jobs_and_of_gpus_of_slurm() {
+fn only_hooks_lease_gpus_of_slurm_and_for_jobs() {
     let node = Node::two_gpus(WHOLE);
     let job = json!({ "cluster": "ci", "job": 1, "uid": 0, "until_ms": 4_102_444_800_000_i64 });
     // Send the request as an administrator, but through the user socket.

@@ -47,7 +47,7 @@ fn request_in_a_session_is_bound_to_the_session() {
 }
 
 #[test]
-fn service_container_job_and_mixed_unit_are_told_apart() {
+fn service_container_job_and_mixed_unit_get_own_bindings() {
     let Some(machine) = machine("leases by the caller's cgroup") else { return };
     let run = "gpushctl run --timeslice -- sleep 1000";
     // A service that runs as one user: the lease is bound to the cgroup of the service. The service
