@@ -1,6 +1,7 @@
 //! Tests on a real Slurm with simulated GPUs. `gpush_tests::slurm` describes the cluster. Module `hooks` needs no Slurm:
 //! it calls the hooks with the environment that Slurm sets.
 
+mod autodetect;
 mod channels;
 mod failures;
 mod fuzz;

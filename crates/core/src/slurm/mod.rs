@@ -15,6 +15,7 @@
 //! | `environment` | variables of Prolog and Epilog |
 //! | `request` | the share that a job requests, by all channels |
 //! | `devices` | the devices that Slurm allocated |
+//! | `numbering` | how slurmd numbers the devices of a node |
 //! | `decide` | the exit status of a hook |
 //! | `file` | the file of a job, and what TaskProlog prints |
 //! | `job_files` | names of the files of jobs, and which of them belongs to a task |
@@ -32,6 +33,7 @@ mod gres_lines;
 mod host_list;
 pub mod job_files;
 mod lines;
+pub mod numbering;
 pub mod request;
 
 pub use self::{
