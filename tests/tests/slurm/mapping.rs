@@ -53,6 +53,16 @@ fn index_of_gres_conf_is_not_the_index_of_the_driver() {
 
 #[test]
 fn types_of_slurm_conf_decide_the_order_of_indexes() {
+    order_of_types(|setup| setup);
+}
+
+/// Fault: included files and `NodeName=DEFAULT` were not read, so jobs got leases of other GPUs than Slurm's.
+#[test]
+fn types_of_an_included_default_decide_the_order_of_indexes() {
+    order_of_types(Setup::gres_by_default);
+}
+
+fn order_of_types(change: impl FnOnce(Setup) -> Setup) {
     let gres = |setup: Setup| {
         let dev = setup.devices();
         let dev = dev.display();
@@ -60,7 +70,7 @@ fn types_of_slurm_conf_decide_the_order_of_indexes() {
             format!("AutoDetect=off\nName=gpu Type=a File={dev}/nvidia[0-1]\nName=gpu Type=b File={dev}/nvidia[2-3]\n");
         setup.gres("gpu", "gpu:b:2,gpu:a:2", &conf)
     };
-    let Some(site) = Site::start(super::HOST, WHOLE, |setup, _, _| gres(setup)) else { return };
+    let Some(site) = Site::start(super::HOST, WHOLE, |setup, _, _| change(gres(setup))) else { return };
     let gpus = site.agent.gpus();
     for (gres, index) in [("--gres=gpu:b:1", 2), ("--gres=gpu:a:1", 0)] {
         let ended = site.cluster.run_job(ALICE, &[gres], "env");

@@ -12,9 +12,8 @@ use std::fmt;
 use gpush_api::{SlurmDevice, SlurmGpu};
 
 use super::{
-    GresDevice, HostList, Job,
+    GresDevice, Job,
     gres_lines::CAPS,
-    lines,
     numbering::{Numbering, Unnumbered},
 };
 use crate::{lease::environment::DeviceUuid, quote::Quoted};
@@ -151,17 +150,6 @@ fn mig_device(minor: u32, files: &[String]) -> Option<SlurmDevice> {
     is_its.then_some(SlurmDevice::Mig { minor, gpu_instance: of_gpu / per_instance, compute_instance })
 }
 
-/// Returns the `Gres=` of a node in the text of slurm.conf, which decides the order of typed GPUs.
-#[must_use]
-pub fn node_gres(slurm_conf: &str, node: &str) -> Option<String> {
-    lines(slurm_conf).iter().find_map(|line| {
-        let pairs = line.pairs().ok()?;
-        let value = |key: &str| pairs.iter().find(|pair| pair.is(key)).map(|pair| pair.value.as_str());
-        let nodes = HostList::parse(value("NodeName")?).ok()?;
-        nodes.contains(node).then(|| value("Gres").map(str::to_owned)).flatten()
-    })
-}
-
 /// Returns whether a job has GPUs with `owner = "slurm"`. Used while gpushd does not answer: `cached` is its last list
 /// of these GPUs. Without it, all devices count as such GPUs if a rule of the config has `owner = "slurm"`.
 #[must_use]
@@ -197,13 +185,6 @@ mod tests {
                     /dev/nvidia-caps/nvidia-cap23\nName=gpu File=/dev/nvidiactl\n\
                     Name=gpu MultipleFiles=/dev/nvidia1,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap13\n";
         Numbering::of(GresConf::parse(text, "n1", |_| None).unwrap(), None)
-    }
-
-    #[test]
-    fn gres_of_the_node_is_found_in_slurm_conf() {
-        let text = "ClusterName=ci\nNodeName=n[1-2] Gres=gpu:a:2,gpu:b:2\nNodeName=n3 CPUs=1\n";
-        assert_eq!(node_gres(text, "n2").as_deref(), Some("gpu:a:2,gpu:b:2"));
-        assert_eq!((node_gres(text, "n3"), node_gres(text, "n4")), (None, None));
     }
 
     #[test]

@@ -20,6 +20,7 @@
 //! | `file` | the file of a job, and what TaskProlog prints |
 //! | `job_files` | names of the files of jobs, and which of them belongs to a task |
 //! | [`GresConf`] | gres.conf, which maps the index of a GRES device to its device files |
+//! | [`SlurmConf`] | slurm.conf, with the files that it includes |
 //! | [`gres_lines()`] | the lines of gres.conf for a node |
 //! | [`HostList`] | `node[01-04,7]`, which Slurm uses for nodes and for device files |
 //! | [`mod@lines`] | the form that all files of Slurm have |
@@ -35,6 +36,7 @@ pub mod job_files;
 mod lines;
 pub mod numbering;
 pub mod request;
+mod slurm_conf;
 
 pub use self::{
     environment::Job,
@@ -42,4 +44,5 @@ pub use self::{
     gres_lines::{GresLines, gres_lines},
     host_list::{HostList, HostListError},
     lines::{KeyValue, LineError, LogicalLine, lines},
+    slurm_conf::SlurmConf,
 };

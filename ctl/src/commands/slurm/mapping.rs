@@ -3,11 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use gpush_api::SlurmDevice;
-use gpush_core::slurm::{
-    GresConf, Job,
-    devices::{devices, node_gres},
-    numbering::Numbering,
-};
+use gpush_core::slurm::{GresConf, Job, SlurmConf, devices::devices, numbering::Numbering};
 
 use super::variable;
 
@@ -44,18 +40,25 @@ fn numbering(job: &Job, gres_conf: Option<&Path>) -> Result<Numbering, String> {
     let slurm_conf = variable("SLURM_CONF").filter(|path| !path.is_empty());
     let slurm_conf = slurm_conf.map_or_else(|| PathBuf::from(SLURM_CONF), PathBuf::from);
     let path = gres_conf.map_or_else(|| slurm_conf.with_file_name("gres.conf"), Path::to_owned);
-    let around = path.parent().unwrap_or(Path::new("/")).to_owned();
     let text = match std::fs::read(&path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         // MIG devices have UUIDs, and need no file.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
     };
-    let include = |name: &str| {
-        let bytes = std::fs::read(around.join(name)).ok()?;
+    let conf = GresConf::parse(&text, &job.node, included(&path));
+    let conf = conf.map_err(|error| format!("{}: {error}", path.display()))?;
+    // Without it, the types follow the order of gres.conf.
+    let text = std::fs::read(&slurm_conf).unwrap_or_default();
+    let slurm_conf = SlurmConf::parse(&String::from_utf8_lossy(&text), included(&slurm_conf));
+    Ok(Numbering::of(conf, slurm_conf.node_gres(&job.node).as_deref()))
+}
+
+/// Returns a function that reads a file that a file of Slurm includes. A relative path is relative to its directory.
+fn included(file: &Path) -> impl Fn(&str) -> Option<String> {
+    let directory = file.parent().unwrap_or(Path::new("/")).to_owned();
+    move |name| {
+        let bytes = std::fs::read(directory.join(name)).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    let conf = GresConf::parse(&text, &job.node, include).map_err(|error| format!("{}: {error}", path.display()))?;
-    let gres = std::fs::read_to_string(&slurm_conf).ok().and_then(|text| node_gres(&text, &job.node));
-    Ok(Numbering::of(conf, gres.as_deref()))
+    }
 }
