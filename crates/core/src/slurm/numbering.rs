@@ -78,15 +78,7 @@ impl Numbering {
 /// is that of the whole GPU.
 #[must_use]
 pub fn whole_gpu<'a>(gpus: &'a [Gpu], index: u32, devices: u32, minors: &[u32]) -> Option<&'a Gpu> {
-    let is_whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
-    let mig_devices = |gpu: &Gpu| gpu.mig.iter().flat_map(|mig| &mig.instances).map(|one| one.compute.len()).sum();
-    let count = |gpu: &Gpu| if is_whole(gpu) { 1usize } else { mig_devices(gpu) };
-    let listed = |gpu: &Gpu| minors.iter().filter(|minor| **minor == gpu.minor).count();
-    let used: Vec<&Gpu> = gpus.iter().filter(|gpu| minors.is_empty() || listed(gpu) > 0).collect();
-    let is_complete = minors.is_empty() || used.iter().all(|gpu| listed(gpu) == count(gpu));
-    if !is_complete || used.iter().map(|gpu| count(gpu)).sum::<usize>() != devices as usize {
-        return None;
-    }
+    let used = used(gpus, devices, minors)?;
     let has_device_at = |gpu: &Gpu, position: u32| match is_whole(gpu) {
         true => gpu.index == position,
         false => (position as usize) < count(gpu),
@@ -100,6 +92,31 @@ pub fn whole_gpu<'a>(gpus: &'a [Gpu], index: u32, devices: u32, minors: &[u32]) 
         before += here;
     }
     None
+}
+
+/// Returns the GPUs that slurmd uses whole or by MIG devices, when it found them through NVML. `None` if they are not those
+/// that the host has now. The numbers are those of [`Numbering::Nvml`].
+#[must_use]
+pub fn used<'a>(gpus: &'a [Gpu], devices: u32, minors: &[u32]) -> Option<Vec<&'a Gpu>> {
+    let listed = |gpu: &Gpu| minors.iter().filter(|minor| **minor == gpu.minor).count();
+    let used: Vec<&Gpu> = gpus.iter().filter(|gpu| minors.is_empty() || listed(gpu) > 0).collect();
+    let is_complete = minors.is_empty() || used.iter().all(|gpu| listed(gpu) == count(gpu));
+    (is_complete && used.iter().map(|gpu| count(gpu)).sum::<usize>() == devices as usize).then_some(used)
+}
+
+/// Returns whether a GPU is not divided by MIG.
+#[must_use]
+pub fn is_whole(gpu: &Gpu) -> bool {
+    gpu.mig.as_ref().is_none_or(|mig| !mig.enabled)
+}
+
+/// Returns the number of devices that a GPU has for Slurm: 1, or the number of its MIG devices.
+#[must_use]
+pub fn count(gpu: &Gpu) -> usize {
+    if is_whole(gpu) {
+        return 1;
+    }
+    gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| instance.compute.len()).sum()
 }
 
 #[cfg(test)]
