@@ -5,6 +5,7 @@ mod autodetect;
 mod channels;
 mod failures;
 mod fuzz;
+mod hetjob;
 mod hooks;
 mod life;
 mod load;
