@@ -7,10 +7,12 @@ use gpush_tests::{
     slurm::{ALICE, Setup, Site},
     tools::slurm_nvml_plugin,
 };
+use nix::sys::signal::Signal;
 
 use super::{
-    WHOLE,
+    WHOLE, completed,
     mapping::{MINORS, gres_conf, shuffled},
+    wait_for_output,
 };
 
 /// Starts a program with the device files of GPUs and MIG devices in `/dev`, in a directory in memory over the host's
@@ -152,4 +154,60 @@ fn printed_lines_with_mig_devices_are_accepted_and_a_job_gets_one() {
     let small = devices(&site, "--gres=gpu:1g.10gb:2");
     assert!(small.len() == 2 && !small.iter().any(|one| one == uuid), "{small:?}");
     site.assert_clean();
+}
+
+/// The commands of docs/slurm.md, section "Change the MIG layout", for 22.05.
+#[test]
+fn mig_layout_is_changed_on_a_drained_node() {
+    let Some(plugins) = plugins() else { return };
+    let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"l4\"\n";
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\nowner = \"slurm\"\n\
+                  [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+    let start = Site::start(host, config, |setup, host, agent| {
+        let (text, node) = gres_conf(host, agent, &[]);
+        with_nvml(setup, host, &plugins).gres("gpu", &node, &text)
+    });
+    let Some(mut site) = start else { return };
+    let before = devices(&site, "--gres=gpu:3g.40gb:1");
+    let go = site.cluster.dir().join("go");
+    let last = site.cluster.sbatch(
+        ALICE,
+        &["--gres=gpu:1g.10gb:1"],
+        &format!("echo begun; while [ ! -e '{}' ]; do sleep 0.1; done", go.display()),
+    );
+    wait_for_output(&site, last, "begun");
+
+    site.cluster.run("scontrol", &["update", "nodename=n1", "state=drain", "reason=MIG layout"]);
+    fs::write(&go, "").expect("a file");
+    completed(site.cluster.ended(last));
+    assert_eq!(site.cluster.run("squeue", &["-h", "-w", "n1"]), "");
+    let mut apply = site.host.command(program("gpushctl"));
+    apply.arg("--socket").arg(site.agent.socket()).args(["mig", "apply", "2g.20gb*3", "-g", "0"]);
+    let applied = apply.output().expect("gpushctl can be started");
+    assert!(applied.status.success(), "{applied:?}");
+    let old = fs::read_to_string(site.cluster.slurm_conf()).expect("slurm.conf");
+    let (text, node) = gres_conf(&site.host, &site.agent, &[]);
+    let line = old.lines().find(|line| line.starts_with("NodeName=n1 ")).expect("a line of the node");
+    let gres = line.split(' ').find(|word| word.starts_with("Gres=")).expect("the GRES of the node");
+    fs::write(site.cluster.slurm_conf(), old.replace(gres, &format!("Gres={node}"))).expect("slurm.conf");
+    fs::write(site.cluster.slurm_conf().with_file_name("gres.conf"), text).expect("gres.conf");
+    site.cluster.restart_controller();
+    site.cluster.signal_node(0, Signal::SIGKILL);
+    site.cluster.restart_node(0);
+    site.cluster.until("registered node", || {
+        let shown = site.cluster.run("scontrol", &["show", "node", "n1"]);
+        (shown.contains("2g.20gb:3") && shown.contains("State=IDLE+DRAIN ")).then_some(())
+    });
+    site.cluster.resume("n1");
+    site.cluster.wait_until_idle();
+
+    let gpu = site.agent.gpu(0);
+    let new = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
+    let mut new: Vec<String> = new.filter_map(|device| device.uuid.clone()).collect();
+    new.sort_unstable();
+    assert!(new.len() == 3 && !new.contains(&before[0]), "{new:?} {before:?}");
+    assert_eq!(devices(&site, "--gres=gpu:2g.20gb:3"), new);
+    assert_eq!(devices(&site, "--gres=gpu:l4:1"), [site.agent.gpu(1).uuid]);
+    assert_eq!((site.leases(), site.job_files()), (Vec::new(), Vec::new()));
+    assert_eq!(site.cluster.drain_reasons(), [""; 0], "{}", site.cluster.logs());
 }

@@ -2,6 +2,7 @@
 //! it calls the hooks with the environment that Slurm sets.
 
 mod autodetect;
+mod cgroups;
 mod channels;
 mod failures;
 mod fuzz;
