@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, LeaseOwner, LeaseRequest, LeaseShare, Mode, SlurmDevice, SlurmGpu};
-use gpush_core::{config::Rule, quote::Quoted};
+use gpush_core::{config::Rule, quote::Quoted, slurm::numbering};
 
 use crate::state::HostState;
 
@@ -63,6 +63,10 @@ impl Allocation {
                     let device = here.find_map(|one| one.compute.iter().find(|one| one.id == *compute_instance));
                     device.and_then(|device| device.uuid.clone()).map(|uuid| (gpu, Some(uuid)))
                 }
+                SlurmDevice::Detected { index, devices, minors } => {
+                    let found = numbering::whole_gpu(gpus, *index, *devices, minors);
+                    found.is_some_and(|found| found.uuid == gpu.uuid).then_some((gpu, None))
+                }
                 SlurmDevice::Uuid(uuid) if gpu.uuid.eq_ignore_ascii_case(uuid) => Some((gpu, None)),
                 SlurmDevice::Uuid(uuid) => {
                     let mig = mig_uuids(gpu).into_iter().find(|one| one.eq_ignore_ascii_case(uuid));
@@ -108,9 +112,22 @@ impl Allocation {
     /// If the node cannot serve the job. The error says why.
     pub(super) fn check_node(&self) -> Result<(), ApiError> {
         if let Some(device) = self.unknown.first() {
+            if let SlurmDevice::Detected { index, devices, minors: _ } = device {
+                // The node can serve other jobs.
+                return Err(ApiError::new(
+                    Code::Unsupported,
+                    format!("cannot tell which GPU has Slurm's index {index}"),
+                )
+                .cause(format!(
+                    "gres.conf has AutoDetect=nvml, and slurm.conf has {devices} GPUs and MIG devices for the node: \
+                         the driver has others"
+                ))
+                .hint("tell the administrator of the node: `gpushctl doctor --only slurm`"));
+            }
             let name = match device {
                 SlurmDevice::Uuid(uuid) => Quoted(uuid).to_string(),
                 SlurmDevice::Minor(minor) => format!("/dev/nvidia{minor}"),
+                SlurmDevice::Detected { index, .. } => format!("the GPU with index {index}"),
                 SlurmDevice::Mig { minor, gpu_instance, compute_instance } => {
                     format!("compute instance {compute_instance} of GPU instance {gpu_instance} of /dev/nvidia{minor}")
                 }

@@ -28,6 +28,17 @@ pub enum SlurmDevice {
         /// Id of the compute instance in the GPU instance.
         compute_instance: u32,
     },
+    /// A whole GPU that slurmd found through NVML (`AutoDetect=nvml`). slurmd sorts whole GPUs by their position in the
+    /// driver's list, and MIG devices by their position on their GPU.
+    Detected {
+        /// Index in `SLURM_JOB_GPUS`.
+        index: u32,
+        /// Number of GPUs and MIG devices that slurm.conf gives the node.
+        devices: u32,
+        /// Minor number of the GPU of each GPU and MIG device that gres.conf lists; empty if slurmd uses all.
+        #[serde(default)]
+        minors: Vec<u32>,
+    },
 }
 
 /// Body of `POST /v1/slurm/jobs`: a job begins on this node. If the request is repeated, gpushd
@@ -184,5 +195,7 @@ mod tests {
         assert_eq!(serde_json::from_value::<SlurmJobStarted>(json).unwrap(), started);
         let device: SlurmDevice = serde_json::from_str(r#"{"minor":3}"#).unwrap();
         assert_eq!(device, SlurmDevice::Minor(3));
+        let device: SlurmDevice = serde_json::from_str(r#"{"detected":{"index":1,"devices":4}}"#).unwrap();
+        assert_eq!(device, SlurmDevice::Detected { index: 1, devices: 4, minors: Vec::new() });
     }
 }

@@ -1,6 +1,6 @@
 //! gpushd itself: sockets, reachability, version and health.
 
-use gpush_api::ApiError;
+use gpush_api::{ApiError, Gpu, RuleView};
 
 use crate::{Area, Finding, Host};
 
@@ -20,7 +20,21 @@ pub enum Agent {
         own: String,
         /// The errors in gpushd's health; empty when it is healthy.
         troubles: Vec<ApiError>,
+        /// The GPUs; empty if they were not asked for.
+        gpus: Vec<Gpu>,
+        /// The rules of the effective config.
+        rules: Vec<RuleView>,
     },
+}
+
+impl Agent {
+    /// Returns the GPUs and the rules of the config; both are empty if they are not known.
+    pub(crate) fn gpus(&self) -> (&[Gpu], &[RuleView]) {
+        match self {
+            Self::Unreachable(_) => (&[], &[]),
+            Self::Reached { gpus, rules, .. } => (gpus, rules),
+        }
+    }
 }
 
 pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
@@ -31,7 +45,7 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
             let finding = Finding::problem(Area::Agent, error.message.clone(), hint);
             findings.push(error.causes.iter().cloned().fold(finding, Finding::cause));
         }
-        Agent::Reached { version, own, troubles } => {
+        Agent::Reached { version, own, troubles, gpus: _, rules: _ } => {
             if version == own {
                 findings.push(Finding::ok(Area::Agent, format!("gpushd {version} answers")));
             } else {

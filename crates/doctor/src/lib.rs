@@ -64,7 +64,7 @@ pub fn examine(host: &Host, agent: &Agent, areas: &[Area]) -> Vec<Finding> {
             Area::Config => std::mem::take(&mut of_config),
             Area::Disk => disk::examine(host),
             Area::Security => security::examine(host),
-            Area::Slurm => slurm::examine(host, &config),
+            Area::Slurm => slurm::examine(host, agent, &config),
         })
         .collect()
 }

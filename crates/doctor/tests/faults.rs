@@ -75,7 +75,13 @@ impl Planted {
 }
 
 fn healthy_agent() -> Agent {
-    Agent::Reached { version: "1.0".to_owned(), own: "1.0".to_owned(), troubles: Vec::new() }
+    answered("1.0", Vec::new())
+}
+
+/// gpushd with this version, and with these errors in its health.
+fn answered(version: &str, troubles: Vec<ApiError>) -> Agent {
+    let (version, own) = (version.to_owned(), "1.0".to_owned());
+    Agent::Reached { version, own, troubles, gpus: Vec::new(), rules: Vec::new() }
 }
 
 fn is_root() -> bool {
@@ -209,23 +215,13 @@ fn every_planted_fault_is_found_with_a_command() {
                 ApiError::new(Code::Unavailable, "gpushd is not there").hint("`systemctl start gpushd`"),
             ),
         ),
-        (
-            Area::Agent,
-            Severity::Warning,
-            "gpushd has version 0.9 and gpushctl 1.0",
-            &none,
-            Agent::Reached { version: "0.9".to_owned(), own: "1.0".to_owned(), troubles: Vec::new() },
-        ),
+        (Area::Agent, Severity::Warning, "gpushd has version 0.9 and gpushctl 1.0", &none, answered("0.9", Vec::new())),
         (
             Area::Agent,
             Severity::Warning,
             "GPU 3 is degraded",
             &none,
-            Agent::Reached {
-                version: "1.0".to_owned(),
-                own: "1.0".to_owned(),
-                troubles: vec![ApiError::new(Code::Conflict, "GPU 3 is degraded")],
-            },
+            answered("1.0", vec![ApiError::new(Code::Conflict, "GPU 3 is degraded")]),
         ),
         (
             Area::Agent,

@@ -3,6 +3,8 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
+use gpush_api::{Gpu, LeaseOwner, LeaseTerms, Mode, RuleView};
+use gpush_core::preset;
 use gpush_doctor::{Agent, Area, Finding, Host, Severity, examine};
 use tempfile::TempDir;
 
@@ -24,11 +26,20 @@ Include nodes.conf
 
 const NODES: &str = "NodeName=n[1-4] CPUs=16 Gres=gpu:h100:2\n";
 
-struct Planted(TempDir);
+struct Planted {
+    root: TempDir,
+    /// The GPUs that gpushd knows.
+    gpus: Vec<Gpu>,
+    rules: Vec<RuleView>,
+}
 
 impl Planted {
     fn healthy() -> Self {
-        let host = Self(tempfile::tempdir().expect("a temporary directory"));
+        let host = Self {
+            root: tempfile::tempdir().expect("a temporary directory"),
+            gpus: gpus(2),
+            rules: vec![rule("all", LeaseOwner::Slurm, &[0, 1])],
+        };
         host.write("proc/sys/kernel/hostname", "n1.example.org\n");
         host.write(SLURM_CONF, HEALTHY);
         host.write("etc/slurm/nodes.conf", NODES);
@@ -61,17 +72,17 @@ impl Planted {
     }
 
     fn write(&self, path: &str, text: &str) {
-        let path = self.0.path().join(path.trim_start_matches('/'));
+        let path = self.root.path().join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().expect("a file is in a directory")).expect("a directory");
         fs::write(path, text).expect("a file");
     }
 
     fn mode(&self, path: &str, mode: u32) {
-        fs::set_permissions(self.0.path().join(path), fs::Permissions::from_mode(mode)).expect("a mode");
+        fs::set_permissions(self.root.path().join(path), fs::Permissions::from_mode(mode)).expect("a mode");
     }
 
     fn remove(&self, path: &str) {
-        fs::remove_file(self.0.path().join(path)).expect("it was there");
+        fs::remove_file(self.root.path().join(path)).expect("it was there");
     }
 
     /// Replaces a text in slurm.conf.
@@ -81,8 +92,9 @@ impl Planted {
     }
 
     fn findings(&self) -> Vec<Finding> {
-        let agent = Agent::Reached { version: "1.0".to_owned(), own: "1.0".to_owned(), troubles: Vec::new() };
-        examine(&Host::at(self.0.path()), &agent, &[Area::Slurm])
+        let (version, gpus, rules) = ("1.0".to_owned(), self.gpus.clone(), self.rules.clone());
+        let agent = Agent::Reached { own: version.clone(), version, troubles: Vec::new(), gpus, rules };
+        examine(&Host::at(self.root.path()), &agent, &[Area::Slurm])
     }
 
     /// Expects one finding with this text in its message and this command in its hint.
@@ -93,6 +105,28 @@ impl Planted {
         assert_eq!((finding.area, finding.severity), (Area::Slurm, severity), "{finding:#?}");
         assert!(finding.message.contains(message), "{finding:#?}");
         assert!(finding.hint.as_ref().is_some_and(|text| text.contains(hint)), "{finding:#?}");
+    }
+}
+
+/// Whole GPUs.
+fn gpus(count: usize) -> Vec<Gpu> {
+    let mut gpus = preset::gpus("dgx-h100").expect("a preset");
+    gpus.truncate(count);
+    gpus.iter_mut().for_each(|gpu| gpu.mig = None);
+    gpus
+}
+
+/// A rule with leases for this owner.
+fn rule(name: &str, owner: LeaseOwner, claims: &[u32]) -> RuleView {
+    RuleView {
+        name: name.to_owned(),
+        selectors: claims.iter().map(u32::to_string).collect(),
+        mode: Mode::Exclusive,
+        layout: None,
+        mps: None,
+        timeslice: None,
+        lease: Some(LeaseTerms { owner, ..LeaseTerms::default() }),
+        claims: claims.to_vec(),
     }
 }
 
@@ -166,15 +200,31 @@ fn script_whose_first_line_gpushctl_cannot_read_is_found() {
     }
 }
 
+/// Faults: `NoHold`, `RunInJob` and `ForceRequeueOnFail` had a warning, and `DeferBatch` had none.
 #[test]
-fn prolog_flags_are_examined() {
+fn prolog_flags_that_run_prolog_late_are_found() {
     let host = Planted::healthy();
-    host.change("Alloc,Contain", "NoHold");
+    // What `scontrol show config` says for each flag.
+    for (flag, has_alloc, has_contain) in [
+        ("Alloc", true, false),
+        ("contain", true, true),
+        ("NoHold", true, false),
+        ("Alloc,Serial", true, false),
+        ("X11", true, true),
+        ("RunInJob", true, true),
+        ("ForceRequeueOnFail", true, false),
+        ("Serial", false, false),
+        ("DeferBatch", false, false),
+    ] {
+        host.change("Alloc,Contain", flag);
+        let messages: Vec<String> = host.findings().into_iter().map(|finding| finding.message).collect();
+        let has = |text: &str| messages.iter().any(|message| message.contains(text));
+        assert_eq!(has("Prolog does not run when a job is allocated"), !has_alloc, "{flag}: {messages:?}");
+        assert_eq!(has("pam_slurm_adopt cannot"), !has_contain, "{flag}: {messages:?}");
+    }
+    host.change("PrologFlags=Alloc,Contain\n", "");
     host.write("etc/pam.d/sshd", "account required pam_slurm_adopt.so\n");
-    let messages: Vec<String> = host.findings().into_iter().map(|finding| finding.message).collect();
-    assert_eq!(messages.len(), 2, "{messages:?}");
-    assert!(messages[0].contains("Prolog does not run when a job is allocated"), "{messages:?}");
-    assert!(messages[1].contains("pam_slurm_adopt cannot"), "{messages:?}");
+    assert_eq!(host.findings().len(), 2);
     host.change("Alloc,Contain", "Alloc");
     host.finds(Severity::Warning, "pam_slurm_adopt cannot", "PrologFlags=Contain");
     host.write("etc/pam.d/sshd", "# account required pam_slurm_adopt.so\n");
@@ -232,8 +282,6 @@ fn gres_conf_is_compared_with_the_host() {
     host.finds(Severity::Problem, "/dev/nvidia7, which does not exist", "gpushctl slurm gres-conf");
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0-1] Colour=red\n");
     host.finds(Severity::Warning, "gres.conf:1: key `Colour` is not known", "slurmd -G");
-    host.write("etc/slurm/gres.conf", "AutoDetect=nvml\n");
-    assert_eq!(host.findings()[0].severity, Severity::Ok);
     host.write("etc/slurm/nodes.conf", "NodeName=m[1-4] CPUs=16 Gres=gpu:h100:2\n");
     host.finds(Severity::Warning, "no NodeName for this host", "gpushctl slurm gres-conf");
 }
@@ -245,5 +293,43 @@ fn order_that_differs_from_cuda_is_found() {
     host.gpu(1, 0);
     host.finds(Severity::Warning, "another order than CUDA", "gpushctl slurm gres-conf");
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[1,0]\n");
+    assert_eq!(host.findings()[0].severity, Severity::Ok);
+}
+
+/// Fault: with `AutoDetect=nvml`, every job drained the node, and the doctor found nothing.
+#[test]
+fn detected_devices_without_a_known_order_are_found() {
+    let mut host = Planted::healthy();
+    host.write("etc/slurm/gres.conf", "AutoDetect=nvml\n");
+    assert_eq!(host.findings()[0].severity, Severity::Ok, "{:#?}", host.findings());
+    let known = std::mem::take(&mut host.gpus);
+    assert_eq!(host.findings()[0].severity, Severity::Ok, "without gpushd, the devices are not known");
+    host.gpus = gpus(3);
+    host.finds(Severity::Problem, "cannot tell which GPU has an index of Slurm", "gpushctl slurm gres-conf");
+    host.gpus = known;
+    host.write("etc/slurm/gres.conf", "AutoDetect=nvidia\n");
+    host.finds(Severity::Problem, "cannot tell which GPU has an index of Slurm", "AutoDetect=off");
+    host.write("etc/slurm/gres.conf", "AutoDetect=nvml\n");
+    host.write("etc/slurm/nodes.conf", "NodeName=n1 Gres=mps:200\n");
+    host.finds(Severity::Problem, "cannot tell which GPU has an index of Slurm", "gpushctl slurm gres-conf");
+    host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n");
+    host.finds(Severity::Warning, "cannot tell which GPU has an index of Slurm", "gpushctl slurm gres-conf");
+}
+
+#[test]
+fn gpus_of_slurm_that_users_can_lease_are_found() {
+    let mut host = Planted::healthy();
+    host.rules = vec![rule("jobs", LeaseOwner::Slurm, &[0]), rule("users", LeaseOwner::Users, &[1])];
+    host.finds(Severity::Warning, "can have the same GPU: 1", "gpushctl config reload");
+    for conf in ["Name=gpu Type=h100 File=/dev/nvidia[0-1]", "AutoDetect=nvml"] {
+        host.write("etc/slurm/gres.conf", &format!("{conf}\n"));
+        host.finds(Severity::Warning, "can have the same GPU: 1", "owner = \"slurm\"");
+    }
+    // Users lease a GPU that Slurm does not have.
+    host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia0\n");
+    host.write("etc/slurm/nodes.conf", "NodeName=DEFAULT Gres=gpu:h100:1\nNodeName=n[1-4]\n");
+    assert_eq!(host.findings()[0].severity, Severity::Ok, "{:#?}", host.findings());
+    // An unmanaged GPU is not leased.
+    host.rules = vec![RuleView { lease: None, ..rule("other", LeaseOwner::Users, &[0]) }];
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }

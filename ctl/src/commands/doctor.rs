@@ -20,19 +20,24 @@ struct Examination<'f> {
 
 pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {
     let areas = if only.is_empty() { &Area::ALL[..] } else { only };
-    let agent = if areas.contains(&Area::Agent) { ask(global)? } else { Agent::Unreachable(unasked()) };
+    let asks = areas.iter().any(|area| matches!(area, Area::Agent | Area::Slurm));
+    let agent = if asks { ask(global, areas.contains(&Area::Slurm))? } else { Agent::Unreachable(unasked()) };
     let findings = examine(&Host::at("/"), &agent, areas);
     out.show(&Examination { findings: &findings }, |look| render::doctor::findings(&findings, look))?;
     Ok(if findings.iter().any(|finding| finding.severity == Severity::Problem) { DIFFERS } else { 0 })
 }
 
-/// Asks gpushd for its version and health. A gpushd that cannot be reached is a result, not an error.
-fn ask(global: &Global) -> Result<Agent, Failure> {
+/// Asks gpushd for its version and health, and for its GPUs. A gpushd that cannot be reached is a result, not an error.
+fn ask(global: &Global, with_gpus: bool) -> Result<Agent, Failure> {
     let answer = with_agent(global, async |client| {
         let version = client.version().await?;
         let health = client.health().await?;
         let own = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Agent::Reached { version: version.agent, own, troubles: health.errors })
+        let (gpus, rules) = match with_gpus {
+            true => (client.gpus(false).await?, client.config().await?.rules),
+            false => (Vec::new(), Vec::new()),
+        };
+        Ok(Agent::Reached { version: version.agent, own, troubles: health.errors, gpus, rules })
     });
     match answer {
         Err(Failure::Error(error)) => Ok(Agent::Unreachable(*error)),
@@ -40,8 +45,7 @@ fn ask(global: &Global) -> Result<Agent, Failure> {
     }
 }
 
-/// Returns a placeholder for gpushd's answer when the area of gpushd is not selected. The
-/// placeholder is never shown.
+/// Returns a placeholder for the answer of gpushd when no selected area needs it. It is never shown.
 fn unasked() -> ApiError {
     ApiError::new(gpush_api::Code::Unavailable, "the agent was not asked")
 }

@@ -144,6 +144,16 @@ impl Cluster {
         self.nodes[node] = self.slurmd(&format!("n{}", node + 1));
     }
 
+    /// Ends slurmctld, and starts it again with its state.
+    ///
+    /// # Panics
+    /// If it does not end.
+    pub fn restart_controller(&mut self) {
+        kill(Pid::from_raw(self.controller.id().cast_signed()), Signal::SIGTERM).expect("slurmctld can be signalled");
+        self.controller.wait().expect("slurmctld ends");
+        self.controller = daemon(self.dir(), &[], "slurmctld", &["-D"]);
+    }
+
     fn slurmd(&self, name: &str) -> Child {
         daemon(self.dir(), &self.through, "slurmd", &["-D", "-N", name])
     }

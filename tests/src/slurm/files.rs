@@ -23,6 +23,9 @@ pub(super) fn write(setup: &Setup) {
     put(dir, "slurm.conf", &slurm_conf(setup));
     put(dir, "gres.conf", &setup.gres_conf);
     put(dir, "cgroup.conf", "CgroupPlugin=cgroup/v1\n");
+    if setup.gres_by_default {
+        put(dir, "ci-nodes.conf", &format!("NodeName=DEFAULT Gres={} CPUs=160\n", setup.node_gres));
+    }
     if let Some(lines) = &setup.fake_gpus {
         put(dir, "fake_gpus.conf", lines);
     }
@@ -99,12 +102,17 @@ JobRequeue=1
     for line in lines {
         let _ = writeln!(text, "{line}");
     }
+    let gres = if setup.gres_by_default {
+        text += "Include %c-nodes.conf\n";
+        String::new()
+    } else {
+        format!(" Gres={}", setup.node_gres)
+    };
     for (number, port) in (1..).zip(&ports[1..]) {
         let _ = writeln!(
             text,
             "NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=160 Boards=1 SocketsPerBoard=1 \
-             CoresPerSocket=160 ThreadsPerCore=1 RealMemory=1000 Gres={} State=UNKNOWN",
-            setup.node_gres
+             CoresPerSocket=160 ThreadsPerCore=1 RealMemory=1000{gres} State=UNKNOWN"
         );
     }
     let _ = writeln!(

@@ -18,6 +18,7 @@ pub struct Setup {
     pub(super) gres_types: String,
     pub(super) node_gres: String,
     pub(super) gres_conf: String,
+    pub(super) gres_by_default: bool,
     pub(super) fake_gpus: Option<String>,
     pub(super) nodes: u16,
     pub(super) through: Vec<String>,
@@ -57,6 +58,7 @@ impl Setup {
             gres_types: "gpu".to_owned(),
             node_gres: "gpu:h100:4".to_owned(),
             gres_conf,
+            gres_by_default: false,
             fake_gpus: None,
             nodes: 1,
             through: Vec::new(),
@@ -87,6 +89,13 @@ impl Setup {
     #[must_use]
     pub fn gres(mut self, types: &str, node: &str, conf: &str) -> Self {
         (self.gres_types, self.node_gres, self.gres_conf) = (types.to_owned(), node.to_owned(), conf.to_owned());
+        self
+    }
+
+    /// Sets the `Gres=` of all nodes in a line `NodeName=DEFAULT` of a file that slurm.conf includes.
+    #[must_use]
+    pub fn gres_by_default(mut self) -> Self {
+        self.gres_by_default = true;
         self
     }
 

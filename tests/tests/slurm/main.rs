@@ -2,9 +2,12 @@
 //! module `hooks` does not need Slurm, because it calls the hooks with the environment that Slurm
 //! would set.
 
+mod autodetect;
+mod cgroups;
 mod channels;
 mod failures;
 mod fuzz;
+mod hetjob;
 mod hooks;
 mod life;
 mod load;

@@ -8,25 +8,24 @@ use gpush_tests::{
     agent::Agent,
     host::{Host, program},
     slurm::{ALICE, Setup, Site},
-    tools::slurm_nvml_plugin,
 };
 
 use super::WHOLE;
 
 /// The GPU with index i has the minor number MINORS[i].
-const MINORS: [u32; 4] = [2, 0, 3, 1];
+pub(super) const MINORS: [u32; 4] = [2, 0, 3, 1];
 
-fn shuffled() -> String {
+pub(super) fn shuffled() -> String {
     MINORS.iter().fold(String::new(), |mut host, minor| {
         let _ = writeln!(host, "[[gpu]]\nmodel = \"l4\"\nminor = {minor}");
         host
     })
 }
 
-/// Returns gres.conf and the `Gres=` of the node, as `gpushctl slurm gres-conf` prints them.
-fn gres_conf(host: &Host, agent: &Agent) -> (String, String) {
+/// Returns gres.conf and the `Gres=` of the node, as `gpushctl slurm gres-conf` prints them for these GPUs.
+pub(super) fn gres_conf(host: &Host, agent: &Agent, gpus: &[&str]) -> (String, String) {
     let mut print = host.command(program("gpushctl"));
-    print.arg("--socket").arg(agent.socket()).args(["slurm", "gres-conf", "--node", "n1", "--json"]);
+    print.arg("--socket").arg(agent.socket()).args(["slurm", "gres-conf", "--node", "n1", "--json"]).args(gpus);
     let printed = print.output().expect("gpushctl can be started");
     assert!(printed.status.success(), "{printed:?}");
     let printed: serde_json::Value = serde_json::from_slice(&printed.stdout).expect("JSON");
@@ -57,6 +56,16 @@ fn index_of_gres_conf_is_not_the_index_of_the_driver() {
 
 #[test]
 fn types_of_slurm_conf_decide_the_order_of_indexes() {
+    order_of_types(|setup| setup);
+}
+
+/// Fault: included files and `NodeName=DEFAULT` were not read, so jobs got leases of other GPUs than Slurm's.
+#[test]
+fn types_of_an_included_default_decide_the_order_of_indexes() {
+    order_of_types(Setup::gres_by_default);
+}
+
+fn order_of_types(change: impl FnOnce(Setup) -> Setup) {
     let gres = |setup: Setup| {
         let dev = setup.devices();
         let dev = dev.display();
@@ -64,7 +73,7 @@ fn types_of_slurm_conf_decide_the_order_of_indexes() {
             format!("AutoDetect=off\nName=gpu Type=a File={dev}/nvidia[0-1]\nName=gpu Type=b File={dev}/nvidia[2-3]\n");
         setup.gres("gpu", "gpu:b:2,gpu:a:2", &conf)
     };
-    let Some(site) = Site::start(super::HOST, WHOLE, |setup, _, _| gres(setup)) else { return };
+    let Some(site) = Site::start(super::HOST, WHOLE, |setup, _, _| change(gres(setup))) else { return };
     let gpus = site.agent.gpus();
     for (gres, index) in [("--gres=gpu:b:1", 2), ("--gres=gpu:a:1", 0)] {
         let ended = site.cluster.run_job(ALICE, &[gres], "env");
@@ -165,7 +174,7 @@ fn printed_lines_are_read_by_slurmd_in_the_same_order() {
     let Some(setup) = Setup::new() else { return };
     let host = Host::up(&shuffled());
     let agent = Agent::start(&host, "");
-    let (text, node) = gres_conf(&host, &agent);
+    let (text, node) = gres_conf(&host, &agent, &[]);
     assert_eq!(node, "gpu:l4:4");
     let devices = setup.devices().display().to_string();
     let cluster = setup.gres("gpu", &node, &text.replace("/dev/", &format!("{devices}/"))).start();
@@ -177,65 +186,4 @@ fn printed_lines_are_read_by_slurmd_in_the_same_order() {
         lists.flat_map(|list| HostList::parse(list).and_then(|list| list.expand()).expect("a list")).collect();
     let expected: Vec<String> = MINORS.iter().map(|minor| format!("{devices}/nvidia{minor}")).collect();
     assert_eq!(files, expected, "{output}\n{text}");
-}
-
-/// A script that starts a program with the device files of a GPU and of all its MIG devices in
-/// `/dev`. The files are in memory, in an overlay over the host's `/dev`.
-const WITH_DEVICES: &str = r#"set -e
-mount -t tmpfs none "$1"
-mkdir "$1/upper" "$1/work"
-mount -t overlay none -o "lowerdir=/dev,upperdir=$1/upper,workdir=$1/work" /dev
-shift
-mkdir -p /dev/nvidia-caps
-mknod -m 666 /dev/nvidia0 c 195 0
-for minor in $(sed 's/.* //' /proc/driver/nvidia-caps/mig-minors); do
-    mknod -m 444 "/dev/nvidia-caps/nvidia-cap$minor" c 240 "$minor"
-done
-exec "$@"
-"#;
-
-/// slurmd with the NVML plugin compares the printed lines with the MIG devices that the plugin
-/// finds.
-#[test]
-fn printed_gres_lines_with_mig_devices_work_in_a_job() {
-    let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
-    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\nowner = \"slurm\"\n";
-    let own = ["/usr/lib/x86_64-linux-gnu/slurm-wlm", "/usr/lib/aarch64-linux-gnu/slurm-wlm"];
-    let own = own.into_iter().find(|dir| std::path::Path::new(dir).is_dir());
-    let (Some(plugin), Some(own)) = (slurm_nvml_plugin(), own) else { return };
-    let (mut printed, mut able) = (String::new(), true);
-    let start = Site::start(host, config, |setup, host, agent| {
-        let (text, node) = gres_conf(host, agent);
-        assert!(node.contains("gpu:3g.40gb:1") && node.contains("gpu:1g.10gb:2"), "{node}: {text}");
-        let around = setup.dir().join("around");
-        std::fs::create_dir(&around).expect("a directory");
-        let (sim, dir) = (program("gpush-sim").display().to_string(), host.dir().display().to_string());
-        let mut through = vec![sim, "exec".to_owned(), dir, "--".to_owned()];
-        through.extend(["unshare", "--mount", "sh", "-c", WITH_DEVICES, "sh"].map(str::to_owned));
-        through.push(around.display().to_string());
-        let mut attempt = std::process::Command::new(&through[0]);
-        able = attempt.args(&through[1..]).arg("true").status().is_ok_and(|status| status.success());
-        printed.clone_from(&text);
-        if !able {
-            return setup;
-        }
-        let nvml = plugin.parent().expect("a directory").display();
-        setup.gres("gpu", &node, &text).line(&format!("PluginDir={own}:{nvml}")).through(&through)
-    });
-    let Some(site) = start else { return };
-    if !able {
-        return println!("SKIPPED gres.conf with MIG devices: nothing can be mounted over /dev here");
-    }
-    let gpu = site.agent.gpu(0);
-    let devices = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    let devices = devices.filter(|instance| instance.profile == "3g.40gb").flat_map(|instance| &instance.compute);
-    let uuids: Vec<&str> = devices.filter_map(|device| device.uuid.as_deref()).collect();
-    let [uuid] = uuids[..] else { panic!("{uuids:?}") };
-    let ended = site.cluster.run_job(ALICE, &["--gres=gpu:3g.40gb:1"], "env");
-    assert_eq!(ended.variable("CUDA_VISIBLE_DEVICES"), Some(uuid), "{}\n{printed}", ended.output);
-    assert!(ended.variable("GPUSH_LEASE").is_some(), "{}", ended.output);
-    let ended = site.cluster.run_job(ALICE, &["--gres=gpu:1g.10gb:2"], "env");
-    let visible = ended.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-    assert!(visible.split(',').count() == 2 && !visible.contains(uuid), "{}\n{printed}", ended.output);
-    site.assert_clean();
 }

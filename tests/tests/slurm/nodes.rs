@@ -13,26 +13,26 @@ use gpush_tests::{
 use super::{HOST, MPS, completed};
 
 /// A node: its simulated host and its gpushd.
-struct Node {
-    agent: Agent,
+pub(super) struct Node {
+    pub(super) agent: Agent,
     host: Host,
 }
 
 impl Node {
-    fn start() -> Self {
+    pub(super) fn start(config: &str) -> Self {
         let host = Host::up(HOST);
-        let agent = Agent::start(&host, MPS);
+        let agent = Agent::start(&host, config);
         Self { agent, host }
     }
 
-    fn leases(&self) -> Vec<Lease> {
+    pub(super) fn leases(&self) -> Vec<Lease> {
         let leases: Vec<Lease> = serde_json::from_value(self.agent.get("/v1/leases").json()).expect("leases");
         leases.into_iter().filter(|lease| lease.state != LeaseState::Ended).collect()
     }
 }
 
-/// Adds hooks that connect to the gpushd of the node on which they run.
-fn hooks(mut setup: Setup, nodes: &[(&str, &Node)]) -> Setup {
+/// Adds hooks that call the gpushd of the node that runs them.
+pub(super) fn hooks(mut setup: Setup, nodes: &[(&str, &Node)]) -> Setup {
     for (key, verb) in [("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task-prolog")] {
         let case = |(name, node): &(&str, &Node)| {
             let dir = setup.dir().join(name);
@@ -48,7 +48,7 @@ fn hooks(mut setup: Setup, nodes: &[(&str, &Node)]) -> Setup {
 #[test]
 fn job_on_two_nodes_has_a_lease_with_the_agent_of_each() {
     let Some(setup) = Setup::new() else { return };
-    let nodes = [("n1", Node::start()), ("n2", Node::start())];
+    let nodes = [("n1", Node::start(MPS)), ("n2", Node::start(MPS))];
     for (_, node) in &nodes {
         (0..4).for_each(|gpu| drop(reaches(&node.agent, &gpu.to_string(), MpsState::Ready)));
     }

@@ -3,15 +3,20 @@
 //! `SLURM_JOB_GPUS` contains indexes of gres.conf, which are neither minor numbers nor indexes of
 //! the driver. A device is found:
 //!
-//! 1. by its UUID, if `CUDA_VISIBLE_DEVICES` contains UUIDs, as it does for MIG devices;
-//! 2. otherwise by its `UniqueId` or its device file in gres.conf, `/dev/nvidia<minor>`. A MIG
-//!    device has two more device files, with the numbers of its capabilities.
+//! 1. by its UUID, if `CUDA_VISIBLE_DEVICES` has one, as it has for MIG devices;
+//! 2. else by its `UniqueId` in gres.conf, or its device file there, `/dev/nvidia<minor>`. A MIG device has two more files,
+//!    with the numbers of its capabilities;
+//! 3. with `AutoDetect=nvml`, by its place among the driver's GPUs: [`Numbering`].
 
 use std::fmt;
 
 use gpush_api::{SlurmDevice, SlurmGpu};
 
-use super::{GresDevice, HostList, Job, gres_lines::CAPS, lines};
+use super::{
+    GresDevice, Job,
+    gres_lines::CAPS,
+    numbering::{Numbering, Unnumbered},
+};
 use crate::{lease::environment::DeviceUuid, quote::Quoted};
 
 /// Why a device cannot be found.
@@ -44,6 +49,25 @@ pub enum NotMapped {
         /// Number of entries in `CUDA_VISIBLE_DEVICES`.
         visible: usize,
     },
+    /// slurmd finds the devices itself, in an order that is not known.
+    Order {
+        /// The index.
+        index: u32,
+        /// Why the order is not known.
+        why: Unnumbered,
+    },
+}
+
+impl NotMapped {
+    /// Returns whether the node is in order, and only the order of its devices is not known. Then the job is refused,
+    /// and the node stays in use.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Order { .. } => true,
+            Self::NoFile { .. } | Self::NotAGpu { .. } | Self::NotAMigDevice { .. } | Self::Differ { .. } => false,
+        }
+    }
 }
 
 impl fmt::Display for NotMapped {
@@ -62,18 +86,19 @@ impl fmt::Display for NotMapped {
             Self::Differ { indexes, visible } => {
                 write!(f, "SLURM_JOB_GPUS has {indexes} devices, and CUDA_VISIBLE_DEVICES has {visible}")
             }
+            Self::Order { index, why } => write!(f, "cannot tell which GPU has Slurm's index {index}: {why}"),
         }
     }
 }
 
 impl std::error::Error for NotMapped {}
 
-/// Returns the devices of a job, in Slurm's order. `gpu` returns the device of gres.conf that has a
-/// given index.
+/// Returns the devices of a job, in Slurm's order. `numbering` says how slurmd numbers the
+/// devices of the node.
 ///
 /// # Errors
 /// The first device that cannot be found.
-pub fn devices(job: &Job, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<Vec<SlurmDevice>, NotMapped> {
+pub fn devices(job: &Job, numbering: &Numbering) -> Result<Vec<SlurmDevice>, NotMapped> {
     let is_uuid = |entry: &String| DeviceUuid::new(entry).is_ok();
     let uuid = |entry: &String| SlurmDevice::Uuid(entry.clone());
     if job.gres.is_empty() {
@@ -86,14 +111,23 @@ pub fn devices(job: &Job, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<Vec
         }
         let pairs = job.gres.iter().zip(&job.visible);
         return pairs
-            .map(|(index, entry)| if is_uuid(entry) { Ok(uuid(entry)) } else { by_file(*index, &gpu) })
+            .map(|(index, entry)| if is_uuid(entry) { Ok(uuid(entry)) } else { by_index(*index, numbering) })
             .collect();
     }
-    job.gres.iter().map(|index| by_file(*index, &gpu)).collect()
+    job.gres.iter().map(|index| by_index(*index, numbering)).collect()
 }
 
-fn by_file(index: u32, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<SlurmDevice, NotMapped> {
-    let gpu = gpu(index).ok_or(NotMapped::NoFile { index })?;
+fn by_index(index: u32, numbering: &Numbering) -> Result<SlurmDevice, NotMapped> {
+    match numbering {
+        Numbering::Listed(conf) => by_file(index, conf.gpu(index).ok_or(NotMapped::NoFile { index })?),
+        Numbering::Nvml { devices, minors } => {
+            Ok(SlurmDevice::Detected { index, devices: *devices, minors: minors.clone() })
+        }
+        Numbering::Unknown(why) => Err(NotMapped::Order { index, why: *why }),
+    }
+}
+
+fn by_file(index: u32, gpu: &GresDevice) -> Result<SlurmDevice, NotMapped> {
     if let Some(uuid) = gpu.unique_id.as_ref().filter(|uuid| DeviceUuid::new(uuid).is_ok()) {
         return Ok(SlurmDevice::Uuid(uuid.clone()));
     }
@@ -119,26 +153,15 @@ fn mig_device(minor: u32, files: &[String]) -> Option<SlurmDevice> {
     is_its.then_some(SlurmDevice::Mig { minor, gpu_instance: of_gpu / per_instance, compute_instance })
 }
 
-/// Returns the value of `Gres=` for a node in the text of slurm.conf. It determines the order of
-/// GPUs that have types.
-#[must_use]
-pub fn node_gres(slurm_conf: &str, node: &str) -> Option<String> {
-    lines(slurm_conf).iter().find_map(|line| {
-        let pairs = line.pairs().ok()?;
-        let value = |key: &str| pairs.iter().find(|pair| pair.is(key)).map(|pair| pair.value.as_str());
-        let nodes = HostList::parse(value("NodeName")?).ok()?;
-        nodes.contains(node).then(|| value("Gres").map(str::to_owned)).flatten()
-    })
-}
-
-/// Returns whether a job has GPUs with `owner = "slurm"`, while gpushd does not answer. `cached` is
-/// the last list of these GPUs from gpushd. If there is no list, every device counts as such a GPU
-/// if a rule of the config has `owner = "slurm"`.
+/// Returns whether a job has GPUs with `owner = "slurm"`. Used while gpushd does not answer: `cached` is its last list
+/// of these GPUs. Without it, all devices count as such GPUs if a rule of the config has `owner = "slurm"`.
 #[must_use]
 pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: bool) -> bool {
     let Some(cached) = cached else { return has_rule && !devices.is_empty() };
     devices.iter().any(|device| {
         cached.iter().any(|gpu| match device {
+            // Only gpushd knows the order of the driver.
+            SlurmDevice::Detected { .. } => true,
             SlurmDevice::Minor(minor) | SlurmDevice::Mig { minor, .. } => gpu.minor == *minor,
             SlurmDevice::Uuid(uuid) => gpu.uuid == *uuid || gpu.mig_devices.contains(uuid),
         })
@@ -160,40 +183,50 @@ mod tests {
         }
     }
 
-    fn file(index: u32) -> Option<GresDevice> {
+    fn listed() -> Numbering {
         let text = "Name=gpu File=/dev/nvidia[2-3]\nName=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21,\
                     /dev/nvidia-caps/nvidia-cap23\nName=gpu File=/dev/nvidiactl\n\
                     Name=gpu MultipleFiles=/dev/nvidia1,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap13\n";
-        GresConf::parse(text, "n1", |_| None).unwrap().gpu(index).cloned()
-    }
-
-    #[test]
-    fn gres_of_the_node_is_found_in_slurm_conf() {
-        let text = "ClusterName=ci\nNodeName=n[1-2] Gres=gpu:a:2,gpu:b:2\nNodeName=n3 CPUs=1\n";
-        assert_eq!(node_gres(text, "n2").as_deref(), Some("gpu:a:2,gpu:b:2"));
-        assert_eq!((node_gres(text, "n3"), node_gres(text, "n4")), (None, None));
+        Numbering::of(GresConf::parse(text, "n1", |_| None).unwrap(), None)
     }
 
     #[test]
     fn index_of_gres_conf_is_mapped_by_its_device_file() {
-        // CUDA_VISIBLE_DEVICES also contains indexes of Slurm here. They are never used.
-        assert_eq!(devices(&job(&[0], &["0"]), file), Ok(vec![SlurmDevice::Minor(2)]));
-        assert_eq!(devices(&job(&[1, 0], &["1", "0"]), file).unwrap(), [SlurmDevice::Minor(3), SlurmDevice::Minor(2)]);
+        // CUDA_VISIBLE_DEVICES has indexes of Slurm too: they are never used.
+        assert_eq!(devices(&job(&[0], &["0"]), &listed()), Ok(vec![SlurmDevice::Minor(2)]));
+        assert_eq!(
+            devices(&job(&[1, 0], &["1", "0"]), &listed()).unwrap(),
+            [SlurmDevice::Minor(3), SlurmDevice::Minor(2)]
+        );
         // nvidia-cap21 and nvidia-cap23: GPU instance 2, compute instance 1.
         let mig = SlurmDevice::Mig { minor: 0, gpu_instance: 2, compute_instance: 1 };
-        assert_eq!(devices(&job(&[2, 0], &["2", "0"]), file), Ok(vec![mig, SlurmDevice::Minor(2)]));
-        assert!(matches!(devices(&job(&[4], &[]), file), Err(NotMapped::NotAMigDevice { index: 4, .. })));
-        assert_eq!(devices(&job(&[9], &["9"]), file), Err(NotMapped::NoFile { index: 9 }));
-        assert!(matches!(devices(&job(&[3], &[]), file), Err(NotMapped::NotAGpu { index: 3, .. })));
+        assert_eq!(devices(&job(&[2, 0], &["2", "0"]), &listed()), Ok(vec![mig, SlurmDevice::Minor(2)]));
+        assert!(matches!(devices(&job(&[4], &[]), &listed()), Err(NotMapped::NotAMigDevice { index: 4, .. })));
+        assert_eq!(devices(&job(&[9], &["9"]), &listed()), Err(NotMapped::NoFile { index: 9 }));
+        assert!(matches!(devices(&job(&[3], &[]), &listed()), Err(NotMapped::NotAGpu { index: 3, .. })));
+    }
+
+    #[test]
+    fn index_of_a_detected_gpu_is_left_to_gpushd() {
+        let conf = |text: &str| GresConf::parse(text, "n1", |_| None).unwrap();
+        let nvml = Numbering::of(conf("AutoDetect=nvml"), Some("gpu:l4:3,gpu:1g.10gb:1"));
+        let mixed = devices(&job(&[2, 3], &["2", MIG]), &nvml).unwrap();
+        let whole = SlurmDevice::Detected { index: 2, devices: 4, minors: Vec::new() };
+        assert_eq!(mixed, [whole.clone(), SlurmDevice::Uuid(MIG.to_owned())]);
+        let owned = [SlurmGpu { uuid: "GPU-1".to_owned(), minor: 2, mig_devices: Vec::new() }];
+        assert!(is_owned(&[whole.clone()], Some(&owned), false) && !is_owned(&[whole], Some(&[]), true));
+        let unknown = Numbering::of(conf("AutoDetect=nvidia"), Some("gpu:4"));
+        let error = devices(&job(&[2], &["2"]), &unknown).unwrap_err();
+        assert!(error.is_refusal() && error.to_string().contains("index 2"), "{error}");
     }
 
     #[test]
     fn uuid_is_used_where_there_is_one() {
-        assert_eq!(devices(&job(&[4], &[MIG]), file), Ok(vec![SlurmDevice::Uuid(MIG.to_owned())]));
-        let mixed = devices(&job(&[0, 4], &["0", MIG]), file).unwrap();
+        assert_eq!(devices(&job(&[4], &[MIG]), &listed()), Ok(vec![SlurmDevice::Uuid(MIG.to_owned())]));
+        let mixed = devices(&job(&[0, 4], &["0", MIG]), &listed()).unwrap();
         assert_eq!(mixed, [SlurmDevice::Minor(2), SlurmDevice::Uuid(MIG.to_owned())]);
-        assert_eq!(devices(&job(&[0, 4], &[MIG]), file), Err(NotMapped::Differ { indexes: 2, visible: 1 }));
-        assert_eq!(devices(&job(&[], &["NoDevFiles"]), file), Ok(Vec::new()));
+        assert_eq!(devices(&job(&[0, 4], &[MIG]), &listed()), Err(NotMapped::Differ { indexes: 2, visible: 1 }));
+        assert_eq!(devices(&job(&[], &["NoDevFiles"]), &listed()), Ok(Vec::new()));
     }
 
     #[test]

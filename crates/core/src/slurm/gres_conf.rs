@@ -265,9 +265,8 @@ impl GresDevice {
     }
 }
 
-/// Returns the type and count in an element of `Gres=`, such as `gpu:a:2(S:0)`, `gpu:4` or `gpu`;
-/// `None` for another GRES.
-fn gpus_of(element: &str) -> Option<(Option<&str>, u64)> {
+/// Returns the type and count of an element of `Gres=`: `gpu:a:2(S:0)`, `gpu:4`, `gpu`. `None` for another GRES.
+pub(super) fn gpus_of(element: &str) -> Option<(Option<&str>, u64)> {
     let element = element.split('(').next()?.trim();
     let mut words = element.split(':').filter(|word| *word != "no_consume");
     (words.next()? == "gpu").then_some(())?;

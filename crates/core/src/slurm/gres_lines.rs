@@ -48,10 +48,6 @@ pub fn gres_lines(node: &str, gpus: &[Gpu]) -> GresLines {
             lines.notes.push(format!("GPU {} is in mode {mode}: its jobs need a request", gpu.index));
         }
     }
-    if !whole.is_empty() && gpus.iter().any(|gpu| is_mig(&gpu)) {
-        let note = "with AutoDetect=nvml, gpush finds MIG devices only: it fails jobs that need it on whole GPUs here";
-        lines.notes.push(note.to_owned());
-    }
     for (gres_type, minors) in whole {
         lines.records.push(format!("Name=gpu Type={gres_type} File=/dev/nvidia{}", range(&minors)));
     }
@@ -252,7 +248,6 @@ mod tests {
         ];
         insta::assert_snapshot!(gres_lines("n1", &gpus), @r"
         # gres.conf of n1, by `gpushctl slurm gres-conf`
-        # with AutoDetect=nvml, gpush finds MIG devices only: it fails jobs that need it on whole GPUs here
         NodeName=n1 AutoDetect=nvml
         NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia[2-3,1]
         NodeName=n1 Name=gpu Type=1c.3g.40gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap13  # MIG-0

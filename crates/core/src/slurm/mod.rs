@@ -15,10 +15,12 @@
 //! | `environment` | variables of Prolog and Epilog |
 //! | `request` | the share that a job requests, from any source |
 //! | `devices` | the devices that Slurm allocated |
+//! | `numbering` | how slurmd numbers the devices of a node |
 //! | `decide` | the exit status of a hook |
 //! | `file` | the file of a job, and what TaskProlog prints |
 //! | `job_files` | names of the files of jobs, and the file that belongs to a task |
 //! | [`GresConf`] | gres.conf, which maps the index of a GRES device to its device files |
+//! | [`SlurmConf`] | slurm.conf, with the files that it includes |
 //! | [`gres_lines()`] | the lines of gres.conf for a node |
 //! | [`HostList`] | the notation `node[01-04,7]`, which Slurm uses for nodes and for device files |
 //! | [`mod@lines`] | the notation that all files of Slurm have |
@@ -32,7 +34,9 @@ mod gres_lines;
 mod host_list;
 pub mod job_files;
 mod lines;
+pub mod numbering;
 pub mod request;
+mod slurm_conf;
 
 pub use self::{
     environment::Job,
@@ -40,4 +44,5 @@ pub use self::{
     gres_lines::{GresLines, gres_lines},
     host_list::{HostList, HostListError},
     lines::{KeyValue, LineError, LogicalLine, lines},
+    slurm_conf::SlurmConf,
 };

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use gpush_core::slurm::{AutoDetect, GresConf, GresDevice};
+use gpush_core::slurm::{GresConf, GresDevice, numbering::Numbering};
 
-use super::files::Files;
-use crate::{Area, Finding, Host};
+use super::{files::Files, gpus};
+use crate::{Agent, Area, Finding, Host};
 
 const PRINT: &str = "compare it with `gpushctl slurm gres-conf`";
 
-pub(super) fn examine(host: &Host, files: &Files) -> Vec<Finding> {
+pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool) -> Vec<Finding> {
     let Some((node, gres)) = files.node(host) else {
         let message = format!("{} has no NodeName for this host", files.path);
         let hint = "add the lines that `gpushctl slurm gres-conf` prints";
@@ -26,7 +26,7 @@ pub(super) fn examine(host: &Host, files: &Files) -> Vec<Finding> {
     let path = files.sibling("gres.conf");
     let text = host.read(&path).unwrap_or_default();
     let conf = match GresConf::parse(&text, &node, |name| host.read(files.sibling(name))) {
-        Ok(conf) => conf.ordered_by(&gres),
+        Ok(conf) => conf,
         Err(error) => {
             let message = format!("{path} cannot be used: {error}");
             findings.push(Finding::problem(Area::Slurm, message, PRINT));
@@ -37,10 +37,11 @@ pub(super) fn examine(host: &Host, files: &Files) -> Vec<Finding> {
         let message = format!("{path}: {}: key `{}` is not known", unknown.place, unknown.key);
         findings.push(Finding::warning(Area::Slurm, message, "run `slurmd -G`: it refuses keys that it does not know"));
     }
-    // If slurmd detects the devices itself, they are not in the file.
-    if matches!(conf.auto_detect, Some(AutoDetect::Nvml | AutoDetect::Nvidia)) {
-        return findings;
-    }
+    let numbering = Numbering::of(conf, Some(&gres));
+    findings.extend(gpus::order(agent, &path, &numbering, has_owner));
+    findings.extend(gpus::leased_by_users(agent, &path, &numbering));
+    // slurmd finds the other devices itself, and compares them with the file.
+    let Numbering::Listed(conf) = numbering else { return findings };
     let configured = counts.get("gpu").copied().unwrap_or_default();
     let found = conf.gpus().len() as u64;
     if configured > found {

@@ -10,7 +10,14 @@ use gpush_core::{
 use super::files::Files;
 use crate::{Area, Finding, Host};
 
-/// Time in seconds that slurmd needs before and after a hook.
+/// Flags of `PrologFlags` with which slurmd runs Prolog when a job is allocated, as `scontrol show config` says for each
+/// with 22.05 and 24.11. `Serial` and `DeferBatch` alone do not.
+const ALLOC: [&str; 6] = ["Alloc", "Contain", "NoHold", "X11", "RunInJob", "ForceRequeueOnFail"];
+
+/// Flags that create the step `extern`.
+const CONTAIN: [&str; 3] = ["Contain", "X11", "RunInJob"];
+
+/// Time in seconds that slurmd needs around a hook.
 const MARGIN_S: u32 = 5;
 
 pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bool) -> Vec<Finding> {
@@ -19,11 +26,11 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
     let mut warn = |message: &str, cause: String, hint: String| {
         findings.push(Finding::warning(Area::Slurm, message, hint).cause(cause));
     };
-    if !["Alloc", "Contain", "X11", "DeferBatch"].iter().any(|flag| files.has("PrologFlags", flag)) {
+    let has_flag = |flags: &[&str]| flags.iter().any(|flag| files.has("PrologFlags", flag));
+    if !has_flag(&ALLOC) {
         warn(
             "Prolog does not run when a job is allocated",
-            "PrologFlags has neither Alloc nor Contain: an allocation without a step runs Epilog, and never Prolog"
-                .into(),
+            "no flag of PrologFlags has that effect: an allocation without a step runs Epilog, and never Prolog".into(),
             format!("set PrologFlags=Alloc in {path}, then restart slurmctld and slurmd"),
         );
     }
@@ -57,7 +64,7 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
     }
     let sshd = host.read("etc/pam.d/sshd").unwrap_or_default();
     let adopts = lines(&sshd).iter().any(|line| line.text.contains("pam_slurm_adopt"));
-    if adopts && !files.has("PrologFlags", "Contain") {
+    if adopts && !has_flag(&CONTAIN) {
         warn(
             "pam_slurm_adopt cannot put ssh sessions into jobs",
             "it needs the step that PrologFlags=Contain creates".into(),

@@ -4,13 +4,15 @@
 //! |---|---|
 //! | `files` | the files, and where they are |
 //! | `hooks` | Prolog, Epilog and TaskProlog |
-//! | `devices` | gres.conf and the GPUs |
+//! | `devices` | gres.conf and the device files |
+//! | `gpus` | the GPUs that Slurm uses, and those that gpushd knows |
 //! | `excerpt` | the lines of these files for a bug report |
 //! | `limits` | flags, timeouts, and settings that isolate jobs from each other |
 
 mod devices;
 mod excerpt;
 mod files;
+mod gpus;
 mod hooks;
 mod limits;
 
@@ -19,9 +21,9 @@ use gpush_core::config::Config;
 
 pub(crate) use self::excerpt::excerpt;
 use self::files::Files;
-use crate::{Area, Finding, Host};
+use crate::{Agent, Area, Finding, Host};
 
-pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
+pub(crate) fn examine(host: &Host, agent: &Agent, config: &Config) -> Vec<Finding> {
     let is_slurms = |terms: gpush_api::LeaseTerms| terms.owner == LeaseOwner::Slurm;
     let has_owner = config.rules.iter().any(|rule| rule.lease.is_some_and(is_slurms));
     let Some(files) = Files::of(host) else {
@@ -35,7 +37,7 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
     };
     let mut findings = hooks::examine(host, &files, has_owner);
     findings.extend(limits::examine(host, &files, config, has_owner));
-    findings.extend(devices::examine(host, &files));
+    findings.extend(devices::examine(host, agent, &files, has_owner));
     if findings.is_empty() {
         findings.push(Finding::ok(Area::Slurm, format!("{} suits gpush's hooks", files.path)));
     }

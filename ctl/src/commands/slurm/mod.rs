@@ -9,6 +9,7 @@
 //! | `settings` | the config and the flags of a hook |
 //! | `directory` | the files of jobs |
 //! | `call` | requests to gpushd within the time of the hook |
+//! | `mapping` | the devices of a job |
 //! | `prolog`, `epilog`, `task`, `reconcile` | the commands |
 //! | `gres_conf` | lines for gres.conf; the check of a request |
 
@@ -16,6 +17,7 @@ mod call;
 mod directory;
 mod epilog;
 mod gres_conf;
+mod mapping;
 mod prolog;
 mod reconcile;
 mod settings;

@@ -8,15 +8,15 @@
 //!                     └─ no answer, broken: file removed, end noted ──► 0 or 1, by `gpush_core::slurm::decide`
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gpush_api::{SlurmDevice, SlurmJobStart, SlurmOutcome};
 use gpush_core::{
     config::AgentDown,
     slurm::{
-        AutoDetect, GresConf, Job,
+        Job,
         decide::{self, Started, Verdict},
-        devices::{devices, is_owned, node_gres},
+        devices::is_owned,
         file::JobState,
         job_files::HookPlace,
         request::requested,
@@ -27,14 +27,11 @@ use jiff::Timestamp;
 use super::{
     call::{Calls, Unanswered, end_of},
     directory::FileWritten,
-    fail, sentence,
+    fail, mapping, sentence,
     settings::Settings,
     variable,
 };
 use crate::args::{Global, HookFiles, HookLimits};
-
-/// Path of slurm.conf if the variable `SLURM_CONF` is not set. gres.conf is in the same directory.
-const SLURM_CONF: &str = "/etc/slurm/slurm.conf";
 
 pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_conf: Option<&Path>) -> u8 {
     let job = match Job::read(variable) {
@@ -54,7 +51,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         Ok(request) => request,
         Err(error) => return refuse(&settings, &job, vec![error.to_string()], Some(error.hint())),
     };
-    let found = found(&job, gres_conf);
+    let found = mapping::found(&job, gres_conf);
     let allocated: &[SlurmDevice] = found.as_deref().unwrap_or_default();
     // If the devices are not known, every GPU may be a GPU of Slurm.
     let concerned = request.is_some()
@@ -64,11 +61,10 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         };
     if let Err(why) = &found {
         let may_be_owned = settings.has_owner_slurm || directory.owned().is_some_and(|owned| !owned.is_empty());
-        return match (may_be_owned, concerned) {
-            (true, _) => fail(job.id, why),
-            // Only the user's request concerns gpushd. Refuse the request, so that the node stays
-            // in use.
-            (false, true) => refuse(&settings, &job, vec![why.clone()], None),
+        return match (may_be_owned && !why.is_refusal, concerned) {
+            (true, _) => fail(job.id, &why.text),
+            // Only this job cannot be served: the node stays in use.
+            (false, true) => refuse(&settings, &job, vec![why.text.clone()], None),
             (false, false) => 0,
         };
     }
@@ -178,41 +174,4 @@ fn undo(global: &Global, settings: &Settings, job: &Job) {
 
 fn unwritable(settings: &Settings, error: &std::io::Error) -> String {
     format!("cannot write the file of the job in {}: {error}", settings.path.display())
-}
-
-/// Finds the devices of a job.
-fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevice>, String> {
-    if job.gres.is_empty() {
-        return devices(job, |_| None).map_err(|error| error.to_string());
-    }
-    let slurm_conf = variable("SLURM_CONF").filter(|path| !path.is_empty());
-    let slurm_conf = slurm_conf.map_or_else(|| PathBuf::from(SLURM_CONF), PathBuf::from);
-    let path = gres_conf.map_or_else(|| slurm_conf.with_file_name("gres.conf"), Path::to_owned);
-    let around = path.parent().unwrap_or(Path::new("/")).to_owned();
-    let text = match std::fs::read(&path) {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        // A job with MIG devices needs no file, because Slurm names MIG devices by UUID.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
-    };
-    let include = |name: &str| {
-        let bytes = std::fs::read(around.join(name)).ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    let parsed = GresConf::parse(&text, &job.node, include).map_err(|error| format!("{}: {error}", path.display()))?;
-    let gres = std::fs::read_to_string(&slurm_conf).ok().and_then(|text| node_gres(&text, &job.node));
-    let parsed = match gres {
-        Some(gres) => parsed.ordered_by(&gres),
-        None => parsed,
-    };
-    let finds_itself = matches!(parsed.auto_detect, Some(AutoDetect::Nvml | AutoDetect::Nvidia));
-    devices(job, |index| parsed.gpu(index).filter(|_| !finds_itself).cloned()).map_err(|error| {
-        let hint = "print the lines of gres.conf with `gpushctl slurm gres-conf`";
-        match finds_itself {
-            true => {
-                format!("{} has AutoDetect, so it does not say which device an index means: {hint}", path.display())
-            }
-            false => format!("{error}: {hint}"),
-        }
-    })
 }

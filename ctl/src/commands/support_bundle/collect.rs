@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gpush_api::{ApiError, Code, ConfigView, Health, Version};
+use gpush_api::{ApiError, Code, ConfigView, Gpu, Health, RuleView, Version};
 use gpush_client::{AuditQuery, Client, Error, EventQuery};
 use gpush_core::{config::Config, lease::quota::Subject};
 use gpush_doctor::{Agent, Area, Host, examine};
@@ -142,14 +142,15 @@ impl<'c> Answers<'c> {
         let parts = vec![
             part("version.json", "versions of gpushctl, gpushd and the driver", document(Ok(versions))),
             part("status.json", "GPUs, MPS daemons and leases as `gpushctl status` shows them", document(status)),
-            part("gpus.json", "GPUs with the profiles of the driver", document(gpus)),
+            part("gpus.json", "GPUs with the profiles of the driver", document(gpus.as_ref().map_err(Clone::clone))),
             part("leases.json", "leases, and the last ended ones", document(leases)),
             part("operations.json", "the last operations", document(operations)),
             part("events.json", "events that gpushd keeps", document(events)),
             part("audit.json", "who changed what", document(audit)),
-            part("config.json", "the config in effect", document(config)),
+            part("config.json", "the config in effect", document(config.as_ref().map_err(Clone::clone))),
         ];
-        (parts, path, agent(version, health))
+        let rules = config.map(|config| config.rules).unwrap_or_default();
+        (parts, path, agent(version, health, gpus.unwrap_or_default(), rules))
     }
 
     async fn ask<T>(&mut self, what: impl AsyncFnOnce(&mut Client) -> Result<T, Error>) -> Result<T, ApiError> {
@@ -193,13 +194,20 @@ impl<'c> Answers<'c> {
     }
 }
 
-/// Returns the state of gpushd for the doctor.
-fn agent(version: Result<Version, ApiError>, health: Result<Health, ApiError>) -> Agent {
+/// Returns what the doctor must know about gpushd.
+fn agent(
+    version: Result<Version, ApiError>,
+    health: Result<Health, ApiError>,
+    gpus: Vec<Gpu>,
+    rules: Vec<RuleView>,
+) -> Agent {
     match (version, health) {
         (Ok(version), Ok(health)) => Agent::Reached {
             version: version.agent,
             own: env!("CARGO_PKG_VERSION").to_owned(),
             troubles: health.errors,
+            gpus,
+            rules,
         },
         (Err(error), _) | (_, Err(error)) => Agent::Unreachable(error),
     }

@@ -56,15 +56,30 @@ fn job_without_gres_creates_no_mig_device() {
     assert!(node.agent().gpu(0).mig.is_none_or(|mig| mig.instances.is_empty()));
 }
 
-/// Earlier, if gres.conf did not name the devices, a comment made Prolog fail and drained the node.
+/// Faults: on a node whose slurmd finds the devices itself, a comment failed Prolog, and so drained the node; and with
+/// `owner = "slurm"`, every job did.
 #[test]
-fn request_on_devices_without_a_file_is_refused() {
-    let node = Node::two_gpus("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mps\"\n");
-    std::fs::write(&node.gres_conf, "AutoDetect=nvml\n").expect("gres.conf can be written");
-    node.prolog(&Job::new(60).on("0"));
-    let refused = node.refusal(&Job::new(61).on("0").with("SLURM_JOB_COMMENT", "mps"));
-    assert!(refused.contains("AutoDetect"), "{refused}");
-    node.epilog(&Job::new(61).on("0"));
+fn devices_whose_order_is_not_known_fail_the_job_and_not_the_node() {
+    for (owner, detect, gres, reason) in [
+        ("", "nvml", "NodeName=n2 Gres=gpu:2", "slurm.conf has no Gres= with GPUs for the node"),
+        ("owner = \"slurm\"\n", "nvml", "", "slurm.conf has no Gres= with GPUs for the node"),
+        ("owner = \"slurm\"\n", "nvidia", "NodeName=n1 Gres=gpu:2", "gres.conf has AutoDetect=nvidia"),
+        ("owner = \"slurm\"\n", "nvml", "NodeName=n1 Gres=gpu:3", "slurm.conf has 3 GPUs and MIG devices"),
+    ] {
+        let node = Node::two_gpus(&format!("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n{owner}"));
+        std::fs::write(&node.gres_conf, format!("AutoDetect={detect}\n")).expect("gres.conf can be written");
+        let slurm_conf = node.host.scratch("slurm.conf");
+        std::fs::write(&slurm_conf, format!("{gres}\n")).expect("slurm.conf can be written");
+        let job = |id| Job::new(id).on("0").with("SLURM_CONF", slurm_conf.display());
+        if owner.is_empty() {
+            node.prolog(&job(60));
+            node.epilog(&job(60));
+        }
+        let comment = if owner.is_empty() { "gpush:whole" } else { "" };
+        let refused = node.refusal(&job(61).with("SLURM_JOB_COMMENT", comment));
+        assert!(refused.contains("Slurm's index 0") && refused.contains(reason), "{refused}");
+        node.epilog(&job(61));
+    }
 }
 
 /// No text that a user writes may make Prolog fail.

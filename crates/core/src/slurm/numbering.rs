@@ -1,0 +1,228 @@
+//! How slurmd numbers the devices of a node.
+
+use std::fmt;
+
+use gpush_api::Gpu;
+
+use super::{AutoDetect, GresConf, GresDevice, gres_conf::gpus_of};
+
+/// The order in which slurmd numbers the GPUs and MIG devices of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Numbering {
+    /// The order of gres.conf, and of the types in slurm.conf.
+    Listed(GresConf),
+    /// slurmd finds the devices itself through NVML (`AutoDetect=nvml`). Whatever the order in gres.conf and slurm.conf,
+    /// it sorts whole GPUs by their position in the driver's list, and MIG devices by their position on their GPU: the
+    /// first MIG device of each GPU is next to the first GPU. Compared with slurmd 22.05.
+    Nvml {
+        /// Number of GPUs and MIG devices that slurm.conf gives the node.
+        devices: u32,
+        /// Minor number of the GPU of each device in gres.conf. Empty if gres.conf does not list all devices of the node:
+        /// then their numbers are known only if the node uses all devices of the host.
+        minors: Vec<u32>,
+    },
+    /// Not known.
+    Unknown(Unnumbered),
+}
+
+/// Why the order of the devices is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Unnumbered {
+    /// `AutoDetect=nvidia`: slurmd sorts the device files by their names, in a way that differs between versions.
+    Nvidia,
+    /// `AutoDetect=nvml`, and slurm.conf says no number of GPUs for the node.
+    NoGres,
+}
+
+impl fmt::Display for Unnumbered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nvidia => "gres.conf has AutoDetect=nvidia",
+            Self::NoGres => "gres.conf has AutoDetect=nvml, and slurm.conf has no Gres= with GPUs for the node",
+        })
+    }
+}
+
+impl Numbering {
+    /// Returns how slurmd numbers the devices of a node. `node_gres` is the `Gres=` of the node in slurm.conf, if known.
+    #[must_use]
+    pub fn of(conf: GresConf, node_gres: Option<&str>) -> Self {
+        match conf.auto_detect {
+            Some(AutoDetect::Nvidia) => return Self::Unknown(Unnumbered::Nvidia),
+            Some(AutoDetect::Nvml) => {}
+            None | Some(AutoDetect::Off | AutoDetect::Other(_)) => {
+                return Self::Listed(match node_gres {
+                    Some(gres) => conf.ordered_by(gres),
+                    None => conf,
+                });
+            }
+        }
+        let counts = node_gres.unwrap_or_default().split(',').filter_map(gpus_of);
+        let devices = counts.fold(0u64, |sum, (_, count)| sum.saturating_add(count));
+        let devices = u32::try_from(devices).unwrap_or(u32::MAX);
+        if devices == 0 {
+            return Self::Unknown(Unnumbered::NoGres);
+        }
+        let minors: Vec<u32> = conf.gpus().iter().filter_map(GresDevice::minor).collect();
+        // If slurm.conf has more or fewer devices, slurmd adds or drops some.
+        let lists_all = conf.gpus().len() == devices as usize && minors.len() == conf.gpus().len();
+        Self::Nvml { devices, minors: if lists_all { minors } else { Vec::new() } }
+    }
+}
+
+/// Returns the whole GPU to which slurmd gave an index when it found the devices through NVML. `None` if slurmd does not
+/// use the devices that the host has now: then the index can mean another GPU. The numbers are those of
+/// [`Numbering::Nvml`].
+///
+/// At one position, slurmd has at most one whole GPU, in any order with MIG devices. MIG devices have UUIDs, so the index
+/// is that of the whole GPU.
+#[must_use]
+pub fn whole_gpu<'a>(gpus: &'a [Gpu], index: u32, devices: u32, minors: &[u32]) -> Option<&'a Gpu> {
+    let used = used(gpus, devices, minors)?;
+    let has_device_at = |gpu: &Gpu, position: u32| match is_whole(gpu) {
+        true => gpu.index == position,
+        false => (position as usize) < count(gpu),
+    };
+    let mut before = 0;
+    for position in 0..=gpus.iter().map(|gpu| gpu.index).max()? {
+        let here = used.iter().filter(|gpu| has_device_at(gpu, position)).count();
+        if (before..before + here).contains(&(index as usize)) {
+            return used.into_iter().find(|gpu| is_whole(gpu) && gpu.index == position);
+        }
+        before += here;
+    }
+    None
+}
+
+/// Returns the GPUs that slurmd uses whole or by MIG devices, when it found them through NVML. `None` if they are not those
+/// that the host has now. The numbers are those of [`Numbering::Nvml`].
+#[must_use]
+pub fn used<'a>(gpus: &'a [Gpu], devices: u32, minors: &[u32]) -> Option<Vec<&'a Gpu>> {
+    let listed = |gpu: &Gpu| minors.iter().filter(|minor| **minor == gpu.minor).count();
+    let used: Vec<&Gpu> = gpus.iter().filter(|gpu| minors.is_empty() || listed(gpu) > 0).collect();
+    let is_complete = minors.is_empty() || used.iter().all(|gpu| listed(gpu) == count(gpu));
+    (is_complete && used.iter().map(|gpu| count(gpu)).sum::<usize>() == devices as usize).then_some(used)
+}
+
+/// Returns whether a GPU is not divided by MIG.
+#[must_use]
+pub fn is_whole(gpu: &Gpu) -> bool {
+    gpu.mig.as_ref().is_none_or(|mig| !mig.enabled)
+}
+
+/// Returns the number of devices that a GPU has for Slurm: 1, or the number of its MIG devices.
+#[must_use]
+pub fn count(gpu: &Gpu) -> usize {
+    if is_whole(gpu) {
+        return 1;
+    }
+    gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| instance.compute.len()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{ComputeInstance, GpuInstance, Placement};
+
+    use super::*;
+    use crate::preset;
+
+    /// Four GPUs with these minor numbers and numbers of MIG devices.
+    fn host(minors: [u32; 4], mig_devices: [u32; 4]) -> Vec<Gpu> {
+        let mut gpus = preset::gpus("dgx-h100").expect("a preset");
+        gpus.truncate(4);
+        for ((gpu, minor), count) in gpus.iter_mut().zip(minors).zip(mig_devices) {
+            gpu.minor = minor;
+            let mig = gpu.mig.as_mut().expect("MIG");
+            mig.enabled = count > 0;
+            mig.instances = (0..count).map(instance).collect();
+        }
+        gpus
+    }
+
+    fn instance(id: u32) -> GpuInstance {
+        let compute = ComputeInstance {
+            id: 0,
+            profile_id: 0,
+            profile: "1g.10gb".to_owned(),
+            placement: None,
+            uuid: Some(format!("MIG-{id}")),
+            processes: Vec::new(),
+        };
+        GpuInstance {
+            id,
+            profile_id: 0,
+            profile: "1g.10gb".to_owned(),
+            placement: Placement { start: 0, size: 1 },
+            memory: None,
+            compute: vec![compute],
+            processes: Vec::new(),
+        }
+    }
+
+    /// Indexes of the driver, by Slurm's index.
+    fn found(gpus: &[Gpu], indexes: std::ops::Range<u32>, devices: u32, minors: &[u32]) -> Vec<Option<u32>> {
+        indexes.map(|index| whole_gpu(gpus, index, devices, minors).map(|gpu| gpu.index)).collect()
+    }
+
+    #[test]
+    fn whole_gpus_have_the_order_of_the_driver() {
+        let mut gpus = host([2, 0, 3, 1], [0; 4]);
+        gpus.reverse();
+        assert_eq!(found(&gpus, 0..5, 4, &[]), [Some(0), Some(1), Some(2), Some(3), None]);
+        // gres.conf lists them in another order.
+        assert_eq!(found(&gpus, 0..3, 2, &[1, 0]), [Some(1), Some(3), None]);
+    }
+
+    /// The order that slurmd 22.05 printed for such hosts: MIG devices between whole GPUs.
+    #[test]
+    fn mig_devices_are_between_whole_gpus() {
+        let gpus = host([2, 3, 1, 0], [2, 0, 0, 0]);
+        // Positions: MIG 0 | MIG 1, GPU 1 | GPU 2 | GPU 3.
+        assert_eq!(found(&gpus, 0..6, 5, &[]), [None, Some(1), Some(1), Some(2), Some(3), None]);
+        assert_eq!(found(&gpus, 0..4, 4, &[1, 0, 2, 2]), [None, None, Some(2), Some(3)]);
+        let gpus = host([0, 1, 2, 3], [0, 7, 0, 0]);
+        // GPU 0, MIG 0 | MIG 1 | GPU 2, MIG 2 | GPU 3, MIG 3 | MIG 4, …
+        let whole = [Some(0), Some(0), None, Some(2), Some(2), Some(3), Some(3), None];
+        assert_eq!(found(&gpus, 0..8, 10, &[]), whole);
+    }
+
+    #[test]
+    fn other_devices_than_those_of_slurmd_have_no_order() {
+        let gpus = host([0, 1, 2, 3], [2, 0, 0, 0]);
+        for (devices, minors) in [(4, &[][..]), (6, &[]), (2, &[1, 7]), (2, &[0, 1]), (3, &[0, 0, 0])] {
+            assert_eq!(found(&gpus, 0..4, devices, minors), [None; 4], "{devices} {minors:?}");
+        }
+    }
+
+    fn of(text: &str, gres: Option<&str>) -> Numbering {
+        Numbering::of(GresConf::parse(text, "n1", |_| None).expect("a gres.conf"), gres)
+    }
+
+    fn nvml(devices: u32, minors: &[u32]) -> Numbering {
+        Numbering::Nvml { devices, minors: minors.to_vec() }
+    }
+
+    #[test]
+    fn lines_decide_unless_slurmd_detects_the_devices() {
+        let text = "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0";
+        let minors = |numbering| match numbering {
+            Numbering::Listed(conf) => conf.gpus().iter().filter_map(GresDevice::minor).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(minors(of(text, Some("gpu:a:1,gpu:b:1"))), [0, 1]);
+        assert_eq!(minors(of(&format!("AutoDetect=off\n{text}"), None)), [1, 0]);
+        assert_eq!(minors(of(&format!("AutoDetect=rsmi\n{text}"), None)), [1, 0]);
+    }
+
+    #[test]
+    fn detected_devices_have_a_number_if_their_count_is_known() {
+        assert_eq!(of("AutoDetect=nvml", Some("gpu:l4:2,gpu:1g.10gb:3(S:0),mps:200")), nvml(5, &[]));
+        let listed = "AutoDetect=nvml\nName=gpu File=/dev/nvidia[3,1]\nName=gpu MultipleFiles=/dev/nvidia0,/c1,/c2";
+        assert_eq!(of(listed, Some("gpu:3")), nvml(3, &[3, 1, 0]));
+        assert_eq!(of(listed, Some("gpu:2")), nvml(2, &[]));
+        assert_eq!(of(listed, Some("gpu:8")), nvml(8, &[]));
+        let unknown = Numbering::Unknown(Unnumbered::NoGres);
+        assert_eq!((of(listed, None), of(listed, Some("mps:100"))), (unknown.clone(), unknown));
+        assert_eq!(of("AutoDetect=nvidia", Some("gpu:4")), Numbering::Unknown(Unnumbered::Nvidia));
+    }
+}

@@ -1,0 +1,139 @@
+//! slurm.conf with the files that it includes, as far as gpush needs it.
+
+use super::{HostList, KeyValue, lines};
+
+/// How deep files may include each other.
+const DEEPEST: usize = 16;
+
+/// The pairs of slurm.conf. Lines that slurmd refuses are left out: it says so itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SlurmConf {
+    /// Pairs of all lines that do not describe nodes, in order.
+    pub settings: Vec<KeyValue>,
+    /// Pairs of each line that describes nodes, in order.
+    pub nodes: Vec<Vec<KeyValue>>,
+}
+
+impl SlurmConf {
+    /// Parses the text of slurm.conf. `read_include` returns the text of an included file; a relative path is relative to
+    /// the directory of slurm.conf.
+    pub fn parse(text: &str, read_include: impl Fn(&str) -> Option<String>) -> Self {
+        let mut conf = Self::default();
+        conf.read(text, &read_include, 0);
+        conf
+    }
+
+    fn read(&mut self, text: &str, read_include: &dyn Fn(&str) -> Option<String>, depth: usize) {
+        for line in lines(text) {
+            if let Some(included) = line.include() {
+                let path = included.replace("%c", self.get("ClusterName").unwrap_or_default());
+                if depth < DEEPEST
+                    && let Some(text) = read_include(&path)
+                {
+                    self.read(&text, read_include, depth + 1);
+                }
+                continue;
+            }
+            let Ok(pairs) = line.pairs() else { continue };
+            if pairs.first().is_some_and(|pair| pair.is("NodeName")) {
+                self.nodes.push(pairs);
+            } else {
+                self.settings.extend(pairs);
+            }
+        }
+    }
+
+    /// Returns the last value of a setting.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.settings.iter().rev().find(|pair| pair.is(key)).map(|pair| pair.value.as_str())
+    }
+
+    /// Returns the line of the first node whose `NodeName` or one of these other keys suits, with the values of the lines
+    /// `NodeName=DEFAULT` before it.
+    fn node(&self, keys: &[&str], name: &str) -> Option<Vec<KeyValue>> {
+        let mut defaults: Vec<KeyValue> = Vec::new();
+        for line in &self.nodes {
+            if value(line, "NodeName").is_some_and(|names| names.eq_ignore_ascii_case("DEFAULT")) {
+                defaults.retain(|old| !line.iter().any(|new| new.is(&old.key)));
+                defaults.extend(line.iter().filter(|pair| !pair.is("NodeName")).cloned());
+                continue;
+            }
+            let contains = |list: &str| HostList::parse(list).is_ok_and(|list| list.contains(name));
+            if keys.iter().any(|key| value(line, key).is_some_and(contains)) {
+                let inherited = defaults.into_iter().filter(|pair| value(line, &pair.key).is_none());
+                return Some(line.iter().cloned().chain(inherited).collect());
+            }
+        }
+        None
+    }
+
+    /// Returns the `Gres=` of a node, which decides the number of GPUs and the order of their types.
+    #[must_use]
+    pub fn node_gres(&self, node: &str) -> Option<String> {
+        value(&self.node(&["NodeName"], node)?, "Gres").map(str::to_owned)
+    }
+
+    /// Returns the name of the node on a host, and its `Gres=`. A line for several nodes has the host's name as the node.
+    #[must_use]
+    pub fn node_of_host(&self, host: &str) -> Option<(String, String)> {
+        let line = self.node(&["NodeHostname", "NodeName"], host)?;
+        let node = value(&line, "NodeName").filter(|node| !node.contains(['[', ',']));
+        let gres = value(&line, "Gres").unwrap_or_default().to_owned();
+        Some((node.unwrap_or(host).to_owned(), gres))
+    }
+}
+
+/// Returns the last value of a key: Slurm uses that.
+fn value<'a>(line: &'a [KeyValue], key: &str) -> Option<&'a str> {
+    line.iter().rev().find(|pair| pair.is(key)).map(|pair| pair.value.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> SlurmConf {
+        SlurmConf::parse(text, |path| {
+            let text = match path {
+                "nodes.conf" => "NodeName=n[1-2] CPUs=1\ninclude ci/more.conf\n",
+                "ci/more.conf" => "NodeName=n3 Gres=gpu:b:1\nPrologFlags=Alloc\n",
+                "loop" => "Include loop\n",
+                _ => return None,
+            };
+            Some(text.to_owned())
+        })
+    }
+
+    #[test]
+    fn included_files_are_read_in_their_place() {
+        let conf =
+            parse("ClusterName=ci\nNodeName=DEFAULT Gres=gpu:a:2\nInclude nodes.conf\nInclude none\nInclude loop\n");
+        assert_eq!(conf.node_gres("n2").as_deref(), Some("gpu:a:2"));
+        assert_eq!(conf.node_gres("n3").as_deref(), Some("gpu:b:1"));
+        assert_eq!(conf.get("prologflags"), Some("Alloc"));
+        // The name of the cluster in a path.
+        let conf = parse("ClusterName=ci\nInclude %c/more.conf\n");
+        assert_eq!(conf.node_gres("n3").as_deref(), Some("gpu:b:1"));
+    }
+
+    #[test]
+    fn defaults_apply_to_later_nodes_without_the_key() {
+        let conf = parse(
+            "NodeName=n1 CPUs=1\nNodeName=DEFAULT Gres=gpu:1 CPUs=8\nNodeName=n2\nNodeName=default gres=gpu:2\n\
+             NodeName=n3\nNodeName=n4 Gres=gpu:4\nbroken\n",
+        );
+        let gres = |node| conf.node_gres(node);
+        assert_eq!((gres("n1"), gres("n5"), gres("DEFAULT")), (None, None, None));
+        assert_eq!([gres("n2"), gres("n3"), gres("n4")].map(Option::unwrap), ["gpu:1", "gpu:2", "gpu:4"]);
+    }
+
+    #[test]
+    fn host_is_found_by_its_host_name_or_node_name() {
+        let conf = parse("NodeName=DEFAULT Gres=gpu:2\nNodeName=a NodeHostname=h1\nNodeName=h[2-3] Gres=gpu:3\n");
+        let node = |host| conf.node_of_host(host);
+        assert_eq!(node("h1"), Some(("a".to_owned(), "gpu:2".to_owned())));
+        assert_eq!(node("h3"), Some(("h3".to_owned(), "gpu:3".to_owned())));
+        assert_eq!(node("h4"), None);
+    }
+}

@@ -1,0 +1,60 @@
+//! The GPUs that Slurm uses, and those that gpushd knows.
+
+use gpush_api::LeaseOwner;
+use gpush_core::slurm::{
+    GresDevice,
+    numbering::{Numbering, count, is_whole, used},
+};
+
+use crate::{Agent, Area, Finding};
+
+/// Whether gpush can tell which GPU has an index, where slurmd finds the devices itself. Otherwise jobs fail.
+pub(super) fn order(agent: &Agent, path: &str, numbering: &Numbering, has_owner: bool) -> Option<Finding> {
+    let (gpus, _) = agent.gpus();
+    let cause = match numbering {
+        Numbering::Listed(_) => return None,
+        Numbering::Unknown(why) => why.to_string(),
+        // Without gpushd, the devices are not known.
+        Numbering::Nvml { .. } if gpus.is_empty() => return None,
+        Numbering::Nvml { devices, minors } => {
+            if used(gpus, *devices, minors).is_some() || !gpus.iter().any(is_whole) {
+                return None;
+            }
+            let total: usize = gpus.iter().map(count).sum();
+            let listed = if minors.is_empty() { "" } else { ", and gres.conf lists others" };
+            format!("slurm.conf has {devices} GPUs and MIG devices for the node, the driver has {total}{listed}")
+        }
+    };
+    let message = "gpush cannot tell which GPU has an index of Slurm: it fails jobs that need it on whole GPUs";
+    let hint = format!(
+        "write the lines of `gpushctl slurm gres-conf` to {path} and its Gres= to slurm.conf, with AutoDetect=off unless \
+         it prints MIG devices; then restart slurmctld and slurmd"
+    );
+    let found = if has_owner { Finding::problem } else { Finding::warning };
+    Some(found(Area::Slurm, message, hint).cause(cause))
+}
+
+/// GPUs of Slurm that users can lease as well: then a job and a lease of a user can have the same GPU.
+pub(super) fn leased_by_users(agent: &Agent, path: &str, numbering: &Numbering) -> Option<Finding> {
+    let (gpus, rules) = agent.gpus();
+    let minors: Option<Vec<u32>> = match numbering {
+        Numbering::Listed(conf) => Some(conf.gpus().iter().filter_map(GresDevice::minor).collect()),
+        Numbering::Nvml { minors, .. } if !minors.is_empty() => Some(minors.clone()),
+        // slurmd uses what it finds.
+        Numbering::Nvml { .. } | Numbering::Unknown(_) => None,
+    };
+    let of_users = rules.iter().filter(|rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Users));
+    let of_users: Vec<u32> = of_users.flat_map(|rule| rule.claims.iter().copied()).collect();
+    let of_both = gpus.iter().filter(|gpu| minors.as_ref().is_none_or(|minors| minors.contains(&gpu.minor)));
+    let of_both: Vec<String> =
+        of_both.filter(|gpu| of_users.contains(&gpu.index)).map(|gpu| gpu.index.to_string()).collect();
+    if of_both.is_empty() {
+        return None;
+    }
+    let list = of_both.join(", ");
+    let message = format!("a job and the lease of a user can have the same GPU: {list}");
+    let cause = format!("{path} gives these GPUs to Slurm, and their rules lack owner = \"slurm\"");
+    let hint = "add owner = \"slurm\" to the rules in /etc/gpush/config.toml and run `gpushctl config reload`; or leave the \
+                GPUs out of gres.conf: `gpushctl slurm gres-conf GPU…` prints the lines of the others";
+    Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
+}

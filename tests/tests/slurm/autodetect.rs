@@ -1,0 +1,213 @@
+//! `AutoDetect=nvml`: slurmd finds the devices with Debian's NVML plugin and the simulated driver.
+
+use std::{fs, path::Path, process::Command};
+
+use gpush_tests::{
+    host::{Host, program},
+    slurm::{ALICE, Setup, Site},
+    tools::slurm_nvml_plugin,
+};
+use nix::sys::signal::Signal;
+
+use super::{
+    WHOLE, completed,
+    mapping::{MINORS, gres_conf, shuffled},
+    wait_for_output,
+};
+
+/// Starts a program with the device files of GPUs and MIG devices in `/dev`, in a directory in memory over the host's
+/// `/dev`.
+const WITH_DEVICES: &str = r#"set -e
+mount -t tmpfs none "$1"
+mkdir "$1/upper" "$1/work"
+mount -t overlay none -o "lowerdir=/dev,upperdir=$1/upper,workdir=$1/work" /dev
+shift
+mkdir -p /dev/nvidia-caps
+for minor in 0 1 2 3; do
+    mknod -m 666 "/dev/nvidia$minor" c 195 "$minor"
+done
+for minor in $(sed 's/.* //' /proc/driver/nvidia-caps/mig-minors 2>/dev/null); do
+    mknod -m 444 "/dev/nvidia-caps/nvidia-cap$minor" c 240 "$minor"
+done
+exec "$@"
+"#;
+
+/// Arguments that start a program through [`WITH_DEVICES`], which writes below this directory.
+fn with_devices(around: &Path) -> Vec<String> {
+    fs::create_dir_all(around).expect("a directory");
+    let program = ["unshare", "--mount", "sh", "-c", WITH_DEVICES, "sh"].map(str::to_owned);
+    program.into_iter().chain([around.display().to_string()]).collect()
+}
+
+/// Returns the directories of Slurm's plugins with that for NVML. `None` if slurmd cannot use it here; a skip is reported.
+fn plugins() -> Option<String> {
+    let own = ["/usr/lib/x86_64-linux-gnu/slurm-wlm", "/usr/lib/aarch64-linux-gnu/slurm-wlm"];
+    let own = own.into_iter().find(|dir| Path::new(dir).is_dir())?;
+    let nvml = slurm_nvml_plugin()?;
+    let around = tempfile::tempdir().expect("a temporary directory");
+    let attempt = with_devices(around.path());
+    let attempt = Command::new(&attempt[0]).args(&attempt[1..]).arg("true").status();
+    if !attempt.is_ok_and(|status| status.success()) {
+        println!("SKIPPED slurmd with NVML: nothing can be mounted over /dev here");
+        return None;
+    }
+    Some(format!("{own}:{}", nvml.parent().expect("a directory").display()))
+}
+
+/// Starts slurmd with its NVML plugin and the simulated driver of a host.
+fn with_nvml(setup: Setup, host: &Host, plugins: &str) -> Setup {
+    let (sim, dir) = (program("gpush-sim").display().to_string(), host.dir().display().to_string());
+    let mut through = vec![sim, "exec".to_owned(), dir, "--".to_owned()];
+    through.extend(with_devices(&setup.dir().join("around")));
+    setup.line(&format!("PluginDir={plugins}")).through(&through)
+}
+
+/// Runs a job, and returns the devices of its lease, sorted.
+#[track_caller]
+fn devices(site: &Site, gres: &str) -> Vec<String> {
+    let ended = site.cluster.run_job(ALICE, &[gres], "env");
+    assert!(ended.variable("GPUSH_LEASE").is_some(), "{gres}: {}\n{}", ended.output, site.cluster.logs());
+    let visible = ended.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let mut devices: Vec<String> = visible.split(',').map(str::to_owned).collect();
+    devices.sort_unstable();
+    devices
+}
+
+/// Fault: every job with a whole GPU of `owner = "slurm"` drained the node.
+#[test]
+fn whole_gpus_are_found_in_the_order_of_the_driver() {
+    let Some(plugins) = plugins() else { return };
+    let gres = |setup: Setup, host: &Host| with_nvml(setup, host, &plugins).gres("gpu", "gpu:4", "AutoDetect=nvml\n");
+    let Some(site) = Site::start(&shuffled(), WHOLE, |setup, host, _| gres(setup, host)) else { return };
+    let gpus = site.agent.gpus();
+    assert_eq!(gpus.iter().map(|gpu| gpu.minor).collect::<Vec<_>>(), MINORS);
+    for (count, expected) in [(1, &gpus[..1]), (3, &gpus[..3])] {
+        let mut uuids: Vec<String> = expected.iter().map(|gpu| gpu.uuid.clone()).collect();
+        uuids.sort_unstable();
+        assert_eq!(devices(&site, &format!("--gres=gpu:{count}")), uuids);
+    }
+    site.assert_clean();
+}
+
+/// slurmd numbers detected GPUs in the order of the driver, also where slurm.conf has the types in another order.
+#[test]
+fn types_of_slurm_conf_do_not_change_the_order_of_detected_gpus() {
+    let Some(plugins) = plugins() else { return };
+    let host = "[[gpu]]\nmodel = \"l4\"\nminor = 3\n[[gpu]]\nmodel = \"h100-80-sxm\"\nminor = 1\nmig = false\n\
+                [[gpu]]\nmodel = \"l4\"\nminor = 0\n[[gpu]]\nmodel = \"h100-80-sxm\"\nminor = 2\nmig = false\n";
+    let gres = |setup: Setup, host: &Host| {
+        with_nvml(setup, host, &plugins).gres("gpu", "gpu:h100:2,gpu:l4:2", "AutoDetect=nvml\n")
+    };
+    let Some(site) = Site::start(host, WHOLE, |setup, host, _| gres(setup, host)) else { return };
+    let gpus = site.agent.gpus();
+    assert_eq!(devices(&site, "--gres=gpu:h100:1"), [gpus[1].uuid.as_str()]);
+    assert_eq!(devices(&site, "--gres=gpu:l4:1"), [gpus[0].uuid.as_str()]);
+    let mut both = [gpus[0].uuid.clone(), gpus[2].uuid.clone()];
+    both.sort_unstable();
+    assert_eq!(devices(&site, "--gres=gpu:l4:2"), both);
+    site.assert_clean();
+}
+
+/// The printed lines of a node with whole GPUs and MIG devices, of which Slurm gets only some, name what slurmd finds.
+#[test]
+fn printed_lines_of_a_node_with_whole_gpus_and_mig_devices_serve_both() {
+    let Some(plugins) = plugins() else { return };
+    let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\nminor = 2\n[[gpu]]\nmodel = \"l4\"\nminor = 3\n\
+                [[gpu]]\nmodel = \"l4\"\nminor = 1\n[[gpu]]\nmodel = \"l4\"\nminor = 0\n";
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\nowner = \"slurm\"\n\
+                  [[gpu]]\nmatch = [\"2-3\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+    let start = Site::start(host, config, |setup, host, agent| {
+        let (text, node) = gres_conf(host, agent, &["0", "2-3"]);
+        with_nvml(setup, host, &plugins).gres("gpu", &node, &text)
+    });
+    let Some(site) = start else { return };
+    let gpus = site.agent.gpus();
+    assert_eq!(devices(&site, "--gres=gpu:l4:1"), [gpus[2].uuid.as_str()]);
+    let mut both = [gpus[2].uuid.clone(), gpus[3].uuid.clone()];
+    both.sort_unstable();
+    assert_eq!(devices(&site, "--gres=gpu:l4:2"), both);
+    let mig = gpus[0].mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
+    let mut mig: Vec<String> = mig.filter_map(|device| device.uuid.clone()).collect();
+    mig.sort_unstable();
+    assert_eq!(devices(&site, "--gres=gpu:1g.10gb:2"), mig);
+    site.assert_clean();
+}
+
+/// slurmd with its NVML plugin compares the printed lines with the MIG devices that it finds.
+#[test]
+fn printed_lines_with_mig_devices_are_accepted_and_a_job_gets_one() {
+    let Some(plugins) = plugins() else { return };
+    let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\nowner = \"slurm\"\n";
+    let start = Site::start(host, config, |setup, host, agent| {
+        let (text, node) = gres_conf(host, agent, &[]);
+        assert!(node.contains("gpu:3g.40gb:1") && node.contains("gpu:1g.10gb:2"), "{node}: {text}");
+        with_nvml(setup, host, &plugins).gres("gpu", &node, &text)
+    });
+    let Some(site) = start else { return };
+    let gpu = site.agent.gpu(0);
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let large = instances.filter(|instance| instance.profile == "3g.40gb").flat_map(|instance| &instance.compute);
+    let uuids: Vec<&str> = large.filter_map(|device| device.uuid.as_deref()).collect();
+    let [uuid] = uuids[..] else { panic!("{uuids:?}") };
+    assert_eq!(devices(&site, "--gres=gpu:3g.40gb:1"), [uuid]);
+    let small = devices(&site, "--gres=gpu:1g.10gb:2");
+    assert!(small.len() == 2 && !small.iter().any(|one| one == uuid), "{small:?}");
+    site.assert_clean();
+}
+
+/// The commands of docs/slurm.md, section "Change the MIG layout", for 22.05.
+#[test]
+fn mig_layout_is_changed_on_a_drained_node() {
+    let Some(plugins) = plugins() else { return };
+    let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"l4\"\n";
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\nowner = \"slurm\"\n\
+                  [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+    let start = Site::start(host, config, |setup, host, agent| {
+        let (text, node) = gres_conf(host, agent, &[]);
+        with_nvml(setup, host, &plugins).gres("gpu", &node, &text)
+    });
+    let Some(mut site) = start else { return };
+    let before = devices(&site, "--gres=gpu:3g.40gb:1");
+    let go = site.cluster.dir().join("go");
+    let last = site.cluster.sbatch(
+        ALICE,
+        &["--gres=gpu:1g.10gb:1"],
+        &format!("echo begun; while [ ! -e '{}' ]; do sleep 0.1; done", go.display()),
+    );
+    wait_for_output(&site, last, "begun");
+
+    site.cluster.run("scontrol", &["update", "nodename=n1", "state=drain", "reason=MIG layout"]);
+    fs::write(&go, "").expect("a file");
+    completed(site.cluster.ended(last));
+    assert_eq!(site.cluster.run("squeue", &["-h", "-w", "n1"]), "");
+    let mut apply = site.host.command(program("gpushctl"));
+    apply.arg("--socket").arg(site.agent.socket()).args(["mig", "apply", "2g.20gb*3", "-g", "0"]);
+    let applied = apply.output().expect("gpushctl can be started");
+    assert!(applied.status.success(), "{applied:?}");
+    let old = fs::read_to_string(site.cluster.slurm_conf()).expect("slurm.conf");
+    let (text, node) = gres_conf(&site.host, &site.agent, &[]);
+    let line = old.lines().find(|line| line.starts_with("NodeName=n1 ")).expect("a line of the node");
+    let gres = line.split(' ').find(|word| word.starts_with("Gres=")).expect("the GRES of the node");
+    fs::write(site.cluster.slurm_conf(), old.replace(gres, &format!("Gres={node}"))).expect("slurm.conf");
+    fs::write(site.cluster.slurm_conf().with_file_name("gres.conf"), text).expect("gres.conf");
+    site.cluster.restart_controller();
+    site.cluster.signal_node(0, Signal::SIGKILL);
+    site.cluster.restart_node(0);
+    site.cluster.until("registered node", || {
+        let shown = site.cluster.run("scontrol", &["show", "node", "n1"]);
+        (shown.contains("2g.20gb:3") && shown.contains("State=IDLE+DRAIN ")).then_some(())
+    });
+    site.cluster.resume("n1");
+    site.cluster.wait_until_idle();
+
+    let gpu = site.agent.gpu(0);
+    let new = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
+    let mut new: Vec<String> = new.filter_map(|device| device.uuid.clone()).collect();
+    new.sort_unstable();
+    assert!(new.len() == 3 && !new.contains(&before[0]), "{new:?} {before:?}");
+    assert_eq!(devices(&site, "--gres=gpu:2g.20gb:3"), new);
+    assert_eq!(devices(&site, "--gres=gpu:l4:1"), [site.agent.gpu(1).uuid]);
+    assert_eq!((site.leases(), site.job_files()), (Vec::new(), Vec::new()));
+    assert_eq!(site.cluster.drain_reasons(), [""; 0], "{}", site.cluster.logs());
+}
