@@ -1,6 +1,6 @@
 //! `gpushctl slurm epilog`: needs nothing but the job id, and runs twice without harm.
 
-use gpush_api::{SlurmJobEnded, SlurmLeftover};
+use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
     Job,
     decide::{Ended, epilog_fails},
@@ -9,7 +9,10 @@ use gpush_core::slurm::{
 
 use super::{
     call::{Calls, Unanswered, end_of},
-    fail, sentence,
+    directory::EndedRun,
+    fail,
+    hook_start::HookStart,
+    sentence,
     settings::Settings,
     variable,
 };
@@ -22,15 +25,17 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     };
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
-    let restart = directory.restart(&job);
-    let had_lease = restart.is_some();
+    let (restart, had_lease) = match directory.ended_run(&job, HookStart::of_this_process(job.id).as_ref()) {
+        EndedRun::OfFile { restart } => (restart, true),
+        EndedRun::Earlier { restart: Some(restart) } => (restart, false),
+        EndedRun::Earlier { restart: None } => return 0,
+        EndedRun::NoFile => (job.restart, false),
+    };
     // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
     if !had_lease && !job.has_devices() && matches!(requested(&job), Ok(None)) {
         return 0;
     }
-    // When a job was requeued, Slurm 22.05 gives the Epilog of the run that ends the restart count of the next run.
-    let job = Job { restart: restart.unwrap_or(job.restart), ..job };
-    let end = end_of(&job);
+    let end = SlurmJobEnd { restart, ..end_of(&job) };
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
             let mut calls = Calls::new(global, settings.until);
@@ -58,7 +63,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         }
         Ended::NoAnswer => {}
     }
-    directory.remove(&job);
+    directory.remove(&job, restart);
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `settings` | the config and the flags of a hook |
 //! | `directory` | the files of jobs |
+//! | `hook_start` | when Slurm started a hook |
 //! | `call` | requests to gpushd within the time of the hook |
 //! | `prolog`, `epilog`, `task`, `reconcile` | the commands |
 //! | `gres_conf` | lines for gres.conf; the check of a request |
@@ -15,6 +16,7 @@ mod call;
 mod directory;
 mod epilog;
 mod gres_conf;
+mod hook_start;
 mod prolog;
 mod reconcile;
 mod settings;

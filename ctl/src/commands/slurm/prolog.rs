@@ -27,7 +27,9 @@ use jiff::Timestamp;
 use super::{
     call::{Calls, Unanswered, end_of},
     directory::FileWritten,
-    fail, sentence,
+    fail,
+    hook_start::HookStart,
+    sentence,
     settings::Settings,
     variable,
 };
@@ -74,7 +76,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let Some(uid) = job.uid else {
         return if concerned { fail(job.id, "SLURM_JOB_UID is missing: Slurm must start this command") } else { 0 };
     };
-    let run = match directory.begin(&job) {
+    let run = match directory.begin(&job, HookStart::of_this_process(job.id)) {
         Ok(run) => run,
         Err(error) => return if concerned { fail(job.id, &unwritable(&settings, &error)) } else { 0 },
     };
@@ -157,7 +159,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
 fn refuse(settings: &Settings, job: &Job, reasons: Vec<String>, hint: Option<String>) -> u8 {
     let directory = &settings.directory;
     let refused = JobState::Refused { reasons, hint };
-    match directory.begin(job).and_then(|run| directory.write(job, &run, refused)) {
+    match directory.begin(job, HookStart::of_this_process(job.id)).and_then(|run| directory.write(job, &run, refused)) {
         Ok(_) => 0,
         Err(error) => fail(job.id, &unwritable(settings, &error)),
     }

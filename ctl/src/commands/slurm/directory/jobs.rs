@@ -15,7 +15,7 @@ use gpush_core::slurm::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Directory, Locked, access};
+use super::{super::hook_start::HookStart, Directory, Locked, access};
 
 /// Suffix of the record of a run. No name of a node has a `+`.
 const RUN: &str = "+run";
@@ -31,6 +31,26 @@ pub(in crate::commands::slurm) struct Run {
     pid: u32,
     /// When the Prolog began, in nanoseconds since the Unix epoch. With the pid, no two Prologs have the same.
     begun_ns: i64,
+    /// When Slurm started the Prolog; `None` if that is not known.
+    #[serde(default)]
+    started: Option<HookStart>,
+}
+
+/// The run of a job that an Epilog ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::commands::slurm) enum EndedRun {
+    /// The run whose Prolog made the file of the job.
+    OfFile {
+        /// Its restart count.
+        restart: u32,
+    },
+    /// A run before that of the file.
+    Earlier {
+        /// Its restart count or a larger one; `None` if it was a run of another job, which had the id before.
+        restart: Option<u32>,
+    },
+    /// Not known: there is no file of the job.
+    NoFile,
 }
 
 /// Whether a Prolog wrote what it did.
@@ -56,13 +76,15 @@ pub(in crate::commands::slurm) enum Found {
 
 impl Directory {
     /// Begins a run of a job: writes its file with the state `begun`, and replaces those of earlier runs.
-    pub(in crate::commands::slurm) fn begin(&self, job: &Job) -> io::Result<Run> {
+    /// `started` says when Slurm started the Prolog.
+    pub(in crate::commands::slurm) fn begin(&self, job: &Job, started: Option<HookStart>) -> io::Result<Run> {
         self.create()?;
         let run = Run {
             restart: job.restart,
             leader: job.leader,
             pid: std::process::id(),
             begun_ns: i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX),
+            started,
         };
         self.keep_place(&HookPlace::new(&job.cluster, &job.node));
         let locked = self.lock()?;
@@ -98,15 +120,26 @@ impl Directory {
         self.replace(&job.file_name().to_string(), &serde_json::to_vec(&file)?, 0o400, job.uid)
     }
 
-    /// Returns the restart count of the run whose Prolog made the file of a job; `None` if there is no file of this run
-    /// or an earlier one.
-    pub(in crate::commands::slurm) fn restart(&self, job: &Job) -> Option<u32> {
-        self.run_of(&job.file_name()).map(|run| run.restart).filter(|restart| *restart <= job.restart)
+    /// Finds the run that an Epilog ends. `epilog` says when Slurm started the Epilog.
+    pub(in crate::commands::slurm) fn ended_run(&self, job: &Job, epilog: Option<&HookStart>) -> EndedRun {
+        let Some(run) = self.run_of(&job.file_name()) else { return EndedRun::NoFile };
+        if job.restart < run.restart {
+            return EndedRun::Earlier { restart: Some(job.restart) };
+        }
+        let is_earlier = match (epilog, &run.started) {
+            (Some(epilog), Some(prolog)) => epilog.is_before(prolog),
+            (Some(_) | None, _) => false,
+        };
+        match is_earlier {
+            true => EndedRun::Earlier { restart: run.restart.checked_sub(1) },
+            // When a job was requeued, Slurm 22.05 gives this Epilog the restart count of the next run.
+            false => EndedRun::OfFile { restart: run.restart },
+        }
     }
 
-    /// Removes the file of a job, unless it belongs to a later run.
-    pub(in crate::commands::slurm) fn remove(&self, job: &Job) {
-        self.remove_if(job, |run| run.restart <= job.restart);
+    /// Removes the file of a job, unless it belongs to a later run than `restart`.
+    pub(in crate::commands::slurm) fn remove(&self, job: &Job, restart: u32) {
+        self.remove_if(job, |run| run.restart <= restart);
     }
 
     /// Removes the file of a run, unless another Prolog of the job has begun since.
@@ -212,12 +245,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
         let component = run(42, 0, Some(41));
-        directory.begin(&component).unwrap();
+        directory.begin(&component, None).unwrap();
         let mode = |name: &str| fs::metadata(dir.path().join("jobs").join(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("ci-42@n1"), mode("ci-42@n1+run"), mode("lock"), mode("")), (0o400, 0o600, 0o600, 0o755));
         assert_eq!((state(&directory, 41), state(&directory, 42)), (Some(JobState::Begun), Some(JobState::Begun)));
         // Epilog may know nothing but the job id.
-        directory.remove(&run(42, 0, None));
+        directory.remove(&run(42, 0, None), 0);
         assert_eq!(left(&directory), [""; 0], "the link is removed as well");
     }
 
@@ -225,18 +258,36 @@ mod tests {
     fn late_epilog_of_an_earlier_run_removes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
-        directory.begin(&run(42, 0, None)).unwrap();
-        let second = directory.begin(&run(42, 1, None)).unwrap();
+        directory.begin(&run(42, 0, None), None).unwrap();
+        let second = directory.begin(&run(42, 1, None), None).unwrap();
         directory.write(&run(42, 1, None), &second, refused("second")).unwrap();
-        assert_eq!((directory.restart(&run(42, 0, None)), directory.restart(&run(42, 1, None))), (None, Some(1)));
-        directory.remove(&run(42, 0, None));
+        let ended = |restart| directory.ended_run(&run(42, restart, None), None);
+        assert_eq!((ended(0), ended(1)), (EndedRun::Earlier { restart: Some(0) }, EndedRun::OfFile { restart: 1 }));
+        directory.remove(&run(42, 0, None), 0);
         assert_eq!(state(&directory, 42), Some(refused("second")));
         // Prolog runs twice for one run.
-        let again = directory.begin(&run(42, 1, None)).unwrap();
+        let again = directory.begin(&run(42, 1, None), None).unwrap();
         assert_eq!(directory.write(&run(42, 1, None), &second, refused("second")).unwrap(), FileWritten::Again);
         assert_eq!(directory.write(&run(42, 1, None), &again, refused("again")).unwrap(), FileWritten::Yes);
-        directory.remove(&run(42, 1, None));
+        directory.remove(&run(42, 1, None), 1);
         assert_eq!(left(&directory), [""; 0]);
+    }
+
+    /// Slurm 22.05 gives both Epilogs the restart count of the second run.
+    #[test]
+    fn epilog_that_started_before_the_prolog_ends_an_earlier_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = directory(&dir);
+        let ended = |job: &Job, ticks| directory.ended_run(job, Some(&HookStart::at(ticks)));
+        let (first, second) = (run(42, 0, None), run(42, 1, None));
+        assert_eq!(ended(&first, 1), EndedRun::NoFile);
+        directory.begin(&first, Some(HookStart::at(10))).unwrap();
+        assert_eq!(ended(&second, 20), EndedRun::OfFile { restart: 0 });
+        assert_eq!(ended(&first, 9), EndedRun::Earlier { restart: None }, "of a job that had this id before");
+        directory.begin(&second, Some(HookStart::at(30))).unwrap();
+        assert_eq!(ended(&second, 20), EndedRun::Earlier { restart: Some(0) });
+        assert_eq!(ended(&second, 40), EndedRun::OfFile { restart: 1 });
+        assert_eq!(directory.ended_run(&second, None), EndedRun::OfFile { restart: 1 }, "/proc cannot be read");
     }
 
     /// slurmd was killed, and the Prolog of the first run continues without it.
@@ -244,14 +295,14 @@ mod tests {
     fn late_prolog_of_an_earlier_run_writes_and_removes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
-        let first = directory.begin(&run(42, 0, None)).unwrap();
-        let second = directory.begin(&run(42, 1, None)).unwrap();
+        let first = directory.begin(&run(42, 0, None), None).unwrap();
+        let second = directory.begin(&run(42, 1, None), None).unwrap();
         directory.write(&run(42, 1, None), &second, refused("second")).unwrap();
         assert_eq!(directory.write(&run(42, 0, None), &first, refused("first")).unwrap(), FileWritten::Late);
         directory.remove_run(&run(42, 0, None), &first);
         assert_eq!(state(&directory, 42), Some(refused("second")));
         // Epilog has removed the file.
-        directory.remove(&run(42, 1, None));
+        directory.remove(&run(42, 1, None), 1);
         assert_eq!(directory.write(&run(42, 1, None), &second, refused("late")).unwrap(), FileWritten::Late);
         assert_eq!(left(&directory), [""; 0]);
     }
@@ -262,17 +313,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
         let (component, leader) = (run(42, 0, Some(41)), run(41, 0, None));
-        let of_component = directory.begin(&component).unwrap();
+        let of_component = directory.begin(&component, None).unwrap();
         directory.write(&component, &of_component, refused("component")).unwrap();
-        let of_leader = directory.begin(&leader).unwrap();
+        let of_leader = directory.begin(&leader, None).unwrap();
         assert_eq!(state(&directory, 41), Some(JobState::Begun));
         directory.remove_run(&leader, &of_leader);
         assert_eq!(state(&directory, 41), Some(refused("component")));
         // In the other order.
-        directory.begin(&leader).unwrap();
-        directory.remove(&component);
+        directory.begin(&leader, None).unwrap();
+        directory.remove(&component, 0);
         assert_eq!(state(&directory, 41), Some(JobState::Begun));
-        directory.remove(&leader);
+        directory.remove(&leader, 0);
         assert_eq!(left(&directory), [""; 0]);
     }
 
@@ -281,12 +332,12 @@ mod tests {
     fn contents_of_the_users_file_decide_nothing_for_hooks_of_root() {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
-        directory.begin(&run(42, 0, None)).unwrap();
+        directory.begin(&run(42, 0, None), None).unwrap();
         let path = dir.path().join("jobs/ci-42@n1");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, r#"{"cluster":"ci","job":42,"node":"n1","restart":4294967295,"state":"passed"}"#).unwrap();
-        assert_eq!(directory.restart(&run(42, 0, None)), Some(0));
-        directory.remove(&run(42, 0, None));
+        assert_eq!(directory.ended_run(&run(42, 0, None), None), EndedRun::OfFile { restart: 0 });
+        directory.remove(&run(42, 0, None), 0);
         assert_eq!(left(&directory), [""; 0]);
     }
 
@@ -297,13 +348,13 @@ mod tests {
         let directory = directory(&dir);
         for round in 0..200 {
             let old = run(42, 2 * round, Some(41));
-            let of_old = directory.begin(&old).unwrap();
+            let of_old = directory.begin(&old, None).unwrap();
             let new = run(42, 2 * round + 1, Some(41));
             std::thread::scope(|scope| {
-                scope.spawn(|| directory.remove(&old));
+                scope.spawn(|| directory.remove(&old, old.restart));
                 scope.spawn(|| directory.remove_run(&old, &of_old));
                 scope.spawn(|| directory.write(&old, &of_old, refused("old")).map(drop).unwrap());
-                let of_new = directory.begin(&new).unwrap();
+                let of_new = directory.begin(&new, None).unwrap();
                 directory.write(&new, &of_new, refused("new")).unwrap();
             });
             assert_eq!(state(&directory, 42), Some(refused("new")), "round {round}");

@@ -38,7 +38,7 @@ use gpush_api::SlurmGpu;
 use gpush_core::slurm::job_files::HookPlace;
 use serde::{Serialize, de::DeserializeOwned};
 
-pub(super) use self::jobs::{FileWritten, Found};
+pub(super) use self::jobs::{EndedRun, FileWritten, Found};
 
 /// Largest file that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
