@@ -16,6 +16,9 @@ use crate::args::Global;
 /// How long a hook waits for a gpushd that restarts.
 const RESTART: Duration = Duration::from_secs(5);
 
+/// Time limit of a call for a job that may not concern gpushd, and of the end of another job.
+const SHORT: Duration = Duration::from_secs(2);
+
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -38,12 +41,24 @@ pub(super) enum Unanswered {
 pub(super) struct Calls {
     client: Client,
     until: Instant,
+    /// How long the hook waits for a gpushd that restarts.
+    restart: Duration,
 }
 
 impl Calls {
     /// The calls of a hook that ends at `until`.
     pub(super) fn new(global: &Global, until: Instant) -> Self {
-        Self { client: Client::new(super::super::socket(global).for_hooks()), until }
+        Self { client: Client::new(super::super::socket(global).for_hooks()), until, restart: RESTART }
+    }
+
+    /// The same calls, for a job that may not concern gpushd: they do not wait for gpushd.
+    pub(super) fn without_waiting(self) -> Self {
+        let Self { client, until, restart: _ } = self;
+        Self {
+            client: client.without_waiting_for_start(),
+            until: until.min(Instant::now() + SHORT),
+            restart: Duration::ZERO,
+        }
     }
 
     fn left(&self) -> Duration {
@@ -79,7 +94,7 @@ impl Calls {
         for end in directory.undelivered_ends().into_iter().take(MOST_ENDS) {
             // This hook does not report leftovers of other jobs, so it does not wait for them.
             let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
-            self.client.set_deadline(self.left().min(Duration::from_secs(2)));
+            self.client.set_deadline(self.left().min(SHORT));
             match self.client.slurm_end(&now).await {
                 Ok(_) => directory.end_delivered(&end),
                 Err(_) => return,
@@ -91,7 +106,7 @@ impl Calls {
         &mut self,
         call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
-        let give_up = self.until.min(Instant::now() + RESTART);
+        let give_up = self.until.min(Instant::now() + self.restart);
         loop {
             let left = self.left();
             if left.is_zero() {
@@ -123,13 +138,13 @@ fn late() -> ApiError {
     ApiError::new(Code::TimedOut, "gpushd did not answer in time")
 }
 
-/// The end of a job.
-pub(super) fn end_of(job: &Job) -> SlurmJobEnd {
+/// The end of a run of a job, and of all runs before it.
+pub(super) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
     SlurmJobEnd {
         cluster: job.cluster.clone(),
         job: job.id,
         node: job.node.clone(),
-        restart: job.restart,
+        restart,
         until_ms: Timestamp::now().as_millisecond(),
     }
 }

@@ -1,6 +1,6 @@
 //! `gpushctl slurm epilog`: needs nothing but the job id, and runs twice without harm.
 
-use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
+use gpush_api::{SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
     Job,
     decide::{Ended, epilog_fails},
@@ -29,16 +29,19 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         EndedRun::OfFile { restart } => (restart, true),
         EndedRun::Earlier { restart: Some(restart) } => (restart, false),
         EndedRun::Earlier { restart: None } => return 0,
-        EndedRun::NoFile => (job.restart, false),
+        EndedRun::NoFile => (job.last_run(), false),
     };
     // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
-    if !had_lease && !job.has_devices() && matches!(requested(&job), Ok(None)) {
+    let shows_gpus = had_lease || job.has_devices() || !matches!(requested(&job), Ok(None));
+    // Slurm always sets the restart count. Without it, nothing but the job id is known.
+    if !shows_gpus && job.restart.is_some() {
         return 0;
     }
-    let end = SlurmJobEnd { restart, ..end_of(&job) };
+    let end = end_of(&job, restart);
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
-            let mut calls = Calls::new(global, settings.until);
+            let calls = Calls::new(global, settings.until);
+            let mut calls = if shows_gpus { calls } else { calls.without_waiting() };
             let ended = calls.end(&end).await;
             if ended.is_ok() {
                 calls.deliver_ends(directory).await;

@@ -85,7 +85,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         job: job.id,
         node: job.node.clone(),
         uid,
-        restart: job.restart,
+        restart: job.begun_run(),
         leader: job.leader,
         request,
         devices: allocated.to_vec(),
@@ -102,7 +102,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         Ok(answer) => {
             directory.keep_owned(&answer.owned);
             // gpushd has ended the leases of earlier runs.
-            directory.end_delivered(&end_of(&job));
+            directory.end_delivered(&end_of(&job, job.begun_run()));
             match answer.outcome {
                 SlurmOutcome::NotConcerned => (Started::NotConcerned, None, String::new()),
                 SlurmOutcome::Refused { reasons, hint } => {
@@ -133,13 +133,13 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         },
         (Verdict::Pass, _) if started == Started::NoAnswer && concerned => {
             // gpushd may still grant the lease: the recorded end then ends it.
-            let _noted = directory.note_end(&end_of(&job));
+            let _noted = directory.note_end(&end_of(&job, job.begun_run()));
             let _written = directory.write(&job, &run, JobState::Passed);
             0
         }
         (Verdict::FailNode, _) => {
             if started == Started::NoAnswer {
-                let _noted = directory.note_end(&end_of(&job));
+                let _noted = directory.note_end(&end_of(&job, job.begun_run()));
             }
             directory.remove_run(&job, &run);
             let policy = match (started, settings.slurm.agent_down) {
@@ -167,7 +167,7 @@ fn refuse(settings: &Settings, job: &Job, reasons: Vec<String>, hint: Option<Str
 
 /// Ends the lease of a job whose environment is not written.
 fn undo(global: &Global, settings: &Settings, job: &Job) {
-    let end = end_of(job);
+    let end = end_of(job, job.begun_run());
     let ended = super::super::runtime()
         .map_err(Unanswered::Error)
         .and_then(|runtime| runtime.block_on(async { Calls::new(global, settings.until).end(&end).await }));

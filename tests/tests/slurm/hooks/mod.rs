@@ -178,11 +178,12 @@ struct Job(Vec<(&'static str, String)>);
 
 impl Job {
     fn new(id: u32) -> Self {
-        Self(Vec::new())
-            .with("SLURM_JOB_ID", id)
-            .with("SLURM_JOB_UID", user())
-            .with("SLURM_CLUSTER_NAME", "ci")
-            .with("SLURMD_NODENAME", "n1")
+        Self::known_by_id(id).with("SLURM_JOB_UID", user()).with("SLURM_JOB_RESTART_COUNT", 0)
+    }
+
+    /// A job of which nothing but the id is known.
+    fn known_by_id(id: u32) -> Self {
+        Self(Vec::new()).with("SLURM_JOB_ID", id).with("SLURM_CLUSTER_NAME", "ci").with("SLURMD_NODENAME", "n1")
     }
 
     /// With these indexes of gres.conf.

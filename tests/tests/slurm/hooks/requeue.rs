@@ -6,6 +6,7 @@ use std::{
 };
 
 use gpush_tests::mps::lease_now;
+use nix::sys::signal::Signal;
 
 use super::{Job, Node, WHOLE, silent};
 
@@ -87,4 +88,27 @@ fn epilog_of_an_earlier_job_with_the_same_id_spares_the_later_job() {
     go_on(late);
     assert_eq!(node.granted(9), lease);
     assert!(node.task(&job).is_ok());
+}
+
+/// Fault: without the file of the job, an Epilog with nothing but the job id ended only the first run.
+#[test]
+fn epilog_needs_only_the_job_id_also_without_the_file_of_the_job() {
+    let node = Node::two_gpus(WHOLE);
+    for restart in [0, 3] {
+        node.prolog(&Job::new(10).on("0").with(RESTARTS, restart));
+        node.granted(10);
+        fs::remove_dir_all(node.directory()).expect("the files of jobs can be removed");
+        node.epilog(&Job::known_by_id(10));
+        assert!(node.lease(10).is_none(), "run {restart}");
+    }
+}
+
+/// A job that is known by its id alone may have no lease. So this Epilog does not fail while gpushd does not answer.
+#[test]
+fn epilog_with_the_job_id_alone_passes_without_gpushd() {
+    let mut node = Node::two_gpus(WHOLE);
+    node.agent().signal(Signal::SIGSTOP);
+    node.epilog(&Job::known_by_id(11));
+    node.kill();
+    node.epilog(&Job::known_by_id(11));
 }

@@ -80,7 +80,7 @@ impl Directory {
     pub(in crate::commands::slurm) fn begin(&self, job: &Job, started: Option<HookStart>) -> io::Result<Run> {
         self.create()?;
         let run = Run {
-            restart: job.restart,
+            restart: job.begun_run(),
             leader: job.leader,
             pid: std::process::id(),
             begun_ns: i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX),
@@ -115,16 +115,21 @@ impl Directory {
     }
 
     fn put(&self, _locked: &Locked, job: &Job, state: JobState) -> io::Result<()> {
-        let file =
-            JobFile { cluster: job.cluster.clone(), job: job.id, node: job.node.clone(), restart: job.restart, state };
+        let file = JobFile {
+            cluster: job.cluster.clone(),
+            job: job.id,
+            node: job.node.clone(),
+            restart: job.begun_run(),
+            state,
+        };
         self.replace(&job.file_name().to_string(), &serde_json::to_vec(&file)?, 0o400, job.uid)
     }
 
     /// Finds the run that an Epilog ends. `epilog` says when Slurm started the Epilog.
     pub(in crate::commands::slurm) fn ended_run(&self, job: &Job, epilog: Option<&HookStart>) -> EndedRun {
         let Some(run) = self.run_of(&job.file_name()) else { return EndedRun::NoFile };
-        if job.restart < run.restart {
-            return EndedRun::Earlier { restart: Some(job.restart) };
+        if job.last_run() < run.restart {
+            return EndedRun::Earlier { restart: Some(job.last_run()) };
         }
         let is_earlier = match (epilog, &run.started) {
             (Some(epilog), Some(prolog)) => epilog.is_before(prolog),
@@ -213,7 +218,15 @@ mod tests {
 
     fn run(id: u32, restart: u32, leader: Option<u32>) -> Job {
         let uid = Some(nix::unistd::geteuid().as_raw());
-        Job { cluster: "ci".to_owned(), id, node: "n1".to_owned(), uid, restart, leader, ..Job::default() }
+        Job {
+            cluster: "ci".to_owned(),
+            id,
+            node: "n1".to_owned(),
+            uid,
+            restart: Some(restart),
+            leader,
+            ..Job::default()
+        }
     }
 
     fn task(job: u32) -> Task {
@@ -351,7 +364,7 @@ mod tests {
             let of_old = directory.begin(&old, None).unwrap();
             let new = run(42, 2 * round + 1, Some(41));
             std::thread::scope(|scope| {
-                scope.spawn(|| directory.remove(&old, old.restart));
+                scope.spawn(|| directory.remove(&old, 2 * round));
                 scope.spawn(|| directory.remove_run(&old, &of_old));
                 scope.spawn(|| directory.write(&old, &of_old, refused("old")).map(drop).unwrap());
                 let of_new = directory.begin(&new, None).unwrap();
