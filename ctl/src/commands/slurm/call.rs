@@ -31,7 +31,9 @@ const MOST_ENDS: usize = 16;
 /// Why a call has no answer.
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// gpushd did not answer in time.
+    /// gpushd did not receive the request, or was stopping and did not carry it out.
+    NotSent(ApiError),
+    /// gpushd did not answer in time. It may carry out the request.
     NoAnswer(ApiError),
     /// gpushd answered with an error.
     Error(ApiError),
@@ -107,10 +109,13 @@ impl Calls {
         call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
         let give_up = self.until.min(Instant::now() + self.restart);
+        let mut is_sent = false;
+        let unanswered =
+            |error, is_sent| if is_sent { Unanswered::NoAnswer(error) } else { Unanswered::NotSent(error) };
         loop {
             let left = self.left();
             if left.is_zero() {
-                return Err(Unanswered::NoAnswer(late()));
+                return Err(unanswered(late(), is_sent));
             }
             self.client.set_deadline(left);
             let answered_by = self.answered_by();
@@ -118,16 +123,26 @@ impl Calls {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let (until, answered) = match error.kind {
+            let is_stopping = error.code() == Code::Stopping;
+            let until = match error.kind {
                 // It stops or starts, or an MPS daemon does.
-                Kind::Answer if error.error.retryable => (self.until, true),
+                Kind::Answer if error.error.retryable => self.until,
                 Kind::Answer => return Err(Unanswered::Error(*error.error)),
-                Kind::Connect | Kind::Lost => (give_up, false),
+                Kind::Connect => give_up,
+                Kind::Lost => {
+                    is_sent = true;
+                    give_up
+                }
                 Kind::TimedOut | Kind::Foreign => return Err(Unanswered::NoAnswer(*error.error)),
             };
             if Instant::now() + PAUSE >= until {
-                let error = *error.error;
-                return Err(if answered { Unanswered::Error(error) } else { Unanswered::NoAnswer(error) });
+                return Err(match error.kind {
+                    // A gpushd that stops is no error of the node: the policy for a gpushd that does not answer decides.
+                    Kind::Answer if !is_stopping => Unanswered::Error(*error.error),
+                    Kind::Answer | Kind::Connect | Kind::Lost | Kind::TimedOut | Kind::Foreign => {
+                        unanswered(*error.error, is_sent)
+                    }
+                });
             }
             tokio::time::sleep(PAUSE).await;
         }

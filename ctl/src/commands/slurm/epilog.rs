@@ -26,7 +26,11 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
     let (restart, had_lease) = match directory.ended_run(&job, HookStart::of_this_process(job.id).as_ref()) {
-        EndedRun::OfFile { restart } => (restart, true),
+        EndedRun::OfFile { restart, may_have_lease: true } => (restart, true),
+        EndedRun::OfFile { restart, may_have_lease: false } => {
+            directory.remove(&job, restart);
+            return 0;
+        }
         EndedRun::Earlier { restart: Some(restart) } => (restart, false),
         EndedRun::Earlier { restart: None } => return 0,
         EndedRun::NoFile => (job.last_run(), false),
@@ -56,7 +60,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         }
         Ok(SlurmJobEnded { left, .. }) => (Ended::Left, left.iter().map(words).collect::<Vec<_>>().join("; ")),
         Err(Unanswered::Error(error)) => (Ended::Broken, sentence(&error)),
-        Err(Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
+        Err(Unanswered::NotSent(error) | Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
     };
     match ended {
         Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(&end),

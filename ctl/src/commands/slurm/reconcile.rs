@@ -59,7 +59,9 @@ pub(super) fn run(
                 continue;
             }
             let answer = calls.end(&end).await.map_err(|error| match error {
-                Unanswered::NoAnswer(error) | Unanswered::Error(error) => Failure::from(error),
+                Unanswered::NotSent(error) | Unanswered::NoAnswer(error) | Unanswered::Error(error) => {
+                    Failure::from(error)
+                }
             })?;
             let result = if answer.left.is_empty() { "ended" } else { "releasing" };
             out.text(&format!("{}: {result}, job {} is not on this node any more\n", lease.id, end.job))?;

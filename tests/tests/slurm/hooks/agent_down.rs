@@ -43,13 +43,12 @@ fn policy_decides_about_jobs_of_gpush_alone() {
     let text = node.task(&job).expect("the task runs");
     assert!(text.contains("without a lease") && !text.contains("export"), "{text}");
     node.epilog(&job);
-    // The ends that gpushd has not heard are delivered by the next hook.
-    assert!(node.directory().join("ci-6@n1+ended").exists());
+    // No request was sent, so no lease can exist.
+    assert!(!node.directory().join("ci-6@n1+ended").exists() && !node.directory().join("ci-2@n1+ended").exists());
     node.start_again();
     let job = Job::new(7).on(&slurms);
     node.prolog(&job);
     node.granted(7);
-    assert!(!node.directory().join("ci-6@n1+ended").exists() && !node.directory().join("ci-2@n1+ended").exists());
 }
 
 #[test]
@@ -157,4 +156,75 @@ fn prolog_waits_for_a_late_reading_of_its_gpu() {
     node.host.clear_faults();
     silent(&prolog.wait_with_output().expect("it ends"));
     node.granted(1);
+}
+
+const COMMENT: &str = "SLURM_JOB_COMMENT";
+
+/// Fault: any user drained a node without gpushd with `--comment=mps`.
+#[test]
+fn request_of_a_job_without_a_gpu_drains_no_node() {
+    let mut node = Node::two_gpus(MIXED);
+    // The hooks know which GPUs are Slurm's.
+    node.prolog(&Job::new(1).on(&gres(&node, 1)));
+    node.epilog(&Job::new(1).on("0"));
+    node.kill();
+    for (id, comment) in [(2, "mps"), (3, "gpush:whole")] {
+        let job = Job::new(id).with(COMMENT, comment);
+        let refused = node.refusal(&job);
+        assert!(refused.contains("gpushd"), "{refused}");
+        node.epilog(&job);
+        assert!(!node.directory().join(format!("ci-{id}@n1")).exists());
+    }
+}
+
+/// A gpushd that is suspended may have received the request, and grant it later.
+#[test]
+fn request_without_a_gpu_that_is_not_answered_leaves_no_lease() {
+    let node = Node::two_gpus(MIXED);
+    node.prolog(&Job::new(1).on(&gres(&node, 1)));
+    node.epilog(&Job::new(1).on("0"));
+    let job = Job::new(2).with(COMMENT, "gpush:whole");
+    node.agent().signal(Signal::SIGSTOP);
+    let mut command = node.command("prolog");
+    silent(&command.args(["--deadline", "1s"]).envs(job.0.clone()).output().expect("gpushctl can be started"));
+    node.task(&job).expect_err("the tasks fail");
+    node.epilog(&job);
+    let noted = node.directory().join("ci-2@n1+ended");
+    assert!(noted.exists() && !node.directory().join("ci-2@n1").exists());
+    node.agent().signal(Signal::SIGCONT);
+    node.prolog(&Job::new(3).on("0"));
+    assert!(!noted.exists(), "the next hook delivers the end");
+    assert!(node.lease(2).is_none());
+}
+
+/// On a node that never had a gpushd, a request is the user's error, whatever GPUs the job has.
+#[test]
+fn request_on_a_node_that_never_had_gpushd_drains_no_node() {
+    let mut node = Node::two_gpus(MIXED);
+    node.kill();
+    std::fs::remove_file(node.host.scratch("gpushd.toml")).expect("the config exists");
+    let job = Job::new(1).on("0").with(COMMENT, "mps");
+    let refused = node.refusal(&job);
+    assert!(refused.contains("gpushd"), "{refused}");
+    node.epilog(&job);
+}
+
+/// Fault: Epilog asked gpushd to end the lease of a job that was refused without gpushd.
+#[test]
+fn epilog_after_a_refused_request_needs_no_gpushd() {
+    let mut node = Node::two_gpus(WHOLE);
+    let by_gpushd = Job::new(1).on("0").with(COMMENT, "gpush:mps=25");
+    node.refusal(&by_gpushd);
+    let by_the_hook = Job::new(2).on("1").with(COMMENT, "gpush:mps=0");
+    node.refusal(&by_the_hook);
+    // A wrong request after a granted one: the lease of the earlier run may still exist.
+    let run = |restart| Job::new(3).on("1").with("SLURM_JOB_RESTART_COUNT", restart);
+    node.prolog(&run(0));
+    node.refusal(&run(1).with(COMMENT, "gpush:mps=0"));
+    node.kill();
+    for job in [by_gpushd, by_the_hook] {
+        node.epilog(&job);
+    }
+    failure(&node.run("epilog", &run(1)));
+    assert!(node.directory().join("ci-3@n1+ended").exists());
 }
