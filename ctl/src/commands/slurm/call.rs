@@ -10,7 +10,7 @@ use gpush_client::{Client, Kind};
 use gpush_core::slurm::Job;
 use jiff::Timestamp;
 
-use super::directory::Directory;
+use super::{directory::Directory, settings::Settings};
 use crate::args::Global;
 
 /// How long a hook waits for a gpushd that restarts.
@@ -48,9 +48,9 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// The calls of a hook that ends at `until`.
-    pub(super) fn new(global: &Global, until: Instant) -> Self {
-        Self { client: Client::new(super::super::socket(global).for_hooks()), until, restart: RESTART }
+    /// The calls of a hook.
+    pub(super) fn new(global: &Global, settings: &Settings) -> Self {
+        Self { client: Client::new(settings.socket(global)), until: settings.until, restart: RESTART }
     }
 
     /// The same calls, for a job that may not concern gpushd: they do not wait for gpushd.

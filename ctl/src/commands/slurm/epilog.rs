@@ -44,7 +44,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     let end = end_of(&job, restart);
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
-            let calls = Calls::new(global, settings.until);
+            let calls = Calls::new(global, &settings);
             let mut calls = if shows_gpus { calls } else { calls.without_waiting() };
             let ended = calls.end(&end).await;
             if ended.is_ok() {

@@ -97,7 +97,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     };
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
-            let mut calls = Calls::new(global, settings.until);
+            let mut calls = Calls::new(global, &settings);
             calls.deliver_ends(directory).await;
             calls.start(start).await
         })
@@ -191,7 +191,7 @@ fn undo(global: &Global, settings: &Settings, job: &Job) {
     let end = end_of(job, job.begun_run());
     let ended = super::super::runtime()
         .map_err(Unanswered::Error)
-        .and_then(|runtime| runtime.block_on(async { Calls::new(global, settings.until).end(&end).await }));
+        .and_then(|runtime| runtime.block_on(async { Calls::new(global, settings).end(&end).await }));
     if ended.is_err() {
         let _noted = settings.directory.note_end(&end);
     }

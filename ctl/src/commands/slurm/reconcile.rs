@@ -42,7 +42,7 @@ pub(super) fn run(
     let settings = Settings::of_root(files, limits);
     let cluster = cluster.map(str::to_owned).or_else(|| variable("SLURM_CLUSTER_NAME"));
     super::super::ask(global, async |client| {
-        let mut calls = Calls::new(global, settings.until);
+        let mut calls = Calls::new(global, &settings);
         calls.deliver_ends(&settings.directory).await;
         let all = client.leases(0).await?;
         let of_jobs: Vec<OfJob> = all.into_iter().filter_map(of_job).collect();

@@ -6,10 +6,11 @@ use std::{
 };
 
 use gpush_api::LeaseOwner;
+use gpush_client::Socket;
 use gpush_core::config::{Config, Slurm};
 
 use crate::{
-    args::{HookFiles, HookLimits},
+    args::{Global, HookFiles, HookLimits},
     offline,
 };
 
@@ -23,6 +24,8 @@ const LONGEST: u64 = gpush_core::config::MOST_BYTES as u64;
 pub(super) struct Settings {
     /// `[slurm]` of the config.
     pub(super) slurm: Slurm,
+    /// `api.admin_socket` of the config.
+    admin_socket: Option<PathBuf>,
     /// The files of jobs.
     pub(super) directory: Directory,
     /// Path of `directory`.
@@ -52,6 +55,11 @@ impl Settings {
         Self::new(read(path), files, Duration::ZERO)
     }
 
+    /// The socket of gpushd for hooks.
+    pub(super) fn socket(&self, global: &Global) -> Socket {
+        super::super::socket(global).for_hooks(self.admin_socket.as_deref())
+    }
+
     fn new(config: Config, files: &HookFiles, deadline: Duration) -> Self {
         let is_slurms =
             |rule: &gpush_core::config::Rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm);
@@ -61,6 +69,7 @@ impl Settings {
             directory: Directory::new(&path, until),
             path,
             has_config: false,
+            admin_socket: config.api.admin_socket.map(PathBuf::from),
             has_owner_slurm: config.rules.iter().any(is_slurms),
             slurm: config.slurm,
             until,
