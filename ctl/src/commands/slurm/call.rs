@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
+use gpush_api::{ApiError, Code, Lease, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 use gpush_client::{Client, Kind};
 use gpush_core::slurm::Job;
 use jiff::Timestamp;
@@ -16,7 +16,7 @@ use crate::args::Global;
 /// How long a hook waits for a gpushd that restarts.
 const RESTART: Duration = Duration::from_secs(5);
 
-/// Time limit of a call for a job that may not concern gpushd, and of the end of another job.
+/// Time limit of a call for a job that may not concern gpushd.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// Pause between two attempts.
@@ -27,6 +27,12 @@ const MARGIN: Duration = Duration::from_millis(500);
 
 /// Maximum number of ends of other jobs that one hook delivers.
 const MOST_ENDS: usize = 16;
+
+/// Maximum number of ends of other jobs that may fail before the hook delivers no more.
+const MOST_FAILED: usize = 2;
+
+/// Time limit of the delivery of one end.
+const DELIVERY: Duration = Duration::from_secs(1);
 
 /// Why a call has no answer.
 #[derive(Debug)]
@@ -51,6 +57,11 @@ impl Calls {
     /// The calls of a hook.
     pub(super) fn new(global: &Global, settings: &Settings) -> Self {
         Self { client: Client::new(settings.socket(global)), until: settings.until, restart: RESTART }
+    }
+
+    /// The calls for one of several jobs: each job has the whole time of a hook.
+    pub(super) fn of_one_job(global: &Global, settings: &Settings) -> Self {
+        Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
     }
 
     /// The same calls, for a job that may not concern gpushd: they do not wait for gpushd.
@@ -91,15 +102,31 @@ impl Calls {
         .await
     }
 
-    /// Delivers ends that earlier hooks could not deliver. Stops at the first failure. The next hook delivers the rest.
+    /// Returns the leases that have not ended.
+    pub(super) async fn leases(&mut self) -> Result<Vec<Lease>, Unanswered> {
+        self.repeat(async |client, _| client.leases(0).await).await
+    }
+
+    /// Delivers ends that earlier hooks could not deliver. The next hook delivers those that fail again.
     pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
+        let mut failed = 0;
         for end in directory.undelivered_ends().into_iter().take(MOST_ENDS) {
             // This hook does not report leftovers of other jobs, so it does not wait for them.
             let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
-            self.client.set_deadline(self.left().min(SHORT));
-            match self.client.slurm_end(&now).await {
-                Ok(_) => directory.end_delivered(&end),
-                Err(_) => return,
+            self.client.set_deadline(self.left().min(DELIVERY));
+            let error = match self.client.slurm_end(&now).await {
+                Ok(_) => {
+                    directory.end_delivered(&end);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            match (error.kind, error.code()) {
+                // gpushd never accepts it, so no lease of this job can exist.
+                (Kind::Answer, Code::BadRequest) => directory.end_delivered(&end),
+                // One job may have a call in progress. If gpushd does not answer at all, the hook has no time for more.
+                (Kind::Answer | Kind::TimedOut, _) if failed < MOST_FAILED => failed += 1,
+                (Kind::Answer | Kind::TimedOut | Kind::Connect | Kind::Lost | Kind::Foreign, _) => return,
             }
         }
     }
@@ -145,6 +172,15 @@ impl Calls {
                 });
             }
             tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+impl Unanswered {
+    /// Returns the error.
+    pub(super) fn into_error(self) -> ApiError {
+        match self {
+            Self::NotSent(error) | Self::NoAnswer(error) | Self::Error(error) => error,
         }
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct Settings {
     pub(super) has_config: bool,
     /// Whether a rule has `owner = "slurm"`.
     pub(super) has_owner_slurm: bool,
+    /// Time of the hook.
+    pub(super) deadline: Duration,
     /// When the hook gives up.
     pub(super) until: Instant,
 }
@@ -72,6 +74,7 @@ impl Settings {
             admin_socket: config.api.admin_socket.map(PathBuf::from),
             has_owner_slurm: config.rules.iter().any(is_slurms),
             slurm: config.slurm,
+            deadline,
             until,
         }
     }

@@ -23,11 +23,11 @@ const WHOLE_0: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nowner = \
 const NODE: &str = "SLURMD_NODENAME";
 
 /// A process of a job on a GPU; killed when dropped.
-struct Left(Child);
+pub(super) struct Left(Child);
 
 impl Left {
     /// A process that ignores SIGTERM, in this cgroup.
-    fn on(host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
+    pub(super) fn on(host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
         Self::of("trap '' TERM; while :; do sleep 1; done", host, gpu, cgroup)
     }
 
@@ -43,7 +43,7 @@ impl Left {
         Self(child)
     }
 
-    fn lives(&mut self) -> bool {
+    pub(super) fn lives(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }
 }
@@ -56,16 +56,16 @@ impl Drop for Left {
 }
 
 /// The cgroup of a job, as Slurm makes it with proctrack/cgroup on the first hierarchies.
-struct Cgroup(PathBuf);
+pub(super) struct Cgroup(PathBuf);
 
 /// A name of a node that no real Slurm on this host has, with a suffix for each test.
-fn node_name(suffix: &str) -> String {
+pub(super) fn node_name(suffix: &str) -> String {
     format!("gpush-test-{}{suffix}", std::process::id())
 }
 
 impl Cgroup {
     /// The cgroup of a job on a node. Prints that the test is skipped if it cannot be created.
-    fn of(node: &str, job: u32) -> Option<Self> {
+    pub(super) fn of(node: &str, job: u32) -> Option<Self> {
         let parent = format!("slurm_{node}/uid_{NOBODY}/job_{job}");
         let hierarchies = ["freezer", "pids", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
         let dir = hierarchies.into_iter().filter(|dir| dir.is_dir()).map(|dir| dir.join(&parent));
@@ -89,7 +89,7 @@ impl Drop for Cgroup {
     }
 }
 
-fn is_root(what: &str) -> bool {
+pub(super) fn is_root(what: &str) -> bool {
     let is_root = nix::unistd::geteuid().is_root();
     if !is_root {
         println!("SKIPPED {what}: only root has processes of others");

@@ -109,34 +109,6 @@ fn lease_of_a_job_survives_a_crash_of_gpushd() {
 }
 
 #[test]
-fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
-    use std::os::unix::fs::PermissionsExt;
-    let node = Node::two_gpus(WHOLE);
-    node.prolog(&Job::new(3).on("0"));
-    node.prolog(&Job::new(4).on("1"));
-    let squeue = node.host.scratch("squeue");
-    let script = |body: &str| {
-        fs::write(&squeue, format!("#!/bin/sh\n{body}\n")).expect("a script");
-        fs::set_permissions(&squeue, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
-    };
-    let reconcile = || {
-        let mut command = node.command("reconcile");
-        command.arg("--squeue").arg(&squeue).env("SQUEUE_PARTITION", "x").env("SLURM_CLUSTERS", "y");
-        command.output().expect("gpushctl can be started")
-    };
-    script("echo slurmctld is down >&2; exit 1");
-    assert_eq!(reconcile().status.code(), Some(6));
-    assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
-    // Fault: squeue left out jobs that variables of the administrator exclude, and their leases ended.
-    script("echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4");
-    let output = reconcile();
-    assert!(output.status.success(), "{output:?}");
-    assert!(node.lease(3).is_none() && node.lease(4).is_some());
-    let arguments = fs::read_to_string(node.host.scratch("squeue.arguments")).expect("squeue was called");
-    assert!(arguments.contains("--nodelist=n1"), "{arguments}");
-}
-
-#[test]
 fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     let node = Node::two_gpus(WHOLE);
     let cordoned = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index;

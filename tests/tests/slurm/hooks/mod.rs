@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `life` | a job from Prolog to Epilog; requeued, repeated, after a crash of gpushd |
 //! | `requeue` | which run of a requeued job an Epilog ends |
+//! | `reconcile` | `gpushctl slurm reconcile`, and ends that hooks deliver later |
 //! | `refusals` | requests that are refused: the tasks fail, and the node stays in use |
 //! | `agent_down` | gpushd does not run, or is stopped |
 //! | `kinds` | MIG devices, MPS, time-slicing, gres.conf |
@@ -18,6 +19,7 @@ mod agent_down;
 mod kinds;
 mod leftovers;
 mod life;
+mod reconcile;
 mod refusals;
 mod requeue;
 mod states;
