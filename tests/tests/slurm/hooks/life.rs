@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt};
 
-use gpush_api::{LeaseBinding, LeaseKind, LeaseState};
+use gpush_api::{EndReason, LeaseBinding, LeaseKind, LeaseState};
 use gpush_tests::mps::{lease_becomes, lease_now};
 
 use super::{Job, Node, WHOLE, failure, silent, user};
@@ -141,4 +141,29 @@ fn components_of_a_heterogeneous_job_keep_their_own_leases() {
     assert_eq!(node.granted(42).id, first.id);
     node.epilog(&component);
     assert!(node.lease(42).is_none());
+}
+
+/// `slurm.directory` may be below `/run`, which a reboot empties, or last.
+#[test]
+fn reboot_ends_the_lease_of_a_job() {
+    for lasts in [false, true] {
+        let mut node = Node::two_gpus(WHOLE);
+        let job = Job::new(1).on("0");
+        node.prolog(&job);
+        let lease = node.granted(1);
+        node.reboot();
+        if !lasts {
+            fs::remove_dir_all(node.directory()).expect("the files of jobs can be removed");
+        }
+        let ended = lease_now(node.agent(), lease.id);
+        assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
+        // Slurm runs the Epilog of a job that it requeues after the reboot, or only the next Prolog.
+        if lasts {
+            node.epilog(&job.with("SLURM_JOB_RESTART_COUNT", 1));
+        }
+        let next = Job::new(2).on("0");
+        node.prolog(&next);
+        assert_ne!(node.granted(2).id, lease.id);
+        node.epilog(&next);
+    }
 }

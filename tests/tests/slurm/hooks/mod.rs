@@ -29,7 +29,7 @@ mod users;
 use std::{
     fs,
     os::unix::{fs::PermissionsExt, process::CommandExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
@@ -97,7 +97,21 @@ impl Node {
         self.agent = Some(Setup::on(&self.host).config(&self.config).start());
     }
 
+    /// Reboots the host: another boot id, and no process of before.
+    fn reboot(&mut self) {
+        self.kill();
+        let boot = self.host.scratch("boot-id");
+        fs::write(&boot, "after-the-reboot\n").expect("a file");
+        let setup = Setup::on(&self.host).config(&self.config).env("GPUSH_BOOT_ID_FILE", boot.display().to_string());
+        self.agent = Some(setup.start());
+    }
+
     fn command(&self, verb: &str) -> Command {
+        self.command_at(verb, &self.host.scratch("gpushd.admin.sock"))
+    }
+
+    /// A hook that asks the gpushd of a socket.
+    fn command_at(&self, verb: &str, socket: &Path) -> Command {
         let mut command = Command::new(program("gpushctl"));
         command.env_clear().stdin(Stdio::null()).args(["slurm", verb]);
         command.arg("--config").arg(self.host.scratch("gpushd.toml")).arg("--dir").arg(self.directory());
@@ -106,7 +120,7 @@ impl Node {
                 command.uid(user()).gid(user()).current_dir("/");
             }
         } else {
-            command.arg("--socket").arg(self.host.scratch("gpushd.admin.sock"));
+            command.arg("--socket").arg(socket);
         }
         if verb == "prolog" {
             command.arg("--gres-conf").arg(&self.gres_conf);
