@@ -127,7 +127,7 @@ impl Directory {
             pid: std::process::id(),
             begun_ns: i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX),
             started,
-            earlier_lease: earlier.as_ref().is_some_and(|earlier| earlier.may_have_lease),
+            earlier_lease: earlier.as_ref().is_some_and(|earlier| earlier.may_have_lease) || self.has_noted_end(&name),
         };
         if let Some(earlier) = earlier {
             self.remove_link(&name, &earlier.run);
@@ -266,6 +266,8 @@ mod tests {
         time::{Duration, Instant},
     };
 
+    use gpush_api::SlurmJobEnd;
+
     use super::*;
 
     fn directory(dir: &tempfile::TempDir) -> Directory {
@@ -388,6 +390,11 @@ mod tests {
         assert!(may_have_lease(&first));
         assert!(refuse(&second, PossibleLeases::Earlier, PossibleLeases::Earlier), "gpushd does not know it yet");
         assert!(!refuse(&second, PossibleLeases::All, PossibleLeases::None), "gpushd refused it");
+        // Epilog removed the file of a run, but could not tell gpushd.
+        directory.remove(&second, 1);
+        let end = SlurmJobEnd { cluster: "ci".to_owned(), job: 42, node: "n1".to_owned(), restart: 1, until_ms: 0 };
+        directory.note_end(&end).unwrap();
+        assert!(refuse(&run(42, 2, None), PossibleLeases::Earlier, PossibleLeases::Earlier));
     }
 
     /// slurmd was killed, and the Prolog of the first run continues without it.
