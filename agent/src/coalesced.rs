@@ -10,7 +10,7 @@
 //!
 //! So any number of concurrent callers causes at most two computations.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
@@ -30,16 +30,37 @@ impl<T: Clone> Coalesced<T> {
     pub(crate) async fn after_now<F: Future<Output = T>>(&self, compute: impl FnOnce() -> F) -> T {
         let called = Instant::now();
         let mut last = self.0.lock().await;
-        if let Some((begun, answer)) = &*last
-            && *begun >= called
-        {
-            return answer.clone();
+        if let Some(answer) = since(&last, called) {
+            return answer;
         }
         let begun = Instant::now();
         let answer = compute().await;
         *last = Some((begun, answer.clone()));
         answer
     }
+
+    /// As [`Coalesced::after_now`]. Returns `None` if this caller computes and that takes longer than `limit`. The time for
+    /// which the caller waits for the computation of another one does not count.
+    pub(crate) async fn after_now_within<F: Future<Output = T>>(
+        &self,
+        limit: Duration,
+        compute: impl FnOnce() -> F,
+    ) -> Option<T> {
+        let called = Instant::now();
+        let mut last = self.0.lock().await;
+        if let Some(answer) = since(&last, called) {
+            return Some(answer);
+        }
+        let begun = Instant::now();
+        let answer = tokio::time::timeout(limit, compute()).await.ok()?;
+        *last = Some((begun, answer.clone()));
+        Some(answer)
+    }
+}
+
+/// Returns the last answer if its computation began at `called` or later.
+fn since<T: Clone>(last: &Option<(Instant, T)>, called: Instant) -> Option<T> {
+    last.as_ref().filter(|(begun, _)| *begun >= called).map(|(_, answer)| answer.clone())
 }
 
 #[cfg(test)]
@@ -89,6 +110,24 @@ mod tests {
         }
         assert_eq!(computed.load(Relaxed), 2);
         assert_eq!(call(1, &shared, &computed, &permits).remove(0).await.unwrap(), 3);
+    }
+
+    /// Fault: a slow reading for another caller used up the time limit, and the lease did not end.
+    #[tokio::test]
+    async fn time_for_which_a_caller_waits_for_another_does_not_count() {
+        let (shared, computed, permits) = (Arc::default(), Arc::default(), Arc::new(Semaphore::new(0)));
+        let first = call(1, &shared, &computed, &permits).remove(0);
+        tokio::task::yield_now().await;
+        let second = tokio::spawn({
+            let shared = Arc::clone(&shared);
+            async move { shared.after_now_within(Duration::ZERO, || std::future::ready(7)).await }
+        });
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        assert!(!second.is_finished());
+        permits.add_permits(1);
+        assert_eq!((first.await.unwrap(), second.await.unwrap()), (1, Some(7)));
+        let never = shared.after_now_within(Duration::ZERO, std::future::pending);
+        assert_eq!(never.await, None, "the time of its own computation counts");
     }
 
     #[tokio::test]

@@ -230,7 +230,7 @@ async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
         // No process computes on a lost GPU.
         return Some(Vec::new());
     }
-    let reading = tokio::time::timeout(DRIVER, leases.handles.readings.read_now(&member.gpu)).await.ok()?.ok()?;
+    let reading = leases.handles.readings.read_now_within(&member.gpu, DRIVER).await?.ok()?;
     if !reading.processes_known {
         return None;
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, LeaseOwner, LeaseRequest, LeaseShare, Mode, SlurmDevice, SlurmGpu};
-use gpush_core::{config::Rule, quote::Quoted, slurm::numbering};
+use gpush_core::{config::Rule, quote::Quoted};
+use gpush_store::LeaseRecord;
 
 use crate::state::HostState;
 
@@ -32,6 +33,14 @@ pub(super) struct Allocation {
 pub(super) struct Wanted {
     pub(super) request: LeaseRequest,
     pub(super) targets: Option<BTreeSet<String>>,
+}
+
+impl Wanted {
+    /// Returns whether a lease is for this request, on devices that Slurm allocated.
+    pub(super) fn is_met_by(&self, lease: &LeaseRecord) -> bool {
+        let is_allocated = |target: &String| self.targets.as_ref().is_none_or(|targets| targets.contains(target));
+        lease.request == self.request && lease.members.iter().all(|member| is_allocated(&member.target))
+    }
 }
 
 /// Returns the GPUs that only Slurm's jobs can lease.

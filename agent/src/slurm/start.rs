@@ -91,14 +91,14 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
         let is_same = *restart == job.restart
             && lease.record.holder.uid == job.uid
             && lease.state.name() == LeaseState::Active
-            && wanted.as_ref().is_ok_and(|wanted| lease.record.request == wanted.request);
+            && wanted.as_ref().is_ok_and(|wanted| wanted.is_met_by(&lease.record));
         if is_same {
             // Prolog runs again, or its first answer was lost.
             let grant = Box::new(environment_of_job(&slurm.leases, caller, lease)?);
             return Ok(answer(SlurmOutcome::Granted { grant }));
         }
     }
-    // The other leases belong to earlier runs of the job, or to earlier jobs with this id.
+    // Leases of earlier runs, of earlier jobs with this id, and of this run with other devices.
     let leftovers = slurm.leases.config().slurm.leftovers;
     end::release_all(slurm, caller, earlier.iter().map(|(lease, _)| lease.id()), leftovers).await?;
     if !concerned {

@@ -67,13 +67,18 @@ impl Socket {
         self
     }
 
-    /// Returns only the admin socket, even while it does not exist, because gpushd refuses Slurm's
-    /// hooks on the other socket. A path that the user has given is not changed.
+    /// Returns the socket for Slurm's hooks: gpushd refuses them on the first socket. `configured` is `api.admin_socket`
+    /// of the config. A path that `--socket` gives stays. Otherwise, the socket is `configured`, or the admin socket in
+    /// the directory of this socket, also while it does not exist.
     #[must_use]
-    pub fn for_hooks(self) -> Self {
-        match self.origin {
-            Origin::Option | Origin::Environment => self,
-            Origin::System | Origin::User => Self::given(self.path.with_file_name(ADMIN_SOCKET), self.origin),
+    pub fn for_hooks(self, configured: Option<&Path>) -> Self {
+        let beside = self.path.with_file_name(ADMIN_SOCKET);
+        match (self.origin, configured) {
+            (Origin::Option, _) => self,
+            (Origin::Environment | Origin::System | Origin::User, Some(path)) => Self::given(path, Origin::System),
+            // The variable may name an admin socket at another path.
+            (Origin::Environment, None) if self.path.exists() && !beside.exists() => self,
+            (Origin::Environment | Origin::System | Origin::User, None) => Self::given(beside, self.origin),
         }
     }
 
@@ -119,9 +124,24 @@ mod tests {
     #[test]
     fn hooks_use_the_admin_socket_also_while_it_does_not_exist() {
         let system = Socket::given("/run/none/gpushd.sock", Origin::System).with_admin(0);
-        assert_eq!(system.for_hooks(), Socket::given("/run/none/admin.sock", Origin::System));
+        assert_eq!(system.clone().for_hooks(None), Socket::given("/run/none/admin.sock", Origin::System));
+        let configured = Socket::given("/run/none/x.sock", Origin::System);
+        assert_eq!(system.for_hooks(Some(Path::new("/run/none/x.sock"))), configured);
         let given = Socket::given("/run/none/x.sock", Origin::Option);
-        assert_eq!(given.clone().for_hooks(), given);
+        assert_eq!(given.clone().for_hooks(Some(Path::new("/run/none/y.sock"))), given);
+    }
+
+    /// Fault: with `GPUSH_SOCKET`, gpushd refused the hooks, because they used the socket of all users.
+    #[test]
+    fn hooks_use_the_admin_socket_next_to_the_one_in_the_environment() {
+        let dir = tempfile::tempdir().unwrap();
+        let named = |name: &str| Socket::given(dir.path().join(name), Origin::Environment);
+        assert_eq!(named("gpushd.sock").for_hooks(None), named(ADMIN_SOCKET), "neither exists");
+        std::fs::write(dir.path().join("x.sock"), "").unwrap();
+        assert_eq!(named("x.sock").for_hooks(None), named("x.sock"), "it may be the admin socket");
+        std::fs::write(dir.path().join(ADMIN_SOCKET), "").unwrap();
+        assert_eq!(named("x.sock").for_hooks(None), named(ADMIN_SOCKET));
+        assert_eq!(named(ADMIN_SOCKET).for_hooks(None), named(ADMIN_SOCKET));
     }
 
     #[test]

@@ -64,6 +64,12 @@ fn without_gpushd_a_job_runs_or_the_node_is_drained_by_policy() {
         site.restart_agent(|site| {
             // The policy does not apply to a job without a GPU and without a request.
             completed(site.cluster.run_job(BOB, &[], "true"));
+            // A request alone never drains the node.
+            let requested = site.cluster.run_job(BOB, &["--comment=mps"], "true");
+            let expected = if agent_down == "pass" { "COMPLETED" } else { "FAILED" };
+            assert_eq!(requested.state, expected, "{}", requested.output);
+            assert!(requested.output.contains("gpush: "), "{}", requested.output);
+            site.cluster.assert_never_drained();
             let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1"], "env");
             if agent_down == "pass" {
                 let ended = site.cluster.ended(job);

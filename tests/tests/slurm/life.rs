@@ -7,10 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::LeaseBinding;
 use gpush_tests::slurm::{ALICE, BOB, JobId, Setup, Site, script};
 
-use super::{HOST, WHOLE, completed, wait_for_output};
+use super::{HOST, WHOLE, completed};
 
 /// Sets a Prolog that reports when it begins, and that waits while the file `hold` exists.
 fn held_prolog(setup: Setup, host: &gpush_tests::host::Host) -> Setup {
@@ -32,8 +31,8 @@ fn begun(site: &Site) {
     site.cluster.until("Prolog", || begun.exists().then_some(()));
 }
 
-/// Runs Epilog for a run of a job, as slurmd does.
-fn epilog(site: &Site, job: JobId, restart: u32) -> Output {
+/// Runs Epilog as slurmd does, for a run of a job.
+pub(super) fn epilog(site: &Site, job: JobId, restart: u32) -> Output {
     let mut command = Command::new(site.cluster.dir().join("epilog"));
     command.env_clear().stdin(Stdio::null());
     for (name, value) in [
@@ -58,40 +57,6 @@ fn job_cancelled_in_prolog_leaves_no_lease() {
     let ended = site.cluster.ended(job);
     assert_eq!((ended.state.as_str(), ended.output.contains("ran")), ("CANCELLED", false), "{}", ended.output);
     completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
-    site.assert_clean();
-}
-
-#[test]
-fn late_epilog_of_an_earlier_run_keeps_the_next_lease() {
-    let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
-    let cluster = &site.cluster;
-    let go = cluster.dir().join("go");
-    let script =
-        format!("echo run $SLURM_RESTART_COUNT $GPUSH_LEASE; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
-    let job = cluster.sbatch(ALICE, &["--gres=gpu:1", "--requeue", "--open-mode=append"], &script);
-    cluster.until("first run", || cluster.output_of(job).contains("run").then_some(()));
-    let first = site.leases()[0].id;
-    cluster.run("scontrol", &["requeuehold", &job.to_string()]);
-    cluster.until("requeued job", || {
-        let is = |field, value: &str| cluster.job_field(job, field).as_deref() == Some(value);
-        (is("JobState", "PENDING") && is("Restarts", "1")).then_some(())
-    });
-    // slurmd refuses a run whose credential was created in the same second in which the previous
-    // run ended.
-    let ended = jiff::Timestamp::now().as_second();
-    cluster.until("another second", || (jiff::Timestamp::now().as_second() > ended + 1).then_some(()));
-    cluster.run("scontrol", &["release", &job.to_string()]);
-    // Slurm delays the start of a requeued job by two minutes, so set the start to now.
-    cluster.run("scontrol", &["update", &format!("jobid={job}"), "StartTime=now"]);
-    wait_for_output(&site, job, "run 1");
-    let second = site.leases();
-    assert_eq!(second.len(), 1, "{}\n{}", cluster.output_of(job), site.agent.log());
-    assert!(second[0].id > first && matches!(second[0].binding, LeaseBinding::Job { restart: 1, .. }), "{second:?}");
-    let late = epilog(&site, job, 0);
-    assert!(late.status.success() && late.stderr.is_empty() && late.stdout.is_empty(), "{late:?}");
-    assert_eq!(site.leases(), second);
-    fs::write(&go, "").expect("a file");
-    completed(cluster.ended(job));
     site.assert_clean();
 }
 

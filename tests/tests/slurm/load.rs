@@ -1,11 +1,17 @@
 //! Many jobs, and many tasks.
 
 use std::{
+    fs,
     os::unix::process::CommandExt,
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
-use gpush_tests::slurm::{ALICE, BOB, Setup, Site};
+use gpush_tests::{
+    agent::PATIENCE,
+    slurm::{ALICE, BOB, Setup, Site},
+};
 
 use super::{HOST, TIMESLICE, WHOLE, completed};
 
@@ -19,14 +25,21 @@ fn shards(setup: Setup) -> Setup {
 fn two_hundred_jobs_of_two_users_leave_nothing() {
     let Some(site) = Site::start(HOST, TIMESLICE, |setup, _, _| shards(setup)) else { return };
     let cluster = &site.cluster;
+    let go = cluster.dir().join("go");
+    let script =
+        format!("echo \"$GPUSH_LEASE $CUDA_VISIBLE_DEVICES\"; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
     for user in [ALICE, BOB] {
-        let arguments = ["--array=1-100%4", "--gres=shard:1", "--comment=gpush:timeslice"];
-        let _array = cluster.sbatch(user, &arguments, "echo \"$GPUSH_LEASE $CUDA_VISIBLE_DEVICES\"");
+        let _array = cluster.sbatch(user, &["--array=1-100%4", "--gres=shard:1", "--comment=gpush:timeslice"], &script);
     }
+    // The first jobs wait for each other: two users with four jobs each.
     let mut most = 0;
-    let mut ended = (std::time::Instant::now(), usize::MAX);
-    // All jobs together have no time limit, because the machine may be busy. At least one job must
-    // end each minute.
+    cluster.until("eight leases at a time", || {
+        most = most.max(site.leases().len());
+        (most == 8).then_some(())
+    });
+    fs::write(&go, "").expect("a file");
+    let mut ended = (Instant::now(), usize::MAX);
+    // No limit for all jobs together: the machine may be busy. Each minute one must end.
     loop {
         let left = cluster.run("squeue", &["-h", "-r", "-o", "%i"]).lines().count();
         most = most.max(site.leases().len());
@@ -34,20 +47,20 @@ fn two_hundred_jobs_of_two_users_leave_nothing() {
             break;
         }
         if left < ended.1 {
-            ended = (std::time::Instant::now(), left);
+            ended = (Instant::now(), left);
         }
-        assert!(ended.0.elapsed() < gpush_tests::agent::PATIENCE, "{left} jobs do not end\n{}", cluster.logs());
+        assert!(ended.0.elapsed() < PATIENCE, "{left} jobs do not end\n{}", cluster.logs());
         cluster.assert_never_drained();
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(100));
     }
-    let outputs: Vec<String> = std::fs::read_dir(cluster.dir().join("out"))
+    let outputs: Vec<String> = fs::read_dir(cluster.dir().join("out"))
         .expect("output")
         .flatten()
-        .map(|entry| std::fs::read_to_string(entry.path()).expect("output"))
+        .map(|entry| fs::read_to_string(entry.path()).expect("output"))
         .collect();
     let leased = outputs.iter().filter(|text| text.starts_with('L') && text.contains("GPU-")).count();
     assert_eq!((leased, outputs.len()), (200, 200), "{outputs:?}");
-    assert!(most > 1, "never more than {most} leases at a time");
+    assert_eq!(most, 8, "leases at a time");
     site.assert_clean();
 }
 
@@ -66,7 +79,7 @@ fn each_of_128_tasks_gets_the_environment_without_gpushd() {
     site.cluster.until("running job", || ready.exists().then_some(()));
     let lease = site.leases()[0].id;
     site.restart_agent(|site| {
-        std::fs::write(&go, "").expect("a file");
+        fs::write(&go, "").expect("a file");
         let all = || site.cluster.output_of(job).lines().filter(|line| *line == format!("task {lease}")).count() == 128;
         site.cluster.until("128 tasks", || all().then_some(()));
     });
@@ -128,7 +141,7 @@ fn flood_of_the_socket_by_users_drains_no_node() {
     let has_lease = |job: &_| cluster.output_of(*job).starts_with('L');
     cluster.until("lease of each job", || jobs.iter().all(has_lease).then_some(()));
     assert_eq!(site.leases().len(), 20);
-    std::fs::write(&go, "").expect("a file");
+    fs::write(&go, "").expect("a file");
     for job in jobs {
         completed(cluster.ended(job));
     }

@@ -13,6 +13,7 @@ mod life;
 mod load;
 mod mapping;
 mod nodes;
+mod requeue;
 mod rig;
 mod spank;
 

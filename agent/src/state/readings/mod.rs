@@ -185,19 +185,27 @@ impl Readings {
 
     /// Reads one GPU. The reading begins after the call.
     pub(crate) async fn read_now(&self, uuid: &str) -> ReadOutcome {
-        let shared = {
-            let mut fresh = self.0.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(fresh.entry(uuid.to_owned()).or_default())
-        };
-        let read = || async {
-            let begun = Moment::now();
-            let outcome = self.read(uuid).await;
-            if let Some(cache) = self.cache(uuid) {
-                cache.put(begun, outcome.clone());
-            }
-            outcome
-        };
-        shared.after_now(read).await
+        self.fresh(uuid).after_now(|| self.read_into_cache(uuid)).await
+    }
+
+    /// As [`Readings::read_now`], `None` if the reading takes longer than `limit`. The time for which it waits for another
+    /// reading of the GPU does not count.
+    pub(crate) async fn read_now_within(&self, uuid: &str, limit: Duration) -> Option<ReadOutcome> {
+        self.fresh(uuid).after_now_within(limit, || self.read_into_cache(uuid)).await
+    }
+
+    fn fresh(&self, uuid: &str) -> Arc<Coalesced<ReadOutcome>> {
+        let mut fresh = self.0.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(fresh.entry(uuid.to_owned()).or_default())
+    }
+
+    async fn read_into_cache(&self, uuid: &str) -> ReadOutcome {
+        let begun = Moment::now();
+        let outcome = self.read(uuid).await;
+        if let Some(cache) = self.cache(uuid) {
+            cache.put(begun, outcome.clone());
+        }
+        outcome
     }
 
     /// Makes the next caller read this GPU again, because the GPU has changed.

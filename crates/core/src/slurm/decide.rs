@@ -7,13 +7,19 @@
 //! | gpushd grants a lease | 0 | run with the environment of the lease |
 //! | gpushd refuses the request: it is wrong, exceeds a quota, or no share is free | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "pass"` | 0 | run without a lease |
-//! | gpushd does not answer, `agent_down = "fail"` | 1 | do not start |
-//! | the node cannot serve the job: held, degraded, cordoned, wrong gres.conf, database failure | 1 | do not start |
+//! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated no GPU | 0 | fail with the reason |
+//! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated GPUs | 1 | do not start |
+//! | the node cannot serve the job: the database fails; Slurm allocated no GPU | 0 | fail with the reason |
+//! | the node cannot serve the job: held, degraded, cordoned, wrong gres.conf, the database fails | 1 | do not start |
+//!
+//! A node without a config of gpushd, where gpushd has never answered, is not gpush's. There, a request fails the tasks,
+//! also if Slurm allocated GPUs.
 //!
 //! | Epilog | exit status |
 //! |---|---|
 //! | the job has no lease, its lease has ended, or the lease belongs to a later run | 0 |
-//! | gpushd does not answer | as for Prolog; a later hook reports the end |
+//! | the request of the job was refused | 0, without gpushd |
+//! | gpushd does not answer | as for Prolog; the end is delivered later |
 //! | processes of the job still use a GPU at the deadline | 1 |
 //! | only processes outside the job's cgroup use a GPU, `unattributed = "reserve"` | 0; the GPU remains reserved |
 //! | only processes outside the job's cgroup use a GPU, `unattributed = "drain"` | 1 |
@@ -54,7 +60,32 @@ pub enum Ended {
     NoAnswer,
 }
 
-/// How Prolog ends, and what the tasks do.
+/// Why a job needs gpushd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Concern {
+    /// It does not: it has no request, and no GPU with `owner = "slurm"`.
+    Nothing,
+    /// Its user requests a share, and Slurm allocated no GPU of a node with gpushd. A user can submit such a job to any
+    /// node.
+    Request,
+    /// Slurm allocated GPUs to it, with `owner = "slurm"` or with a request.
+    Gpus,
+}
+
+impl Concern {
+    /// Returns why a job needs gpushd. `owned`: a GPU of the job has `owner = "slurm"`. `has_request`: its user requests
+    /// a share. `has_gpus`: Slurm allocated GPUs, and the node has a gpushd.
+    #[must_use]
+    pub fn of(owned: bool, has_request: bool, has_gpus: bool) -> Self {
+        match (owned, has_request, has_gpus) {
+            (true, _, _) | (false, true, true) => Self::Gpus,
+            (false, true, false) => Self::Request,
+            (false, false, _) => Self::Nothing,
+        }
+    }
+}
+
+/// How Prolog ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// The tasks run without a lease.
@@ -67,21 +98,23 @@ pub enum Verdict {
     FailNode,
 }
 
-/// Decides how Prolog ends. `concerned` says whether the job has a request or GPUs with `owner = "slurm"`.
+/// Decides how Prolog ends.
 #[must_use]
-pub fn prolog(started: Started, concerned: bool, agent_down: AgentDown) -> Verdict {
-    match (started, concerned, agent_down) {
+pub fn prolog(started: Started, concern: Concern, agent_down: AgentDown) -> Verdict {
+    match (started, concern, agent_down) {
         (Started::NotConcerned, _, _) => Verdict::Pass,
         (Started::Granted, _, _) => Verdict::Lease,
         (Started::Refused, _, _) => Verdict::FailTasks,
-        (Started::Broken | Started::NoAnswer, false, _) => Verdict::Pass,
-        (Started::Broken, true, _) => Verdict::FailNode,
-        (Started::NoAnswer, true, AgentDown::Fail) => Verdict::FailNode,
-        (Started::NoAnswer, true, AgentDown::Pass) => Verdict::Pass,
+        (Started::Broken | Started::NoAnswer, Concern::Nothing, _) => Verdict::Pass,
+        (Started::NoAnswer, Concern::Request | Concern::Gpus, AgentDown::Pass) => Verdict::Pass,
+        (Started::Broken, Concern::Request, _) | (Started::NoAnswer, Concern::Request, AgentDown::Fail) => {
+            Verdict::FailTasks
+        }
+        (Started::Broken, Concern::Gpus, _) | (Started::NoAnswer, Concern::Gpus, AgentDown::Fail) => Verdict::FailNode,
     }
 }
 
-/// Returns whether Epilog fails. `had_lease` says whether Prolog left a file for the job.
+/// Returns whether Epilog fails. `had_lease` says whether Prolog left a file of the job by which it can have a lease.
 #[must_use]
 pub fn epilog_fails(ended: Ended, had_lease: bool, config: &Slurm) -> bool {
     match ended {
@@ -136,17 +169,29 @@ mod tests {
     const POLICIES: [AgentDown; 2] = [AgentDown::Fail, AgentDown::Pass];
 
     #[test]
-    fn only_a_broken_node_fails_prolog_and_only_for_its_jobs() {
+    fn only_a_broken_node_fails_prolog_and_only_for_jobs_with_gpus() {
         for started in STARTED {
             for policy in POLICIES {
-                assert_ne!(prolog(started, false, policy), Verdict::FailNode, "{started:?} {policy:?}");
-                let fails = prolog(started, true, policy) == Verdict::FailNode;
+                for concern in [Concern::Nothing, Concern::Request] {
+                    assert_ne!(prolog(started, concern, policy), Verdict::FailNode, "{started:?} {policy:?}");
+                }
+                let fails = prolog(started, Concern::Gpus, policy) == Verdict::FailNode;
                 let expected = started == Started::Broken || started == Started::NoAnswer && policy == AgentDown::Fail;
                 assert_eq!(fails, expected, "{started:?} {policy:?}");
             }
         }
-        assert_eq!(prolog(Started::Refused, true, AgentDown::Fail), Verdict::FailTasks);
-        assert_eq!(prolog(Started::Granted, true, AgentDown::Fail), Verdict::Lease);
+        assert_eq!(prolog(Started::Refused, Concern::Gpus, AgentDown::Fail), Verdict::FailTasks);
+        assert_eq!(prolog(Started::Granted, Concern::Gpus, AgentDown::Fail), Verdict::Lease);
+        assert_eq!(prolog(Started::NoAnswer, Concern::Request, AgentDown::Fail), Verdict::FailTasks);
+        assert_eq!(prolog(Started::NoAnswer, Concern::Request, AgentDown::Pass), Verdict::Pass);
+    }
+
+    #[test]
+    fn request_of_a_user_concerns_the_node_only_with_its_gpus() {
+        assert_eq!(Concern::of(false, true, false), Concern::Request);
+        assert_eq!(Concern::of(false, true, true), Concern::Gpus);
+        assert_eq!(Concern::of(true, false, false), Concern::Gpus);
+        assert_eq!(Concern::of(false, false, true), Concern::Nothing);
     }
 
     #[test]

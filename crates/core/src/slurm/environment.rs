@@ -25,9 +25,9 @@ pub struct Job {
     pub node: String,
     /// User id of the job; not needed for Epilog.
     pub uid: Option<u32>,
-    /// Number of times that the job was requeued before this run.
-    pub restart: u32,
-    /// Job id of the leader, if the job is another component of a heterogeneous job.
+    /// How often the job was requeued. Slurm always says it; `None` in an Epilog that has nothing but the job id.
+    pub restart: Option<u32>,
+    /// Job id of the leader of a heterogeneous job, for its other components.
     pub leader: Option<u32>,
     /// Indexes in gres.conf of the devices that Slurm allocated, in Slurm's order.
     pub gres: Vec<u32>,
@@ -72,7 +72,7 @@ impl Job {
             id,
             node: text("SLURMD_NODENAME").unwrap_or_default(),
             uid: number("SLURM_JOB_UID"),
-            restart: number("SLURM_JOB_RESTART_COUNT").unwrap_or(0),
+            restart: number("SLURM_JOB_RESTART_COUNT"),
             leader: number("SLURM_HET_JOB_ID").filter(|leader| *leader != 0 && *leader != id),
             gres: indexes(&text("SLURM_JOB_GPUS").unwrap_or_default()),
             visible: visible.take(MOST_INDEXES).map(str::to_owned).collect(),
@@ -80,6 +80,18 @@ impl Job {
             comment: text("SLURM_JOB_COMMENT"),
             option: text(SPANK_OPTION),
         })
+    }
+
+    /// Returns the restart count of the run that begins.
+    #[must_use]
+    pub fn begun_run(&self) -> u32 {
+        self.restart.unwrap_or(0)
+    }
+
+    /// Returns the largest restart count that the run that ends can have.
+    #[must_use]
+    pub fn last_run(&self) -> u32 {
+        self.restart.unwrap_or(u32::MAX)
     }
 
     /// Returns whether Slurm allocated a device to the job.
@@ -132,7 +144,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!((job.cluster.as_str(), job.id, job.node.as_str(), job.uid), ("ci", 42, "n1", Some(1000)));
-        assert_eq!((job.restart, job.leader), (2, Some(41)));
+        assert_eq!((job.restart, job.leader), (Some(2), Some(41)));
         assert_eq!((job.gres.as_slice(), job.visible.len()), (&[0, 2, 3][..], 2));
         assert!(job.has_devices());
     }
@@ -140,7 +152,7 @@ mod tests {
     #[test]
     fn epilog_needs_nothing_but_the_job_id() {
         let job = read(&[("SLURM_JOB_ID", "42")]).unwrap();
-        assert_eq!((job.restart, job.leader, job.uid, job.has_devices()), (0, None, None, false));
+        assert_eq!((job.restart, job.leader, job.uid, job.has_devices()), (None, None, None, false));
         assert_eq!(read(&[]), Err(NotAHook { variable: "SLURM_JOB_ID" }));
         assert!(!read(&[("SLURM_JOB_ID", "7"), ("CUDA_VISIBLE_DEVICES", "NoDevFiles")]).unwrap().has_devices());
         // The leader is not a component of another job, so the result has no leader.

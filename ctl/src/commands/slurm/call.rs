@@ -6,16 +6,19 @@
 
 use std::time::{Duration, Instant};
 
-use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
+use gpush_api::{ApiError, Code, Lease, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 use gpush_client::{Client, Kind};
 use gpush_core::slurm::Job;
 use jiff::Timestamp;
 
-use super::directory::Directory;
+use super::{directory::Directory, settings::Settings};
 use crate::args::Global;
 
 /// How long a hook waits for a gpushd that restarts.
 const RESTART: Duration = Duration::from_secs(5);
+
+/// Time limit of a call for a job that may not concern gpushd.
+const SHORT: Duration = Duration::from_secs(2);
 
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -27,10 +30,18 @@ const MARGIN: Duration = Duration::from_millis(500);
 /// Maximum number of ends of other jobs that one hook delivers.
 const MOST_ENDS: usize = 16;
 
-/// Why a call was not successful.
+/// Maximum number of ends of other jobs that may fail before the hook delivers no more.
+const MOST_FAILED: usize = 2;
+
+/// Time limit of the delivery of one end.
+const DELIVERY: Duration = Duration::from_secs(1);
+
+/// Why a call has no answer.
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// gpushd did not answer in time.
+    /// gpushd did not receive the request, or was stopping and did not carry it out.
+    NotSent(ApiError),
+    /// gpushd did not answer in time. It may carry out the request.
     NoAnswer(ApiError),
     /// gpushd answered with an error.
     Error(ApiError),
@@ -40,12 +51,29 @@ pub(super) enum Unanswered {
 pub(super) struct Calls {
     client: Client,
     until: Instant,
+    /// How long the hook waits for a gpushd that restarts.
+    restart: Duration,
 }
 
 impl Calls {
-    /// Creates the calls of a hook that ends at `until`.
-    pub(super) fn new(global: &Global, until: Instant) -> Self {
-        Self { client: Client::new(super::super::socket(global).for_hooks()), until }
+    /// The calls of a hook.
+    pub(super) fn new(global: &Global, settings: &Settings) -> Self {
+        Self { client: Client::new(settings.socket(global)), until: settings.until, restart: RESTART }
+    }
+
+    /// The calls for one of several jobs: each job has the whole time of a hook.
+    pub(super) fn of_one_job(global: &Global, settings: &Settings) -> Self {
+        Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
+    }
+
+    /// The same calls, for a job that may not concern gpushd: they do not wait for gpushd.
+    pub(super) fn without_waiting(self) -> Self {
+        let Self { client, until, restart: _ } = self;
+        Self {
+            client: client.without_waiting_for_start(),
+            until: until.min(Instant::now() + SHORT),
+            restart: Duration::ZERO,
+        }
     }
 
     fn left(&self) -> Duration {
@@ -76,17 +104,32 @@ impl Calls {
         .await
     }
 
-    /// Delivers the ends that earlier hooks could not deliver. Stops at the first failure; the next
-    /// hook delivers the rest.
+    /// Returns the leases that have not ended.
+    pub(super) async fn leases(&mut self) -> Result<Vec<Lease>, Unanswered> {
+        self.repeat(async |client, _| client.leases(0).await).await
+    }
+
+    /// Delivers ends that earlier hooks could not deliver. The next hook delivers those that fail again.
     pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
+        let mut failed = 0;
         for end in directory.undelivered_ends().into_iter().take(MOST_ENDS) {
             // This hook does not report leftovers of other jobs, so gpushd need not wait for their
             // processes to end.
             let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
-            self.client.set_deadline(self.left().min(Duration::from_secs(2)));
-            match self.client.slurm_end(&now).await {
-                Ok(_) => directory.end_delivered(&end),
-                Err(_) => return,
+            self.client.set_deadline(self.left().min(DELIVERY));
+            let error = match self.client.slurm_end(&now).await {
+                Ok(_) => {
+                    directory.end_delivered(&end);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            match (error.kind, error.code()) {
+                // gpushd never accepts it, so no lease of this job can exist.
+                (Kind::Answer, Code::BadRequest) => directory.end_delivered(&end),
+                // One job may have a call in progress. If gpushd does not answer at all, the hook has no time for more.
+                (Kind::Answer | Kind::TimedOut, _) if failed < MOST_FAILED => failed += 1,
+                (Kind::Answer | Kind::TimedOut | Kind::Connect | Kind::Lost | Kind::Foreign, _) => return,
             }
         }
     }
@@ -95,11 +138,14 @@ impl Calls {
         &mut self,
         call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
-        let give_up = self.until.min(Instant::now() + RESTART);
+        let give_up = self.until.min(Instant::now() + self.restart);
+        let mut is_sent = false;
+        let unanswered =
+            |error, is_sent| if is_sent { Unanswered::NoAnswer(error) } else { Unanswered::NotSent(error) };
         loop {
             let left = self.left();
             if left.is_zero() {
-                return Err(Unanswered::NoAnswer(late()));
+                return Err(unanswered(late(), is_sent));
             }
             self.client.set_deadline(left);
             let answered_by = self.answered_by();
@@ -107,18 +153,37 @@ impl Calls {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let (until, answered) = match error.kind {
-                // gpushd or an MPS daemon is starting or stopping.
-                Kind::Answer if error.error.retryable => (self.until, true),
+            let is_stopping = error.code() == Code::Stopping;
+            let until = match error.kind {
+                // It stops or starts, or an MPS daemon does.
+                Kind::Answer if error.error.retryable => self.until,
                 Kind::Answer => return Err(Unanswered::Error(*error.error)),
-                Kind::Connect | Kind::Lost => (give_up, false),
+                Kind::Connect => give_up,
+                Kind::Lost => {
+                    is_sent = true;
+                    give_up
+                }
                 Kind::TimedOut | Kind::Foreign => return Err(Unanswered::NoAnswer(*error.error)),
             };
             if Instant::now() + PAUSE >= until {
-                let error = *error.error;
-                return Err(if answered { Unanswered::Error(error) } else { Unanswered::NoAnswer(error) });
+                return Err(match error.kind {
+                    // A gpushd that stops is no error of the node: the policy for a gpushd that does not answer decides.
+                    Kind::Answer if !is_stopping => Unanswered::Error(*error.error),
+                    Kind::Answer | Kind::Connect | Kind::Lost | Kind::TimedOut | Kind::Foreign => {
+                        unanswered(*error.error, is_sent)
+                    }
+                });
             }
             tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+impl Unanswered {
+    /// Returns the error.
+    pub(super) fn into_error(self) -> ApiError {
+        match self {
+            Self::NotSent(error) | Self::NoAnswer(error) | Self::Error(error) => error,
         }
     }
 }
@@ -127,13 +192,13 @@ fn late() -> ApiError {
     ApiError::new(Code::TimedOut, "gpushd did not answer in time")
 }
 
-/// Returns the request for the end of a job.
-pub(super) fn end_of(job: &Job) -> SlurmJobEnd {
+/// The end of a run of a job, and of all runs before it.
+pub(super) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
     SlurmJobEnd {
         cluster: job.cluster.clone(),
         job: job.id,
         node: job.node.clone(),
-        restart: job.restart,
+        restart,
         until_ms: Timestamp::now().as_millisecond(),
     }
 }

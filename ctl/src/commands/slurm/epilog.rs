@@ -9,7 +9,10 @@ use gpush_core::slurm::{
 
 use super::{
     call::{Calls, Unanswered, end_of},
-    fail, sentence,
+    directory::EndedRun,
+    fail,
+    hook_start::HookStart,
+    sentence,
     settings::Settings,
     variable,
 };
@@ -22,20 +25,27 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     };
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
-    let restart = directory.restart(&job);
-    let had_lease = restart.is_some();
-    // After a change of gres.conf, Slurm sets no GPU variables here. If the job has a file, it had
-    // GPUs.
-    if !had_lease && !job.has_devices() && matches!(requested(&job), Ok(None)) {
+    let (restart, had_lease) = match directory.ended_run(&job, HookStart::of_this_process(job.id).as_ref()) {
+        EndedRun::OfFile { restart, may_have_lease: true } => (restart, true),
+        EndedRun::OfFile { restart, may_have_lease: false } => {
+            directory.remove(&job, restart);
+            return 0;
+        }
+        EndedRun::Earlier { restart: Some(restart) } => (restart, false),
+        EndedRun::Earlier { restart: None } => return 0,
+        EndedRun::NoFile => (job.last_run(), false),
+    };
+    // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
+    let shows_gpus = had_lease || job.has_devices() || !matches!(requested(&job), Ok(None));
+    // Slurm always sets the restart count. Without it, nothing but the job id is known.
+    if !shows_gpus && job.restart.is_some() {
         return 0;
     }
-    // When a job is requeued, Slurm 22.05 passes to the Epilog of the ending run the restart count
-    // of the next run.
-    let job = Job { restart: restart.unwrap_or(job.restart), ..job };
-    let end = end_of(&job);
+    let end = end_of(&job, restart);
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
-            let mut calls = Calls::new(global, settings.until);
+            let calls = Calls::new(global, &settings);
+            let mut calls = if shows_gpus { calls } else { calls.without_waiting() };
             let ended = calls.end(&end).await;
             if ended.is_ok() {
                 calls.deliver_ends(directory).await;
@@ -50,7 +60,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         }
         Ok(SlurmJobEnded { left, .. }) => (Ended::Left, left.iter().map(words).collect::<Vec<_>>().join("; ")),
         Err(Unanswered::Error(error)) => (Ended::Broken, sentence(&error)),
-        Err(Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
+        Err(Unanswered::NotSent(error) | Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
     };
     match ended {
         Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(&end),
@@ -60,7 +70,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         }
         Ended::NoAnswer => {}
     }
-    directory.remove(&job);
+    directory.remove(&job, restart);
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `settings` | the config and the flags of a hook |
 //! | `directory` | the files of jobs |
+//! | `hook_start` | when Slurm started a hook |
 //! | `call` | requests to gpushd within the time of the hook |
 //! | `mapping` | the devices of a job |
 //! | `prolog`, `epilog`, `task`, `reconcile` | the commands |
@@ -17,7 +18,7 @@ mod call;
 mod directory;
 mod epilog;
 mod gres_conf;
-mod mapping;
+mod hook_start;
 mod prolog;
 mod reconcile;
 mod settings;

@@ -14,9 +14,9 @@ use gpush_api::{SlurmDevice, SlurmJobStart, SlurmOutcome};
 use gpush_core::{
     config::AgentDown,
     slurm::{
-        Job,
-        decide::{self, Started, Verdict},
-        devices::is_owned,
+        AutoDetect, GresConf, Job,
+        decide::{self, Concern, Started, Verdict},
+        devices::{devices, is_owned, node_gres},
         file::JobState,
         job_files::HookPlace,
         request::requested,
@@ -26,8 +26,10 @@ use jiff::Timestamp;
 
 use super::{
     call::{Calls, Unanswered, end_of},
-    directory::FileWritten,
-    fail, mapping, sentence,
+    directory::{FileWritten, PossibleLeases},
+    fail,
+    hook_start::HookStart,
+    sentence,
     settings::Settings,
     variable,
 };
@@ -49,38 +51,42 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     }
     let request = match request {
         Ok(request) => request,
-        Err(error) => return refuse(&settings, &job, vec![error.to_string()], Some(error.hint())),
+        Err(error) => {
+            let concern = Concern::of(false, true, job.has_devices());
+            return refuse(&settings, &job, concern, vec![error.to_string()], Some(error.hint()));
+        }
     };
     let found = mapping::found(&job, gres_conf);
     let allocated: &[SlurmDevice] = found.as_deref().unwrap_or_default();
-    // If the devices are not known, every GPU may be a GPU of Slurm.
-    let concerned = request.is_some()
-        || match &found {
-            Ok(devices) => is_owned(devices, directory.owned().as_deref(), settings.has_owner_slurm),
-            Err(_) => settings.has_owner_slurm || directory.owned().is_some_and(|owned| !owned.is_empty()),
-        };
+    let has_owned = || directory.owned().is_some_and(|owned| !owned.is_empty());
+    // Without a mapping, every GPU may be one of Slurm's.
+    let owned = match &found {
+        Ok(devices) => is_owned(devices, directory.owned().as_deref(), settings.has_owner_slurm),
+        Err(_) => settings.has_owner_slurm || has_owned(),
+    };
+    let has_gpushd = settings.has_config || directory.owned().is_some();
+    let concern = Concern::of(owned, request.is_some(), job.has_devices() && has_gpushd);
     if let Err(why) = &found {
-        let may_be_owned = settings.has_owner_slurm || directory.owned().is_some_and(|owned| !owned.is_empty());
-        return match (may_be_owned && !why.is_refusal, concerned) {
-            (true, _) => fail(job.id, &why.text),
-            // Only this job cannot be served: the node stays in use.
-            (false, true) => refuse(&settings, &job, vec![why.text.clone()], None),
-            (false, false) => 0,
+        return match (owned, concern) {
+            (true, _) => fail(job.id, why),
+            // Only the user's request concerns gpushd: it is refused, and the node stays in use.
+            (false, Concern::Request | Concern::Gpus) => refuse(&settings, &job, concern, vec![why.clone()], None),
+            (false, Concern::Nothing) => 0,
         };
     }
     let Some(uid) = job.uid else {
-        return if concerned { fail(job.id, "SLURM_JOB_UID is missing: Slurm must start this command") } else { 0 };
+        return fail_with_gpus(concern, &job, "SLURM_JOB_UID is missing: Slurm must start this command");
     };
-    let run = match directory.begin(&job) {
+    let run = match directory.begin(&job, HookStart::of_this_process(job.id), PossibleLeases::All) {
         Ok(run) => run,
-        Err(error) => return if concerned { fail(job.id, &unwritable(&settings, &error)) } else { 0 },
+        Err(error) => return fail_with_gpus(concern, &job, &unwritable(&settings, &error)),
     };
     let start = SlurmJobStart {
         cluster: job.cluster.clone(),
         job: job.id,
         node: job.node.clone(),
         uid,
-        restart: job.restart,
+        restart: job.begun_run(),
         leader: job.leader,
         request,
         devices: allocated.to_vec(),
@@ -88,85 +94,101 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     };
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
-            let mut calls = Calls::new(global, settings.until);
+            let mut calls = Calls::new(global, &settings);
             calls.deliver_ends(directory).await;
             calls.start(start).await
         })
     });
-    let (started, state, why) = match answer {
+    let (started, state, leases, error) = match answer {
         Ok(answer) => {
             directory.keep_owned(&answer.owned);
-            // gpushd has ended the leases of earlier runs, so their ends need not be delivered any
-            // more.
-            directory.end_delivered(&end_of(&job));
+            // gpushd has ended the leases of earlier runs.
+            directory.end_delivered(&end_of(&job, job.begun_run()));
             match answer.outcome {
-                SlurmOutcome::NotConcerned => (Started::NotConcerned, None, String::new()),
+                SlurmOutcome::NotConcerned => (Started::NotConcerned, None, PossibleLeases::None, None),
                 SlurmOutcome::Refused { reasons, hint } => {
-                    (Started::Refused, Some(JobState::Refused { reasons, hint }), String::new())
+                    (Started::Refused, Some(JobState::Refused { reasons, hint }), PossibleLeases::None, None)
                 }
                 SlurmOutcome::Granted { grant } => {
                     let state = JobState::Granted { lease: grant.lease.id, environment: grant.environment };
-                    (Started::Granted, Some(state), String::new())
+                    (Started::Granted, Some(state), PossibleLeases::All, None)
                 }
             }
         }
-        Err(Unanswered::NoAnswer(error)) => (Started::NoAnswer, None, sentence(&error)),
-        Err(Unanswered::Error(error)) => (Started::Broken, None, sentence(&error)),
+        Err(Unanswered::NotSent(error)) => (Started::NoAnswer, None, PossibleLeases::Earlier, Some(error)),
+        Err(Unanswered::NoAnswer(error)) => (Started::NoAnswer, None, PossibleLeases::All, Some(error)),
+        Err(Unanswered::Error(error)) => (Started::Broken, None, PossibleLeases::All, Some(error)),
     };
-    let verdict = decide::prolog(started, concerned, settings.slurm.agent_down);
-    match (verdict, state) {
-        (Verdict::Lease | Verdict::FailTasks, Some(state)) => match directory.write(&job, &run, state) {
-            Ok(FileWritten::Yes | FileWritten::Again) => 0,
-            Ok(FileWritten::Late) => {
-                undo(global, &settings, &job);
-                0
-            }
-            Err(error) => {
-                undo(global, &settings, &job);
-                directory.remove_run(&job, &run);
-                fail(job.id, &unwritable(&settings, &error))
-            }
+    let verdict = decide::prolog(started, concern, settings.slurm.agent_down);
+    let may_be_granted = match (started, concern) {
+        (_, Concern::Nothing) | (Started::Broken, Concern::Gpus) => false,
+        (Started::NoAnswer, Concern::Request | Concern::Gpus) => leases == PossibleLeases::All,
+        (Started::Broken, Concern::Request) => true,
+        (Started::NotConcerned | Started::Granted | Started::Refused, Concern::Request | Concern::Gpus) => false,
+    };
+    // A later hook then ends the lease, and Epilog need not.
+    let is_noted = may_be_granted && directory.note_end(&end_of(&job, job.begun_run())).is_ok();
+    let leases = if is_noted { PossibleLeases::None } else { leases };
+    let state = match (verdict, state) {
+        (Verdict::Lease | Verdict::FailTasks, Some(state)) => state,
+        (Verdict::FailTasks, None) => JobState::Refused {
+            reasons: vec![error.map(|error| sentence(&error)).unwrap_or_default()],
+            hint: Some("tell the administrator, or submit the job without a request".to_owned()),
         },
-        (Verdict::Pass, _) if started == Started::NoAnswer && concerned => {
-            // gpushd may still grant the lease. Then the recorded end ends it.
-            let _noted = directory.note_end(&end_of(&job));
-            let _written = directory.write(&job, &run, JobState::Passed);
-            0
-        }
+        (Verdict::Pass, _) if started == Started::NoAnswer && concern != Concern::Nothing => JobState::Passed,
         (Verdict::FailNode, _) => {
-            if started == Started::NoAnswer {
-                let _noted = directory.note_end(&end_of(&job));
-            }
             directory.remove_run(&job, &run);
             let policy = match (started, settings.slurm.agent_down) {
                 (Started::NoAnswer, AgentDown::Fail) => " (slurm.agent_down is \"fail\")",
                 _ => "",
             };
-            fail(job.id, &format!("{why}{policy}"))
+            return fail(job.id, &format!("{}{policy}", error.map(|error| sentence(&error)).unwrap_or_default()));
         }
-        (Verdict::Pass | Verdict::Lease | Verdict::FailTasks, _) => {
+        (Verdict::Pass | Verdict::Lease, _) => {
             directory.remove_run(&job, &run);
+            return 0;
+        }
+    };
+    match directory.write(&job, &run, state, leases) {
+        Ok(FileWritten::Yes | FileWritten::Again) => 0,
+        Ok(FileWritten::Late) => {
+            undo(global, &settings, &job);
             0
+        }
+        Err(error) => {
+            undo(global, &settings, &job);
+            directory.remove_run(&job, &run);
+            fail_with_gpus(concern, &job, &unwritable(&settings, &error))
         }
     }
 }
 
-/// Records, without gpushd, that the tasks of a job must fail.
-fn refuse(settings: &Settings, job: &Job, reasons: Vec<String>, hint: Option<String>) -> u8 {
+/// Fails Prolog for a job with GPUs. A job with a request alone could be submitted to drain the node.
+fn fail_with_gpus(concern: Concern, job: &Job, why: &str) -> u8 {
+    match concern {
+        Concern::Gpus => fail(job.id, why),
+        Concern::Request | Concern::Nothing => 0,
+    }
+}
+
+/// Records that the tasks of a job must fail, without gpushd.
+fn refuse(settings: &Settings, job: &Job, concern: Concern, reasons: Vec<String>, hint: Option<String>) -> u8 {
     let directory = &settings.directory;
     let refused = JobState::Refused { reasons, hint };
-    match directory.begin(job).and_then(|run| directory.write(job, &run, refused)) {
+    let leases = PossibleLeases::Earlier;
+    let begun = directory.begin(job, HookStart::of_this_process(job.id), leases);
+    match begun.and_then(|run| directory.write(job, &run, refused, leases)) {
         Ok(_) => 0,
-        Err(error) => fail(job.id, &unwritable(settings, &error)),
+        Err(error) => fail_with_gpus(concern, job, &unwritable(settings, &error)),
     }
 }
 
 /// Ends the lease of a job whose environment could not be written.
 fn undo(global: &Global, settings: &Settings, job: &Job) {
-    let end = end_of(job);
+    let end = end_of(job, job.begun_run());
     let ended = super::super::runtime()
         .map_err(Unanswered::Error)
-        .and_then(|runtime| runtime.block_on(async { Calls::new(global, settings.until).end(&end).await }));
+        .and_then(|runtime| runtime.block_on(async { Calls::new(global, settings).end(&end).await }));
     if ended.is_err() {
         let _noted = settings.directory.note_end(&end);
     }

@@ -14,17 +14,21 @@ use jiff::Timestamp;
 
 use super::{
     call::{Calls, Unanswered},
+    sentence,
     settings::Settings,
     variable,
 };
 use crate::{
     args::{Global, HookFiles, HookLimits},
-    exit::{self, Failure, Outcome},
+    exit::{self, Outcome},
     output::Output,
 };
 
 /// States of jobs that have a node. squeue omits some of them by default.
 const STATES: &str = "--states=running,configuring,completing,suspended,stopped";
+
+/// Maximum number of leases that end at the same time.
+const MOST_AT_ONCE: usize = 16;
 
 /// A lease of a job.
 struct OfJob {
@@ -42,10 +46,11 @@ pub(super) fn run(
 ) -> Outcome {
     let settings = Settings::of_root(files, limits);
     let cluster = cluster.map(str::to_owned).or_else(|| variable("SLURM_CLUSTER_NAME"));
-    super::super::ask(global, async |client| {
-        let mut calls = Calls::new(global, settings.until);
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&super::super::runtime()?, async {
+        let mut calls = Calls::new(global, &settings);
         calls.deliver_ends(&settings.directory).await;
-        let all = client.leases(0).await?;
+        let all = calls.leases().await.map_err(Unanswered::into_error)?;
         let of_jobs: Vec<OfJob> = all.into_iter().filter_map(of_job).collect();
         let of_jobs = of_cluster(of_jobs, cluster.as_deref())?;
         let nodes: BTreeSet<String> = of_jobs.iter().map(|one| one.end.node.clone()).collect();
@@ -54,18 +59,33 @@ pub(super) fn run(
             let jobs = jobs_on(squeue, &node)?;
             known.insert(node, jobs);
         }
-        for OfJob { lease, end } in of_jobs {
-            let is_known = known.get(&end.node).is_some_and(|jobs| jobs.contains(&end.job));
-            if is_known {
-                continue;
+        let is_known = |end: &SlurmJobEnd| known.get(&end.node).is_some_and(|jobs| jobs.contains(&end.job));
+        let gone: Vec<OfJob> = of_jobs.into_iter().filter(|one| !is_known(&one.end)).collect();
+        let mut first_error = None;
+        // One lease may wait for its processes until the deadline. The others do not wait for it.
+        for some in gone.chunks(MOST_AT_ONCE) {
+            let mut ending = Vec::new();
+            for OfJob { end, .. } in some {
+                let (mut calls, end) = (Calls::of_one_job(global, &settings), end.clone());
+                ending.push(tokio::task::spawn_local(async move { calls.end(&end).await }));
             }
-            let answer = calls.end(&end).await.map_err(|error| match error {
-                Unanswered::NoAnswer(error) | Unanswered::Error(error) => Failure::from(error),
-            })?;
-            let result = if answer.left.is_empty() { "ended" } else { "releasing" };
-            out.text(&format!("{}: {result}, job {} is not on this node any more\n", lease.id, end.job))?;
+            for (OfJob { lease, end }, ended) in some.iter().zip(ending) {
+                let stopped = |_| Unanswered::Error(ApiError::new(Code::Internal, "the request was not carried out"));
+                match ended.await.map_err(stopped).flatten() {
+                    Ok(answer) => {
+                        let result = if answer.left.is_empty() { "ended" } else { "releasing" };
+                        out.text(&format!("{}: {result}, job {} is not on this node any more\n", lease.id, end.job))?;
+                    }
+                    Err(error) => {
+                        let error = error.into_error();
+                        let (id, job, why) = (lease.id, end.job, sentence(&error));
+                        out.text(&format!("{id}: not ended, job {job} is not on this node any more: {why}\n"))?;
+                        first_error.get_or_insert(error);
+                    }
+                }
+            }
         }
-        Ok(0)
+        first_error.map_or(Ok(0), |error| Err(error.into()))
     })
 }
 

@@ -6,10 +6,11 @@ use std::{
 };
 
 use gpush_api::LeaseOwner;
+use gpush_client::Socket;
 use gpush_core::config::{Config, Slurm};
 
 use crate::{
-    args::{HookFiles, HookLimits},
+    args::{Global, HookFiles, HookLimits},
     offline,
 };
 
@@ -23,12 +24,18 @@ const LONGEST: u64 = gpush_core::config::MOST_BYTES as u64;
 pub(super) struct Settings {
     /// `[slurm]` of the config.
     pub(super) slurm: Slurm,
+    /// `api.admin_socket` of the config.
+    admin_socket: Option<PathBuf>,
     /// The files of jobs.
     pub(super) directory: Directory,
     /// Path of `directory`.
     pub(super) path: PathBuf,
+    /// Whether there is a config of gpushd, and so a gpushd on this node.
+    pub(super) has_config: bool,
     /// Whether a rule has `owner = "slurm"`.
     pub(super) has_owner_slurm: bool,
+    /// Time of the hook.
+    pub(super) deadline: Duration,
     /// When the hook gives up.
     pub(super) until: Instant,
 }
@@ -37,15 +44,22 @@ impl Settings {
     /// Reads the config for a hook that root runs.
     pub(super) fn of_root(files: &HookFiles, limits: &HookLimits) -> Self {
         let path = files.config.clone().or_else(offline::environment);
-        let config = read(path.as_deref());
+        let path = path.as_deref().unwrap_or(Path::new(offline::DEFAULT_CONFIG));
+        let config = read(path);
         let deadline = limits.deadline.unwrap_or(Duration::from_secs(config.slurm.deadline_s.into()));
-        Self::new(config, files, deadline)
+        Self { has_config: path.exists(), ..Self::new(config, files, deadline) }
     }
 
     /// Reads the config for TaskProlog. The environment of TaskProlog comes from the user, so it does not select the
     /// config file.
     pub(super) fn of_task(files: &HookFiles) -> Self {
-        Self::new(read(files.config.as_deref()), files, Duration::ZERO)
+        let path = files.config.as_deref().unwrap_or(Path::new(offline::DEFAULT_CONFIG));
+        Self::new(read(path), files, Duration::ZERO)
+    }
+
+    /// The socket of gpushd for hooks.
+    pub(super) fn socket(&self, global: &Global) -> Socket {
+        super::super::socket(global).for_hooks(self.admin_socket.as_deref())
     }
 
     fn new(config: Config, files: &HookFiles, deadline: Duration) -> Self {
@@ -56,17 +70,19 @@ impl Settings {
         Self {
             directory: Directory::new(&path, until),
             path,
+            has_config: false,
+            admin_socket: config.api.admin_socket.map(PathBuf::from),
             has_owner_slurm: config.rules.iter().any(is_slurms),
             slurm: config.slurm,
+            deadline,
             until,
         }
     }
 }
 
-/// Reads the config. Returns the defaults if the file is missing, unreadable or invalid: gpushd has
-/// its own copy, and a hook that fails would drain the node.
-fn read(path: Option<&Path>) -> Config {
-    let path = path.unwrap_or(Path::new(offline::DEFAULT_CONFIG));
+/// The config. A file that is missing, cannot be read, or is wrong gives the defaults: gpushd has its own copy, and a hook
+/// that fails would drain the node.
+fn read(path: &Path) -> Config {
     let Ok(bytes) = offline::read_up_to(path, LONGEST) else { return Config::default() };
     Config::from_bytes(&bytes, &offline::name(path)).unwrap_or_default()
 }

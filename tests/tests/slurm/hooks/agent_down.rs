@@ -1,11 +1,16 @@
 //! The hooks while gpushd is not running or is stopped by SIGSTOP.
 
 use std::{
-    process::Stdio,
-    time::{Duration, Instant},
+    io::{self, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::Instant,
 };
 
-use gpush_tests::agent::PATIENCE;
+use gpush_api::LeaseState;
+use gpush_tests::{agent::PATIENCE, mps::lease_now};
 use nix::sys::signal::Signal;
 
 use super::{Job, Node, WHOLE, failure, silent};
@@ -43,13 +48,12 @@ fn agent_down_policy_applies_only_to_jobs_of_gpush() {
     let text = node.task(&job).expect("the task runs");
     assert!(text.contains("without a lease") && !text.contains("export"), "{text}");
     node.epilog(&job);
-    // The next hook reports the ends of jobs that gpushd has missed.
-    assert!(node.directory().join("ci-6@n1+ended").exists());
+    // No request was sent, so no lease can exist.
+    assert!(!node.directory().join("ci-6@n1+ended").exists() && !node.directory().join("ci-2@n1+ended").exists());
     node.start_again();
     let job = Job::new(7).on(&slurms);
     node.prolog(&job);
     node.granted(7);
-    assert!(!node.directory().join("ci-6@n1+ended").exists() && !node.directory().join("ci-2@n1+ended").exists());
 }
 
 #[test]
@@ -73,24 +77,91 @@ fn stopped_gpushd_does_not_block_prolog_or_grant_later() {
     node.granted(1);
 }
 
+/// Passes connections on to another socket. Before it passes on the first byte of an answer, it calls `before`.
+fn pass_on(from: &Path, to: &Path, before: impl Fn() + Send + 'static) {
+    let listener = UnixListener::bind(from).expect("the socket can be created");
+    let to = to.to_owned();
+    thread::spawn(move || {
+        for mut hook in listener.incoming().flatten() {
+            let mut gpushd = UnixStream::connect(&to).expect("gpushd listens");
+            let (mut requests, mut server) =
+                (hook.try_clone().expect("a socket"), gpushd.try_clone().expect("a socket"));
+            thread::spawn(move || io::copy(&mut requests, &mut server));
+            let mut answer = [0; 65_536];
+            let length = gpushd.read(&mut answer).unwrap_or(0);
+            before();
+            // The hook may have given up.
+            let _passed = hook.write_all(&answer[..length]).and_then(|()| io::copy(&mut gpushd, &mut hook).map(drop));
+        }
+    });
+}
+
+/// gpushd has recorded the grant, and believes that Prolog has its answer.
 #[test]
-fn hooks_wait_for_a_gpushd_that_restarts() {
+fn gpushd_suspended_between_grant_and_answer_leaves_no_lease() {
+    for policy in ["fail", "pass"] {
+        let node = Node::two_gpus(WHOLE);
+        std::fs::write(node.host.scratch("gpushd.toml"), format!("[slurm]\nagent_down = \"{policy}\"\n{WHOLE}"))
+            .unwrap();
+        let (proxy, pid) = (node.host.scratch("proxy.sock"), node.agent().pid());
+        // The answer never reaches the hook: this thread sleeps after gpushd was suspended.
+        pass_on(&proxy, &node.host.scratch("gpushd.admin.sock"), move || {
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), Signal::SIGSTOP)
+                .expect("gpushd runs");
+            thread::park();
+        });
+        let job = Job::new(1).on("0");
+        let output = node.command_at("prolog", &proxy).args(["--deadline", "2s"]).envs(job.0.clone()).output();
+        let output = output.expect("gpushctl can be started");
+        match policy {
+            "fail" => assert!(failure(&output).contains("agent_down")),
+            _ => {
+                silent(&output);
+                assert!(node.task(&job).expect("the task runs").contains("without a lease"));
+            }
+        }
+        // Epilog needs no gpushd: the end is noted.
+        assert!(node.directory().join("ci-1@n1+ended").exists(), "{policy}");
+        if policy == "pass" {
+            node.epilog(&job);
+        }
+        node.agent().signal(Signal::SIGCONT);
+        let lease = node.granted(1).id;
+        node.prolog(&Job::new(2).on("1"));
+        assert_eq!(lease_now(node.agent(), lease).state, LeaseState::Ended, "{policy}");
+        assert!(!node.directory().join("ci-1@n1+ended").exists(), "{policy}");
+    }
+}
+
+/// Epilog waits while nothing listens on the socket. gpushd starts when Epilog has tried to connect.
+#[test]
+fn epilog_waits_for_a_gpushd_that_restarts() {
+    if !gpush_tests::strace::works("Epilog while gpushd restarts") {
+        return;
+    }
     let mut node = Node::two_gpus(WHOLE);
     let job = Job::new(1).on("0");
     node.prolog(&job);
+    let lease = node.granted(1);
     node.kill();
-    let epilog = node.command("epilog").envs(job.0.clone()).spawn().expect("gpushctl can be started");
-    // This pause is shorter than the time that a hook waits for a restart of gpushd.
-    std::thread::sleep(Duration::from_millis(200));
-    node.start_again();
-    let output = epilog.wait_with_output().expect("it ends");
-    // On a busy machine, gpushd may need longer to start than the hook waits. The hook then stores
-    // the end of the job.
-    if output.status.success() {
-        assert!(node.lease(1).is_none());
-    } else {
-        assert!(node.directory().join("ci-1@n1+ended").exists());
+    let (trace, hook) = (node.host.scratch("trace"), node.command("epilog"));
+    let mut epilog = Command::new("strace");
+    epilog.arg("-qq").arg("-o").arg(&trace).args(["-e", "trace=connect"]).arg(hook.get_program()).args(hook.get_args());
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut epilog = epilog.env_clear().env("PATH", path).envs(job.0.clone()).spawn().expect("strace can be started");
+    let has_tried = || std::fs::read_to_string(&trace).is_ok_and(|text| text.contains("ECONNREFUSED"));
+    let until = Instant::now() + PATIENCE;
+    while !has_tried() {
+        assert!(
+            Instant::now() < until && epilog.try_wait().expect("a child").is_none(),
+            "Epilog does not try to connect"
+        );
+        thread::yield_now();
     }
+    node.start_again();
+    assert!(epilog.wait().expect("it ends").success());
+    assert!(node.lease(1).is_none() && !node.directory().join("ci-1@n1+ended").exists());
+    assert_eq!(lease_now(node.agent(), lease.id).state, LeaseState::Ended);
 }
 
 /// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Earlier, if
@@ -158,4 +229,75 @@ fn prolog_waits_for_a_late_reading_of_its_gpu() {
     node.host.clear_faults();
     silent(&prolog.wait_with_output().expect("it ends"));
     node.granted(1);
+}
+
+const COMMENT: &str = "SLURM_JOB_COMMENT";
+
+/// Fault: any user drained a node without gpushd with `--comment=mps`.
+#[test]
+fn request_of_a_job_without_a_gpu_drains_no_node() {
+    let mut node = Node::two_gpus(MIXED);
+    // The hooks know which GPUs are Slurm's.
+    node.prolog(&Job::new(1).on(&gres(&node, 1)));
+    node.epilog(&Job::new(1).on("0"));
+    node.kill();
+    for (id, comment) in [(2, "mps"), (3, "gpush:whole")] {
+        let job = Job::new(id).with(COMMENT, comment);
+        let refused = node.refusal(&job);
+        assert!(refused.contains("gpushd"), "{refused}");
+        node.epilog(&job);
+        assert!(!node.directory().join(format!("ci-{id}@n1")).exists());
+    }
+}
+
+/// A gpushd that is suspended may have received the request, and grant it later.
+#[test]
+fn request_without_a_gpu_that_is_not_answered_leaves_no_lease() {
+    let node = Node::two_gpus(MIXED);
+    node.prolog(&Job::new(1).on(&gres(&node, 1)));
+    node.epilog(&Job::new(1).on("0"));
+    let job = Job::new(2).with(COMMENT, "gpush:whole");
+    node.agent().signal(Signal::SIGSTOP);
+    let mut command = node.command("prolog");
+    silent(&command.args(["--deadline", "1s"]).envs(job.0.clone()).output().expect("gpushctl can be started"));
+    node.task(&job).expect_err("the tasks fail");
+    node.epilog(&job);
+    let noted = node.directory().join("ci-2@n1+ended");
+    assert!(noted.exists() && !node.directory().join("ci-2@n1").exists());
+    node.agent().signal(Signal::SIGCONT);
+    node.prolog(&Job::new(3).on("0"));
+    assert!(!noted.exists(), "the next hook delivers the end");
+    assert!(node.lease(2).is_none());
+}
+
+/// On a node that never had a gpushd, a request is the user's error, whatever GPUs the job has.
+#[test]
+fn request_on_a_node_that_never_had_gpushd_drains_no_node() {
+    let mut node = Node::two_gpus(MIXED);
+    node.kill();
+    std::fs::remove_file(node.host.scratch("gpushd.toml")).expect("the config exists");
+    let job = Job::new(1).on("0").with(COMMENT, "mps");
+    let refused = node.refusal(&job);
+    assert!(refused.contains("gpushd"), "{refused}");
+    node.epilog(&job);
+}
+
+/// Fault: Epilog asked gpushd to end the lease of a job that was refused without gpushd.
+#[test]
+fn epilog_after_a_refused_request_needs_no_gpushd() {
+    let mut node = Node::two_gpus(WHOLE);
+    let by_gpushd = Job::new(1).on("0").with(COMMENT, "gpush:mps=25");
+    node.refusal(&by_gpushd);
+    let by_the_hook = Job::new(2).on("1").with(COMMENT, "gpush:mps=0");
+    node.refusal(&by_the_hook);
+    // A wrong request after a granted one: the lease of the earlier run may still exist.
+    let run = |restart| Job::new(3).on("1").with("SLURM_JOB_RESTART_COUNT", restart);
+    node.prolog(&run(0));
+    node.refusal(&run(1).with(COMMENT, "gpush:mps=0"));
+    node.kill();
+    for job in [by_gpushd, by_the_hook] {
+        node.epilog(&job);
+    }
+    failure(&node.run("epilog", &run(1)));
+    assert!(node.directory().join("ci-3@n1+ended").exists());
 }

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-use gpush_api::{LeaseKind, MemberShare, MpsState};
-use gpush_tests::mps::reaches;
+use gpush_api::{LeaseKind, LeaseState, MemberShare, MpsState};
+use gpush_tests::mps::{lease_now, reaches};
 
 use super::{Job, Node, user};
 
@@ -35,8 +35,34 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     assert_eq!(node.granted(2).members[0].target, uuids[0]);
 }
 
-/// Without NVML, Slurm also gives a MIG device an index. gpush finds the device through its device
-/// files.
+/// Fault: a Prolog that ran again for the same run, with another MIG device of the same GPU, got the lease of the first
+/// device.
+#[test]
+fn repeated_prolog_with_another_mig_device_gets_a_lease_of_that_device() {
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*3\"]\nowner = \"slurm\"\n";
+    let node = Node::start("[[gpu]]\nmodel = \"h100-80-sxm\"\n", config);
+    let instances = node.agent().gpu(0).mig.expect("MIG").instances;
+    let uuids: Vec<String> = instances.iter().filter_map(|one| one.compute[0].uuid.clone()).collect();
+    for (id, comment) in [(1, ""), (2, "gpush:mig=1g.10gb")] {
+        let on = |device: usize| {
+            let job = Job::new(id).with("SLURM_JOB_GPUS", "2").with("CUDA_VISIBLE_DEVICES", &uuids[device]);
+            if comment.is_empty() { job } else { job.with(COMMENT, comment) }
+        };
+        node.prolog(&on(0));
+        let first = node.granted(id);
+        node.prolog(&on(1));
+        let second = node.granted(id);
+        assert_eq!(second.members[0].target, uuids[1], "{comment}");
+        assert_eq!(lease_now(node.agent(), first.id).state, LeaseState::Ended);
+        assert!(node.task(&on(1)).expect("the task runs").contains(&uuids[1]));
+        // The same device again: the same lease.
+        node.prolog(&on(1));
+        assert_eq!(node.granted(id).id, second.id);
+        node.epilog(&on(1));
+    }
+}
+
+/// Without NVML, Slurm gives a MIG device an index too. It is found by its device files.
 #[test]
 fn node_with_whole_gpus_and_mig_devices_serves_both() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\nowner = \"slurm\"\n\

@@ -22,12 +22,12 @@ const WHOLE_0: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nowner = \
 
 const NODE: &str = "SLURMD_NODENAME";
 
-/// A process of a job on a GPU. It is killed when this value is dropped.
-struct Left(Child);
+/// A process of a job on a GPU; killed when dropped.
+pub(super) struct Left(Child);
 
 impl Left {
-    /// Starts a process that ignores SIGTERM, in this cgroup.
-    fn on(host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
+    /// A process that ignores SIGTERM, in this cgroup.
+    pub(super) fn on(host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
         Self::of("trap '' TERM; while :; do sleep 1; done", host, gpu, cgroup)
     }
 
@@ -43,7 +43,7 @@ impl Left {
         Self(child)
     }
 
-    fn lives(&mut self) -> bool {
+    pub(super) fn lives(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }
 }
@@ -55,19 +55,17 @@ impl Drop for Left {
     }
 }
 
-/// The cgroup of a job, as Slurm creates it with proctrack/cgroup, in the first hierarchies of
-/// cgroup v1.
-struct Cgroup(PathBuf);
+/// The cgroup of a job, as Slurm makes it with proctrack/cgroup on the first hierarchies.
+pub(super) struct Cgroup(PathBuf);
 
-/// Returns a node name that no real Slurm on this host uses. Each test has its own suffix.
-fn node_name(suffix: &str) -> String {
+/// A name of a node that no real Slurm on this host has, with a suffix for each test.
+pub(super) fn node_name(suffix: &str) -> String {
     format!("gpush-test-{}{suffix}", std::process::id())
 }
 
 impl Cgroup {
-    /// Creates the cgroup of a job on a node. If that is not possible, prints that the test is
-    /// skipped and returns `None`.
-    fn of(node: &str, job: u32) -> Option<Self> {
+    /// The cgroup of a job on a node. Prints that the test is skipped if it cannot be created.
+    pub(super) fn of(node: &str, job: u32) -> Option<Self> {
         let parent = format!("slurm_{node}/uid_{NOBODY}/job_{job}");
         let hierarchies = ["freezer", "pids", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
         let dir = hierarchies.into_iter().filter(|dir| dir.is_dir()).map(|dir| dir.join(&parent));
@@ -91,7 +89,7 @@ impl Drop for Cgroup {
     }
 }
 
-fn is_root(what: &str) -> bool {
+pub(super) fn is_root(what: &str) -> bool {
     let is_root = nix::unistd::geteuid().is_root();
     if !is_root {
         println!("SKIPPED {what}: only root has processes of others");

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt};
 
-use gpush_api::{LeaseBinding, LeaseKind, LeaseState};
+use gpush_api::{EndReason, LeaseBinding, LeaseKind, LeaseState};
 use gpush_tests::mps::{lease_becomes, lease_now};
 
 use super::{Job, Node, WHOLE, failure, silent, user};
@@ -109,36 +109,7 @@ fn lease_of_a_job_survives_a_crash_of_gpushd() {
 }
 
 #[test]
-fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
-    use std::os::unix::fs::PermissionsExt;
-    let node = Node::two_gpus(WHOLE);
-    node.prolog(&Job::new(3).on("0"));
-    node.prolog(&Job::new(4).on("1"));
-    let squeue = node.host.scratch("squeue");
-    let script = |body: &str| {
-        fs::write(&squeue, format!("#!/bin/sh\n{body}\n")).expect("a script");
-        fs::set_permissions(&squeue, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
-    };
-    let reconcile = || {
-        let mut command = node.command("reconcile");
-        command.arg("--squeue").arg(&squeue).env("SQUEUE_PARTITION", "x").env("SLURM_CLUSTERS", "y");
-        command.output().expect("gpushctl can be started")
-    };
-    script("echo slurmctld is down >&2; exit 1");
-    assert_eq!(reconcile().status.code(), Some(6));
-    assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
-    // Earlier, variables of the administrator's environment made squeue omit jobs, and the leases
-    // of these jobs ended.
-    script("echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4");
-    let output = reconcile();
-    assert!(output.status.success(), "{output:?}");
-    assert!(node.lease(3).is_none() && node.lease(4).is_some());
-    let arguments = fs::read_to_string(node.host.scratch("squeue.arguments")).expect("squeue was called");
-    assert!(arguments.contains("--nodelist=n1"), "{arguments}");
-}
-
-#[test]
-fn unusable_gpu_or_incomplete_gres_conf_fails_prolog() {
+fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     let node = Node::two_gpus(WHOLE);
     let cordoned = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index;
     let answer = node.agent().post(&format!("/v1/gpus/{cordoned}/cordon"), &serde_json::json!({ "reason": "fan" }));
@@ -171,4 +142,29 @@ fn components_of_a_heterogeneous_job_keep_their_own_leases() {
     assert_eq!(node.granted(42).id, first.id);
     node.epilog(&component);
     assert!(node.lease(42).is_none());
+}
+
+/// `slurm.directory` may be below `/run`, which a reboot empties, or last.
+#[test]
+fn reboot_ends_the_lease_of_a_job() {
+    for lasts in [false, true] {
+        let mut node = Node::two_gpus(WHOLE);
+        let job = Job::new(1).on("0");
+        node.prolog(&job);
+        let lease = node.granted(1);
+        node.reboot();
+        if !lasts {
+            fs::remove_dir_all(node.directory()).expect("the files of jobs can be removed");
+        }
+        let ended = lease_now(node.agent(), lease.id);
+        assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
+        // Slurm runs the Epilog of a job that it requeues after the reboot, or only the next Prolog.
+        if lasts {
+            node.epilog(&job.with("SLURM_JOB_RESTART_COUNT", 1));
+        }
+        let next = Job::new(2).on("0");
+        node.prolog(&next);
+        assert_ne!(node.granted(2).id, lease.id);
+        node.epilog(&next);
+    }
 }

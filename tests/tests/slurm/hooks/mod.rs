@@ -6,6 +6,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `life` | a job from Prolog to Epilog; requeued, repeated, after a crash of gpushd |
+//! | `requeue` | which run of a requeued job an Epilog ends |
+//! | `reconcile` | `gpushctl slurm reconcile`, and ends that hooks deliver later |
 //! | `refusals` | requests that are refused: the tasks fail, and the node stays in use |
 //! | `agent_down` | gpushd is not running, or is stopped by SIGSTOP |
 //! | `kinds` | MIG devices, MPS, time-slicing, gres.conf |
@@ -18,7 +20,9 @@ mod agent_down;
 mod kinds;
 mod leftovers;
 mod life;
+mod reconcile;
 mod refusals;
+mod requeue;
 mod states;
 mod tasks;
 mod users;
@@ -26,7 +30,7 @@ mod users;
 use std::{
     fs,
     os::unix::{fs::PermissionsExt, process::CommandExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
@@ -95,7 +99,21 @@ impl Node {
         self.agent = Some(Setup::on(&self.host).config(&self.config).start());
     }
 
+    /// Reboots the host: another boot id, and no process of before.
+    fn reboot(&mut self) {
+        self.kill();
+        let boot = self.host.scratch("boot-id");
+        fs::write(&boot, "after-the-reboot\n").expect("a file");
+        let setup = Setup::on(&self.host).config(&self.config).env("GPUSH_BOOT_ID_FILE", boot.display().to_string());
+        self.agent = Some(setup.start());
+    }
+
     fn command(&self, verb: &str) -> Command {
+        self.command_at(verb, &self.host.scratch("gpushd.admin.sock"))
+    }
+
+    /// A hook that asks the gpushd of a socket.
+    fn command_at(&self, verb: &str, socket: &Path) -> Command {
         let mut command = Command::new(program("gpushctl"));
         command.env_clear().stdin(Stdio::null()).args(["slurm", verb]);
         command.arg("--config").arg(self.host.scratch("gpushd.toml")).arg("--dir").arg(self.directory());
@@ -104,7 +122,7 @@ impl Node {
                 command.uid(user()).gid(user()).current_dir("/");
             }
         } else {
-            command.arg("--socket").arg(self.host.scratch("gpushd.admin.sock"));
+            command.arg("--socket").arg(socket);
         }
         if verb == "prolog" {
             command.arg("--gres-conf").arg(&self.gres_conf);
@@ -179,11 +197,12 @@ struct Job(Vec<(&'static str, String)>);
 
 impl Job {
     fn new(id: u32) -> Self {
-        Self(Vec::new())
-            .with("SLURM_JOB_ID", id)
-            .with("SLURM_JOB_UID", user())
-            .with("SLURM_CLUSTER_NAME", "ci")
-            .with("SLURMD_NODENAME", "n1")
+        Self::known_by_id(id).with("SLURM_JOB_UID", user()).with("SLURM_JOB_RESTART_COUNT", 0)
+    }
+
+    /// A job of which nothing but the id is known.
+    fn known_by_id(id: u32) -> Self {
+        Self(Vec::new()).with("SLURM_JOB_ID", id).with("SLURM_CLUSTER_NAME", "ci").with("SLURMD_NODENAME", "n1")
     }
 
     /// Sets the GPUs of the job, by their indexes in gres.conf.

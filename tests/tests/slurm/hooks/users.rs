@@ -1,12 +1,16 @@
 //! Actions that users may not perform on the lease of a job.
 
-use std::os::unix::process::CommandExt;
+use std::{os::unix::process::CommandExt, path::Path, process::Command};
 
 use gpush_api::{Code, LeaseState};
-use gpush_tests::{agent::Agent, host::program, mps::lease_now};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::program,
+    mps::lease_now,
+};
 use serde_json::json;
 
-use super::{Job, NOBODY, Node, WHOLE};
+use super::{Job, NOBODY, Node, WHOLE, silent};
 
 #[test]
 fn user_cannot_release_renew_or_enter_the_lease_of_a_job() {
@@ -22,7 +26,7 @@ fn user_cannot_release_renew_or_enter_the_lease_of_a_job() {
     let lease = node.granted(1);
     let id = lease.id.to_string();
     let as_user = |words: &[&str]| {
-        let mut command = std::process::Command::new(program("gpushctl"));
+        let mut command = Command::new(program("gpushctl"));
         command.env_clear().args(words).env("GPUSH_SOCKET", node.agent().socket());
         let output = command.uid(NOBODY).gid(NOBODY).current_dir("/").output().expect("gpushctl can be started");
         assert_eq!(output.status.code(), Some(5), "{words:?}: {output:?}");
@@ -48,4 +52,34 @@ fn only_hooks_lease_gpus_of_slurm_and_for_jobs() {
     assert_eq!(node.agent().post("/v1/slurm/jobs/end", &job).error().code, Code::Denied);
     let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"] });
     assert_eq!(node.agent().post("/v1/leases", &body).error().code, Code::Denied, "also when it names the GPU");
+}
+
+/// Fault: with `GPUSH_SOCKET`, hooks used the socket of all users, where gpushd refuses them. That drained the node. They also
+/// ignored `api.admin_socket`.
+#[test]
+fn hooks_use_the_admin_socket_whatever_names_gpushd() {
+    let mut node = Node::two_gpus(WHOLE);
+    let run = |node: &Node, verb: &str, job: &Job, socket: &Path| {
+        let mut command = Command::new(program("gpushctl"));
+        command.env_clear().envs(job.0.clone()).env("GPUSH_SOCKET", socket).args(["slurm", verb]);
+        command.arg("--config").arg(node.host.scratch("gpushd.toml")).arg("--dir").arg(node.directory());
+        if verb == "prolog" {
+            command.arg("--gres-conf").arg(&node.gres_conf);
+        }
+        silent(&command.output().expect("gpushctl can be started"));
+    };
+    let named = format!("[api]\nadmin_socket = {:?}\n{WHOLE}", node.host.scratch("gpushd.admin.sock"));
+    std::fs::write(node.host.scratch("gpushd.toml"), named).expect("the config can be written");
+    run(&node, "prolog", &Job::new(1).on("0"), &node.agent().socket());
+    node.granted(1);
+    run(&node, "epilog", &Job::new(1).on("0"), &node.agent().socket());
+    assert!(node.lease(1).is_none());
+    // Without that setting, it is next to the other socket.
+    node.kill();
+    node.agent = Some(Setup::on(&node.host).config(WHOLE).admin_beside().start());
+    run(&node, "prolog", &Job::new(2).on("0"), &node.agent().socket());
+    node.granted(2);
+    // GPUSH_SOCKET may name the admin socket itself.
+    run(&node, "epilog", &Job::new(2).on("0"), &node.host.scratch("admin.sock"));
+    assert!(node.lease(2).is_none());
 }

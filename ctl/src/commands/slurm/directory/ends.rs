@@ -40,6 +40,11 @@ impl Directory {
         }
     }
 
+    /// Returns whether an end of this job was not delivered to gpushd.
+    pub(super) fn has_noted_end(&self, job: &FileName) -> bool {
+        self.path.join(format!("{job}{ENDED}")).exists()
+    }
+
     /// Returns the ends that were not delivered to gpushd.
     pub(in crate::commands::slurm) fn undelivered_ends(&self) -> Vec<SlurmJobEnd> {
         let names = self.names().unwrap_or_default();

@@ -15,7 +15,7 @@ use gpush_core::slurm::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Directory, Locked, access};
+use super::{super::hook_start::HookStart, Directory, Locked, access};
 
 /// Suffix of the file that records a run. The name of a node never contains a `+`.
 const RUN: &str = "+run";
@@ -32,6 +32,59 @@ pub(in crate::commands::slurm) struct Run {
     /// When the Prolog began, in nanoseconds since the Unix epoch. Together with the pid, this is
     /// unique for each Prolog.
     begun_ns: i64,
+    /// When Slurm started the Prolog; `None` if that is not known.
+    started: Option<HookStart>,
+    /// Whether a lease of an earlier run may exist.
+    earlier_lease: bool,
+}
+
+/// The record of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct RunRecord {
+    #[serde(flatten)]
+    run: Run,
+    /// Whether a lease of this or an earlier run may exist.
+    may_have_lease: bool,
+}
+
+/// Which leases of a job may exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::commands::slurm) enum PossibleLeases {
+    /// None: gpushd refused this run, and has ended the leases of earlier runs.
+    None,
+    /// Only those of earlier runs: this run did not reach gpushd.
+    Earlier,
+    /// That of this run, and those of earlier runs.
+    All,
+}
+
+impl PossibleLeases {
+    fn of(self, run: &Run) -> bool {
+        match self {
+            Self::None => false,
+            Self::Earlier => run.earlier_lease,
+            Self::All => true,
+        }
+    }
+}
+
+/// The run of a job that an Epilog ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::commands::slurm) enum EndedRun {
+    /// The run whose Prolog made the file of the job.
+    OfFile {
+        /// Its restart count.
+        restart: u32,
+        /// Whether a lease of this or an earlier run may exist.
+        may_have_lease: bool,
+    },
+    /// A run before that of the file.
+    Earlier {
+        /// Its restart count or a larger one; `None` if it was a run of another job, which had the id before.
+        restart: Option<u32>,
+    },
+    /// Not known: there is no file of the job.
+    NoFile,
 }
 
 /// Whether a Prolog could write its result.
@@ -58,24 +111,32 @@ pub(in crate::commands::slurm) enum Found {
 }
 
 impl Directory {
-    /// Begins a run of a job: writes its file with the state `begun`. Replaces the files of earlier
-    /// runs.
-    pub(in crate::commands::slurm) fn begin(&self, job: &Job) -> io::Result<Run> {
+    /// Begins a run of a job: writes its file with the state `begun`, and replaces those of earlier runs.
+    /// `started` says when Slurm started the Prolog, and `leases` which leases may exist until the file is written.
+    pub(in crate::commands::slurm) fn begin(
+        &self,
+        job: &Job,
+        started: Option<HookStart>,
+        leases: PossibleLeases,
+    ) -> io::Result<Run> {
         self.create()?;
-        let run = Run {
-            restart: job.restart,
-            leader: job.leader,
-            pid: std::process::id(),
-            begun_ns: i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX),
-        };
         self.keep_place(&HookPlace::new(&job.cluster, &job.node));
         let locked = self.lock()?;
         let name = job.file_name();
-        if let Some(earlier) = self.run_of(&name) {
-            self.remove_link(&name, &earlier);
+        let earlier = self.record_of(&name);
+        let run = Run {
+            restart: job.begun_run(),
+            leader: job.leader,
+            pid: std::process::id(),
+            begun_ns: i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX),
+            started,
+            earlier_lease: earlier.as_ref().is_some_and(|earlier| earlier.may_have_lease) || self.has_noted_end(&name),
+        };
+        if let Some(earlier) = earlier {
+            self.remove_link(&name, &earlier.run);
         }
-        // Write the record first, because a file without a record could not be removed.
-        self.write_json(&format!("{name}{RUN}"), &run)?;
+        // The record comes first: a file without a record could not be removed.
+        self.write_record(&name, &run, leases)?;
         self.put(&locked, job, JobState::Begun)?;
         if let Some(leader) = job.leader {
             match symlink(name.to_string(), self.path.join(name.of_component(leader).to_string())) {
@@ -86,31 +147,59 @@ impl Directory {
         Ok(run)
     }
 
-    /// Writes the result of a Prolog.
-    pub(in crate::commands::slurm) fn write(&self, job: &Job, run: &Run, state: JobState) -> io::Result<FileWritten> {
+    /// Writes what a Prolog did, and which leases may exist now.
+    pub(in crate::commands::slurm) fn write(
+        &self,
+        job: &Job,
+        run: &Run,
+        state: JobState,
+        leases: PossibleLeases,
+    ) -> io::Result<FileWritten> {
         let locked = self.lock()?;
-        match self.run_of(&job.file_name()) {
-            Some(now) if now == *run => self.put(&locked, job, state).map(|()| FileWritten::Yes),
-            Some(now) if now.restart == run.restart => Ok(FileWritten::Again),
+        match self.record_of(&job.file_name()) {
+            Some(now) if now.run == *run => {
+                self.put(&locked, job, state)?;
+                if now.may_have_lease != leases.of(run) {
+                    self.write_record(&job.file_name(), run, leases)?;
+                }
+                Ok(FileWritten::Yes)
+            }
+            Some(now) if now.run.restart == run.restart => Ok(FileWritten::Again),
             Some(_) | None => Ok(FileWritten::Late),
         }
     }
 
     fn put(&self, _locked: &Locked, job: &Job, state: JobState) -> io::Result<()> {
-        let file =
-            JobFile { cluster: job.cluster.clone(), job: job.id, node: job.node.clone(), restart: job.restart, state };
+        let file = JobFile {
+            cluster: job.cluster.clone(),
+            job: job.id,
+            node: job.node.clone(),
+            restart: job.begun_run(),
+            state,
+        };
         self.replace(&job.file_name().to_string(), &serde_json::to_vec(&file)?, 0o400, job.uid)
     }
 
-    /// Returns the restart count of the run whose Prolog created the file of a job. Returns `None`
-    /// if the file belongs to a later run, or if there is no file.
-    pub(in crate::commands::slurm) fn restart(&self, job: &Job) -> Option<u32> {
-        self.run_of(&job.file_name()).map(|run| run.restart).filter(|restart| *restart <= job.restart)
+    /// Finds the run that an Epilog ends. `epilog` says when Slurm started the Epilog.
+    pub(in crate::commands::slurm) fn ended_run(&self, job: &Job, epilog: Option<&HookStart>) -> EndedRun {
+        let Some(RunRecord { run, may_have_lease }) = self.record_of(&job.file_name()) else { return EndedRun::NoFile };
+        if job.last_run() < run.restart {
+            return EndedRun::Earlier { restart: Some(job.last_run()) };
+        }
+        let is_earlier = match (epilog, &run.started) {
+            (Some(epilog), Some(prolog)) => epilog.is_before(prolog),
+            (Some(_) | None, _) => false,
+        };
+        match is_earlier {
+            true => EndedRun::Earlier { restart: run.restart.checked_sub(1) },
+            // When a job was requeued, Slurm 22.05 gives this Epilog the restart count of the next run.
+            false => EndedRun::OfFile { restart: run.restart, may_have_lease },
+        }
     }
 
-    /// Removes the file of a job, unless it belongs to a later run.
-    pub(in crate::commands::slurm) fn remove(&self, job: &Job) {
-        self.remove_if(job, |run| run.restart <= job.restart);
+    /// Removes the file of a job, unless it belongs to a later run than `restart`.
+    pub(in crate::commands::slurm) fn remove(&self, job: &Job, restart: u32) {
+        self.remove_if(job, |run| run.restart <= restart);
     }
 
     /// Removes the file of a run, unless another Prolog of the job has begun in the meantime.
@@ -121,8 +210,8 @@ impl Directory {
     fn remove_if(&self, job: &Job, is_its: impl FnOnce(&Run) -> bool) {
         let Ok(_locked) = self.lock() else { return };
         let name = job.file_name();
-        let Some(run) = self.run_of(&name).filter(is_its) else { return };
-        self.remove_link(&name, &run);
+        let Some(record) = self.record_of(&name).filter(|record| is_its(&record.run)) else { return };
+        self.remove_link(&name, &record.run);
         self.remove_file(&name.to_string());
         self.remove_file(&format!("{name}{RUN}"));
     }
@@ -134,8 +223,12 @@ impl Directory {
         }
     }
 
-    fn run_of(&self, name: &FileName) -> Option<Run> {
+    fn record_of(&self, name: &FileName) -> Option<RunRecord> {
         self.read_json(&format!("{name}{RUN}")).ok()
+    }
+
+    fn write_record(&self, name: &FileName, run: &Run, leases: PossibleLeases) -> io::Result<()> {
+        self.write_json(&format!("{name}{RUN}"), &RunRecord { run: run.clone(), may_have_lease: leases.of(run) })
     }
 
     /// Finds the file of a task of the calling user.
@@ -176,6 +269,8 @@ mod tests {
         time::{Duration, Instant},
     };
 
+    use gpush_api::SlurmJobEnd;
+
     use super::*;
 
     fn directory(dir: &tempfile::TempDir) -> Directory {
@@ -184,11 +279,23 @@ mod tests {
 
     fn run(id: u32, restart: u32, leader: Option<u32>) -> Job {
         let uid = Some(nix::unistd::geteuid().as_raw());
-        Job { cluster: "ci".to_owned(), id, node: "n1".to_owned(), uid, restart, leader, ..Job::default() }
+        Job {
+            cluster: "ci".to_owned(),
+            id,
+            node: "n1".to_owned(),
+            uid,
+            restart: Some(restart),
+            leader,
+            ..Job::default()
+        }
     }
 
     fn task(job: u32) -> Task {
         Task { job, cluster: Some("ci".to_owned()), node: Some("n1".to_owned()) }
+    }
+
+    fn of_file(restart: u32) -> EndedRun {
+        EndedRun::OfFile { restart, may_have_lease: true }
     }
 
     fn refused(why: &str) -> JobState {
@@ -216,12 +323,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
         let component = run(42, 0, Some(41));
-        directory.begin(&component).unwrap();
+        directory.begin(&component, None, PossibleLeases::All).unwrap();
         let mode = |name: &str| fs::metadata(dir.path().join("jobs").join(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("ci-42@n1"), mode("ci-42@n1+run"), mode("lock"), mode("")), (0o400, 0o600, 0o600, 0o755));
         assert_eq!((state(&directory, 41), state(&directory, 42)), (Some(JobState::Begun), Some(JobState::Begun)));
-        // Epilog may know only the job id.
-        directory.remove(&run(42, 0, None));
+        // Epilog may know nothing but the job id.
+        directory.remove(&run(42, 0, None), 0);
         assert_eq!(left(&directory), [""; 0], "the link is removed as well");
     }
 
@@ -229,34 +336,90 @@ mod tests {
     fn late_epilog_of_an_earlier_run_removes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
-        directory.begin(&run(42, 0, None)).unwrap();
-        let second = directory.begin(&run(42, 1, None)).unwrap();
-        directory.write(&run(42, 1, None), &second, refused("second")).unwrap();
-        assert_eq!((directory.restart(&run(42, 0, None)), directory.restart(&run(42, 1, None))), (None, Some(1)));
-        directory.remove(&run(42, 0, None));
+        directory.begin(&run(42, 0, None), None, PossibleLeases::All).unwrap();
+        let second = directory.begin(&run(42, 1, None), None, PossibleLeases::All).unwrap();
+        directory.write(&run(42, 1, None), &second, refused("second"), PossibleLeases::All).unwrap();
+        let ended = |restart| directory.ended_run(&run(42, restart, None), None);
+        assert_eq!((ended(0), ended(1)), (EndedRun::Earlier { restart: Some(0) }, of_file(1)));
+        directory.remove(&run(42, 0, None), 0);
         assert_eq!(state(&directory, 42), Some(refused("second")));
-        // Prolog runs twice for the same run.
-        let again = directory.begin(&run(42, 1, None)).unwrap();
-        assert_eq!(directory.write(&run(42, 1, None), &second, refused("second")).unwrap(), FileWritten::Again);
-        assert_eq!(directory.write(&run(42, 1, None), &again, refused("again")).unwrap(), FileWritten::Yes);
-        directory.remove(&run(42, 1, None));
+        // Prolog runs twice for one run.
+        let again = directory.begin(&run(42, 1, None), None, PossibleLeases::All).unwrap();
+        assert_eq!(
+            directory.write(&run(42, 1, None), &second, refused("second"), PossibleLeases::All).unwrap(),
+            FileWritten::Again
+        );
+        assert_eq!(
+            directory.write(&run(42, 1, None), &again, refused("again"), PossibleLeases::All).unwrap(),
+            FileWritten::Yes
+        );
+        directory.remove(&run(42, 1, None), 1);
         assert_eq!(left(&directory), [""; 0]);
     }
 
-    /// slurmd was killed, but the Prolog of the first run continues without it.
+    /// Slurm 22.05 gives both Epilogs the restart count of the second run.
+    #[test]
+    fn epilog_that_started_before_the_prolog_ends_an_earlier_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = directory(&dir);
+        let ended = |job: &Job, ticks| directory.ended_run(job, Some(&HookStart::at(ticks)));
+        let (first, second) = (run(42, 0, None), run(42, 1, None));
+        assert_eq!(ended(&first, 1), EndedRun::NoFile);
+        directory.begin(&first, Some(HookStart::at(10)), PossibleLeases::All).unwrap();
+        assert_eq!(ended(&second, 20), of_file(0));
+        assert_eq!(ended(&first, 9), EndedRun::Earlier { restart: None }, "of a job that had this id before");
+        directory.begin(&second, Some(HookStart::at(30)), PossibleLeases::All).unwrap();
+        assert_eq!(ended(&second, 20), EndedRun::Earlier { restart: Some(0) });
+        assert_eq!(ended(&second, 40), of_file(1));
+        assert_eq!(directory.ended_run(&second, None), of_file(1), "/proc cannot be read");
+    }
+
+    #[test]
+    fn refused_run_has_no_lease_but_an_earlier_run_may_have_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = directory(&dir);
+        let may_have_lease = |job: &Job| match directory.ended_run(job, None) {
+            EndedRun::OfFile { may_have_lease, .. } => may_have_lease,
+            other => panic!("{other:?}"),
+        };
+        let refuse = |job: &Job, asked, leases| {
+            let run = directory.begin(job, None, asked).unwrap();
+            directory.write(job, &run, refused("why"), leases).unwrap();
+            may_have_lease(job)
+        };
+        let (first, second) = (run(42, 0, None), run(42, 1, None));
+        assert!(!refuse(&first, PossibleLeases::Earlier, PossibleLeases::Earlier), "refused without gpushd");
+        directory.begin(&first, None, PossibleLeases::All).unwrap();
+        assert!(may_have_lease(&first));
+        assert!(refuse(&second, PossibleLeases::Earlier, PossibleLeases::Earlier), "gpushd does not know it yet");
+        assert!(!refuse(&second, PossibleLeases::All, PossibleLeases::None), "gpushd refused it");
+        // Epilog removed the file of a run, but could not tell gpushd.
+        directory.remove(&second, 1);
+        let end = SlurmJobEnd { cluster: "ci".to_owned(), job: 42, node: "n1".to_owned(), restart: 1, until_ms: 0 };
+        directory.note_end(&end).unwrap();
+        assert!(refuse(&run(42, 2, None), PossibleLeases::Earlier, PossibleLeases::Earlier));
+    }
+
+    /// slurmd was killed, and the Prolog of the first run continues without it.
     #[test]
     fn late_prolog_of_an_earlier_run_writes_and_removes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
-        let first = directory.begin(&run(42, 0, None)).unwrap();
-        let second = directory.begin(&run(42, 1, None)).unwrap();
-        directory.write(&run(42, 1, None), &second, refused("second")).unwrap();
-        assert_eq!(directory.write(&run(42, 0, None), &first, refused("first")).unwrap(), FileWritten::Late);
+        let first = directory.begin(&run(42, 0, None), None, PossibleLeases::All).unwrap();
+        let second = directory.begin(&run(42, 1, None), None, PossibleLeases::All).unwrap();
+        directory.write(&run(42, 1, None), &second, refused("second"), PossibleLeases::All).unwrap();
+        assert_eq!(
+            directory.write(&run(42, 0, None), &first, refused("first"), PossibleLeases::All).unwrap(),
+            FileWritten::Late
+        );
         directory.remove_run(&run(42, 0, None), &first);
         assert_eq!(state(&directory, 42), Some(refused("second")));
-        // Epilog removes the file first.
-        directory.remove(&run(42, 1, None));
-        assert_eq!(directory.write(&run(42, 1, None), &second, refused("late")).unwrap(), FileWritten::Late);
+        // Epilog has removed the file.
+        directory.remove(&run(42, 1, None), 1);
+        assert_eq!(
+            directory.write(&run(42, 1, None), &second, refused("late"), PossibleLeases::All).unwrap(),
+            FileWritten::Late
+        );
         assert_eq!(left(&directory), [""; 0]);
     }
 
@@ -267,17 +430,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
         let (component, leader) = (run(42, 0, Some(41)), run(41, 0, None));
-        let of_component = directory.begin(&component).unwrap();
-        directory.write(&component, &of_component, refused("component")).unwrap();
-        let of_leader = directory.begin(&leader).unwrap();
+        let of_component = directory.begin(&component, None, PossibleLeases::All).unwrap();
+        directory.write(&component, &of_component, refused("component"), PossibleLeases::All).unwrap();
+        let of_leader = directory.begin(&leader, None, PossibleLeases::All).unwrap();
         assert_eq!(state(&directory, 41), Some(JobState::Begun));
         directory.remove_run(&leader, &of_leader);
         assert_eq!(state(&directory, 41), Some(refused("component")));
-        // The same in the other order.
-        directory.begin(&leader).unwrap();
-        directory.remove(&component);
+        // In the other order.
+        directory.begin(&leader, None, PossibleLeases::All).unwrap();
+        directory.remove(&component, 0);
         assert_eq!(state(&directory, 41), Some(JobState::Begun));
-        directory.remove(&leader);
+        directory.remove(&leader, 0);
         assert_eq!(left(&directory), [""; 0]);
     }
 
@@ -286,12 +449,12 @@ mod tests {
     fn contents_of_the_users_file_decide_nothing_for_hooks_of_root() {
         let dir = tempfile::tempdir().unwrap();
         let directory = directory(&dir);
-        directory.begin(&run(42, 0, None)).unwrap();
+        directory.begin(&run(42, 0, None), None, PossibleLeases::All).unwrap();
         let path = dir.path().join("jobs/ci-42@n1");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, r#"{"cluster":"ci","job":42,"node":"n1","restart":4294967295,"state":"passed"}"#).unwrap();
-        assert_eq!(directory.restart(&run(42, 0, None)), Some(0));
-        directory.remove(&run(42, 0, None));
+        assert_eq!(directory.ended_run(&run(42, 0, None), None), of_file(0));
+        directory.remove(&run(42, 0, None), 0);
         assert_eq!(left(&directory), [""; 0]);
     }
 
@@ -303,14 +466,14 @@ mod tests {
         let directory = directory(&dir);
         for round in 0..200 {
             let old = run(42, 2 * round, Some(41));
-            let of_old = directory.begin(&old).unwrap();
+            let of_old = directory.begin(&old, None, PossibleLeases::All).unwrap();
             let new = run(42, 2 * round + 1, Some(41));
             std::thread::scope(|scope| {
-                scope.spawn(|| directory.remove(&old));
+                scope.spawn(|| directory.remove(&old, 2 * round));
                 scope.spawn(|| directory.remove_run(&old, &of_old));
-                scope.spawn(|| directory.write(&old, &of_old, refused("old")).map(drop).unwrap());
-                let of_new = directory.begin(&new).unwrap();
-                directory.write(&new, &of_new, refused("new")).unwrap();
+                scope.spawn(|| directory.write(&old, &of_old, refused("old"), PossibleLeases::All).map(drop).unwrap());
+                let of_new = directory.begin(&new, None, PossibleLeases::All).unwrap();
+                directory.write(&new, &of_new, refused("new"), PossibleLeases::All).unwrap();
             });
             assert_eq!(state(&directory, 42), Some(refused("new")), "round {round}");
             assert_eq!(left(&directory), ["ci-41+42@n1", "ci-42@n1", "ci-42@n1+run"], "round {round}");

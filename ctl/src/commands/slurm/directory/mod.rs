@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `CLUSTER-JOB@NODE` | what Prolog did: the environment, or the refusal | root; the user of the job can read it |
 //! | `CLUSTER-LEADER+JOB@NODE` | link to the file of a component of a heterogeneous job | root |
-//! | `CLUSTER-JOB@NODE+run` | which run of the job the file belongs to | root, 0600 |
+//! | `CLUSTER-JOB@NODE+run` | which run of the job the file belongs to, and whether it may have a lease | root, 0600 |
 //! | `CLUSTER-JOB@NODE+ended` | an end of a job that was not delivered to gpushd yet | root, 0600 |
 //! | `owned` | the GPUs with `owner = "slurm"`, from the last answer of gpushd | root |
 //! | `places` | the clusters and nodes whose hooks run on this host | root |
@@ -40,7 +40,7 @@ use gpush_api::SlurmGpu;
 use gpush_core::slurm::job_files::HookPlace;
 use serde::{Serialize, de::DeserializeOwned};
 
-pub(super) use self::jobs::{FileWritten, Found};
+pub(super) use self::jobs::{EndedRun, FileWritten, Found, PossibleLeases};
 
 /// Maximum number of bytes that are read from a file.
 const LARGEST: u64 = 1 << 20;

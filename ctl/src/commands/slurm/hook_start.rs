@@ -1,0 +1,77 @@
+//! When Slurm started a hook.
+//!
+//! The restart count does not identify the run that an Epilog ends: Slurm 22.05 gives the Epilog of a requeued run the
+//! count of the next run, and sets no other variable that differs between runs. But slurmd starts Epilog only after it
+//! has ended all processes of the job on the node. So an Epilog that Slurm started before the Prolog of a run does not
+//! end that run.
+
+use std::path::Path;
+
+use gpush_host::{
+    boot,
+    proc::{self, Environment},
+};
+use serde::{Deserialize, Serialize};
+
+/// The boot id, which changes when the host reboots.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Maximum number of scripts between slurmd and gpushctl.
+const MOST_SCRIPTS: usize = 32;
+
+/// When Slurm started a hook of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct HookStart {
+    /// Boot of the host.
+    boot: String,
+    /// Clock ticks since the boot. Changes of the host's clock do not affect them.
+    ticks: u64,
+}
+
+impl HookStart {
+    /// Returns when Slurm started the hook that runs gpushctl: gpushctl itself, or the first of the scripts that run it.
+    /// A script of the hook has the job in its environment, and slurmd has not. `None` if `/proc` cannot be read.
+    pub(super) fn of_this_process(job: u32) -> Option<Self> {
+        let boot = boot::id(Path::new(BOOT_ID)).ok()?;
+        let is_of_job = |pid: u32| match proc::environment(pid, "SLURM_JOB_ID") {
+            Environment::Set(id) => String::from_utf8_lossy(&id).trim() == job.to_string(),
+            Environment::Unset | Environment::Unknown => false,
+        };
+        let mut hook = std::process::id();
+        for _ in 0..MOST_SCRIPTS {
+            match proc::parent(hook) {
+                Some(parent) if parent > 1 && is_of_job(parent) => hook = parent,
+                Some(_) | None => break,
+            }
+        }
+        Some(Self { boot, ticks: proc::start(hook)? })
+    }
+
+    /// Returns whether Slurm started this hook before the other one, on the same boot.
+    pub(super) fn is_before(&self, other: &Self) -> bool {
+        self.boot == other.boot && self.ticks < other.ticks
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(ticks: u64) -> Self {
+        Self { boot: "boot-1".to_owned(), ticks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_are_compared_within_one_boot() {
+        let (early, late) = (HookStart::at(5), HookStart::at(6));
+        assert!(early.is_before(&late) && !late.is_before(&early) && !early.is_before(&early));
+        assert!(!HookStart { boot: "boot-2".to_owned(), ..early }.is_before(&late));
+    }
+
+    #[test]
+    fn this_process_has_a_start() {
+        let start = HookStart::of_this_process(u32::MAX).unwrap();
+        assert!(start.ticks > 0 && !start.boot.is_empty());
+    }
+}
