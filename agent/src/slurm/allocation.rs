@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, LeaseOwner, LeaseRequest, LeaseShare, Mode, SlurmDevice, SlurmGpu};
-use gpush_core::{config::Rule, quote::Quoted};
+use gpush_core::{config::Rule, quote::Quoted, slurm::numbering};
 use gpush_store::LeaseRecord;
 
 use crate::state::HostState;

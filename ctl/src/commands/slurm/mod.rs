@@ -19,6 +19,7 @@ mod directory;
 mod epilog;
 mod gres_conf;
 mod hook_start;
+mod mapping;
 mod prolog;
 mod reconcile;
 mod settings;

@@ -14,9 +14,9 @@ use gpush_api::{SlurmDevice, SlurmJobStart, SlurmOutcome};
 use gpush_core::{
     config::AgentDown,
     slurm::{
-        AutoDetect, GresConf, Job,
+        Job,
         decide::{self, Concern, Started, Verdict},
-        devices::{devices, is_owned, node_gres},
+        devices::is_owned,
         file::JobState,
         job_files::HookPlace,
         request::requested,
@@ -29,7 +29,7 @@ use super::{
     directory::{FileWritten, PossibleLeases},
     fail,
     hook_start::HookStart,
-    sentence,
+    mapping, sentence,
     settings::Settings,
     variable,
 };
@@ -67,10 +67,10 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let has_gpushd = settings.has_config || directory.owned().is_some();
     let concern = Concern::of(owned, request.is_some(), job.has_devices() && has_gpushd);
     if let Err(why) = &found {
-        return match (owned, concern) {
-            (true, _) => fail(job.id, why),
-            // Only the user's request concerns gpushd: it is refused, and the node stays in use.
-            (false, Concern::Request | Concern::Gpus) => refuse(&settings, &job, concern, vec![why.clone()], None),
+        return match (owned && !why.is_refusal, concern) {
+            (true, _) => fail(job.id, &why.text),
+            // Only this job cannot be served, so the node stays in use.
+            (false, Concern::Request | Concern::Gpus) => refuse(&settings, &job, concern, vec![why.text.clone()], None),
             (false, Concern::Nothing) => 0,
         };
     }
