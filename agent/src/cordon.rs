@@ -32,7 +32,7 @@ pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, reque
         by: Some(request.by.clone()),
     };
     tracing::info!(gpu = uuid, uid = request.by.uid, "cordoned: {}", new.reason);
-    let told = told("gpu.cordon", &uuid, &request);
+    let told = change_event("gpu.cordon", &uuid, &request);
     commits.change(Change::Set(new), told, request.recorded("gpu.cordon", uuid)).await
 }
 
@@ -43,11 +43,11 @@ pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, reque
 pub(crate) async fn clear(commits: &Commits, uuid: String, request: Request) -> Result<(), ApiError> {
     let change = Change::Clear(Scope::Gpu(uuid.clone()), ConditionKind::Cordon, None);
     tracing::info!(gpu = uuid, uid = request.by.uid, "uncordoned");
-    let told = told("gpu.uncordon", &uuid, &request);
+    let told = change_event("gpu.uncordon", &uuid, &request);
     commits.change(change, told, request.recorded("gpu.uncordon", uuid)).await
 }
 
-fn told(action: &str, uuid: &str, request: &Request) -> Told {
+fn change_event(action: &str, uuid: &str, request: &Request) -> Told {
     Told {
         action: action.to_owned(),
         object: uuid.to_owned(),

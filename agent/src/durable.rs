@@ -22,7 +22,7 @@ use crate::{
 
 /// The state that the previous gpushd left.
 #[derive(Debug)]
-pub(crate) struct Remembered {
+pub(crate) struct StoredState {
     pub(crate) store: Store,
     /// Notes from opening the store.
     pub(crate) notes: Vec<Note>,
@@ -80,7 +80,7 @@ fn machine_id(host_root: &Path) -> Option<String> {
 ///
 /// # Errors
 /// If the store cannot be opened, usually because another gpushd uses it.
-pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
+pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
     let boot_id = origin.boot_id;
     let options = Options {
         boot_id: boot_id.to_owned(),
@@ -121,11 +121,11 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     let remembered = store.read(move |view: &View<'_>| {
         let mut conditions = Recorded::new();
         for one in view.conditions()? {
-            let check = left_open(view, &one)?.map(|part| Arc::new(part) as Arc<dyn RecoveryCheck>);
+            let check = plan_of_condition(view, &one)?.map(|part| Arc::new(part) as Arc<dyn RecoveryCheck>);
             conditions.push((one, check));
         }
         let mut noticed = BTreeMap::new();
-        for (uuid, rows) in view.noticed()? {
+        for (uuid, rows) in view.observations()? {
             // A record in the format of another version is ignored and will be written again.
             noticed.extend(serde_json::from_value(rows).ok().map(|rows| (uuid, rows)));
         }
@@ -146,7 +146,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         });
     let (unfinished, superseded) = left;
     let (mps_targets, shared_gpus, known_since, (leases, created)) = shared;
-    Ok(Remembered {
+    Ok(StoredState {
         store,
         notes,
         last_boot,
@@ -247,7 +247,7 @@ pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
 
 /// Returns the plan for a GPU that the operation of a condition made. `None` if no operation set
 /// the condition.
-fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
+fn plan_of_condition(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
     let (Scope::Gpu(uuid), Some(operation)) = (&condition.scope, operation::id(&condition.cause)) else {
         return Ok(None);
     };
@@ -351,7 +351,7 @@ mod tests {
         let marker = state.path().join("marker");
         let origin = Origin { directory: state.path(), boot_id: "a boot", marker: &marker, host_root: state.path() };
         let open = || open(&origin).unwrap();
-        let Remembered { store, .. } = open();
+        let StoredState { store, .. } = open();
         let begin = |gpus: &'static [u32]| store.write(move |tx| Ok(tx.begin(new(gpus))?.id)).wait().unwrap();
         let end = |id| store.write_ending(move |tx| tx.end(id, OperationState::Done, None)).wait().map(drop).unwrap();
         // This operation stays queued while another one begins and ends, and begins afterwards.

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Returns the GPUs as last read, without a driver call. Empty if they were never read.
-pub(crate) fn known(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
+pub(crate) fn known_gpus(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
     readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
 }
 

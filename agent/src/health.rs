@@ -116,7 +116,7 @@ impl Health {
         causes.extend(nameless.iter().map(|(index, error)| unidentified(*index, error)));
         let gpus = observed.gpus(viewer);
         causes.extend(state.now().lost.as_ref().map(|lost| recover::health(lost, &gpus)));
-        causes.extend(gpus.iter().filter_map(ill));
+        causes.extend(gpus.iter().filter_map(gpu_problem));
         if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
             && let Some(manager) = other_managers::mig_manager(host_root)
         {
@@ -139,7 +139,7 @@ impl Health {
     }
 }
 
-fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
+fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
     let index = gpu.index;
     let (code, what, hint) = match gpu.state {
         // An administrator's cordon does not degrade health. A cordon because of a fault that the
@@ -179,7 +179,7 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
                 -e xid`"
             ),
         ),
-        GpuState::Lost => (Code::GpuLost, "is lost", gpush_core::refusal::of_a_lost_one(&gpu.uuid)),
+        GpuState::Lost => (Code::GpuLost, "is lost", gpush_core::refusal::lost_gpu_hint(&gpu.uuid)),
     };
     let mut error = ApiError::new(code, format!("GPU {index} ({}) {what}", gpu.uuid)).hint(hint);
     error.causes.clone_from(&gpu.reasons);

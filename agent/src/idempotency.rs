@@ -24,7 +24,7 @@ const LONGEST: usize = 128;
 const MOST_REPEATS: usize = 8;
 
 /// Time for which an answer is stored.
-const KEPT: SignedDuration = SignedDuration::from_hours(24);
+const RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
 /// A key and its request.
 #[derive(Debug, Clone)]
@@ -39,7 +39,7 @@ impl Key {
     ///
     /// # Errors
     /// If the response cannot be recorded.
-    pub(crate) fn keep(&self, tx: &mut Tx<'_>, operation: OperationId) -> Result<(), StoreError> {
+    pub(crate) fn record_operation(&self, tx: &mut Tx<'_>, operation: OperationId) -> Result<(), StoreError> {
         self.record(tx, Some(operation), 202, serde_json::Value::Null)
     }
 
@@ -47,7 +47,7 @@ impl Key {
     ///
     /// # Errors
     /// If the response cannot be recorded.
-    pub(crate) fn keep_with(&self, tx: &mut Tx<'_>, number: u64) -> Result<(), StoreError> {
+    pub(crate) fn record_number(&self, tx: &mut Tx<'_>, number: u64) -> Result<(), StoreError> {
         self.record(tx, None, 200, number.into())
     }
 
@@ -55,7 +55,7 @@ impl Key {
     ///
     /// # Errors
     /// If the record cannot be written.
-    pub(crate) fn keep_done(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+    pub(crate) fn record_done(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         self.record(tx, None, 200, serde_json::Value::Null)
     }
 
@@ -66,7 +66,7 @@ impl Key {
         status: u16,
         body: serde_json::Value,
     ) -> Result<(), StoreError> {
-        let expires_at = tx.now().checked_add(KEPT).unwrap_or(jiff::Timestamp::MAX);
+        let expires_at = tx.now().checked_add(RETENTION).unwrap_or(jiff::Timestamp::MAX);
         tx.keep_answer(NewAnswer {
             uid: self.uid,
             key: self.key.clone(),

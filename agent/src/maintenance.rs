@@ -21,14 +21,14 @@ use gpush_store::{ConditionKind, NewCondition, Scope};
 use tokio::sync::Mutex;
 
 use crate::{
+    host_services::HostServices,
     operation::Operations,
-    outside::Outside,
     request::Request,
     state::{Change, Commits, Holder, LeaseTable, OpenLease, State, readings::Readings, words},
 };
 
 /// Maximum time for the worker to end. Its calls have deadlines, and a worker that exceeds them is killed.
-const GONE: Duration = Duration::from_secs(45);
+const WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Enters and leaves maintenance. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -44,7 +44,7 @@ pub(crate) struct MaintenanceControl {
     /// Runs the driver worker, which is stopped during maintenance.
     pub(crate) hardware: Hardware,
     /// Runs helper units, which may have the driver open.
-    pub(crate) outside: Arc<Outside>,
+    pub(crate) outside: Arc<HostServices>,
     /// Serializes changes of the host's state.
     pub(crate) host_lock: Arc<Mutex<()>>,
 }
@@ -83,7 +83,7 @@ impl MaintenanceControl {
             by: Some(request.by.clone()),
         };
         let uid = request.by.uid;
-        let event = told("maintenance.enter", &request);
+        let event = change_event("maintenance.enter", &request);
         let recorded = request.recorded("maintenance.enter", host());
         if let Err(error) = self.commits.change(Change::Set(new), event, recorded).await {
             self.operations.open();
@@ -92,7 +92,7 @@ impl MaintenanceControl {
         tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
         // A running helper unit may also have the driver open. It ends soon, and no other helper
         // unit starts.
-        let _ = tokio::time::timeout(GONE, self.outside.driverless.write()).await;
+        let _ = tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.outside.driverless.write()).await;
         self.end_worker().await?;
         tracing::info!("the driver worker has ended: gpushd has no handle open");
         Ok(self.state.maintenance().unwrap_or(maintenance))
@@ -121,12 +121,12 @@ impl MaintenanceControl {
         }
         let uid = request.by.uid;
         let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
-        let event = told("maintenance.leave", &request);
+        let event = change_event("maintenance.leave", &request);
         let recorded = request.recorded("maintenance.leave", host());
         // The worker may start before maintenance ends, so that callers do not get the errors of a
         // stopped worker.
         self.hardware.resume();
-        self.readings.begin_anew();
+        self.readings.restart();
         if let Err(error) = self.commits.change(change, event, recorded).await {
             self.hardware.suspend();
             return Err(error);
@@ -161,10 +161,10 @@ impl MaintenanceControl {
                 .cause(cause)
                 .hint("find the cause with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends it")
         };
-        match tokio::time::timeout(GONE, self.hardware.stop()).await {
+        match tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.hardware.stop()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(hangs(error.to_string())),
-            Err(_) => Err(hangs(format!("it did not end within {} s", GONE.as_secs()))),
+            Err(_) => Err(hangs(format!("it did not end within {} s", WORKER_EXIT_TIMEOUT.as_secs()))),
         }
     }
 }
@@ -183,11 +183,11 @@ fn in_use(index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
 fn leased(leases: &LeaseTable) -> Option<ApiError> {
     let hint = usage::hint(leases.holding().map(|lease| lease.record.id))?;
     let causes: Vec<String> = leases.holding().map(OpenLease::describe).collect();
-    let message = format!("cannot enter maintenance: {} in use", words::leases_are(causes.len()));
+    let message = format!("cannot enter maintenance: {} in use", words::leases_clause(causes.len()));
     Some(ApiError { causes, ..ApiError::new(Code::Blocked, message).hint(hint).retryable() })
 }
 
-fn told(action: &str, request: &Request) -> Told {
+fn change_event(action: &str, request: &Request) -> Told {
     Told {
         action: action.to_owned(),
         object: host(),

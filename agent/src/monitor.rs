@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{DriverChange, Happening, Xid};
+use gpush_api::{DriverChange, EventPayload, Xid};
 use gpush_nvml::{Event, EventKind, Hardware, Status};
 use tokio::{
     sync::broadcast::{Receiver, error::RecvError},
@@ -68,10 +68,10 @@ impl Monitor {
                         return;
                     }
                     let now = status.borrow_and_update().clone();
-                    self.state.unsettled(&now.unsettled);
+                    self.state.set_unsettled(&now.unsettled);
                     if started > 0 && now.started > started {
                         // Readings of the previous worker may be older than a reset.
-                        self.readings.outdate_all();
+                        self.readings.invalidate_all();
                     }
                     started = now.started;
                     if now.worker.is_some() && misses > 0 {
@@ -84,7 +84,7 @@ impl Monitor {
                     }
                     if let Some(change) = seen.difference(&now) {
                         log(&change);
-                        self.state.events().publish(Happening::Driver(change));
+                        self.state.events().publish(EventPayload::Driver(change));
                     }
                 }
                 changed = snapshots.changed() => {
@@ -132,10 +132,14 @@ impl Monitor {
         tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{at}");
         let (gi, ci, uuid) = (event.gi, event.ci, event.uuid.clone());
         let gpu = self.state.index_of(&uuid);
-        self.state.events().publish(Happening::Xid(Xid { gpu, gpu_uuid: uuid, xid, gi, ci }));
+        self.state.events().publish(EventPayload::Xid(Xid { gpu, gpu_uuid: uuid, xid, gi, ci }));
         let listed = |wanted: &u32| u64::from(*wanted) == xid;
         if !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed) {
-            self.state.fault(&event.uuid, &format!("xid-{xid}"), format!("the driver reported Xid {xid}{known}{at}"));
+            self.state.cordon_for_fault(
+                &event.uuid,
+                &format!("xid-{xid}"),
+                format!("the driver reported Xid {xid}{known}{at}"),
+            );
         }
     }
 }

@@ -185,7 +185,7 @@ pub(crate) struct NoDefault {
 
 /// The parts of the environment that determine the defaults.
 #[derive(Debug, Default)]
-pub(crate) struct Surroundings {
+pub(crate) struct ProcessEnvironment {
     /// Whether gpushd runs as root and uses the system directories.
     pub(crate) root: bool,
     /// `HOME`.
@@ -198,7 +198,7 @@ pub(crate) struct Surroundings {
     pub(crate) runtime_dir: Option<PathBuf>,
 }
 
-impl Surroundings {
+impl ProcessEnvironment {
     /// Reads these parts from this process. Ignores relative directories, as the XDG specification
     /// requires.
     pub(crate) fn of_this_process() -> Self {
@@ -215,7 +215,7 @@ impl Surroundings {
 
 impl Paths {
     /// Fills in the defaults.
-    pub(crate) fn resolve(arguments: &Arguments, here: &Surroundings) -> Result<Self, NoDefault> {
+    pub(crate) fn resolve(arguments: &Arguments, here: &ProcessEnvironment) -> Result<Self, NoDefault> {
         let below_home = |set: &Option<PathBuf>, usual: &str, what, variable, option| {
             let base = set.clone().or_else(|| here.home.as_ref().map(|home| home.join(usual)));
             base.map(|base| base.join("gpush")).ok_or(NoDefault { what, variable, option })
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn root_uses_system_directories() {
-        let here = Surroundings { root: true, ..Surroundings::default() };
+        let here = ProcessEnvironment { root: true, ..ProcessEnvironment::default() };
         let paths = Paths::resolve(&arguments(&[]), &here).unwrap();
         assert_eq!(paths.config, PathBuf::from("/etc/gpush/config.toml"));
         assert_eq!(paths.socket, PathBuf::from("/run/gpush/gpushd.sock"));
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn store_marker_differs_between_state_directories() {
-        let here = Surroundings { root: true, ..Surroundings::default() };
+        let here = ProcessEnvironment { root: true, ..ProcessEnvironment::default() };
         let marker = |state: &str| Paths::resolve(&arguments(&["--state-dir", state]), &here).unwrap().store_marker;
         assert_eq!(marker("/a"), marker("/a"));
         assert_ne!(marker("/a"), marker("/b"));
@@ -345,18 +345,18 @@ mod tests {
         {
             assert_eq!(canonical(&real.join(written)), real.join(expected), "{written}");
         }
-        let here = Surroundings { root: true, ..Surroundings::default() };
+        let here = ProcessEnvironment { root: true, ..ProcessEnvironment::default() };
         let system = Paths::resolve(&arguments(&["--state-dir", "/var/lib/../lib/gpush"]), &here).unwrap();
         assert_eq!(system.trust, Trust::Required);
     }
 
     #[test]
     fn user_has_xdg_directories_and_options_override() {
-        let here = Surroundings {
+        let here = ProcessEnvironment {
             home: Some("/home/u".into()),
             state_home: Some("/data/state".into()),
             runtime_dir: Some("/run/user/7".into()),
-            ..Surroundings::default()
+            ..ProcessEnvironment::default()
         };
         let paths = Paths::resolve(&arguments(&[]), &here).unwrap();
         assert_eq!(paths.config, PathBuf::from("/home/u/.config/gpush/config.toml"));
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn missing_directory_is_reported_with_its_option() {
-        let here = Surroundings { home: Some("/home/u".into()), ..Surroundings::default() };
+        let here = ProcessEnvironment { home: Some("/home/u".into()), ..ProcessEnvironment::default() };
         let error = Paths::resolve(&arguments(&[]), &here).unwrap_err().to_string();
         assert_eq!(error, "the socket has no default here: XDG_RUNTIME_DIR is not set; give --socket PATH");
     }

@@ -91,7 +91,7 @@ impl LossAcceptance {
             Err(_) => Vec::new(),
         };
         let standing = mps::RecordedSettings::of_running_daemons(&self.mps, &gpus);
-        let modes = self.shared_gpus.as_found(&standing.exclusive(&self.mps, &gpus)).await;
+        let modes = self.shared_gpus.records_of_running_daemons(&standing.exclusive(&self.mps, &gpus)).await;
         let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());
@@ -112,8 +112,8 @@ impl LossAcceptance {
                 also(tx)
             })
             .await?;
-        standing.take_in(&self.mps);
-        self.shared_gpus.take_in(modes);
+        standing.apply(&self.mps);
+        self.shared_gpus.apply(modes);
         self.state.accept_loss(known_since);
         tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
         let kept = lost.kept.map(|kept| kept.display().to_string());

@@ -18,12 +18,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     caller::Viewer,
+    host_services::HostServices,
     modes::mig::reset::not_resetting,
     mps::Mps,
-    outside::Outside,
     overrides,
     settings::{Candidate, Settings},
-    state::{Effect, State, readings::Readings, unidentified, words},
+    state::{OverrideEffect, State, readings::Readings, unidentified, words},
     timeslice::Timeslice,
 };
 
@@ -32,7 +32,7 @@ const MOST_WAITING: usize = 16;
 
 /// A request for a reload.
 #[derive(Debug)]
-pub(crate) struct Wish {
+pub(crate) struct ReloadCommand {
     /// The caller; `None` for a signal.
     pub(crate) by: Option<Actor>,
     /// Whether to end overrides whose rule the file changes.
@@ -42,7 +42,7 @@ pub(crate) struct Wish {
     pub(crate) expected: Option<u64>,
 }
 
-impl Wish {
+impl ReloadCommand {
     /// Returns the request for a SIGHUP.
     pub(crate) fn signal() -> Self {
         Self { by: None, clear_overrides: false, expected: None }
@@ -50,28 +50,28 @@ impl Wish {
 }
 
 /// A request, and the channel for its result.
-type PendingReload = (Wish, oneshot::Sender<Result<Reloaded, ApiError>>);
+type PendingReload = (ReloadCommand, oneshot::Sender<Result<Reloaded, ApiError>>);
 
 /// Sends requests for reloads. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Reloads(mpsc::Sender<PendingReload>);
+pub(crate) struct ReloadSender(mpsc::Sender<PendingReload>);
 
 /// Receives requests for reloads.
 #[derive(Debug)]
-pub(crate) struct Inbox(mpsc::Receiver<PendingReload>);
+pub(crate) struct ReloadReceiver(mpsc::Receiver<PendingReload>);
 
 /// Creates the sender and the receiver.
-pub(crate) fn channel() -> (Reloads, Inbox) {
+pub(crate) fn channel() -> (ReloadSender, ReloadReceiver) {
     let (sender, receiver) = mpsc::channel(MOST_WAITING);
-    (Reloads(sender), Inbox(receiver))
+    (ReloadSender(sender), ReloadReceiver(receiver))
 }
 
-impl Reloads {
+impl ReloadSender {
     /// Requests a reload and waits for its result.
     ///
     /// # Errors
     /// If the config is refused, or gpushd is stopping.
-    pub(crate) async fn ask(&self, wish: Wish) -> Result<Reloaded, ApiError> {
+    pub(crate) async fn ask(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
         let stopping = || {
             ApiError::stopping("gpushd is stopping and does not reload the config")
                 .hint("gpushd reads it at its next start: `systemctl status gpushd`")
@@ -82,7 +82,7 @@ impl Reloads {
     }
 }
 
-impl Inbox {
+impl ReloadReceiver {
     /// Waits for the next request. Never returns if all senders are dropped.
     pub(crate) async fn next(&mut self) -> PendingReload {
         match self.0.recv().await {
@@ -117,7 +117,7 @@ impl Reload {
     /// active, and health reports the problem.
     pub(crate) async fn carry_out(
         &self,
-        wish: Wish,
+        wish: ReloadCommand,
         live: impl Fn(&Config) -> Result<(), ApiError>,
     ) -> Result<Reloaded, ApiError> {
         if wish.expected.is_some_and(|expected| expected != self.state.now().generation) {
@@ -129,25 +129,29 @@ impl Reload {
                     generation",
             ));
         }
-        match self.take(wish, live).await {
+        match self.load(wish, live).await {
             Ok(reloaded) => {
-                self.mps.settle();
-                self.timeslice.settle_afresh();
+                self.mps.wake_all();
+                self.timeslice.restart_reconcile();
                 Ok(reloaded)
             }
             Err(error) => Err(self.settings.refuse(error)),
         }
     }
 
-    async fn take(&self, wish: Wish, live: impl Fn(&Config) -> Result<(), ApiError>) -> Result<Reloaded, ApiError> {
+    async fn load(
+        &self,
+        wish: ReloadCommand,
+        live: impl Fn(&Config) -> Result<(), ApiError>,
+    ) -> Result<Reloaded, ApiError> {
         let candidate = self.settings.candidate()?;
         let before = self.settings.config();
         // Without a driver, it is not known which GPUs a rule claims. `desired` then assumes that any rule may have
         // changed.
-        let gpus = seen(&self.readings).await.unwrap_or_default();
-        let touched = touched(&self.state, &before, &candidate.config, &gpus);
+        let gpus = read_gpus(&self.readings).await.unwrap_or_default();
+        let touched = overridden_changes(&self.state, &before, &candidate.config, &gpus);
         if !touched.is_empty() && !wish.clear_overrides {
-            return Err(stands_on(&touched));
+            return Err(overridden_error(&touched));
         }
         live(&candidate.config)?;
         let changed = *before != candidate.config;
@@ -155,7 +159,7 @@ impl Reload {
         let path = self.settings.path().display().to_string();
         let (by, expected) = (wish.by, wish.expected);
         let written = self.store.write_ending(move |tx| {
-            overrides::expect(tx, expected)?;
+            overrides::check_generation(tx, expected)?;
             let mut effects = Vec::new();
             let why = serde_json::json!({ "reload": path });
             for uuid in &uuids {
@@ -182,36 +186,36 @@ impl Reload {
             }
         };
         let settings = before.differences(&candidate.in_file);
-        self.settings.take(candidate);
+        self.settings.activate(candidate);
         self.state.override_effects(&effects);
         self.state.replace_config(self.settings.config(), generation);
         // The GPUs are read again, because drift is now the difference from the new config.
-        let gpus = seen(&self.readings).await.unwrap_or_default();
+        let gpus = read_gpus(&self.readings).await.unwrap_or_default();
         let now = self.settings.config();
-        let findings = sharing::unfit(&now, &gpus);
+        let findings = sharing::unfit_settings(&now, &gpus);
         let gpus = differing(desired::compare(&before, Some(&now), &gpus));
         let ended = effects.into_iter().filter_map(|effect| match effect {
-            Effect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
-            Effect::Made(_) => None,
+            OverrideEffect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
+            OverrideEffect::Made(_) => None,
         });
         Ok(Reloaded { path: self.settings.file(), settings, gpus, ended: ended.collect(), findings, generation })
     }
 }
 
 /// Returns all GPUs, in the view for data that every user may read.
-async fn seen(readings: &Readings) -> Result<Vec<Gpu>, ApiError> {
+async fn read_gpus(readings: &Readings) -> Result<Vec<Gpu>, ApiError> {
     readings.host().await.map(|observed| observed.gpus(Viewer::Agent))
 }
 
 /// Returns the overrides whose rule differs in the new config.
-fn touched(state: &State, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
+fn overridden_changes(state: &State, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
     let standing = overrides::all(state, gpus, Viewer::Agent);
     let uuids: Vec<String> = standing.iter().map(|one| one.uuid.clone()).collect();
     let changed = desired::changed_under(before, after, gpus, &uuids);
     standing.into_iter().filter(|one| changed.contains(&one.uuid)).collect()
 }
 
-fn stands_on(touched: &[gpush_api::Override]) -> ApiError {
+fn overridden_error(touched: &[gpush_api::Override]) -> ApiError {
     let say = |one: &gpush_api::Override| {
         let gpu = match one.gpu {
             Some(index) => format!("GPU {index} ({})", one.uuid),
@@ -249,7 +253,7 @@ pub(crate) struct Differences {
     /// Reads the GPUs.
     pub(crate) readings: Readings,
     /// Knows whether a reset is in progress.
-    pub(crate) outside: Arc<Outside>,
+    pub(crate) outside: Arc<HostServices>,
 }
 
 impl Differences {
@@ -263,8 +267,8 @@ impl Differences {
         let candidate = self.settings.candidate();
         let trouble = match &candidate {
             Ok(Candidate { config, .. }) => {
-                let touched = touched(&self.state, &in_force, config, &gpus);
-                (!touched.is_empty()).then(|| stands_on(&touched))
+                let touched = overridden_changes(&self.state, &in_force, config, &gpus);
+                (!touched.is_empty()).then(|| overridden_error(&touched))
             }
             Err(error) => Some(error.clone()),
         };

@@ -42,7 +42,7 @@ impl Request {
         let detail = serde_json::Value::Object(what);
         move |tx| {
             if let Some(key) = &key {
-                key.keep_done(tx)?;
+                key.record_done(tx)?;
             }
             let audit = NewAudit {
                 by: Some(by.clone()),

@@ -22,7 +22,7 @@ const WITHOUT: &str = "copy config.example.toml there, or leave --config and GPU
 
 /// Why a config cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ConfigTrouble {
+pub(crate) enum ConfigLoadError {
     /// The user named the file, but it does not exist.
     #[error("there is no config file {}: {WITHOUT}", path.display())]
     Absent {
@@ -50,7 +50,7 @@ pub(crate) enum ConfigTrouble {
     Wrong(ConfigErrors),
 }
 
-impl ConfigTrouble {
+impl ConfigLoadError {
     /// Returns the error for the API.
     pub(crate) fn to_api(&self) -> ApiError {
         match self {
@@ -118,7 +118,7 @@ pub(crate) struct Candidate {
 
 impl Settings {
     /// Reads the config at start.
-    pub(crate) fn load(path: &Path, must_exist: bool, trust: Trust) -> Result<Self, ConfigTrouble> {
+    pub(crate) fn load(path: &Path, must_exist: bool, trust: Trust) -> Result<Self, ConfigLoadError> {
         let (config, from_file) = read(path, must_exist, trust)?;
         let state = CurrentSettings { config: Arc::new(config), from_file, trouble: None, pending: Vec::new() };
         Ok(Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, state: RwLock::new(state) })))
@@ -138,7 +138,7 @@ impl Settings {
     }
 
     /// Applies a candidate.
-    pub(crate) fn take(&self, candidate: Candidate) {
+    pub(crate) fn activate(&self, candidate: Candidate) {
         let Candidate { config, in_file, from_file } = candidate;
         let pending = config.pending_restart(&in_file);
         let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -180,18 +180,18 @@ impl Settings {
     }
 }
 
-fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), ConfigTrouble> {
+fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), ConfigLoadError> {
     use std::os::unix::fs::OpenOptionsExt;
 
     use io::Read;
-    let unreadable = |source| ConfigTrouble::Unreadable { path: path.to_owned(), source };
+    let unreadable = |source| ConfigLoadError::Unreadable { path: path.to_owned(), source };
     // Without this flag, opening a pipe without a writer would block.
     let opened = std::fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
     let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if must_exist {
-                return Err(ConfigTrouble::Absent { path: path.to_owned() });
+                return Err(ConfigLoadError::Absent { path: path.to_owned() });
             }
             return Ok((Config::default(), false));
         }
@@ -199,7 +199,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
     };
     if trust == Trust::Required {
         let own = nix::unistd::geteuid().as_raw();
-        trust::check_file(path, own).map_err(|why| ConfigTrouble::Untrusted { path: path.to_owned(), why })?;
+        trust::check_file(path, own).map_err(|why| ConfigLoadError::Untrusted { path: path.to_owned(), why })?;
     }
     if !file.metadata().map_err(unreadable)?.is_file() {
         return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
@@ -207,7 +207,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
     let mut bytes = Vec::new();
     // Reads one byte more than permitted, so that the parser reports a file that is too large.
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    let config = Config::from_bytes(&bytes, &path.display().to_string()).map_err(ConfigTrouble::Wrong)?;
+    let config = Config::from_bytes(&bytes, &path.display().to_string()).map_err(ConfigLoadError::Wrong)?;
     Ok((config, true))
 }
 
@@ -272,7 +272,7 @@ mod tests {
         std::fs::write(&path, "auto_reconcile = false\n").unwrap();
         let candidate = settings.candidate().unwrap();
         assert!(settings.config().auto_reconcile, "read, and not in force yet");
-        settings.take(candidate);
+        settings.activate(candidate);
         assert!(!settings.config().auto_reconcile);
         assert_eq!(settings.trouble(), None);
     }

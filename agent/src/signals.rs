@@ -23,15 +23,15 @@ use signal_hook::{
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Time after the first signal during which another one counts as the same request.
-const ONE_WISH: Duration = Duration::from_millis(100);
+const SAME_REQUEST: Duration = Duration::from_millis(100);
 
 /// Whether a stop was requested before [`Signals`] started to listen.
-pub(crate) type Early = Arc<AtomicBool>;
+pub(crate) type EarlyStop = Arc<AtomicBool>;
 
 /// Makes a second SIGTERM or SIGINT end the process at once, and stores the first one. SIGHUP has
 /// no effect yet, because gpushd reads the config afterwards anyway.
-pub(crate) fn arm() -> std::io::Result<Early> {
-    let early = Early::default();
+pub(crate) fn register() -> std::io::Result<EarlyStop> {
+    let early = EarlyStop::default();
     let asked = Arc::new(AtomicBool::new(false));
     // A signal could be lost while its first handler is being registered. So signals are blocked until all handlers are
     // registered.
@@ -49,7 +49,7 @@ pub(crate) fn arm() -> std::io::Result<Early> {
     blocked.thread_unblock()?;
     let first = move || {
         if signals.forever().next().is_some() {
-            thread::sleep(ONE_WISH);
+            thread::sleep(SAME_REQUEST);
             asked.store(true, Ordering::SeqCst);
         }
     };
@@ -59,7 +59,7 @@ pub(crate) fn arm() -> std::io::Result<Early> {
 
 /// A request that arrived as a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum SignalRequest {
     /// SIGTERM or SIGINT.
     Stop,
     /// SIGHUP: read the config again.
@@ -72,12 +72,12 @@ pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    early: Early,
+    early: EarlyStop,
 }
 
 impl Signals {
     /// Starts to listen.
-    pub(crate) fn listen(early: Early) -> std::io::Result<Self> {
+    pub(crate) fn listen(early: EarlyStop) -> std::io::Result<Self> {
         Ok(Self {
             early,
             terminate: signal(SignalKind::terminate())?,
@@ -87,16 +87,16 @@ impl Signals {
     }
 
     /// Waits for the next request.
-    pub(crate) async fn next(&mut self) -> Asked {
-        // The handlers that `arm` registered also set this flag, so a signal before this call is
+    pub(crate) async fn next(&mut self) -> SignalRequest {
+        // The handlers that `register` registered also set this flag, so a signal before this call is
         // not lost.
         if self.early.swap(false, Ordering::SeqCst) {
-            return Asked::Stop;
+            return SignalRequest::Stop;
         }
         tokio::select! {
-            _ = self.terminate.recv() => Asked::Stop,
-            _ = self.interrupt.recv() => Asked::Stop,
-            _ = self.hangup.recv() => Asked::Reload,
+            _ = self.terminate.recv() => SignalRequest::Stop,
+            _ = self.interrupt.recv() => SignalRequest::Stop,
+            _ = self.hangup.recv() => SignalRequest::Reload,
         }
     }
 }

@@ -22,12 +22,12 @@ use tokio::{
 pub(crate) type Ping = oneshot::Sender<()>;
 
 /// Notifies systemd periodically. Never returns.
-pub(crate) async fn feed(period: Duration, sender: mpsc::Sender<Ping>, store: Store) {
+pub(crate) async fn notify_periodically(period: Duration, sender: mpsc::Sender<Ping>, store: Store) {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        match timeout(period, alive(&sender, &store)).await {
+        match timeout(period, responds(&sender, &store)).await {
             Ok(true) => notify::send(Notification::Alive),
             Ok(false) => tracing::error!("the accept loop or the store has ended: no watchdog notification is sent"),
             Err(_) => tracing::error!("the accept loop or the store does not answer: no watchdog notification is sent"),
@@ -35,7 +35,7 @@ pub(crate) async fn feed(period: Duration, sender: mpsc::Sender<Ping>, store: St
     }
 }
 
-async fn alive(sender: &mpsc::Sender<Ping>, store: &Store) -> bool {
+async fn responds(sender: &mpsc::Sender<Ping>, store: &Store) -> bool {
     let (ping, answer) = oneshot::channel();
     sender.send(ping).await.is_ok() && answer.await.is_ok() && store.ping().await.is_ok()
 }
@@ -55,11 +55,11 @@ mod tests {
             let _ = pings.recv().await.map(|ping| ping.send(()));
             pings
         });
-        assert!(alive(&sender, &store).await);
+        assert!(responds(&sender, &store).await);
         let pings = answers.await.unwrap();
         // A loop that hangs does not answer.
-        assert!(timeout(Duration::from_millis(20), alive(&sender, &store)).await.is_err());
+        assert!(timeout(Duration::from_millis(20), responds(&sender, &store)).await.is_err());
         drop(pings);
-        assert!(!alive(&sender, &store).await);
+        assert!(!responds(&sender, &store).await);
     }
 }

@@ -57,7 +57,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
         };
         output::error_document(&ApiError::new(Code::BadRequest, message).hint("see `gpushctl --help`"));
     } else {
-        let _ = tips::without_guesses(error).print();
+        let _ = tips::remove_misleading_suggestions(error).print();
         if fallthrough {
             println!("false");
         }

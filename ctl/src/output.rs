@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::{
     args::{Color, Format, Global},
     exit::{self, Failure},
-    render::{Charset, Look, listing::Listing, trouble},
+    render::{Appearance, Charset, listing::Listing, trouble},
 };
 
 /// Width if the terminal's width is not known, in columns.
@@ -35,7 +35,7 @@ pub(crate) enum Prints {
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) json: bool,
-    pub(crate) look: Look,
+    pub(crate) look: Appearance,
     format: Format,
     color: ColorChoice,
 }
@@ -59,7 +59,7 @@ impl Output {
             Charset::Utf8
         };
         let format = if global.json { Format::Json } else { global.output.unwrap_or(Format::Table) };
-        let look = Look {
+        let look = Appearance {
             width: width(),
             wraps: format == Format::Table && std::io::stdout().is_terminal(),
             headings: !global.no_headers,
@@ -110,12 +110,20 @@ impl Output {
     }
 
     /// Prints the value as JSON, or the text that `draw` makes.
-    pub(crate) fn show<T: Serialize>(&self, value: &T, draw: impl FnOnce(&Look) -> String) -> Result<(), Failure> {
+    pub(crate) fn show<T: Serialize>(
+        &self,
+        value: &T,
+        draw: impl FnOnce(&Appearance) -> String,
+    ) -> Result<(), Failure> {
         if self.json { self.document(value) } else { self.text(&draw(&self.look)) }
     }
 
     /// Prints a list in the requested format.
-    pub(crate) fn list<T: Serialize>(&self, value: &T, listing: impl FnOnce(&Look) -> Listing) -> Result<(), Failure> {
+    pub(crate) fn list<T: Serialize>(
+        &self,
+        value: &T,
+        listing: impl FnOnce(&Appearance) -> Listing,
+    ) -> Result<(), Failure> {
         if self.json {
             return self.document(value);
         }

@@ -1,9 +1,10 @@
 //! Converts the API's types into text for users.
 //!
-//! All functions here depend only on a value and a [`Look`]: width, characters, time. The text
+//! All functions here depend only on a value and a [`Appearance`]: width, characters, time. The text
 //! contains colors, and the caller removes them if the output does not support them. So each
 //! drawing has a snapshot test that needs neither gpushd nor a terminal.
 
+pub(crate) mod appearance;
 pub(crate) mod audit;
 pub(crate) mod bar;
 pub(crate) mod config;
@@ -16,12 +17,12 @@ pub(crate) mod host;
 pub(crate) mod isolation;
 pub(crate) mod lease;
 pub(crate) mod listing;
-pub(crate) mod look;
 pub(crate) mod mps;
 pub(crate) mod operation;
 pub(crate) mod overrides;
 pub(crate) mod plan;
 mod policy;
+pub(crate) mod process_names;
 pub(crate) mod processes;
 pub(crate) mod profiles;
 pub(crate) mod progress;
@@ -34,11 +35,10 @@ pub(crate) mod support_bundle;
 pub(crate) mod table;
 pub(crate) mod timeslice;
 pub(crate) mod trouble;
-pub(crate) mod who;
 
 #[cfg(test)]
 pub(crate) mod fixtures;
 #[cfg(test)]
 mod pictures;
 
-pub(crate) use look::{Charset, Look};
+pub(crate) use appearance::{Appearance, Charset};

@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, Error};
 use gpush_core::nearest::nearest;
 
 /// Removes misleading suggestions from an error.
-pub(crate) fn without_guesses(mut error: Error) -> Error {
+pub(crate) fn remove_misleading_suggestions(mut error: Error) -> Error {
     let typed = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue]
         .into_iter()
         .filter_map(|kind| error.get(kind))
@@ -16,7 +16,7 @@ pub(crate) fn without_guesses(mut error: Error) -> Error {
         .next_back()
         .unwrap_or_default();
     for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue] {
-        if error.get(kind).is_some_and(|suggested| !helps(&typed, suggested)) {
+        if error.get(kind).is_some_and(|suggested| !is_close(&typed, suggested)) {
             error.remove(kind);
             // The usage line belongs to the suggestion that was removed.
             error.remove(ContextKind::Usage);
@@ -27,7 +27,7 @@ pub(crate) fn without_guesses(mut error: Error) -> Error {
     error
 }
 
-fn helps(typed: &str, suggested: &ContextValue) -> bool {
+fn is_close(typed: &str, suggested: &ContextValue) -> bool {
     let near = |word: &String| nearest(typed.trim_start_matches('-'), [word.trim_start_matches('-')]).is_some();
     match suggested {
         ContextValue::String(word) => near(word),
@@ -45,7 +45,7 @@ mod tests {
 
     fn text(words: &str) -> String {
         let error = Cli::try_parse_from(words.split(' ')).unwrap_err();
-        without_guesses(error).render().to_string()
+        remove_misleading_suggestions(error).render().to_string()
     }
 
     #[test]

@@ -78,7 +78,7 @@ fn completions_of(programs: &Path, check: bool) -> Result<String> {
         let mut gpushctl = Command::new(programs.join("gpushctl"));
         files.push((file.to_owned(), output(gpushctl.args(["completions", shell]))?));
     }
-    settle(&folder, &files, check, "completions")
+    write_or_compare(&folder, &files, check, "completions")
 }
 
 fn man_of(programs: &Path, check: bool) -> Result<String> {
@@ -94,7 +94,7 @@ fn man_of(programs: &Path, check: bool) -> Result<String> {
     }
     files.push(("gpushd.8".to_owned(), output(Command::new(programs.join("gpushd")).arg("man"))?));
     files.sort();
-    settle(&workspace::target().join("man"), &files, check, "man")
+    write_or_compare(&workspace::target().join("man"), &files, check, "man")
 }
 
 fn output(command: &mut Command) -> Result<String> {
@@ -109,7 +109,7 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(if text.is_empty() || text.ends_with('\n') { text } else { format!("{text}\n") })
 }
 
-fn settle(folder: &Path, files: &[(String, String)], check: bool, task: &str) -> Result<String> {
+fn write_or_compare(folder: &Path, files: &[(String, String)], check: bool, task: &str) -> Result<String> {
     let shown = folder.strip_prefix(workspace::root()).unwrap_or(folder).display();
     if check {
         for (name, made) in files {
@@ -135,10 +135,12 @@ mod tests {
     fn drift_of_a_generated_file_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let files = vec![("a.1".to_owned(), "one\n".to_owned())];
-        assert!(settle(folder.path(), &files, true, "man").is_err());
-        settle(folder.path(), &files, false, "man").unwrap();
-        assert!(settle(folder.path(), &files, true, "man").is_ok());
+        assert!(write_or_compare(folder.path(), &files, true, "man").is_err());
+        write_or_compare(folder.path(), &files, false, "man").unwrap();
+        assert!(write_or_compare(folder.path(), &files, true, "man").is_ok());
         let other = vec![("a.1".to_owned(), "two\n".to_owned())];
-        assert!(settle(folder.path(), &other, true, "man").unwrap_err().to_string().contains("cargo xtask man"));
+        assert!(
+            write_or_compare(folder.path(), &other, true, "man").unwrap_err().to_string().contains("cargo xtask man")
+        );
     }
 }

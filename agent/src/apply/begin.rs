@@ -18,8 +18,8 @@ use crate::{
     idempotency::Key,
     lanes::Claim,
     modes::mig::reset::not_resetting,
-    operation::{self, BeginWrites, New},
-    overrides::{self, Lasting},
+    operation::{self, BeginWrites, OperationSpec},
+    overrides::{self, OverrideChange},
 };
 
 /// A requested change.
@@ -64,11 +64,11 @@ impl Order {
     }
 
     /// Returns the change of each GPU's override, in the order of the plans.
-    fn lasting(&self, config: &Config, gpus: &[Gpu], plans: &[GpuPlan]) -> Vec<Option<Lasting>> {
+    fn override_changes(&self, config: &Config, gpus: &[Gpu], plans: &[GpuPlan]) -> Vec<Option<OverrideChange>> {
         if self.once {
             return plans.iter().map(|_| None).collect();
         }
-        overrides::lasting(&self.request, self.expires_at, config, gpus, plans)
+        overrides::override_changes(&self.request, self.expires_at, config, gpus, plans)
     }
 }
 
@@ -100,23 +100,23 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let gpus = engine.planner.gpus(caller.viewer, &order.request).await?;
     let planned = engine.planner.planned_with_needs(&gpus, &order.request).await;
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
-    overrides::expiry_has_an_object(order.expires_at, &order.lasting(&config, &gpus, &meant))?;
+    overrides::check_expiry_applies(order.expires_at, &order.override_changes(&config, &gpus, &meant))?;
     let by = caller.actor(engine.users.user(caller.peer.uid).await);
     // An operation with `wait` queues behind the entries that already wait. Without `wait`, the
     // operation begins at once or is refused.
-    let ahead = order.wait.and_then(|_| engine.lanes.ahead_of_newcomer(&needs));
+    let ahead = order.wait.and_then(|_| engine.lanes.would_wait_for(&needs));
     let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(engine, &ahead)));
     let free = first.and_then(|()| not_resetting(&engine.outside));
     let claimed = free.and_then(|()| engine.lanes.claim(&operation::gpus(&meant)));
     let ready = match claimed {
-        Ok(claim) => Ready::look(engine, caller.viewer, &order, &meant, claim).await,
+        Ok(claim) => Ready::plan_again(engine, caller.viewer, &order, &meant, claim).await,
         Err(held) => Err(held),
     };
     engine.operations.not_stopping(&engine.stopping)?;
     let ongoing = match ready {
         Ok(ready) => {
             let Ready { parts, claim } = ready;
-            let new = new(&order, by, &parts);
+            let new = new_operation(&order, by, &parts);
             let ongoing = engine.operations.begin(claim, new).await?;
             for part in &parts {
                 for waiting in engine.queue.for_gpu(&part.plan.uuid) {
@@ -131,15 +131,15 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
             engine.executor.spawn(ongoing, parts);
             return Ok(operation);
         }
-        Err(error) if order.wait.is_none() || !may_pass(&error) => return Err(error),
+        Err(error) if order.wait.is_none() || !is_temporary(&error) => return Err(error),
         Err(_) => {
             engine.queue.has_room()?;
             let parts: Vec<Part> = meant.into_iter().enumerate().map(|(at, plan)| Part::unseen(at, plan)).collect();
-            engine.operations.enqueue(new(&order, by, &parts)).await?
+            engine.operations.enqueue(new_operation(&order, by, &parts)).await?
         }
     };
     let operation = ongoing.snapshot();
-    engine.queue.enter(&engine.lanes, &ongoing, order, operation.created_at, needs);
+    engine.queue.enqueue(&engine.lanes, &ongoing, order, operation.created_at, needs);
     Ok(operation)
 }
 
@@ -154,7 +154,7 @@ pub(super) fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
 
 /// Returns whether the cause of a refusal may disappear, for example when another operation ends or
 /// an instance becomes idle.
-pub(super) fn may_pass(error: &ApiError) -> bool {
+pub(super) fn is_temporary(error: &ApiError) -> bool {
     error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
 
@@ -169,7 +169,7 @@ impl Ready {
     ///
     /// # Errors
     /// If a GPU cannot be read, or cannot get its layout. The claim is then released.
-    pub(super) async fn look(
+    pub(super) async fn plan_again(
         engine: &Engine,
         viewer: Viewer,
         order: &Order,
@@ -196,7 +196,7 @@ impl Ready {
         if let Some(error) = refusal(&plans) {
             return Err(error);
         }
-        let mut lasting = order.lasting(&config, &gpus, &plans).into_iter();
+        let mut lasting = order.override_changes(&config, &gpus, &plans).into_iter();
         let parts = std::iter::zip(plans, &readings).enumerate();
         let parts = parts.map(|(at, (plan, reading))| Part {
             lasting: lasting.next().flatten(),
@@ -238,42 +238,42 @@ pub(super) fn bare(reading: &Reading) -> Option<Mig> {
 /// Data that the journal stores in addition to the plans. A later gpushd uses the order to queue the operation again,
 /// and the override changes to recover it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct More {
+pub(super) struct RecordedRequest {
     #[serde(flatten)]
     pub(super) order: Order,
     /// Changes of overrides, by UUID of the GPU.
     #[serde(default)]
-    pub(super) lasting: BTreeMap<String, Lasting>,
+    pub(super) lasting: BTreeMap<String, OverrideChange>,
 }
 
 /// Returns the complete intent, for the journal.
 pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
     let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
     let lasting = parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?)));
-    let more = More { order: order.clone(), lasting: lasting.collect() };
+    let more = RecordedRequest { order: order.clone(), lasting: lasting.collect() };
     Intent { gpus: gpus.collect(), more: serde_json::to_value(more).unwrap_or_default(), begun: None }
 }
 
-fn new(order: &Order, by: Actor, parts: &[Part]) -> New {
-    New {
+fn new_operation(order: &Order, by: Actor, parts: &[Part]) -> OperationSpec {
+    OperationSpec {
         kind: order.kind.clone(),
         by: by.clone(),
         reason: order.reason.clone(),
         intent: intent(order, parts),
-        also: also(order, by, parts),
+        also: begin_writes(order, by, parts),
     }
 }
 
 /// Returns what is recorded together with the operation: the audit record, and the response for its idempotency key.
-fn also(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
+fn begin_writes(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
     let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
     let (once, expected) = (order.once, order.expected);
     let gpus: Vec<_> =
-        parts.iter().map(|part| serde_json::json!({ "gpu_uuid": part.plan.uuid, "layout": part.plan.layout, "desired": part.plan.wanted() })).collect();
+        parts.iter().map(|part| serde_json::json!({ "gpu_uuid": part.plan.uuid, "layout": part.plan.layout, "desired": part.plan.end_state() })).collect();
     Box::new(move |tx, record| {
-        overrides::expect(tx, expected)?;
+        overrides::check_generation(tx, expected)?;
         if let Some(key) = &key {
-            key.keep(tx, record.id)?;
+            key.record_operation(tx, record.id)?;
         }
         let audit = NewAudit {
             by: Some(by.clone()),

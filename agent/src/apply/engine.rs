@@ -9,10 +9,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Executor, Planner, queue::OperationQueue};
 use crate::{
+    host_services::HostServices,
     idempotency::Idempotency,
     lanes::Lanes,
     operation::Operations,
-    outside::Outside,
     settings::Settings,
     state::{State, readings::Readings},
 };
@@ -32,7 +32,7 @@ pub(crate) struct EngineHandles {
     /// Reads the hardware into the state.
     pub(crate) readings: Readings,
     /// Access to helper units and other processes.
-    pub(crate) outside: Arc<Outside>,
+    pub(crate) outside: Arc<HostServices>,
     /// Looks up the users of processes.
     pub(crate) users: Users,
     /// Requests with an idempotency key that are in flight.

@@ -18,16 +18,16 @@ use gpush_store::{NewAudit, OperationId, Tx};
 use tokio_util::task::TaskTracker;
 
 use super::{
-    leased::{self, Leased},
+    lease_changes::{self, LeaseChanges},
     part::Part,
-    phases::{Forward, execute},
+    phases::{PartOutcome, execute},
     rollback,
     services::Services,
 };
 use crate::{
     modes::mig::MigMode,
     mps::{self, Mps},
-    operation::{EndEffects, Ongoing, Operations},
+    operation::{EndEffects, OperationHandle, Operations},
     overrides,
     state::Change,
     timeslice::Timeslice,
@@ -52,15 +52,15 @@ pub(crate) struct Executor {
 impl Executor {
     /// Executes in the background an operation that is recorded as running. gpushd does not exit
     /// before the operation has ended.
-    pub(super) fn spawn(&self, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
+    pub(super) fn spawn(&self, ongoing: Arc<OperationHandle>, parts: Vec<Part>) {
         self.in_background(ongoing, move |executor, ongoing| async move { executor.run(ongoing, &parts).await });
     }
 
     /// Runs the work of an operation in the background. If the work panics, the operation ends as failed.
     pub(super) fn in_background<F>(
         &self,
-        ongoing: Arc<Ongoing>,
-        work: impl FnOnce(Self, Arc<Ongoing>) -> F + Send + 'static,
+        ongoing: Arc<OperationHandle>,
+        work: impl FnOnce(Self, Arc<OperationHandle>) -> F + Send + 'static,
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -76,17 +76,17 @@ impl Executor {
                 // Failures to undo a bracket are only logged, because the operation no longer accepts notes.
                 let _failures = executor.close(number, OperationState::Failed).await;
                 executor.operations.abandon(number, error).await;
-                leased::abandon(&executor.mig.state, &executor.services.store, number).await;
+                lease_changes::abandon(&executor.mig.state, &executor.services.store, number).await;
                 executor.mps.forget_operation(&number.to_string());
             }
         });
     }
 
     /// Executes an operation that is recorded as running.
-    pub(super) async fn run(&self, ongoing: Arc<Ongoing>, parts: &[Part]) {
+    pub(super) async fn run(&self, ongoing: Arc<OperationHandle>, parts: &[Part]) {
         let operation = ongoing.snapshot();
         let aims: Vec<String> =
-            parts.iter().map(|part| format!("GPU {}: {}", part.plan.gpu, part.plan.wanted())).collect();
+            parts.iter().map(|part| format!("GPU {}: {}", part.plan.gpu, part.plan.end_state())).collect();
         tracing::info!(
             operation = operation.id,
             uid = operation.by.uid,
@@ -96,10 +96,10 @@ impl Executor {
         );
         let ends = execute(self, &ongoing, parts).await;
         let failed = ends.iter().find_map(|end| match end {
-            Forward::Troubled(trouble) => Some(trouble.error().clone()),
-            Forward::Done | Forward::Stopped => None,
+            PartOutcome::Troubled(trouble) => Some(trouble.error().clone()),
+            PartOutcome::Done | PartOutcome::Stopped => None,
         });
-        let stopped = ends.iter().any(|end| matches!(end, Forward::Stopped));
+        let stopped = ends.iter().any(|end| matches!(end, PartOutcome::Stopped));
         match failed.or_else(|| stopped.then(|| ongoing.why_cancelled())) {
             None => self.finish(ongoing, parts, OperationState::Done, None).await,
             Some(why) => self.roll_back(ongoing, parts, &ends, why).await,
@@ -107,7 +107,13 @@ impl Executor {
     }
 
     /// Rolls back the GPUs of an operation because of the error `why`, and ends the operation.
-    pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
+    pub(super) async fn roll_back(
+        &self,
+        ongoing: Arc<OperationHandle>,
+        parts: &[Part],
+        ends: &[PartOutcome],
+        why: ApiError,
+    ) {
         if let Err(error) = ongoing.begin_rollback(&why).await {
             // The rollback continues anyway. But if gpushd crashes now, the next gpushd continues the operation
             // forward.
@@ -121,7 +127,7 @@ impl Executor {
     /// Ends an operation without a rollback.
     pub(super) async fn finish(
         &self,
-        ongoing: Arc<Ongoing>,
+        ongoing: Arc<OperationHandle>,
         parts: &[Part],
         state: OperationState,
         error: Option<ApiError>,
@@ -141,7 +147,7 @@ impl Executor {
     /// with the changes that result from it.
     async fn end(
         &self,
-        ongoing: Arc<Ongoing>,
+        ongoing: Arc<OperationHandle>,
         parts: &[Part],
         state: OperationState,
         error: Option<ApiError>,
@@ -152,13 +158,13 @@ impl Executor {
         let is_done = state == OperationState::Done;
         if is_done {
             // Only a successful operation ends the degraded state of a GPU.
-            changes.extend(parts.iter().map(|part| Change::mend(&part.plan.uuid)));
+            changes.extend(parts.iter().map(|part| Change::clear_degraded(&part.plan.uuid)));
         }
-        parts.iter().for_each(|part| self.mig.driver.readings.outdate(&part.plan.uuid));
+        parts.iter().for_each(|part| self.mig.driver.readings.invalidate(&part.plan.uuid));
         self.mig.state.apply(&changes);
         let plans: Vec<GpuPlan> = parts.iter().map(|part| part.plan.clone()).collect();
         if is_done {
-            for failure in mps::devices_serve(&self.mps, &id, &plans).await {
+            for failure in mps::wait_for_device_daemons(&self.mps, &id, &plans).await {
                 ongoing.note(failure);
             }
         }
@@ -183,19 +189,19 @@ impl Executor {
         let shared =
             if is_done { mps::RecordedSettings::of(&self.mps, &plans) } else { mps::RecordedSettings::default() };
         let recorded = shared.clone();
-        let leased = Leased::of(&self.mig, ongoing.number(), &operation.plans, state).await;
+        let leased = LeaseChanges::of(&self.mig, ongoing.number(), &operation.plans, state).await;
         let also = move |tx: &mut Tx<'_>| {
             recorded.record(tx)?;
             changes.iter().try_for_each(|change| change.record(tx))?;
             tx.audit(audit.clone())?;
             let leases = leased.record(tx)?;
-            Ok(EndEffects { overrides: overrides::settle(tx, &operation, &lasting)?, leases })
+            Ok(EndEffects { overrides: overrides::record_changes(tx, &operation, &lasting)?, leases })
         };
-        shared.take_in(&self.mps);
+        shared.apply(&self.mps);
         let host = self.mig.state.clone();
         let then = move |effects: &EndEffects| {
             host.override_effects(&effects.overrides);
-            host.change_leases(|table| table.settle(&effects.leases));
+            host.change_leases(|table| table.apply_operation_end(&effects.leases));
         };
         ongoing.end(state, error, Box::new(also), Box::new(then)).await;
         self.mps.forget_operation(&id);
@@ -205,7 +211,7 @@ impl Executor {
 
 /// Logs how an operation ended. The log already has all details of the rollback. Every user may read the error of an
 /// operation, so it does not name processes.
-fn log_end(ongoing: &Ongoing, state: OperationState, error: Option<&ApiError>) {
+fn log_end(ongoing: &OperationHandle, state: OperationState, error: Option<&ApiError>) {
     let operation = ongoing.snapshot();
     match error {
         None => tracing::info!(operation = operation.id, "{} is done", operation.kind),

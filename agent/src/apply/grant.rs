@@ -4,7 +4,7 @@
 //! placed, GPUs claimed ─► read again ─► planned again ─► begun: the lease is `granting`
 //!                                          │ refused          │ steps, rollback and recovery as of any operation
 //!                                          ▼                  ▼
-//!                                    nothing recorded     its end makes the lease `active`, or ends it ([`super::leased`])
+//!                                    nothing recorded     its end makes the lease `active`, or ends it ([`super::lease_changes`])
 //! ```
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::{
     caller::Viewer,
     lanes::Claim,
     modes::mig::reset::not_resetting,
-    operation::{BeginWrites, New, Ongoing},
+    operation::{BeginWrites, OperationHandle, OperationSpec},
 };
 
 /// Kind of the operations that create the MIG devices of a lease.
@@ -34,7 +34,7 @@ const GRANT: &str = "lease.grant";
 /// The operation of a dynamic grant, recorded but not executed yet.
 #[derive(Debug)]
 pub(crate) struct Creation {
-    ongoing: Arc<Ongoing>,
+    ongoing: Arc<OperationHandle>,
     parts: Vec<Part>,
 }
 
@@ -82,7 +82,7 @@ impl Creation {
         let parts: Vec<Part> = parts.map(|(at, (plan, read))| Part::new(at, plan, bare(read), read)).collect();
         let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
         let intent = Intent { gpus: gpus.collect(), ..Intent::default() };
-        let new = New { kind: GRANT.to_owned(), by, reason: None, intent, also };
+        let new = OperationSpec { kind: GRANT.to_owned(), by, reason: None, intent, also };
         let ongoing = engine.operations.begin(claim, new).await?;
         Ok(Self { ongoing, parts })
     }

@@ -8,7 +8,7 @@ use gpush_store::{GpuIntent, OperationId};
 use super::part::{Part, instances, outcome};
 
 /// Explains why an interrupted operation is rolled back.
-pub(super) fn why_back(
+pub(super) fn rollback_reason(
     rolling_back: bool,
     failed: Option<ApiError>,
     others: Vec<ApiError>,
@@ -36,14 +36,14 @@ pub(super) fn interrupted(message: &str) -> ApiError {
 
 /// Explains why an interrupted operation does not continue: its end was not recorded, and the later operation `by` has
 /// changed its GPUs.
-pub(super) fn outlived(id: &str, by: OperationId) -> ApiError {
+pub(super) fn superseded_error(id: &str, by: OperationId) -> ApiError {
     ApiError::new(Code::Internal, format!("the end of operation {id} was not recorded"))
         .cause(format!("it does not continue, because {by} has changed its GPUs since"))
         .hint(format!("`gpushctl operation show {by}` shows the later operation"))
 }
 
 /// Returns the commands that repeat the request.
-pub(super) fn again(parts: &[Part]) -> String {
+pub(super) fn repeat_commands(parts: &[Part]) -> String {
     let command = |part: &Part| {
         let layout = if part.plan.layout.is_empty() { "none".to_owned() } else { part.plan.layout.join(",") };
         format!("`gpushctl mig apply --gpu {} --layout '{layout}'`", part.plan.gpu)
@@ -53,7 +53,7 @@ pub(super) fn again(parts: &[Part]) -> String {
 
 /// Creates the error for a GPU that cannot be read from the error of the driver. `what` completes
 /// the sentence "GPU 0 …".
-pub(super) fn explained(label: &str, what: &str, error: &DriverError) -> ApiError {
+pub(super) fn reading_error(label: &str, what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
     ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
 }
@@ -62,7 +62,7 @@ pub(super) fn explained(label: &str, what: &str, error: &DriverError) -> ApiErro
 /// began. The operation cannot continue then.
 pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
     let now = reading.mig.as_ref()?;
-    let others = plan::others(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));
+    let others = plan::foreign_instances(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));
     if others.is_empty() {
         return None;
     }

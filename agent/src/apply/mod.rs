@@ -19,28 +19,28 @@
 //! | `phases` | executes the forward steps: brackets and phases |
 //! | `services` | brackets recorded in the journal: services and hooks |
 //! | `rollback` | restores the previous layout on all GPUs |
-//! | `back` | restores the previous layout on one GPU |
+//! | `restore` | restores the previous layout on one GPU |
 //! | `recover` | operations that a previous gpushd left unfinished |
 //! | `grant` | operations of dynamic grants |
-//! | `leased` | effects of an operation's end on leases |
+//! | `lease_changes` | effects of an operation's end on leases |
 //! | `interrupted` | errors of interrupted operations |
 //! | `recovery_action` | how recovery continues an interrupted operation |
 //!
 //! [`crate::modes`] implements the steps, with one folder for each mode.
 
-mod back;
 mod begin;
 mod engine;
 mod executor;
 mod grant;
 mod interrupted;
-mod leased;
+mod lease_changes;
 mod part;
 mod phases;
 mod planner;
 pub(crate) mod queue;
 mod recover;
 mod recovery_action;
+mod restore;
 mod rollback;
 mod services;
 

@@ -14,7 +14,7 @@ use gpush_store::{ConditionKind, GpuIntent, NewCondition, Scope};
 use crate::{
     modes::{GpuName, mig::mode::ModeChange},
     operation::named_once,
-    overrides::Lasting,
+    overrides::OverrideChange,
     state::{Change, RecoveryCheck},
 };
 
@@ -35,7 +35,7 @@ pub(crate) struct Part {
     /// placeholders.
     pub(super) outcome: Vec<GpuInstance>,
     /// The change of the GPU's override if the operation succeeds.
-    pub(super) lasting: Option<Lasting>,
+    pub(super) lasting: Option<OverrideChange>,
     /// The reset that a change of the MIG mode may need, also during a rollback. `None` if no reset
     /// is needed.
     pub(super) reset: Option<Reset>,
@@ -70,7 +70,7 @@ impl Part {
         intent: &GpuIntent,
         plan: GpuPlan,
         reading: Option<&Reading>,
-        lasting: Option<Lasting>,
+        lasting: Option<OverrideChange>,
     ) -> Self {
         Self {
             position,

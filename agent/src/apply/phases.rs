@@ -30,12 +30,12 @@ use crate::{
             reset::{Cancel, Purpose},
         },
     },
-    operation::Ongoing,
+    operation::OperationHandle,
 };
 
 /// How far the steps of one GPU have come.
 #[derive(Debug)]
-pub(super) enum Forward {
+pub(super) enum PartOutcome {
     /// All steps are done, and the layout was read back as planned.
     Done,
     /// Stopped before a step, because another GPU failed or the operation was cancelled.
@@ -53,18 +53,18 @@ enum NextPhase {
 /// The execution of the steps of one operation.
 struct Run<'a> {
     executor: &'a Executor,
-    ongoing: &'a Arc<Ongoing>,
+    ongoing: &'a Arc<OperationHandle>,
     parts: &'a [Part],
     /// How far each GPU has come, by position.
-    ends: Vec<Forward>,
+    ends: Vec<PartOutcome>,
 }
 
 /// Executes the steps of an operation. Returns how far each GPU has come, by position.
-pub(super) async fn execute(executor: &Executor, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<Forward> {
-    let ends = parts.iter().map(|_| Forward::Stopped).collect();
+pub(super) async fn execute(executor: &Executor, ongoing: &Arc<OperationHandle>, parts: &[Part]) -> Vec<PartOutcome> {
+    let ends = parts.iter().map(|_| PartOutcome::Stopped).collect();
     let mut run = Run { executor, ongoing, parts, ends };
     if let Err((position, error)) = run.open_brackets().await {
-        run.ends[position] = Forward::Troubled(Trouble::Failed(error));
+        run.ends[position] = PartOutcome::Troubled(Trouble::Failed(error));
         return run.ends;
     }
     for phase in Phase::ALL {
@@ -123,7 +123,7 @@ impl Run<'_> {
     fn is_cancelled(&mut self) -> bool {
         let cancelled = self.ongoing.cancelled().is_cancelled();
         if cancelled {
-            self.ends.iter_mut().for_each(|end| *end = Forward::Stopped);
+            self.ends.iter_mut().for_each(|end| *end = PartOutcome::Stopped);
         }
         cancelled
     }
@@ -152,7 +152,7 @@ impl Run<'_> {
             let trouble = troubled.remove(&part.position);
             end_step(self.ongoing, part.position, trouble.as_ref().map(Trouble::error));
             if let Some(trouble) = trouble {
-                self.ends[part.position] = Forward::Troubled(trouble);
+                self.ends[part.position] = PartOutcome::Troubled(trouble);
             }
         }
         if all_done { NextPhase::Go } else { NextPhase::Stop }
@@ -168,7 +168,7 @@ impl Run<'_> {
             let (ongoing, part, abort) = (Arc::clone(self.ongoing), part.clone(), abort.clone());
             tasks.spawn(async move {
                 let end = on_one_gpu(&driver, &ongoing, &part, &abort).await;
-                if let Forward::Troubled(_) = &end {
+                if let PartOutcome::Troubled(_) = &end {
                     abort.cancel();
                 }
                 (part.position, end)
@@ -180,13 +180,13 @@ impl Run<'_> {
         for part in self.parts.iter().filter(|part| part.plan.mig_mode() == Some(true)) {
             // If MIG mode was enabled without a reset, the driver detects only now that a process
             // has the GPU open.
-            if let Forward::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
+            if let PartOutcome::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
                 && error.code == Code::Blocked
             {
                 error.causes.extend(self.executor.mig.suspects(&part.plan.uuid).await);
             }
         }
-        if self.ends.iter().all(|end| matches!(end, Forward::Done)) { NextPhase::Go } else { NextPhase::Stop }
+        if self.ends.iter().all(|end| matches!(end, PartOutcome::Done)) { NextPhase::Go } else { NextPhase::Stop }
     }
 
     /// Executes the steps that set up the sharing of whole GPUs.
@@ -204,7 +204,7 @@ impl Run<'_> {
                         return NextPhase::Stop;
                     }
                     if let Err(error) = self.mps_step(mps, part.position, step).await {
-                        self.ends[part.position] = Forward::Troubled(Trouble::Failed(error));
+                        self.ends[part.position] = PartOutcome::Troubled(Trouble::Failed(error));
                         return NextPhase::Stop;
                     }
                 }
@@ -215,7 +215,7 @@ impl Run<'_> {
         }
         for part in &time_sliced {
             begin_step(self.ongoing, part.position, step::describe(&Step::Timeslice(TimesliceStep::Set)));
-            mig.driver.readings.outdate(&part.plan.uuid);
+            mig.driver.readings.invalidate(&part.plan.uuid);
         }
         let uuids: Vec<String> = time_sliced.iter().map(|part| part.plan.uuid.clone()).collect();
         for failure in modes::timeslice::execute(timeslice, &uuids).await {
@@ -236,7 +236,7 @@ impl Run<'_> {
 
 /// Executes the steps on the instances of one GPU and reads the GPU back. Stops at the first
 /// failure or when `abort` is cancelled.
-async fn on_one_gpu(driver: &Driver, ongoing: &Ongoing, part: &Part, abort: &CancellationToken) -> Forward {
+async fn on_one_gpu(driver: &Driver, ongoing: &OperationHandle, part: &Part, abort: &CancellationToken) -> PartOutcome {
     match instance_steps(driver, ongoing, part, abort).await {
         Ok(end) => end,
         Err(trouble) => {
@@ -244,22 +244,22 @@ async fn on_one_gpu(driver: &Driver, ongoing: &Ongoing, part: &Part, abort: &Can
                 progress.doing = None;
                 progress.error = Some(trouble.error().clone());
             });
-            Forward::Troubled(trouble)
+            PartOutcome::Troubled(trouble)
         }
     }
 }
 
 async fn instance_steps(
     driver: &Driver,
-    ongoing: &Ongoing,
+    ongoing: &OperationHandle,
     part: &Part,
     abort: &CancellationToken,
-) -> Result<Forward, Trouble> {
+) -> Result<PartOutcome, Trouble> {
     let gpu = part.gpu();
     let mut known = Instances::of(instances(part.found.as_ref()));
     for step in part.plan.instance_steps() {
         if abort.is_cancelled() {
-            return Ok(Forward::Stopped);
+            return Ok(PartOutcome::Stopped);
         }
         let words = step::describe_instance(step);
         tracing::debug!(operation = ongoing.id(), gpu = part.plan.uuid, "{words}");
@@ -270,13 +270,13 @@ async fn instance_steps(
     }
     if part.plan.mig_mode() == Some(false) {
         // The GPU is read back after MIG mode is off.
-        return Ok(Forward::Done);
+        return Ok(PartOutcome::Done);
     }
     begin_step(ongoing, part.position, "reading the layout back".to_owned());
     let reading = driver.read(&gpu).await?;
     let Some(difference) = difference(&part.plan, &gpu.label, reading.mig.as_ref()) else {
         ongoing.progress(part.position, |progress| progress.doing = None);
-        return Ok(Forward::Done);
+        return Ok(PartOutcome::Done);
     };
     let what = if part.is_empty() {
         "it had the desired layout, but another program has changed it in the meantime"
@@ -288,16 +288,16 @@ async fn instance_steps(
 }
 
 /// Returns the UUIDs of the GPUs whose MIG mode the operation changes, according to its recorded plans.
-pub(super) fn changed_modes(ongoing: &Ongoing) -> Vec<String> {
+pub(super) fn changed_modes(ongoing: &OperationHandle) -> Vec<String> {
     let plans = ongoing.snapshot().plans.into_iter();
     plans.filter(|plan| plan.mig_mode().is_some()).map(|plan| plan.uuid).collect()
 }
 
-fn begin_step(ongoing: &Ongoing, position: usize, words: String) {
+fn begin_step(ongoing: &OperationHandle, position: usize, words: String) {
     ongoing.progress(position, |progress| progress.doing = Some(words));
 }
 
-fn end_step(ongoing: &Ongoing, position: usize, error: Option<&ApiError>) {
+fn end_step(ongoing: &OperationHandle, position: usize, error: Option<&ApiError>) {
     ongoing.progress(position, |progress| {
         progress.doing = None;
         match error {

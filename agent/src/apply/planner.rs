@@ -56,7 +56,9 @@ impl Planner {
         // A GPU that is being changed is not read. The reading would wait for a step, and would show an intermediate
         // layout.
         for plan in &meant {
-            unread.extend(self.operations.at_rest(plan.gpu, &plan.uuid).err().map(|error| (plan.uuid.clone(), error)));
+            unread.extend(
+                self.operations.check_not_changing(plan.gpu, &plan.uuid).err().map(|error| (plan.uuid.clone(), error)),
+            );
         }
         let meant: Vec<GpuPlan> = meant.into_iter().filter(|plan| !unread.contains_key(&plan.uuid)).collect();
         let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
@@ -73,7 +75,7 @@ impl Planner {
         self.refuse_blocked(viewer, &gpus, &mut plans).await;
         for plan in &mut plans {
             // An operation may have begun meanwhile.
-            let changing = || self.operations.at_rest(plan.gpu, &plan.uuid).err();
+            let changing = || self.operations.check_not_changing(plan.gpu, &plan.uuid).err();
             if let Some(error) = unread.remove(&plan.uuid).or_else(changing) {
                 *plan = plan.without_steps().refused(error);
             }
@@ -129,7 +131,7 @@ impl Planner {
             // A refused plan does not show what it would take away. So the request is also planned as if all GPUs were
             // idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
-            needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(gpu, plan)));
+            needs.insert(plan.uuid.clone(), Need::Lane(mps::reserve_of_plan(gpu, plan)));
         }
         Ok(needs)
     }

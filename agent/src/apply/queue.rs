@@ -37,13 +37,13 @@ use tokio::{
 
 use super::{
     Engine,
-    begin::{Order, Ready, intent, may_pass, refusal},
+    begin::{Order, Ready, intent, is_temporary, refusal},
 };
 use crate::{
     caller::Viewer,
     lanes::{Ahead, Claim, Lanes, Need, Needs, QueuePlace, Reserve, Waiter},
     modes::mig::reset::not_resetting,
-    operation::{self, Ongoing},
+    operation::{self, OperationHandle},
 };
 
 /// Interval between readings of instances in use. The driver does not report when they become idle.
@@ -68,7 +68,7 @@ impl Default for OperationQueue {
 
 #[derive(Debug, Clone)]
 struct QueuedOperation {
-    ongoing: Arc<Ongoing>,
+    ongoing: Arc<OperationHandle>,
     order: Order,
     place: Arc<QueuePlace>,
     until: Instant,
@@ -121,20 +121,40 @@ impl OperationQueue {
     }
 
     /// Adds an operation that is recorded as queued or waiting. It was requested at `since`.
-    pub(super) fn enter(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, needs: Needs) {
+    pub(super) fn enqueue(
+        &self,
+        lanes: &Lanes,
+        ongoing: &Arc<OperationHandle>,
+        order: Order,
+        since: Timestamp,
+        needs: Needs,
+    ) {
         let place = lanes.queue(Waiter::Operation(ongoing.id()), needs);
         self.insert(ongoing, order, since, Arc::new(place), Instant::now());
     }
 
     /// Adds an operation that a previous gpushd left queued. Until the operation is planned, it
     /// reserves all its GPUs.
-    pub(crate) fn enter_again(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
+    pub(crate) fn enqueue_recovered(
+        &self,
+        lanes: &Lanes,
+        ongoing: &Arc<OperationHandle>,
+        order: Order,
+        since: Timestamp,
+    ) {
         let plans = ongoing.snapshot().plans;
         let needs = plans.into_iter().map(|plan| (plan.uuid, Need::Lane(Reserve::Gpu))).collect();
-        self.enter(lanes, ongoing, order, since, needs);
+        self.enqueue(lanes, ongoing, order, since, needs);
     }
 
-    fn insert(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, place: Arc<QueuePlace>, again: Instant) {
+    fn insert(
+        &self,
+        ongoing: &Arc<OperationHandle>,
+        order: Order,
+        since: Timestamp,
+        place: Arc<QueuePlace>,
+        again: Instant,
+    ) {
         let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
         let until = Instant::now() + order.wait.unwrap_or_default().saturating_sub(spent);
         let waiting =
@@ -144,7 +164,7 @@ impl OperationQueue {
     }
 
     /// Marks that a task is reading the claimed GPUs of an operation.
-    fn reads(&self, id: OperationId) {
+    fn mark_reading(&self, id: OperationId) {
         if let Some(waiting) = self.waiting().get_mut(&id) {
             waiting.is_reading = true;
         }
@@ -152,7 +172,7 @@ impl OperationQueue {
 
     /// Marks that an operation could not begin after its GPUs were read. The next attempt is at least one interval
     /// later.
-    fn rests(&self, id: OperationId) {
+    fn attempt_failed(&self, id: OperationId) {
         if let Some(waiting) = self.waiting().get_mut(&id) {
             waiting.is_reading = false;
             waiting.again = Instant::now() + READ;
@@ -206,7 +226,7 @@ async fn round(engine: &Engine) {
             None
         };
         let Some(error) = over else { return true };
-        leave(engine, one, error);
+        end_waiting(engine, one, error);
         false
     });
     all.retain(|one| one.again <= Instant::now());
@@ -218,7 +238,7 @@ async fn round(engine: &Engine) {
     // Every user may read the reasons for waiting, so the view must not contain private details.
     let gpus = match engine.planner.gpus_of(Viewer::Agent, &concerned).await {
         Ok(gpus) => gpus,
-        Err(error) => return all.iter().for_each(|one| still(engine, one, &error)),
+        Err(error) => return all.iter().for_each(|one| keep_waiting(engine, one, &error)),
     };
     for one in all {
         if engine.stopping.is_cancelled() {
@@ -233,18 +253,18 @@ async fn round(engine: &Engine) {
 
 /// Reads the claimed GPUs of an operation in a separate task. Starts the operation if its plan is still possible.
 fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim) {
-    engine.queue.reads(one.ongoing.number());
+    engine.queue.mark_reading(one.ongoing.number());
     let engine = Arc::clone(engine);
     engine.tasks.clone().spawn(async move {
         let ready = tokio::select! {
             biased;
             () = engine.stopping.cancelled() => return,
-            ready = Ready::look(&engine, Viewer::Agent, &one.order, &meant, claim) => ready,
+            ready = Ready::plan_again(&engine, Viewer::Agent, &one.order, &meant, claim) => ready,
         };
         match ready {
             Ok(ready) => start(&engine, one, ready),
             Err(error) => {
-                engine.queue.rests(one.ongoing.number());
+                engine.queue.attempt_failed(one.ongoing.number());
                 cannot_begin(&engine, &one, error);
             }
         }
@@ -253,12 +273,12 @@ fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim
 
 /// Keeps an operation in the queue if waiting may help. Otherwise ends it.
 fn cannot_begin(engine: &Engine, one: &QueuedOperation, error: ApiError) {
-    if passes(&error) { still(engine, one, &error) } else { leave(engine, one, error) }
+    if is_retryable(&error) { keep_waiting(engine, one, &error) } else { end_waiting(engine, one, error) }
 }
 
 /// Returns whether waiting may help: another operation ends, an instance becomes idle, or the driver answers.
-fn passes(error: &ApiError) -> bool {
-    may_pass(error)
+fn is_retryable(error: &ApiError) -> bool {
+    is_temporary(error)
         || matches!(error.code, Code::DriverUnavailable | Code::DriverTimeout)
         || matches!(error.code, Code::Unavailable | Code::Stopping) && error.retryable
 }
@@ -323,7 +343,7 @@ fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
 }
 
 /// Stores why an operation cannot begin yet.
-fn still(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
+fn keep_waiting(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
     let mut waiting = engine.queue.waiting();
     let Some(kept) = waiting.get_mut(&one.ongoing.number()) else { return };
     let news = kept.last.as_ref().is_none_or(|last| last.sentences() != why.sentences());
@@ -333,7 +353,7 @@ fn still(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
         return;
     }
     let reasons: Vec<String> = why.sentences().into_iter().map(str::to_owned).collect();
-    one.ongoing.waits(&reasons);
+    one.ongoing.set_wait_reasons(&reasons);
     if one.ongoing.snapshot().state == OperationState::Queued {
         let ongoing = Arc::clone(&one.ongoing);
         tokio::spawn(async move {
@@ -345,7 +365,7 @@ fn still(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
 }
 
 /// Ends an operation that is cancelled or cannot begin.
-fn leave(engine: &Engine, one: &QueuedOperation, mut error: ApiError) {
+fn end_waiting(engine: &Engine, one: &QueuedOperation, mut error: ApiError) {
     let kept = engine.queue.waiting().remove(&one.ongoing.number());
     if let Some(last) = kept.and_then(|kept| kept.last) {
         error.causes.push(last.message);

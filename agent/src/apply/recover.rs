@@ -31,18 +31,18 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    begin::{More, Order},
+    begin::{Order, RecordedRequest},
     executor::Executor,
-    interrupted::{again, changed_by_others, explained, interrupted, outlived, why_back},
+    interrupted::{changed_by_others, interrupted, reading_error, repeat_commands, rollback_reason, superseded_error},
     part::{Part, outcome},
-    phases::Forward,
+    phases::PartOutcome,
     planner::Planner,
     recovery_action::{RecoveryAction, RecoveryFacts},
 };
 use crate::{
     caller::Viewer,
     modes::{Trouble, mig::reset::RESET},
-    operation::{self, Ongoing},
+    operation::{self, OperationHandle},
 };
 
 /// First and longest pause between two attempts to read a GPU.
@@ -72,13 +72,13 @@ impl Recovery {
         unfinished: Vec<UnfinishedOperation>,
         superseded: &BTreeMap<OperationId, OperationId>,
         boot_id: &str,
-        enqueue: impl Fn(&Arc<Ongoing>, Order, Timestamp),
+        enqueue: impl Fn(&Arc<OperationHandle>, Order, Timestamp),
     ) -> Vec<String> {
         let mut changed = Vec::new();
         self.wait_for_resets(&unfinished).await;
         for left in unfinished {
             if left.record.stage.is_final() {
-                self.take_brackets_back(left.record.id, left.record.stage);
+                self.undo_brackets(left.record.id, left.record.stage);
                 continue;
             }
             let same_boot = left.record.boot_id == boot_id;
@@ -99,7 +99,7 @@ impl Recovery {
                 changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
             }
             let lost = match superseded.get(&left.record.id) {
-                Some(by) => Some(outlived(&ongoing.id(), *by)),
+                Some(by) => Some(superseded_error(&ongoing.id(), *by)),
                 None => ongoing.claim_again().err(),
             };
             let recovery = self.clone();
@@ -114,7 +114,7 @@ impl Recovery {
     }
 
     /// Undoes the brackets of an operation that has already ended.
-    fn take_brackets_back(&self, id: OperationId, stage: OperationState) {
+    fn undo_brackets(&self, id: OperationId, stage: OperationState) {
         let recovery = self.clone();
         self.executor.tasks.spawn(async move {
             let Self { executor, stopping, .. } = recovery;
@@ -135,13 +135,13 @@ impl Recovery {
     /// Queues an operation again that has not begun yet.
     fn queue_again(
         &self,
-        ongoing: &Arc<Ongoing>,
+        ongoing: &Arc<OperationHandle>,
         left: UnfinishedOperation,
-        enqueue: &impl Fn(&Arc<Ongoing>, Order, Timestamp),
+        enqueue: &impl Fn(&Arc<OperationHandle>, Order, Timestamp),
     ) {
         note_the_gap(ongoing, &left);
-        match serde_json::from_value::<More>(left.intent.more) {
-            Ok(More { order, .. }) => enqueue(ongoing, order, left.record.created_at),
+        match serde_json::from_value::<RecordedRequest>(left.intent.more) {
+            Ok(RecordedRequest { order, .. }) => enqueue(ongoing, order, left.record.created_at),
             Err(error) => {
                 let error = ApiError::new(Code::Internal, "the recorded request cannot be read")
                     .cause(error.to_string())
@@ -180,7 +180,7 @@ impl Recovery {
     }
 
     /// Recovers one operation.
-    async fn recover(&self, ongoing: Arc<Ongoing>, left: UnfinishedOperation, same_boot: bool) {
+    async fn recover(&self, ongoing: Arc<OperationHandle>, left: UnfinishedOperation, same_boot: bool) {
         note_the_gap(&ongoing, &left);
         if left.record.stage == OperationState::Running
             && let Err(error) = ongoing.advance(OperationState::Interrupted).await
@@ -199,7 +199,8 @@ impl Recovery {
             },
             None => None,
         };
-        let mut lasting = serde_json::from_value::<More>(left.intent.more).map(|more| more.lasting).unwrap_or_default();
+        let mut lasting =
+            serde_json::from_value::<RecordedRequest>(left.intent.more).map(|more| more.lasting).unwrap_or_default();
         let mut parts = Vec::new();
         let mut others = Vec::new();
         for (position, (intent, read)) in std::iter::zip(&left.intent.gpus, &read).enumerate() {
@@ -225,15 +226,16 @@ impl Recovery {
             as_before,
             changed_by_others: !others.is_empty(),
         };
-        let ends = read.into_iter().map(|read| read.map_or_else(Forward::Troubled, |_| Forward::Stopped)).collect();
+        let ends =
+            read.into_iter().map(|read| read.map_or_else(PartOutcome::Troubled, |_| PartOutcome::Stopped)).collect();
         let failed = left.record.error.filter(|_| facts.rolling_back);
-        let left = Leftover { parts, ends, others, rolling_back: facts.rolling_back, failed };
+        let left = InterruptedOperation { parts, ends, others, rolling_back: facts.rolling_back, failed };
         self.take_action(facts.action(), ongoing, left).await;
     }
 
-    async fn take_action(&self, action: RecoveryAction, ongoing: Arc<Ongoing>, left: Leftover) {
+    async fn take_action(&self, action: RecoveryAction, ongoing: Arc<OperationHandle>, left: InterruptedOperation) {
         let executor = &self.executor;
-        let Leftover { parts, ends, others, rolling_back, failed } = left;
+        let InterruptedOperation { parts, ends, others, rolling_back, failed } = left;
         let failed = failed.map(|error| error.cause("gpushd ended while it handled this error"));
         match action {
             RecoveryAction::Done => executor.finish(ongoing, &parts, OperationState::Done, None).await,
@@ -244,7 +246,7 @@ impl Recovery {
                     executor.roll_back(ongoing, &parts, &ends, why).await;
                 }
                 // Without a working journal, no operation may begin.
-                Err(error) => self.stuck(ongoing, &parts, error).await,
+                Err(error) => self.fail_unrecoverable(ongoing, &parts, error).await,
             },
             RecoveryAction::RolledBack => {
                 let error = failed.unwrap_or_else(|| {
@@ -257,12 +259,12 @@ impl Recovery {
             RecoveryAction::Rebooted => {
                 let error = interrupted("the host was restarted during the operation")
                     .cause("MIG instances do not survive a restart: the GPU has neither the new layout nor the previous one")
-                    .hint(format!("`gpushctl status` shows the present layout; to repeat the request: {}", again(&parts)));
+                    .hint(format!("`gpushctl status` shows the present layout; to repeat the request: {}", repeat_commands(&parts)));
                 executor.finish(ongoing, &parts, OperationState::Failed, Some(error)).await;
             }
             RecoveryAction::Back => {
                 let refused = parts.iter().find_map(|part| part.plan.error.clone());
-                let why = why_back(rolling_back, failed, others, refused);
+                let why = rollback_reason(rolling_back, failed, others, refused);
                 executor.roll_back(ongoing, &parts, &ends, why).await;
             }
         }
@@ -270,7 +272,7 @@ impl Recovery {
 
     /// Ends an operation that cannot continue because the journal cannot be written. The state in
     /// memory shows the end even if the journal does not.
-    async fn stuck(&self, ongoing: Arc<Ongoing>, parts: &[Part], why: ApiError) {
+    async fn fail_unrecoverable(&self, ongoing: Arc<OperationHandle>, parts: &[Part], why: ApiError) {
         let id = ongoing.id();
         let causes = [vec![why.message], why.causes].concat();
         let error = ApiError {
@@ -294,10 +296,10 @@ impl Recovery {
                 match self.executor.mig.driver.readings.read_now(&gpu.plan.uuid).await {
                     Ok(reading) => break Ok(reading),
                     Err(error) if is_gone(&error) => {
-                        break Err(Trouble::Lost(explained(&label, "does not exist any more", &error)));
+                        break Err(Trouble::Lost(reading_error(&label, "does not exist any more", &error)));
                     }
                     Err(error) if !error.is_driver_unavailable() && attempts >= ATTEMPTS => {
-                        break Err(Trouble::Unknown(explained(&label, "can't be read", &error)));
+                        break Err(Trouble::Unknown(reading_error(&label, "can't be read", &error)));
                     }
                     Err(error) => {
                         attempts += u32::from(!error.is_driver_unavailable());
@@ -335,7 +337,7 @@ impl Recovery {
                 // The operation does not change MIG on this GPU.
                 return gpu.plan.clone();
             }
-            let layout = if mig { plan::entries(&outcome(gpu)) } else { Vec::new() };
+            let layout = if mig { plan::exact_layout(&outcome(gpu)) } else { Vec::new() };
             let wanted = GpuLayout { gpu: gpu.plan.uuid.clone(), mig, layout };
             let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![wanted]) };
             match plan_host(&config, &host, &request) {
@@ -356,10 +358,10 @@ impl Recovery {
 }
 
 /// The data of an interrupted operation.
-struct Leftover {
+struct InterruptedOperation {
     parts: Vec<Part>,
     /// How far each GPU has come, in the form that a rollback needs.
-    ends: Vec<Forward>,
+    ends: Vec<PartOutcome>,
     /// Errors about GPUs that other programs have changed.
     others: Vec<ApiError>,
     /// Whether the operation was being rolled back, or is cancelled.
@@ -368,7 +370,7 @@ struct Leftover {
     failed: Option<ApiError>,
 }
 
-fn note_the_gap(ongoing: &Ongoing, left: &UnfinishedOperation) {
+fn note_the_gap(ongoing: &OperationHandle, left: &UnfinishedOperation) {
     ongoing
         .note(format!("gpushd ended while the operation was {}, and continued it after its start", left.record.stage));
 }

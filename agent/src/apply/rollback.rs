@@ -8,16 +8,16 @@ use gpush_api::{ApiError, OperationState};
 use tokio::task::JoinSet;
 
 use super::{
-    back::{back, restore_modes_together},
     part::Part,
-    phases::{Forward, changed_modes},
+    phases::{PartOutcome, changed_modes},
+    restore::{restore_modes_together, restore_previous_layout},
 };
 use crate::{
     modes::{
         Trouble,
         mig::{MigMode, reset::Purpose},
     },
-    operation::Ongoing,
+    operation::OperationHandle,
     state::Change,
 };
 
@@ -25,9 +25,9 @@ use crate::{
 /// operation, its error, and the changes of the conditions of its GPUs.
 pub(super) async fn all(
     mig: &MigMode,
-    ongoing: &Arc<Ongoing>,
+    ongoing: &Arc<OperationHandle>,
     parts: &[Part],
-    ends: &[Forward],
+    ends: &[PartOutcome],
     why: ApiError,
 ) -> (OperationState, ApiError, Vec<Change>) {
     let mut error = why;
@@ -37,17 +37,17 @@ pub(super) async fn all(
     let mut changed = Vec::new();
     for (part, end) in parts.iter().zip(ends) {
         match end {
-            Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
-            Forward::Troubled(Trouble::Unknown(trouble)) => {
+            PartOutcome::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
+            PartOutcome::Troubled(Trouble::Unknown(trouble)) => {
                 changes.push(part.degrade(&id, trouble));
                 left.push((part.clone(), "is in an unknown state"));
             }
             // The operation changed nothing on this GPU, and changes by others are not reverted.
-            Forward::Troubled(Trouble::Failed(_)) if part.is_untouched() => {
+            PartOutcome::Troubled(Trouble::Failed(_)) if part.is_untouched() => {
                 left.push((part.clone(), "stays as it is: this operation has not changed it"));
             }
-            Forward::Done | Forward::Stopped if part.is_untouched() => {}
-            Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => changed.push(part),
+            PartOutcome::Done | PartOutcome::Stopped if part.is_untouched() => {}
+            PartOutcome::Done | PartOutcome::Stopped | PartOutcome::Troubled(Trouble::Failed(_)) => changed.push(part),
         }
     }
     for (part, trouble) in restore(mig, ongoing, &changed).await {
@@ -79,7 +79,7 @@ pub(super) async fn all(
 }
 
 /// Restores GPUs concurrently. Returns the GPUs that could not be restored.
-async fn restore(mig: &MigMode, ongoing: &Arc<Ongoing>, parts: &[&Part]) -> Vec<(Part, Trouble)> {
+async fn restore(mig: &MigMode, ongoing: &Arc<OperationHandle>, parts: &[&Part]) -> Vec<(Part, Trouble)> {
     for part in parts {
         ongoing.progress(part.position, |progress| {
             progress.rolling_back = true;
@@ -93,7 +93,9 @@ async fn restore(mig: &MigMode, ongoing: &Arc<Ongoing>, parts: &[&Part]) -> Vec<
         let (mig, ongoing, part, changes) = (mig.clone(), Arc::clone(ongoing), (*part).clone(), changes.clone());
         tasks.spawn(async move {
             let id = ongoing.id();
-            let back = back(&mig, &Purpose { operation: &id, changes: &changes, cancel: None }, &part).await;
+            let back =
+                restore_previous_layout(&mig, &Purpose { operation: &id, changes: &changes, cancel: None }, &part)
+                    .await;
             ongoing.progress(part.position, |progress| {
                 progress.doing = None;
                 if let Err(trouble) = &back {

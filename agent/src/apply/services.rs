@@ -27,7 +27,7 @@ use gpush_host::helper::{End, Ended, Job};
 use gpush_store::{OperationId, Store, UnfinishedOperation, View};
 use tokio_util::sync::CancellationToken;
 
-use crate::{modes::mig::LOGGED, outside::Outside, state::State};
+use crate::{host_services::HostServices, modes::mig::LOGGED, state::State};
 
 /// Number of attempts to start a service.
 const ATTEMPTS: u32 = 3;
@@ -36,7 +36,7 @@ const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// First and longest pause between later attempts.
-const AGAIN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
 /// Name of the helper step for the hook before the operation.
 const HOOK_BEFORE: &str = "hook-before";
@@ -49,7 +49,7 @@ const HOOK_AFTER: &str = "hook-after";
 pub(crate) struct Services {
     pub(crate) state: State,
     pub(crate) store: Store,
-    pub(crate) outside: Arc<Outside>,
+    pub(crate) outside: Arc<HostServices>,
     pub(crate) stopping: CancellationToken,
 }
 
@@ -133,10 +133,10 @@ impl Services {
                 | Bracket::Timeslice
                 | Bracket::MpsDaemon { .. } => None,
             };
-            if !self.take_back_one(operation, state, &bracket, &mut failures).await {
+            if !self.undo_bracket(operation, state, &bracket, &mut failures).await {
                 continue;
             }
-            let recorded = self.store.write_ending(move |tx| tx.undone(operation, position)).await;
+            let recorded = self.store.write_ending(move |tx| tx.mark_undone(operation, position)).await;
             if let Err(error) = recorded {
                 tracing::error!(operation = %operation, "cannot record the rollback of a service or hook: {error}");
             }
@@ -149,7 +149,7 @@ impl Services {
 
     /// Undoes one bracket. For a service, the caller must hold the lock `services`. Returns whether
     /// no further attempt is needed.
-    async fn take_back_one(
+    async fn undo_bracket(
         &self,
         operation: OperationId,
         state: OperationState,
@@ -214,7 +214,7 @@ impl Services {
     /// services run or gpushd exits. Meanwhile health reports the services. The next gpushd also
     /// tries again.
     pub(super) async fn retry_failed_starts(&self, operation: OperationId, state: OperationState) {
-        let left = self.stopped(operation).await;
+        let left = self.services_to_start(operation).await;
         if left.is_empty() {
             return;
         }
@@ -222,17 +222,17 @@ impl Services {
         let services = self.clone();
         // The task is not tracked, so gpushd does not wait for it before exiting.
         tokio::spawn(async move {
-            let mut pause = AGAIN.0;
+            let mut pause = RETRY_PAUSE.0;
             loop {
                 tokio::select! {
                     () = services.stopping.cancelled() => return,
-                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(AGAIN.1),
+                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(RETRY_PAUSE.1),
                 }
                 if services.state.maintenance().is_some() {
                     continue;
                 }
                 services.undo_brackets(operation, state).await;
-                let left = services.stopped(operation).await;
+                let left = services.services_to_start(operation).await;
                 let mut known = services.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
                 if left.is_empty() {
                     known.remove(&operation);
@@ -244,7 +244,7 @@ impl Services {
     }
 
     /// Returns the services that an operation stopped and that must still be started.
-    async fn stopped(&self, operation: OperationId) -> Vec<String> {
+    async fn services_to_start(&self, operation: OperationId) -> Vec<String> {
         let noted = self.noted(operation).await.unwrap_or_default();
         let service = |bracket| if let Bracket::Service { service } = bracket { Some(service) } else { None };
         noted.into_iter().filter_map(service).collect()
@@ -295,7 +295,7 @@ impl Services {
             )
             .cause(error.to_string())
         })?;
-        self.store.write(move |tx| tx.note_undo(operation, what.clone()).map(|_| ())).await?;
+        self.store.write(move |tx| tx.add_undo(operation, what.clone()).map(|_| ())).await?;
         Ok(())
     }
 
@@ -352,7 +352,7 @@ impl Services {
 }
 
 /// Returns the health errors about services that an operation stopped and gpushd cannot start.
-pub(crate) fn health(outside: &Outside) -> Vec<ApiError> {
+pub(crate) fn health(outside: &HostServices) -> Vec<ApiError> {
     let known = outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
     let each = known.iter().flat_map(|(operation, services)| services.iter().map(move |one| (operation, one)));
     each.map(|(operation, service)| {

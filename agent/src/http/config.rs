@@ -17,7 +17,7 @@ use super::{
 use crate::{
     authorization::Authorization,
     caller::Caller,
-    reload::{Differences, Reloads, Wish},
+    reload::{Differences, ReloadCommand, ReloadSender},
     settings::Settings,
     state::{self, readings::Readings},
 };
@@ -75,7 +75,7 @@ pub(super) async fn diff(
     responses((status = 200, description = "The new config is effective", body = gpush_api::Reloaded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn reload(
     State(state): State<state::State>,
-    State(reloads): State<Reloads>,
+    State(reloads): State<ReloadSender>,
     State(authorization): State<Authorization>,
     caller: Caller,
     if_match: IfMatch,
@@ -83,7 +83,7 @@ pub(super) async fn reload(
 ) -> Result<Response, Failure> {
     let by = authorization.admin(&caller, "reload the config").await?;
     let ReloadRequest { clear_overrides } = request;
-    let wish = Wish { by: Some(by), clear_overrides, expected: if_match.0 };
+    let wish = ReloadCommand { by: Some(by), clear_overrides, expected: if_match.0 };
     let reloaded = reloads.ask(wish).await.map_err(|error| if_match.failure(&state, error))?;
     let generation = reloaded.generation;
     Ok(tagged(Json(reloaded).into_response(), generation))

@@ -28,7 +28,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use gpush_api::{ApiError, Code, Event, EventKind, Happening, Resync};
+use gpush_api::{ApiError, Code, Event, EventKind, EventPayload, Resync};
 use gpush_core::quote::Quoted;
 use hyper::body::Frame;
 use jiff::Timestamp;
@@ -92,15 +92,15 @@ pub(super) async fn stream(
     // A header that is not text is not a valid event id.
     let last = headers.get(LAST).map(|id| id.to_str().unwrap_or_default());
     if parameters.follow == Some(false) {
-        let cursor = last.map_or_else(|| state.events().listen_to_all_kept(), |id| state.events().listen(Some(id)));
+        let cursor = last.map_or_else(|| state.events().listen_from_oldest(), |id| state.events().listen(Some(id)));
         let of = caller.clone();
-        let kept = async move { Ok::<Vec<Event>, Failure>(kept(cursor, &filter, &of)) };
+        let kept = async move { Ok::<Vec<Event>, Failure>(stored_events(cursor, &filter, &of)) };
         return limiter.answer(&caller, StatusCode::OK, kept).await;
     }
     let cursor = state.events().listen(last);
     // At most one chunk is in flight. Later events stay in the ring that all listeners share.
     let (pieces, taken) = mpsc::channel(1);
-    let telling = AbortOnDropHandle::new(tokio::spawn(tell(authorization, caller, cursor, filter, pieces)));
+    let telling = AbortOnDropHandle::new(tokio::spawn(send_events(authorization, caller, cursor, filter, pieces)));
     let mut response = Body::new(EventStream { pieces: taken, _telling: telling }).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -111,10 +111,10 @@ pub(super) async fn stream(
 }
 
 /// Returns the stored events without waiting.
-fn kept(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Event> {
+fn stored_events(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Event> {
     let mut kept = Vec::new();
     loop {
-        match cursor.now() {
+        match cursor.poll() {
             Next::Events(events) => {
                 kept.extend(events.iter().filter(|event| filter.wants(event)).map(|event| shown(event, caller)));
             }
@@ -125,14 +125,14 @@ fn kept(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Event> {
 }
 
 /// Sends the selected events to a client until it disconnects or the events end.
-async fn tell(
+async fn send_events(
     authorization: Authorization,
     mut caller: Caller,
     mut cursor: Cursor,
     filter: Filter,
     pieces: mpsc::Sender<Bytes>,
 ) {
-    let mut text = place(&cursor);
+    let mut text = position_line(&cursor);
     let mut silent_since = Instant::now();
     loop {
         // Takes events only when the channel has room, so that a slow client gets the events that
@@ -146,7 +146,7 @@ async fn tell(
         match cursor.next(silent_since + ALIVE).await {
             Next::Events(events) => {
                 for event in events {
-                    if let Happening::Config(_) = event.what {
+                    if let EventPayload::Config(_) = event.what {
                         // The config contains the admin groups, so the caller's rights may have changed.
                         caller = authorization.identify(caller.peer.clone()).await;
                     }
@@ -156,11 +156,11 @@ async fn tell(
                 }
             }
             Next::Resync(reason) => frame(&mut text, &resync(&cursor, Resync { reason })),
-            Next::Nothing => text = place(&cursor),
+            Next::Nothing => text = position_line(&cursor),
             Next::Closed => return,
         }
         if text.is_empty() && silent_since.elapsed() >= ALIVE {
-            text = place(&cursor);
+            text = position_line(&cursor);
         }
     }
 }
@@ -173,7 +173,7 @@ fn shown(event: &Event, caller: &Caller) -> Event {
 }
 
 fn resync(cursor: &Cursor, resync: Resync) -> Event {
-    Event { id: cursor.id(), at: Timestamp::now(), what: Happening::Resync(resync) }
+    Event { id: cursor.id(), at: Timestamp::now(), what: EventPayload::Resync(resync) }
 }
 
 fn frame(text: &mut String, event: &Event) {
@@ -182,7 +182,7 @@ fn frame(text: &mut String, event: &Event) {
     let _ = write!(text, "id: {}\nevent: {}\ndata: {data}\n\n", event.id, event.what.kind().name());
 }
 
-fn place(cursor: &Cursor) -> String {
+fn position_line(cursor: &Cursor) -> String {
     format!("id: {}\n\n", cursor.id())
 }
 

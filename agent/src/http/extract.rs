@@ -145,13 +145,13 @@ where
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::MpsEndRequest;
+    use gpush_api::MpsActionRequest;
 
     use super::*;
 
     #[test]
     fn request_body_must_be_an_object_with_known_fields() {
-        let read = |text: &str| serde_json::from_str::<Object<MpsEndRequest>>(text).map(|Object(read)| read);
+        let read = |text: &str| serde_json::from_str::<Object<MpsActionRequest>>(text).map(|Object(read)| read);
         assert!(read("{\"force\": true}").unwrap().force && !read("{}").unwrap().force);
         for text in ["[true]", "[]", "true", "null", "\"force\""] {
             let told = read(text).unwrap_err().to_string();

@@ -9,7 +9,7 @@ use axum::{
     http::StatusCode,
     response::Response,
 };
-use gpush_api::{ApiError, Code, Gpu, GpuProfile, WhyRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuProfile, ReasonRequest};
 use serde::Deserialize;
 
 use super::{
@@ -55,7 +55,7 @@ pub(super) async fn list(
         let viewer = caller.viewer;
         let list = async move {
             let mut gpus = observed.gpus(viewer);
-            observed.host.leases.add_to(&mut gpus);
+            observed.host.leases.add_leases_to(&mut gpus);
             gpus.iter_mut().for_each(|gpu| apply::add_progress(&engine, &observed.host, gpu));
             Ok::<Vec<Gpu>, Failure>(gpus)
         };
@@ -73,7 +73,7 @@ pub(super) async fn list(
     let of = caller.viewer;
     let list = async move {
         let mut gpus = observed.gpus(of);
-        observed.host.leases.add_to(&mut gpus);
+        observed.host.leases.add_leases_to(&mut gpus);
         for gpu in &mut gpus {
             apply::add_progress(&engine, &observed.host, gpu);
             leave_out_profiles(gpu);
@@ -81,7 +81,7 @@ pub(super) async fn list(
         let json = response_limiter::to_json(&gpus)?;
         // An operation may have been queued since the first check.
         if is_whole && apply::queue_is_empty(&engine) {
-            observed.host.answers.keep(viewer, json.clone());
+            observed.host.answers.insert(viewer, json.clone());
         }
         Ok::<Bytes, Failure>(json)
     };
@@ -128,7 +128,7 @@ pub(super) async fn profiles(
 ///
 /// Running processes continue. A repeated request replaces the reason.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/gpus/{gpu}/cordon", operation_id = "cordonGpu", tag = "gpus", request_body = WhyRequest,
+    post, path = "/v1/gpus/{gpu}/cordon", operation_id = "cordonGpu", tag = "gpus", request_body = ReasonRequest,
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn cordon(
@@ -136,7 +136,7 @@ pub(super) async fn cordon(
     caller: Caller,
     header: Header,
     PathPart(gpu): PathPart,
-    Body(why): Body<WhyRequest>,
+    Body(why): Body<ReasonRequest>,
 ) -> Result<Json<Gpu>, Failure> {
     let path = format!("/v1/gpus/{gpu}/cordon");
     let request = change.requests.admit(&caller, "cordon GPUs", header, &path, why).await?;
@@ -152,7 +152,7 @@ pub(super) async fn cordon(
 ///
 /// gpushd sets its own cordon again only when the driver reports a new fault.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/gpus/{gpu}/uncordon", operation_id = "uncordonGpu", tag = "gpus", request_body = WhyRequest,
+    post, path = "/v1/gpus/{gpu}/uncordon", operation_id = "uncordonGpu", tag = "gpus", request_body = ReasonRequest,
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn uncordon(
@@ -160,7 +160,7 @@ pub(super) async fn uncordon(
     caller: Caller,
     header: Header,
     PathPart(gpu): PathPart,
-    Body(why): Body<WhyRequest>,
+    Body(why): Body<ReasonRequest>,
 ) -> Result<Json<Gpu>, Failure> {
     let path = format!("/v1/gpus/{gpu}/uncordon");
     let request = change.requests.admit(&caller, "uncordon GPUs", header, &path, why).await?;
@@ -218,7 +218,7 @@ fn leave_out_profiles(gpu: &mut Gpu) {
 async fn find(engine: &Engine, readings: &Readings, caller: &Caller, text: &str) -> Result<Gpu, ApiError> {
     let observed = readings.host().await?;
     let mut gpu = observed.at(observed.host.position(text)?, caller.viewer);
-    observed.host.leases.add_to(std::slice::from_mut(&mut gpu));
+    observed.host.leases.add_leases_to(std::slice::from_mut(&mut gpu));
     apply::add_progress(engine, &observed.host, &mut gpu);
     Ok(gpu)
 }

@@ -1,7 +1,7 @@
 //! `/v1/maintenance` and `/v1/recover`: requests about the whole host.
 
 use axum::{Json, extract::State};
-use gpush_api::{MaintenanceState, Recovered, WhyRequest};
+use gpush_api::{MaintenanceState, ReasonRequest, Recovered};
 
 use super::{extract::Body, failure::Failure, requests::Requests};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 ///
 /// The request is refused while an operation changes a GPU. Maintenance survives restarts of gpushd and of the host.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = WhyRequest,
+    post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = ReasonRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn enter(
@@ -20,7 +20,7 @@ pub(super) async fn enter(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Body(why): Body<WhyRequest>,
+    Body(why): Body<ReasonRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "put the host into maintenance";
     let request = requests.admit(&caller, what, header, "/v1/maintenance/enter", why).await?;
@@ -38,7 +38,7 @@ pub(super) async fn enter(
 ///
 /// If the host is not in maintenance, the request has no effect.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/maintenance/leave", operation_id = "leaveMaintenance", tag = "host", request_body = WhyRequest,
+    post, path = "/v1/maintenance/leave", operation_id = "leaveMaintenance", tag = "host", request_body = ReasonRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn leave(
@@ -46,7 +46,7 @@ pub(super) async fn leave(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Body(why): Body<WhyRequest>,
+    Body(why): Body<ReasonRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "take the host out of maintenance";
     let request = requests.admit(&caller, what, header, "/v1/maintenance/leave", why).await?;
@@ -59,7 +59,7 @@ pub(super) async fn leave(
 ///
 /// GPUs in the state `held` are released, and stay as they are.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/recover", operation_id = "recover", tag = "host", request_body = WhyRequest,
+    post, path = "/v1/recover", operation_id = "recover", tag = "host", request_body = ReasonRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "What was lost", body = Recovered), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn recover(
@@ -67,7 +67,7 @@ pub(super) async fn recover(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Body(why): Body<WhyRequest>,
+    Body(why): Body<ReasonRequest>,
 ) -> Result<Json<Recovered>, Failure> {
     let request = requests.admit(&caller, "accept a loss", header, "/v1/recover", why).await?;
     let recovered = requests.once(request, |request| async move { recovery.recover(request).await });

@@ -55,7 +55,7 @@ pub(super) async fn request(
     let key = header.of(caller.peer.uid, "/v1/leases", &request);
     let requested = async move { leases::request(&leases, &caller, request, key).await };
     match requests.carry_out(requested).await? {
-        Outcome::Granted(granted) => Ok(Json(granted.delivered())),
+        Outcome::Granted(granted) => Ok(Json(granted.into_delivered())),
         // If the client disconnects, this future is dropped, and the request leaves the queue.
         Outcome::Queued(waiter) => Ok(Json(waiter.granted().await?)),
     }

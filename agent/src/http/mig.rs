@@ -36,7 +36,7 @@ pub(super) async fn list_devices(
     let list = async move {
         let gpus = readings.host().await?.gpus(of.viewer);
         let daemons = mps::all(&mps, &of).await?;
-        let leases: Vec<Lease> = state.leases().open.values().map(|lease| lease.shown(of.viewer)).collect();
+        let leases: Vec<Lease> = state.leases().open.values().map(|lease| lease.to_api(of.viewer)).collect();
         Ok::<Vec<MigDevice>, Failure>(devices::list(&gpus, &daemons, &leases))
     };
     limiter.answer(&caller, StatusCode::OK, list).await

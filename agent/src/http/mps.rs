@@ -1,7 +1,7 @@
 //! `/v1/mps`: targets that are shared through MPS, and their daemons.
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
-use gpush_api::{Code, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
+use gpush_api::{Code, MpsActionRequest, MpsDaemon, MpsLogs, MpsSetRequest, MpsSetResponse};
 use serde::Deserialize;
 
 use super::{
@@ -14,7 +14,7 @@ use crate::{
     authorization::Authorization,
     caller::Caller,
     idempotency::Header,
-    mps::{self, Act, Mps},
+    mps::{self, Mps, MpsAction},
 };
 
 /// Default and maximum number of lines of each log.
@@ -51,7 +51,7 @@ pub(super) async fn one(
 
 /// Starts a daemon that was stopped, is draining, or failed too often. For administrators.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/mps/{target}/start", operation_id = "startMps", tag = "mps", request_body = MpsEndRequest,
+    post, path = "/v1/mps/{target}/start", operation_id = "startMps", tag = "mps", request_body = MpsActionRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn start(
@@ -60,16 +60,16 @@ pub(super) async fn start(
     caller: Caller,
     header: Header,
     PathPart(target): PathPart,
-    Body(how): Body<MpsEndRequest>,
+    Body(how): Body<MpsActionRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act((mps, requests), caller, header, target, Act::Start, how).await
+    act((mps, requests), caller, header, target, MpsAction::Start, how).await
 }
 
 /// Stops a daemon until it is started again. For administrators.
 ///
 /// While clients or leases use the daemon, the request is refused unless `force` is set.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/mps/{target}/stop", operation_id = "stopMps", tag = "mps", request_body = MpsEndRequest,
+    post, path = "/v1/mps/{target}/stop", operation_id = "stopMps", tag = "mps", request_body = MpsActionRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn stop(
@@ -78,16 +78,16 @@ pub(super) async fn stop(
     caller: Caller,
     header: Header,
     PathPart(target): PathPart,
-    Body(how): Body<MpsEndRequest>,
+    Body(how): Body<MpsActionRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act((mps, requests), caller, header, target, Act::Stop, how).await
+    act((mps, requests), caller, header, target, MpsAction::Stop, how).await
 }
 
 /// Restarts a daemon. For administrators.
 ///
 /// While clients or leases use the daemon, the request is refused unless `force` is set.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/mps/{target}/restart", operation_id = "restartMps", tag = "mps", request_body = MpsEndRequest,
+    post, path = "/v1/mps/{target}/restart", operation_id = "restartMps", tag = "mps", request_body = MpsActionRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn restart(
@@ -96,16 +96,16 @@ pub(super) async fn restart(
     caller: Caller,
     header: Header,
     PathPart(target): PathPart,
-    Body(how): Body<MpsEndRequest>,
+    Body(how): Body<MpsActionRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act((mps, requests), caller, header, target, Act::Restart, how).await
+    act((mps, requests), caller, header, target, MpsAction::Restart, how).await
 }
 
 /// Drains a daemon. For administrators.
 ///
 /// gpushd admits no new clients. It stops the daemon when the clients have ended, or at the deadline.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/mps/{target}/drain", operation_id = "drainMps", tag = "mps", request_body = MpsEndRequest,
+    post, path = "/v1/mps/{target}/drain", operation_id = "drainMps", tag = "mps", request_body = MpsActionRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn drain(
@@ -114,9 +114,9 @@ pub(super) async fn drain(
     caller: Caller,
     header: Header,
     PathPart(target): PathPart,
-    Body(how): Body<MpsEndRequest>,
+    Body(how): Body<MpsActionRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act((mps, requests), caller, header, target, Act::Drain, how).await
+    act((mps, requests), caller, header, target, MpsAction::Drain, how).await
 }
 
 async fn act(
@@ -124,8 +124,8 @@ async fn act(
     caller: Caller,
     header: Header,
     target: String,
-    act: Act,
-    how: MpsEndRequest,
+    act: MpsAction,
+    how: MpsActionRequest,
 ) -> Result<Json<MpsDaemon>, Failure> {
     let path = format!("/v1/mps/{target}/{}", act.verb());
     let key = header.of(caller.peer.uid, &path, &how);
@@ -143,7 +143,7 @@ async fn act(
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/settings", operation_id = "setMps", tag = "mps", request_body = MpsSetRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
-    responses((status = 200, description = "Result", body = MpsSet), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    responses((status = 200, description = "Result", body = MpsSetResponse), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn set(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
@@ -151,7 +151,7 @@ pub(super) async fn set(
     header: Header,
     PathPart(target): PathPart,
     Body(change): Body<MpsSetRequest>,
-) -> Result<Json<MpsSet>, Failure> {
+) -> Result<Json<MpsSetResponse>, Failure> {
     let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/settings"), &change);
     let request = requests.admit_with(&caller, "change MPS settings", key, None).await?;
     let (daemons, of, text) = (mps.clone(), caller.clone(), target.clone());
@@ -161,7 +161,7 @@ pub(super) async fn set(
         Some(set) => Ok(Json(set)),
         None => {
             let daemon = mps::one(&mps, &caller, &target).await?;
-            Ok(Json(MpsSet { daemon, reaches: vec!["this request was carried out before".to_owned()] }))
+            Ok(Json(MpsSetResponse { daemon, reaches: vec!["this request was carried out before".to_owned()] }))
         }
     }
 }

@@ -66,7 +66,7 @@ pub(super) async fn end(
 ) -> Result<Response, Failure> {
     let by = authorization.admin(&caller, "end overrides").await?;
     let gpus = readings.host().await.map(|observed| observed.gpus(caller.viewer));
-    let (uuid, index, label) = meant(&state, &gpus, &gpu)?;
+    let (uuid, index, label) = find_gpu(&state, &gpus, &gpu)?;
     let (known, expected) = (state.clone(), if_match.0);
     // The end of the override is recorded and applied even if the caller disconnects.
     let ending = async move { overrides::clear(&known, &store, uuid, &label, by, expected).await };
@@ -77,7 +77,7 @@ pub(super) async fn end(
 }
 
 /// Finds the GPU that a text names: by any selector, or by its UUID if there is no driver.
-fn meant(
+fn find_gpu(
     state: &state::State,
     gpus: &Result<Vec<Gpu>, ApiError>,
     text: &str,

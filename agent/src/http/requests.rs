@@ -1,7 +1,7 @@
 //! Admits requests that change a state, and executes them completely even if the caller
 //! disconnects.
 
-use gpush_api::{ApiError, Code, WhyRequest};
+use gpush_api::{ApiError, Code, ReasonRequest};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -40,13 +40,13 @@ impl Requests {
         attempt: &'static str,
         header: Header,
         path: &str,
-        why: WhyRequest,
+        why: ReasonRequest,
     ) -> Result<Request, ApiError> {
         let key = header.of(caller.peer.uid, path, &why);
         self.admit_with(caller, attempt, key, why.reason.as_deref()).await
     }
 
-    /// Admits a request whose body is not a [`WhyRequest`]. The caller has already computed its key.
+    /// Admits a request whose body is not a [`ReasonRequest`]. The caller has already computed its key.
     ///
     /// # Errors
     /// As [`Requests::admit`].

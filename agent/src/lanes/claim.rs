@@ -22,7 +22,7 @@ impl Lanes {
     /// If another operation has claimed one of the GPUs, or if the lanes are closed. The error
     /// names that operation.
     pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
-        let known = self.known();
+        let known = self.states();
         match &known.closed {
             Some(closed) => Err(closed.clone()),
             None => self.take(known, gpus),
@@ -34,7 +34,7 @@ impl Lanes {
     /// # Errors
     /// If another operation has claimed one of the GPUs. The error names that operation.
     pub(crate) fn claim_again(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
-        self.take(self.known(), gpus)
+        self.take(self.states(), gpus)
     }
 
     fn take(&self, mut known: MutexGuard<'_, LaneStates>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
@@ -54,7 +54,7 @@ impl Claim {
     pub(crate) async fn wait_until_alone(&self) {
         let mut finished = self.lanes.0.finished.subscribe();
         let is_alone = |lanes: &Lanes| {
-            let known = lanes.known();
+            let known = lanes.states();
             self.uuids.iter().all(|uuid| known.is_idle(uuid))
         };
         // Cannot fail: the lanes keep the sender alive.
@@ -63,24 +63,24 @@ impl Claim {
 
     /// Marks the GPUs as changing: the operation with this id has begun.
     pub(crate) fn begin(&self, id: &str) {
-        self.show(&mut self.lanes.known().claimed, &Holder::Operation(id.to_owned()));
+        self.show(&mut self.lanes.states().claimed, &Holder::Operation(id.to_owned()));
         // Wakes waiting reconcilers. They return, because the operation does their work.
         self.lanes.make_room();
     }
 
     fn show(&self, claimed: &mut BTreeMap<String, Holder>, holder: &Holder) {
         claimed.extend(self.uuids.iter().map(|uuid| (uuid.clone(), holder.clone())));
-        self.lanes.0.host.lane(&self.uuids, Some(holder));
+        self.lanes.0.host.set_lane(&self.uuids, Some(holder));
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut known = self.lanes.known();
+        let mut known = self.lanes.states();
         for uuid in &self.uuids {
             known.claimed.remove(uuid);
         }
-        self.lanes.0.host.lane(&self.uuids, None);
+        self.lanes.0.host.set_lane(&self.uuids, None);
         drop(known);
         self.lanes.make_room();
     }

@@ -15,7 +15,7 @@ pub(crate) struct Grant {
 impl Lanes {
     /// Returns the UUIDs of the GPUs that operations have claimed.
     pub(crate) fn claimed(&self) -> BTreeSet<String> {
-        self.known().claimed.keys().cloned().collect()
+        self.states().claimed.keys().cloned().collect()
     }
 
     /// Registers a grant on all of these GPUs, or on none. An operation that claims one of them
@@ -24,12 +24,12 @@ impl Lanes {
     /// # Errors
     /// If an operation has claimed one of the GPUs. Returns the UUID of the GPU, and the operation.
     pub(crate) fn begin_grant(&self, gpus: &BTreeSet<String>) -> Result<Vec<Grant>, (String, Holder)> {
-        let mut known = self.known();
+        let mut known = self.states();
         if let Some((gpu, holder)) = gpus.iter().find_map(|gpu| Some((gpu, known.claimed.get(gpu)?))) {
             return Err((gpu.clone(), holder.clone()));
         }
         let grants = gpus.iter().map(|gpu| {
-            known.work(gpu, |at_work| at_work.grants += 1);
+            known.update_activity(gpu, |at_work| at_work.grants += 1);
             Grant { lanes: self.clone(), gpu: gpu.clone() }
         });
         Ok(grants.collect())
@@ -38,7 +38,7 @@ impl Lanes {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.lanes.known().work(&self.gpu, |at_work| at_work.grants -= 1);
+        self.lanes.states().update_activity(&self.gpu, |at_work| at_work.grants -= 1);
         self.lanes.finish();
     }
 }

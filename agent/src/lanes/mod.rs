@@ -32,15 +32,15 @@
 //! |---|---|
 //! | `queue` | the order of arrival |
 //! | `claim` | operations: all their lanes at once |
-//! | `turn` | reconcilers: one lane |
+//! | `lane_lock` | reconcilers: one lane |
 //! | `grant` | leases that are being recorded |
 //! | `place` | a place in the queue |
 
 mod claim;
 mod grant;
+mod lane_lock;
 mod place;
 mod queue;
-mod turn;
 
 use std::{
     collections::BTreeMap,
@@ -80,7 +80,7 @@ struct LaneStates {
     /// The operation that has claimed each GPU, by UUID.
     claimed: BTreeMap<String, Holder>,
     /// Running reconcilers and grants, by UUID of the GPU.
-    at_work: BTreeMap<String, AtWork>,
+    at_work: BTreeMap<String, LaneActivity>,
     /// Why operations get no lane. `None` while the lanes are open.
     closed: Option<ApiError>,
     queue: Queue,
@@ -88,7 +88,7 @@ struct LaneStates {
 
 /// The running reconciler and grants of a GPU.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct AtWork {
+struct LaneActivity {
     reconciler: bool,
     grants: usize,
 }
@@ -100,7 +100,7 @@ impl Lanes {
         Self(Arc::new(Inner { host, known: Mutex::default(), room, finished }))
     }
 
-    fn known(&self) -> MutexGuard<'_, LaneStates> {
+    fn states(&self) -> MutexGuard<'_, LaneStates> {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -129,7 +129,7 @@ impl Lanes {
     /// # Errors
     /// If an operation has claimed a GPU. Returns the UUID of the GPU, and the operation.
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
-        let mut known = self.known();
+        let mut known = self.states();
         match known.claimed.first_key_value() {
             Some((uuid, holder)) => Err((uuid.clone(), holder.clone())),
             None => {
@@ -141,13 +141,13 @@ impl Lanes {
 
     /// Opens the lanes to operations again.
     pub(crate) fn open(&self) {
-        self.known().closed = None;
+        self.states().closed = None;
         self.make_room();
     }
 
     /// Returns why operations get no lane. `None` while the lanes are open.
     pub(crate) fn closed(&self) -> Option<ApiError> {
-        self.known().closed.clone()
+        self.states().closed.clone()
     }
 
     /// Checks that no operation is changing a GPU. A reading of a GPU that is being changed would
@@ -155,8 +155,8 @@ impl Lanes {
     ///
     /// # Errors
     /// If an operation is changing the GPU. The error names the operation.
-    pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
-        match self.known().claimed.get(uuid) {
+    pub(crate) fn check_not_changing(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
+        match self.states().claimed.get(uuid) {
             Some(holder) if holder.has_begun() => Err(words::changed_by(index, uuid, holder)),
             Some(_) | None => Ok(()),
         }
@@ -165,14 +165,14 @@ impl Lanes {
 
 impl LaneStates {
     fn is_idle(&self, uuid: &str) -> bool {
-        self.at_work.get(uuid).is_none_or(|at_work| *at_work == AtWork::default())
+        self.at_work.get(uuid).is_none_or(|at_work| *at_work == LaneActivity::default())
     }
 
     /// Changes the record of what is running on a GPU.
-    fn work(&mut self, uuid: &str, change: impl FnOnce(&mut AtWork)) {
+    fn update_activity(&mut self, uuid: &str, change: impl FnOnce(&mut LaneActivity)) {
         let at_work = self.at_work.entry(uuid.to_owned()).or_default();
         change(at_work);
-        if *at_work == AtWork::default() {
+        if *at_work == LaneActivity::default() {
             self.at_work.remove(uuid);
         }
     }

@@ -15,18 +15,18 @@ pub(crate) struct QueuePlace {
 impl Lanes {
     /// Takes the last place in the queue.
     pub(crate) fn queue(&self, waiter: Waiter, needs: Needs) -> QueuePlace {
-        let ticket = self.known().queue.push(QueueEntry { waiter, needs });
+        let ticket = self.states().queue.push(QueueEntry { waiter, needs });
         QueuePlace { lanes: self.clone(), ticket }
     }
 
     /// Returns all entries of the queue, in order.
     pub(crate) fn entries(&self) -> Vec<(Ticket, QueueEntry)> {
-        self.known().queue.entries().map(|(ticket, entry)| (ticket, entry.clone())).collect()
+        self.states().queue.entries().map(|(ticket, entry)| (ticket, entry.clone())).collect()
     }
 
     /// Returns the first entry that a new entry with these needs would wait for.
-    pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
-        self.known().queue.ahead_of_newcomer(needs)
+    pub(crate) fn would_wait_for(&self, needs: &Needs) -> Option<Ahead> {
+        self.states().queue.would_wait_for(needs)
     }
 }
 
@@ -38,18 +38,18 @@ impl QueuePlace {
 
     /// Replaces the needs. The place in the queue stays the same.
     pub(crate) fn set_needs(&self, needs: Needs) {
-        self.lanes.known().queue.set_needs(self.ticket, needs);
+        self.lanes.states().queue.set_needs(self.ticket, needs);
     }
 
     /// Returns the earlier entry that this entry waits for; `None` if this entry is first.
     pub(crate) fn ahead(&self) -> Option<Ahead> {
-        self.lanes.known().queue.ahead_of(self.ticket)
+        self.lanes.states().queue.ahead_of(self.ticket)
     }
 }
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
-        let had_followers = self.lanes.known().queue.remove(self.ticket);
+        let had_followers = self.lanes.states().queue.remove(self.ticket);
         if had_followers {
             self.lanes.make_room();
         }

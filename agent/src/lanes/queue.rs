@@ -160,7 +160,7 @@ impl Queue {
     }
 
     /// Returns the entry that a new entry with these needs would wait for; `None` if it would be first.
-    pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
+    pub(crate) fn would_wait_for(&self, needs: &Needs) -> Option<Ahead> {
         Self::conflict(self.first_before(None).into_iter(), needs)
     }
 
@@ -218,13 +218,13 @@ mod tests {
         let mut queue = Queue::default();
         let operation = queue.push(entry("op-1", lane(&[0], &["MIG-a"])));
         assert_eq!(queue.ahead_of(operation), None);
-        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-a")), ahead(0, "op-1"));
-        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-b")), None, "it stays");
-        assert_eq!(queue.ahead_of_newcomer(&part(1, "MIG-a")), None, "another GPU");
+        assert_eq!(queue.would_wait_for(&part(0, "MIG-a")), ahead(0, "op-1"));
+        assert_eq!(queue.would_wait_for(&part(0, "MIG-b")), None, "it stays");
+        assert_eq!(queue.would_wait_for(&part(1, "MIG-a")), None, "another GPU");
         queue.set_needs(operation, Needs::from([(gpu(0), Need::Lane(Reserve::Gpu))]));
-        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-b")), ahead(0, "op-1"), "a change of mode");
+        assert_eq!(queue.would_wait_for(&part(0, "MIG-b")), ahead(0, "op-1"), "a change of mode");
         assert!(!queue.remove(operation), "nothing was behind it");
-        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-a")), None);
+        assert_eq!(queue.would_wait_for(&part(0, "MIG-a")), None);
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
             let mut tickets = Vec::new();
             let mut before: Vec<Option<Ahead>> = Vec::new();
             for (at, needs) in all.iter().enumerate() {
-                let would_wait_for = queue.ahead_of_newcomer(needs);
+                let would_wait_for = queue.would_wait_for(needs);
                 tickets.push(queue.push(entry(&at.to_string(), needs.clone())));
                 let now: Vec<_> = tickets.iter().map(|ticket| queue.ahead_of(*ticket)).collect();
                 // A later entry changes nothing for earlier entries, so it does not overtake them.
@@ -292,7 +292,7 @@ mod tests {
                 let waiter = held_back_by.map(|earlier| Waiter::Operation(earlier.to_string()));
                 prop_assert_eq!(before[at].as_ref().map(|ahead| ahead.waiter.clone()), waiter);
             }
-            let held_back = queue.ahead_of_newcomer(&newcomer).is_some();
+            let held_back = queue.would_wait_for(&newcomer).is_some();
             prop_assert_eq!(held_back, first.iter().any(|at| conflict(&all[*at], &newcomer)));
             // Each entry is first once all entries before it have left.
             for ticket in tickets {

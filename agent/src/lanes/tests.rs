@@ -38,17 +38,17 @@ fn claimed_gpu_is_refused_and_the_holder_is_named() {
     let error = lanes.claim(&[gpu(2), gpu(1)]).unwrap_err();
     assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by an operation that is being planned");
     assert_eq!((error.code, error.retryable), (Code::Conflict, true));
-    assert_eq!(lanes.at_rest(1, "GPU-1"), Ok(()), "what is only being planned may be planned by others too");
+    assert_eq!(lanes.check_not_changing(1, "GPU-1"), Ok(()), "what is only being planned may be planned by others too");
     first.begin("op-1");
     let error = lanes.claim(&[gpu(1)]).unwrap_err();
     assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by operation op-1");
     assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`gpushctl operation wait op-1`")), "{error:?}");
-    assert_eq!(lanes.at_rest(1, "GPU-1"), Err(error));
+    assert_eq!(lanes.check_not_changing(1, "GPU-1"), Err(error));
     // The refused claim has claimed no GPU.
     let _other = lanes.claim(&[gpu(2)]).unwrap();
     drop(first);
     lanes.claim(&[gpu(0), gpu(1)]).unwrap();
-    assert_eq!(lanes.at_rest(0, "GPU-0"), Ok(()));
+    assert_eq!(lanes.check_not_changing(0, "GPU-0"), Ok(()));
 }
 
 #[test]
@@ -70,10 +70,10 @@ fn closed_lanes_accept_only_earlier_operations() {
 #[tokio::test(start_paused = true)]
 async fn reconcilers_take_turns_on_one_gpu_and_not_across_gpus() {
     let lanes = lanes();
-    let turn = lanes.turn("GPU-0").await.unwrap();
-    let mut second = Box::pin(lanes.turn("GPU-0"));
+    let turn = lanes.lock("GPU-0").await.unwrap();
+    let mut second = Box::pin(lanes.lock("GPU-0"));
     assert!(is_pending(&mut second).await);
-    let _elsewhere = lanes.turn("GPU-1").await.unwrap();
+    let _elsewhere = lanes.lock("GPU-1").await.unwrap();
     drop(turn);
     let _second = timeout(SOON, second).await.unwrap().unwrap();
 }
@@ -81,14 +81,14 @@ async fn reconcilers_take_turns_on_one_gpu_and_not_across_gpus() {
 #[tokio::test(start_paused = true)]
 async fn operation_begins_after_reconcilers_and_grants_of_its_gpus() {
     let lanes = lanes();
-    let turn = lanes.turn("GPU-0").await.unwrap();
+    let turn = lanes.lock("GPU-0").await.unwrap();
     let grant = lanes.begin_grant(&gpus(&["GPU-1"])).unwrap();
-    let _elsewhere = lanes.turn("GPU-2").await.unwrap();
+    let _elsewhere = lanes.lock("GPU-2").await.unwrap();
     let claim = lanes.claim(&[gpu(0), gpu(1)]).unwrap();
     let mut alone = Box::pin(claim.wait_until_alone());
     assert!(is_pending(&mut alone).await);
     // A reconciler that comes after the claim waits while the operation is planned, and returns once it has begun.
-    let mut late = Box::pin(lanes.turn("GPU-1"));
+    let mut late = Box::pin(lanes.lock("GPU-1"));
     assert!(is_pending(&mut late).await);
     drop(turn);
     assert!(is_pending(&mut alone).await);
@@ -98,7 +98,7 @@ async fn operation_begins_after_reconcilers_and_grants_of_its_gpus() {
     claim.begin("op-1");
     assert!(timeout(SOON, late).await.unwrap().is_none());
     drop(claim);
-    assert!(lanes.turn("GPU-1").await.is_some());
+    assert!(lanes.lock("GPU-1").await.is_some());
 }
 
 #[test]
@@ -110,12 +110,12 @@ fn grant_on_a_claimed_gpu_is_refused() {
     let (uuid, holder) = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap_err();
     assert_eq!((uuid.as_str(), holder), ("GPU-0", Holder::Operation("op-1".to_owned())));
     // The refused grant is registered on no GPU.
-    assert!(lanes.known().is_idle("GPU-1"));
+    assert!(lanes.states().is_idle("GPU-1"));
     drop(claim);
     let grants = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap();
-    assert!(!lanes.known().is_idle("GPU-1"));
+    assert!(!lanes.states().is_idle("GPU-1"));
     drop(grants);
-    assert!(lanes.known().is_idle("GPU-0") && lanes.known().is_idle("GPU-1"));
+    assert!(lanes.states().is_idle("GPU-0") && lanes.states().is_idle("GPU-1"));
 }
 
 #[test]
@@ -123,9 +123,9 @@ fn waiting_operation_and_waiting_lease_keep_their_order() {
     let lanes = lanes();
     let operation = lanes.queue(Waiter::Operation("op-1".to_owned()), takes_away("MIG-1"));
     let parts = |target: &str| Needs::from([("GPU-0".to_owned(), Need::Parts(gpus(&[target])))]);
-    let ahead = lanes.ahead_of_newcomer(&parts("MIG-1")).unwrap();
+    let ahead = lanes.would_wait_for(&parts("MIG-1")).unwrap();
     assert_eq!(ahead.waiter, Waiter::Operation("op-1".to_owned()));
-    assert_eq!(lanes.ahead_of_newcomer(&parts("MIG-2")), None, "the operation leaves it alone");
+    assert_eq!(lanes.would_wait_for(&parts("MIG-2")), None, "the operation leaves it alone");
     let lease = lanes.queue(Waiter::Lease("L7".to_owned()), parts("MIG-2"));
     assert_eq!(lease.ahead(), None);
     let later = lanes.queue(Waiter::Operation("op-2".to_owned()), takes_away("MIG-2"));

@@ -17,14 +17,14 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest};
 use gpush_host::{
-    cgroup::{self, CgroupKind, Choice, Wish},
+    cgroup::{self, BindRequest, BindTarget, CgroupKind},
     pidfd::PidFd,
     proc,
     systemd::{self, Manager, TransientScope},
 };
 use gpush_store::{LeaseRecord, StoreError, Tx};
 
-use super::{Leases, life};
+use super::{Leases, lease_end};
 use crate::caller::Caller;
 
 /// The slice that contains the scopes of all users.
@@ -52,7 +52,7 @@ impl Scopes {
 
 /// The binding of a lease that is being granted.
 #[derive(Debug, Clone)]
-pub(super) struct Bound {
+pub(super) struct ResolvedBinding {
     /// The binding to record. A new scope gets its name when the id of the lease is known.
     pub(super) binding: LeaseBinding,
     /// The process to move into a new scope.
@@ -61,7 +61,7 @@ pub(super) struct Bound {
     reason: Option<String>,
 }
 
-impl Bound {
+impl ResolvedBinding {
     /// Returns the binding of a Slurm job, whose processes stay in the job's cgroup.
     pub(super) fn to_job(binding: LeaseBinding) -> Self {
         Self { binding, mover: None, reason: None }
@@ -87,12 +87,12 @@ impl CallingProcess {
     /// # Errors
     /// If the caller has ended, or another process has its pid now.
     fn of(caller: &Caller) -> Result<Self, ApiError> {
-        let pid = caller.peer.pid.ok_or_else(gone)?;
-        let process = PidFd::open(pid).ok().flatten().ok_or_else(gone)?;
+        let pid = caller.peer.pid.ok_or_else(caller_ended_error)?;
+        let process = PidFd::open(pid).ok().flatten().ok_or_else(caller_ended_error)?;
         // The pidfd is opened before the start times are compared. If the pid was reused by then,
         // the start times differ.
         if caller.peer.start.is_none() || proc::start(pid) != caller.peer.start {
-            return Err(gone());
+            return Err(caller_ended_error());
         }
         let held = Self { pid, uid: caller.peer.uid, process };
         held.check()?;
@@ -104,7 +104,7 @@ impl CallingProcess {
         let uids = proc::uids(self.pid);
         // Checked last: if the process is still alive, the values that were read belong to it.
         if self.process.has_ended() {
-            return Err(gone());
+            return Err(caller_ended_error());
         }
         if uids != Some([self.uid; 4]) {
             return Err(ApiError::new(Code::Denied, "the calling process has another user than when it connected")
@@ -114,7 +114,7 @@ impl CallingProcess {
     }
 }
 
-fn gone() -> ApiError {
+fn caller_ended_error() -> ApiError {
     ApiError::new(Code::Conflict, "the process that sent the request has ended, so no lease can be bound to it")
         .hint("send the request from the process that will use the lease")
 }
@@ -130,14 +130,15 @@ pub(super) async fn resolve(
     holder: u32,
     request: &LeaseRequest,
     named: LeaseBinding,
-) -> Result<Bound, ApiError> {
-    let as_named = |reason: &str| Bound { binding: named.clone(), mover: None, reason: Some(reason.to_owned()) };
+) -> Result<ResolvedBinding, ApiError> {
+    let as_named =
+        |reason: &str| ResolvedBinding { binding: named.clone(), mover: None, reason: Some(reason.to_owned()) };
     let wish = match request.bind_to {
-        BindTo::Process => return Ok(Bound { binding: named, mover: None, reason: None }),
-        BindTo::Scope => Wish::NewScope,
-        BindTo::Cgroup => Wish::Present,
+        BindTo::Process => return Ok(ResolvedBinding { binding: named, mover: None, reason: None }),
+        BindTo::Scope => BindRequest::NewScope,
+        BindTo::Cgroup => BindRequest::Present,
     };
-    if let (LeaseBinding::Process { pid: Some(pid), .. }, Wish::NewScope) = (&named, wish)
+    if let (LeaseBinding::Process { pid: Some(pid), .. }, BindRequest::NewScope) = (&named, wish)
         && caller.peer.pid != Some(*pid)
     {
         let message =
@@ -157,16 +158,16 @@ pub(super) async fn resolve(
         !pids.is_empty() && pids.into_iter().all(|pid| proc::uids(pid).is_none_or(|uids| uids == [holder; 4]))
     };
     match CgroupKind::of(process.pid).choose(wish, holder, caller.peer.is_on_this_host, is_all_of) {
-        Choice::Cgroup(cgroup) => {
+        BindTarget::Cgroup(cgroup) => {
             process.check()?;
-            Ok(Bound { binding: LeaseBinding::Cgroup { cgroup: Some(cgroup) }, mover: None, reason: None })
+            Ok(ResolvedBinding { binding: LeaseBinding::Cgroup { cgroup: Some(cgroup) }, mover: None, reason: None })
         }
-        Choice::None(reason) => Ok(as_named(reason)),
-        Choice::NewScope => {
+        BindTarget::None(reason) => Ok(as_named(reason)),
+        BindTarget::NewScope => {
             // Checked before anything is placed or recorded.
             manager.check().await.map_err(|error| no_scope(&error))?;
             let binding = LeaseBinding::Scope { unit: None, cgroup: None };
-            Ok(Bound { binding, mover: Some(Arc::new(process)), reason: None })
+            Ok(ResolvedBinding { binding, mover: Some(Arc::new(process)), reason: None })
         }
     }
 }
@@ -195,24 +196,24 @@ pub(super) fn record(tx: &mut Tx<'_>, epoch: &str, record: LeaseRecord) -> Resul
 
 /// Marks a lease whose scope is being created. An empty scope does not end such a lease.
 #[derive(Debug)]
-pub(super) struct Moving {
+pub(super) struct ScopeCreation {
     leases: Leases,
     id: LeaseId,
 }
 
-impl Moving {
+impl ScopeCreation {
     /// Marks the lease as moving, if its process gets a scope. Call this before the lease is active.
-    pub(super) fn begin(leases: &Leases, record: &LeaseRecord, bound: &Bound) -> Option<Self> {
+    pub(super) fn begin(leases: &Leases, record: &LeaseRecord, bound: &ResolvedBinding) -> Option<Self> {
         bound.mover.as_ref()?;
-        leases.moving().insert(record.id);
+        leases.scopes_in_creation().insert(record.id);
         Some(Self { leases: leases.clone(), id: record.id })
     }
 }
 
-impl Drop for Moving {
+impl Drop for ScopeCreation {
     fn drop(&mut self) {
-        self.leases.moving().remove(&self.id);
-        life::watch(&self.leases, self.id);
+        self.leases.scopes_in_creation().remove(&self.id);
+        lease_end::watch(&self.leases, self.id);
     }
 }
 
@@ -220,7 +221,11 @@ impl Drop for Moving {
 ///
 /// # Errors
 /// If the caller has ended or changed its user, or systemd did not move it.
-pub(super) async fn enter(leases: &Leases, record: &LeaseRecord, bound: &Bound) -> Result<(), ApiError> {
+pub(super) async fn move_into_scope(
+    leases: &Leases,
+    record: &LeaseRecord,
+    bound: &ResolvedBinding,
+) -> Result<(), ApiError> {
     let (Some(process), Ok(manager)) = (&bound.mover, &leases.handles.scopes.0) else { return Ok(()) };
     let LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) } = &record.binding else { return Ok(()) };
     let who = record.holder.user.clone().unwrap_or_else(|| format!("uid {}", record.holder.uid));
@@ -243,7 +248,7 @@ pub(super) async fn enter(leases: &Leases, record: &LeaseRecord, bound: &Bound) 
 
 /// Returns the scopes of leases that gpushd does not know, such as those of a lost database. gpushd
 /// never ends them.
-pub(super) fn unknown(leases: &Leases) -> Vec<String> {
+pub(super) fn unknown_scopes(leases: &Leases) -> Vec<String> {
     if leases.handles.scopes.0.is_err() {
         return Vec::new();
     }
@@ -265,7 +270,7 @@ pub(super) fn unknown(leases: &Leases) -> Vec<String> {
 pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
     // The scope of a lease that has just ended may still exist briefly.
     let with_processes = |scope: &String| cgroup::processes(scope).is_some_and(|pids| !pids.is_empty());
-    let unknown: Vec<String> = unknown(leases).into_iter().filter(with_processes).collect();
+    let unknown: Vec<String> = unknown_scopes(leases).into_iter().filter(with_processes).collect();
     let Some(first) = unknown.first() else { return Vec::new() };
     let name = first.rsplit('/').next().unwrap_or_default();
     let count = unknown.len();

@@ -10,12 +10,12 @@ use gpush_core::lease::machine::{EndProcesses, Event};
 use gpush_store::{NewAudit, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Leases, dynamic, grant::end, life, queue, show};
+use super::{Leases, dynamic, grant::expires_at, lease_end, queue, show};
 use crate::{
     caller::Caller,
     idempotency::Key,
     request::reason,
-    state::{OpenLease, leases::shown},
+    state::{OpenLease, leases::to_api},
 };
 
 /// Time until SIGTERM, if a revocation does not set it.
@@ -32,7 +32,7 @@ async fn find(
     let may = |uid: u32| caller.viewer.is_admin() || caller.peer.uid == uid;
     if let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() {
         return match may(lease.record.holder.uid) {
-            true => match show::of_job(&lease.record, caller, what) {
+            true => match show::job_denied(&lease.record, caller, what) {
                 Some(denied) => Err(Err(denied)),
                 None => Ok(lease),
             },
@@ -40,7 +40,7 @@ async fn find(
         };
     }
     match leases.handles.store.read(move |view| view.lease(id)).await {
-        Ok(Some(record)) if may(record.holder.uid) => Err(Ok(shown(&record, caller.viewer))),
+        Ok(Some(record)) if may(record.holder.uid) => Err(Ok(to_api(&record, caller.viewer))),
         Ok(Some(record)) => Err(Err(show::denied(&OpenLease::new(record), what))),
         Ok(None) => Err(Err(show::unknown(id))),
         Err(error) => Err(Err(error.into())),
@@ -57,7 +57,7 @@ async fn find_decided(
     reason: EndReason,
 ) -> Result<(Arc<OpenLease>, bool), Result<Lease, ApiError>> {
     /// Pause between two checks of a grant in progress.
-    const AGAIN: Duration = Duration::from_millis(20);
+    const RETRY_INTERVAL: Duration = Duration::from_millis(20);
     loop {
         let lease = find(leases, caller, text, what).await?;
         if lease.state.name() != LeaseState::Queued {
@@ -66,13 +66,13 @@ async fn find_decided(
         if queue::cancel(leases, lease.id(), reason).await {
             return Ok((lease, true));
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
 /// Returns what to record with a change in the same transaction: the idempotency key of the
 /// request, and an audit record.
-fn also(
+fn audit_writes(
     caller: &Caller,
     user: Option<String>,
     key: Option<Key>,
@@ -83,7 +83,7 @@ fn also(
     let by = caller.actor(user);
     move |tx| {
         if let Some(key) = &key {
-            key.keep_done(tx)?;
+            key.record_done(tx)?;
         }
         tx.audit(NewAudit {
             by: Some(by.clone()),
@@ -119,7 +119,7 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
         LeaseState::Queued => {}
         LeaseState::Active => {
             let user = leases.handles.users.user(caller.peer.uid).await;
-            let mut also = also(caller, user, key, "lease.release", id.to_string(), serde_json::Value::Null);
+            let mut also = audit_writes(caller, user, key, "lease.release", id.to_string(), serde_json::Value::Null);
             let written = leases.handles.store.write_ending(move |tx| {
                 let record = tx.release_lease(id, EndReason::Released)?;
                 also(tx)?;
@@ -132,7 +132,7 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
                             lease.set_record(record);
                         }
                     });
-                    life::begin_end(leases, id, Event::Released).await;
+                    lease_end::begin_end(leases, id, Event::Released).await;
                 }
                 // The lease has expired meanwhile, or its process has ended.
                 Err(StoreError::LeaseTransition { .. }) => {}
@@ -140,17 +140,17 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
             }
         }
         LeaseState::Granting => {
-            life::begin_end(leases, id, Event::Released).await;
+            lease_end::begin_end(leases, id, Event::Released).await;
             dynamic::cancel(leases, caller, &lease.record).await?;
         }
         LeaseState::Releasing | LeaseState::Ended => {}
     }
-    settled(leases, caller, &lease).await
+    lease_after_change(leases, caller, &lease).await
 }
 
 /// Returns a lease after a change. Waits briefly for its end first, so that a lease without
 /// processes is returned as ended.
-async fn settled(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<Lease, ApiError> {
+async fn lease_after_change(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<Lease, ApiError> {
     /// Maximum time that an answer waits for the end of a lease.
     const SOON: Duration = Duration::from_millis(200);
     let id = lease.id();
@@ -185,14 +185,14 @@ pub(crate) async fn renew(
     if is_repeated(leases, key.as_ref()).await? {
         return show::one(leases, caller.viewer, text).await;
     }
-    super::request::may_last(leases, caller, &lease, request.duration_s).await?;
+    super::request::check_duration(leases, caller, &lease, request.duration_s).await?;
     if lease.state.name() != LeaseState::Active {
-        return Err(not_active(&lease.shown(caller.viewer)));
+        return Err(not_active(&lease.to_api(caller.viewer)));
     }
-    let expires_at = end(Some(request.duration_s));
+    let expires_at = expires_at(Some(request.duration_s));
     let user = leases.handles.users.user(caller.peer.uid).await;
     let detail = serde_json::json!({ "expires_at": expires_at });
-    let mut also = also(caller, user, key, "lease.renew", id.to_string(), detail);
+    let mut also = audit_writes(caller, user, key, "lease.renew", id.to_string(), detail);
     let written = leases.handles.store.write(move |tx| {
         let record = tx.renew_lease(id, expires_at)?;
         also(tx)?;
@@ -241,25 +241,25 @@ pub(crate) async fn revoke(
         Err(ended) => return ended,
     };
     let id = lease.id();
-    let ends = request.end || life::rule_ends_processes(leases, &lease.record);
+    let ends = request.end || lease_end::rule_ends_processes(leases, &lease.record);
     let end = ends.then(|| EndProcesses {
         notice: request.notice_s.map_or(NOTICE, Duration::from_secs),
-        grace: request.grace_s.map_or_else(|| life::grace(leases), Duration::from_secs),
+        grace: request.grace_s.map_or_else(|| lease_end::grace(leases), Duration::from_secs),
     });
     if was_queued {
         return show::one(leases, caller.viewer, text).await;
     }
     if lease.state.name() == LeaseState::Granting {
-        life::begin_end(leases, id, Event::Revoked(None)).await;
+        lease_end::begin_end(leases, id, Event::Revoked(None)).await;
         dynamic::cancel(leases, caller, &lease.record).await?;
-        return settled(leases, caller, &lease).await;
+        return lease_after_change(leases, caller, &lease).await;
     }
     let user = leases.handles.users.user(caller.peer.uid).await;
     let at = Timestamp::now();
     let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
     let revocation = LeaseRevocation { by: caller.actor(user.clone()), reason: words.clone(), at, processes_end_at };
     let detail = serde_json::json!({ "reason": words, "end": ends, "processes_end_at": processes_end_at });
-    let mut also = also(caller, user, key, "lease.revoke", id.to_string(), detail);
+    let mut also = audit_writes(caller, user, key, "lease.revoke", id.to_string(), detail);
     let written = leases.handles.store.write_ending(move |tx| {
         let record = tx.revoke_lease(id, revocation.clone())?;
         also(tx)?;
@@ -271,6 +271,6 @@ pub(crate) async fn revoke(
             lease.set_record(record);
         }
     });
-    life::begin_end(leases, id, Event::Revoked(end)).await;
-    settled(leases, caller, &lease).await
+    lease_end::begin_end(leases, id, Event::Revoked(end)).await;
+    lease_after_change(leases, caller, &lease).await
 }

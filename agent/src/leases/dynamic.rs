@@ -17,9 +17,9 @@ use gpush_store::{LeaseRecord, LeaseSource, OperationId};
 
 use super::{
     Leases,
-    bind::{self, Bound, Moving},
-    grant::{answer, audit},
-    life, show,
+    bind::{self, ResolvedBinding, ScopeCreation},
+    grant::{answer, audit_record},
+    lease_end, show,
 };
 use crate::{
     apply::Creation,
@@ -32,7 +32,7 @@ use crate::{
 
 /// The MIG devices that a dynamic grant creates, with the claim on the lanes of their GPUs.
 #[derive(Debug)]
-pub(super) struct Missing {
+pub(super) struct DevicesToCreate {
     pub(super) assignment: Assignment,
     pub(super) claim: Claim,
 }
@@ -46,9 +46,9 @@ pub(super) async fn begin(
     source: LeaseSource,
     request: &LeaseRequest,
     members: Vec<LeaseMember>,
-    missing: Missing,
+    missing: DevicesToCreate,
     key: Option<Key>,
-) -> Result<Begun, ApiError> {
+) -> Result<GrantingLease, ApiError> {
     let by = match &source {
         LeaseSource::New(new) => new.asked_by.clone(),
         LeaseSource::Queued(id) => asked_by(leases, *id)?,
@@ -59,18 +59,18 @@ pub(super) async fn begin(
         let record = tx.begin_lease(source.clone(), members.clone(), operation.id)?;
         let record = bind::record(tx, &epoch, record)?;
         if let Some(key) = &key {
-            key.keep_with(tx, record.id.0)?;
+            key.record_number(tx, record.id.0)?;
         }
         let detail =
             serde_json::json!({ "request": text, "operation": operation.id.to_string(), "uid": record.holder.uid });
-        tx.audit(audit(&record, "lease.create", "accepted", detail))?;
+        tx.audit(audit_record(&record, "lease.create", "accepted", detail))?;
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
         Ok(())
     });
-    let Missing { assignment, claim } = missing;
+    let DevicesToCreate { assignment, claim } = missing;
     let creation = Creation::begin(&leases.handles.engine, claim, &assignment, by, also).await?;
     let record = recorded.lock().unwrap_or_else(PoisonError::into_inner).take();
-    record.map(|record| Begun { record, creation }).ok_or_else(|| {
+    record.map(|record| GrantingLease { record, creation }).ok_or_else(|| {
         ApiError::new(Code::Internal, "the lease was not recorded with its operation")
             .hint("see the log of gpushd: `journalctl -u gpushd`")
     })
@@ -82,17 +82,17 @@ fn asked_by(leases: &Leases, id: LeaseId) -> Result<Actor, ApiError> {
 }
 
 /// A lease in the state `granting`, and its operation, which is not executed yet.
-pub(super) struct Begun {
+pub(super) struct GrantingLease {
     pub(super) record: LeaseRecord,
     creation: Creation,
 }
 
-impl Begun {
+impl GrantingLease {
     /// Puts the lease into the table, in place of its reservation.
-    pub(super) fn put(&self, leases: &Leases, reservation: ReservationId) {
+    pub(super) fn insert(&self, leases: &Leases, reservation: ReservationId) {
         leases.handles.state.change_leases(|table| {
             table.reserved.remove(&reservation);
-            table.put(self.record.clone());
+            table.insert(self.record.clone());
         });
     }
 
@@ -100,12 +100,17 @@ impl Begun {
     ///
     /// # Errors
     /// If the operation did not create the devices, or the caller was not moved into its scope.
-    pub(super) async fn finish(self, leases: &Leases, viewer: Viewer, bound: &Bound) -> Result<LeaseGrant, ApiError> {
+    pub(super) async fn finish(
+        self,
+        leases: &Leases,
+        viewer: Viewer,
+        bound: &ResolvedBinding,
+    ) -> Result<LeaseGrant, ApiError> {
         let (id, operation) = (self.record.id, self.record.operation);
-        let moving = Moving::begin(leases, &self.record, bound);
-        life::watch(leases, id);
+        let moving = ScopeCreation::begin(leases, &self.record, bound);
+        lease_end::watch(leases, id);
         self.creation.execute(&leases.handles.engine);
-        decided(leases, id).await;
+        wait_until_decided(leases, id).await;
         let is_active = |lease: &OpenLease| lease.state.name() == LeaseState::Active;
         if leases.handles.state.leases().get(id).is_some_and(is_active) {
             return answer(leases, id, viewer, bound, moving).await;
@@ -116,7 +121,7 @@ impl Begun {
 }
 
 /// Waits until the operation of a lease has ended, with or without devices.
-pub(super) async fn decided(leases: &Leases, id: LeaseId) {
+pub(super) async fn wait_until_decided(leases: &Leases, id: LeaseId) {
     let mut snapshots = leases.handles.state.watch();
     let is_granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
     // `wait_for` fails only without a sender, and the state keeps the sender.

@@ -10,7 +10,7 @@ use gpush_api::{GpuState, LeaseId, LeaseState};
 use gpush_core::lease::machine::Event;
 use jiff::Timestamp;
 
-use super::{Leases, life::begin_end};
+use super::{Leases, lease_end::begin_end};
 use crate::state::HostState;
 
 /// Maximum time until gpushd notices that the clock was set forward.
@@ -40,7 +40,7 @@ pub(super) async fn expire(leases: Leases) {
 }
 
 /// Ends the leases of GPUs and MIG devices that are gone, until gpushd stops.
-pub(super) async fn lost(leases: Leases) {
+pub(super) async fn end_lost(leases: Leases) {
     let mut snapshots = leases.handles.state.watch();
     let mut is_logged = false;
     loop {

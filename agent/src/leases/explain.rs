@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Gpu, LeaseKind, LeaseMember};
 use gpush_core::{
-    desired::wishes,
+    desired::desired_states,
     lease::placement::{Closed, NoAssignment, Obstacle},
 };
 
@@ -54,7 +54,7 @@ pub(super) fn explain(
         error.causes.extend(closed.into_iter().map(|closed| closed.message));
     }
     let table = leases.handles.state.leases();
-    error.causes.extend(foreign(leases, &table, gpus, &indexes));
+    error.causes.extend(foreign_instances(leases, &table, gpus, &indexes));
     let is_here = |member: &LeaseMember| {
         uuids.contains(&member.gpu.as_str()) && targets.is_none_or(|targets| targets.contains(&member.target))
     };
@@ -77,8 +77,8 @@ pub(super) fn explain(
 
 /// Names the instances that other programs created on GPUs whose layout is `dynamic`. gpushd does not destroy them for
 /// a lease.
-fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet<u32>) -> Vec<String> {
-    let wishes = wishes(&leases.handles.state.config(), gpus);
+fn foreign_instances(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet<u32>) -> Vec<String> {
+    let wishes = desired_states(&leases.handles.state.config(), gpus);
     let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
     let named = dynamic.flat_map(|(gpu, _)| {
         let created = table.created.get(&gpu.uuid);
@@ -94,7 +94,7 @@ fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet
 
 /// Whether the obstacles of a request will disappear soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Prospect {
+pub(super) enum RetryHint {
     No,
     /// An operation, or a lease without processes, is about to end, usually within seconds.
     Soon,
@@ -103,13 +103,13 @@ pub(super) enum Prospect {
 }
 
 /// Returns whether the obstacles of a request will disappear soon.
-pub(super) fn prospect(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> Prospect {
-    let NoAssignment::Busy { obstacles, .. } = why else { return Prospect::No };
+pub(super) fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> RetryHint {
+    let NoAssignment::Busy { obstacles, .. } = why else { return RetryHint::No };
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let table = leases.handles.state.leases();
     if obstacles.iter().any(is_claimed) || table.holding().any(OpenLease::ends_now) {
-        return Prospect::Soon;
+        return RetryHint::Soon;
     }
     let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
-    if is_mps && mps::is_starting(&leases.handles.mps) { Prospect::Starting } else { Prospect::No }
+    if is_mps && mps::is_starting(&leases.handles.mps) { RetryHint::Starting } else { RetryHint::No }
 }

@@ -28,9 +28,9 @@ use tokio::{
 
 use super::{
     Leases,
-    bind::{self, Bound, Moving},
-    dynamic::{self, Missing},
-    explain::{Prospect, explain, prospect},
+    bind::{self, ResolvedBinding, ScopeCreation},
+    dynamic::{self, DevicesToCreate},
+    explain::{RetryHint, explain, retry_hint},
     job::JobTerms,
     offers::{self, gpus_of},
     pending::PendingGrant,
@@ -82,7 +82,7 @@ impl Delivery {
     }
 
     /// Marks the grant as delivered, and returns it.
-    pub(crate) fn delivered(mut self) -> LeaseGrant {
+    pub(crate) fn into_delivered(mut self) -> LeaseGrant {
         self.stays = true;
         (*self.granted).clone()
     }
@@ -92,7 +92,7 @@ impl Drop for Delivery {
     fn drop(&mut self) {
         if !self.stays {
             let (leases, id) = (self.leases.clone(), self.granted.lease.id);
-            self.leases.handles.tasks.spawn(async move { super::life::end_unused(&leases, id).await });
+            self.leases.handles.tasks.spawn(async move { super::lease_end::end_unused(&leases, id).await });
         }
     }
 }
@@ -134,9 +134,9 @@ pub(super) async fn request_with(
             return Ok(Outcome::Queued(waiter));
         }
         match leases.handles.store.read(move |view| view.lease(id)).await? {
-            Some(record) if record.state == LeaseState::Queued => return Err(restored::ends_now(id)),
+            Some(record) if record.state == LeaseState::Queued => return Err(restored::ending_error(id)),
             Some(record) if restored::may_be_repeated(&record) => {}
-            Some(_) | None => return known(leases, caller, id).await,
+            Some(_) | None => return lease_of_key(leases, caller, id).await,
         }
     }
     if let Some(maintenance) = leases.handles.state.maintenance() {
@@ -177,8 +177,8 @@ pub(super) async fn request_with(
         match wait {
             LeaseWait::No => {
                 let why = explain(leases, &not_placed, &resolved, &gpus, None);
-                let prospect = prospect(leases, &not_placed, &resolved);
-                if prospect == Prospect::No {
+                let prospect = retry_hint(leases, &not_placed, &resolved);
+                if prospect == RetryHint::No {
                     return Err(why);
                 }
                 let next = until.min(Instant::now() + POLL_INTERVAL);
@@ -189,7 +189,7 @@ pub(super) async fn request_with(
                 // The daemon will soon serve clients, so the error says that the client may repeat
                 // the request.
                 let starting = || ApiError { code: Code::Unavailable, ..why.clone() }.retryable();
-                return Err(if prospect == Prospect::Starting { starting() } else { why });
+                return Err(if prospect == RetryHint::Starting { starting() } else { why });
             }
             LeaseWait::Seconds(_) | LeaseWait::Unlimited => {
                 if !matches!(not_placed, NoAssignment::Busy { .. }) {
@@ -203,9 +203,9 @@ pub(super) async fn request_with(
 }
 
 /// Returns the lease that an earlier request with this key was granted.
-async fn known(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
+async fn lease_of_key(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
     // After a crash, the operation of the lease may still be running.
-    dynamic::decided(leases, id).await;
+    dynamic::wait_until_decided(leases, id).await;
     let granted = show::environment(leases, caller, &id.to_string()).await;
     let granted = granted.map_err(|error| match error.code {
         Code::NotFound | Code::Conflict => {
@@ -232,21 +232,21 @@ pub(super) struct Reserved {
     id: ReservationId,
     members: Vec<LeaseMember>,
     /// The MIG devices that must be created first.
-    missing: Option<Missing>,
+    missing: Option<DevicesToCreate>,
     /// Guards of the GPUs on which nothing is created: operations on them begin after the grant is recorded.
     _grants: Vec<Grant>,
 }
 
 /// Places a request behind the waiting requests, and reserves its assignment.
 fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
-    let _placing = leases.placing();
+    let _placing = leases.lock_placement();
     loop {
         let table = leases.handles.state.leases();
         within_quota(&table, resolved).map_err(NotReserved::Refused)?;
         let host = offers::host(leases, &seen.host, gpus, &table);
-        let host = queue::as_queue(leases, &host).host_for_newcomer(&host, leases.policy());
+        let host = queue::as_queue(leases, &host).host_with_reservations(&host, leases.policy());
         let assignment = place(&host, &resolved.wanted, leases.policy()).map_err(NotReserved::NoRoom)?;
-        if let Some(reserved) = take(leases, gpus, &host, &table, resolved, &assignment)? {
+        if let Some(reserved) = reserve_assignment(leases, gpus, &host, &table, resolved, &assignment)? {
             return Ok(reserved);
         }
         // An operation claimed one of the GPUs after the snapshot. The next iteration sees the GPU as closed.
@@ -255,7 +255,7 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
 
 /// Reserves an assignment. Returns `None` if an operation has claimed one of the GPUs. The caller holds the placement
 /// lock.
-pub(super) fn take(
+pub(super) fn reserve_assignment(
     leases: &Leases,
     gpus: &[Gpu],
     host: &Host,
@@ -282,7 +282,7 @@ pub(super) fn take(
     let missing = match claimed.is_empty() {
         true => None,
         false => match lanes.claim(&claimed) {
-            Ok(claim) => Some(Missing { assignment: assignment.clone(), claim }),
+            Ok(claim) => Some(DevicesToCreate { assignment: assignment.clone(), claim }),
             Err(_) => return Ok(None),
         },
     };
@@ -299,9 +299,9 @@ pub(super) fn within_quota(table: &LeaseTable, resolved: &Resolved) -> Result<()
 }
 
 /// Returns the leases of a user, as quotas count them.
-pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::Held> {
+pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::HeldLease> {
     let of_user = table.open.values().filter(|lease| lease.record.holder.uid == uid);
-    let open = of_user.map(|lease| quota::Held {
+    let open = of_user.map(|lease| quota::HeldLease {
         id: lease.id(),
         queued: !lease.state.name().holds_capacity(),
         size: quota::Size::of(&lease.record.members),
@@ -310,7 +310,7 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::Held> {
     // A reservation has no lease id yet. The message of a denial uses the next id as an estimate.
     let next = table.open.keys().next_back().map_or(1, |id| id.0 + 1);
     let reserved =
-        reserved.map(|one| quota::Held { id: LeaseId(next), queued: false, size: quota::Size::of(&one.members) });
+        reserved.map(|one| quota::HeldLease { id: LeaseId(next), queued: false, size: quota::Size::of(&one.members) });
     open.chain(reserved).collect()
 }
 
@@ -324,7 +324,7 @@ pub(super) async fn commit(
     viewer: Viewer,
     source: LeaseSource,
     request: &LeaseRequest,
-    bound: &Bound,
+    bound: &ResolvedBinding,
     reserved: Reserved,
     key: Option<Key>,
 ) -> Result<LeaseGrant, ApiError> {
@@ -342,7 +342,7 @@ pub(super) async fn commit(
                 return Err(error);
             }
         };
-        begun.put(leases, reservation);
+        begun.insert(leases, reservation);
         tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
         return begun.finish(leases, viewer, bound).await;
     }
@@ -352,7 +352,7 @@ pub(super) async fn commit(
         free().await;
         return Err(error);
     }
-    let terms = LeaseTerms { members: members.clone(), expires_at: end(request.duration_s) };
+    let terms = LeaseTerms { members: members.clone(), expires_at: expires_at(request.duration_s) };
     let text = spec(request);
     let targets: Vec<String> = members.iter().map(|member| member.target.clone()).collect();
     let gpus: Vec<_> = gpus_of(&members).into_iter().map(|gpu| serde_json::json!({ "gpu_uuid": gpu })).collect();
@@ -361,22 +361,22 @@ pub(super) async fn commit(
         let record = tx.grant_lease(source.clone(), terms.clone())?;
         let record = bind::record(tx, &epoch, record)?;
         if let Some(key) = &key {
-            key.keep_with(tx, record.id.0)?;
+            key.record_number(tx, record.id.0)?;
         }
         let detail = serde_json::json!({ "request": text, "targets": targets, "gpus": gpus, "uid": record.holder.uid });
-        tx.audit(audit(&record, "lease.grant", "granted", detail))?;
+        tx.audit(audit_record(&record, "lease.grant", "granted", detail))?;
         Ok(record)
     });
     match written.await {
         Ok(record) => {
-            let moving = Moving::begin(leases, &record, bound);
+            let moving = ScopeCreation::begin(leases, &record, bound);
             leases.handles.state.change_leases(|table| {
                 table.reserved.remove(&reservation);
-                table.put(record.clone());
+                table.insert(record.clone());
             });
             let uid = record.holder.uid;
             tracing::info!(lease = %record.id, uid, "lease {} granted: {}", record.id, spec(request));
-            super::life::watch(leases, record.id);
+            super::lease_end::watch(leases, record.id);
             leases.ends_changed.notify_one();
             answer(leases, record.id, viewer, bound, moving).await
         }
@@ -400,13 +400,13 @@ pub(super) async fn answer(
     leases: &Leases,
     id: LeaseId,
     viewer: Viewer,
-    bound: &Bound,
-    moving: Option<Moving>,
+    bound: &ResolvedBinding,
+    moving: Option<ScopeCreation>,
 ) -> Result<LeaseGrant, ApiError> {
     let granted = async {
         let table = leases.handles.state.leases();
         let lease = table.open.get(&id).ok_or_else(|| show::unknown(id))?;
-        bind::enter(leases, &lease.record, bound).await?;
+        bind::move_into_scope(leases, &lease.record, bound).await?;
         let mut granted = show::granted(leases, lease, viewer)?;
         bound.explain(&mut granted);
         Ok(granted)
@@ -414,13 +414,13 @@ pub(super) async fn answer(
     let granted = granted.await;
     drop(moving);
     if granted.is_err() {
-        super::life::end_unused(leases, id).await;
+        super::lease_end::end_unused(leases, id).await;
     }
     granted
 }
 
 /// Creates an audit record about a lease, in the name of the caller who requested the lease.
-pub(super) fn audit(record: &LeaseRecord, action: &str, result: &str, detail: serde_json::Value) -> NewAudit {
+pub(super) fn audit_record(record: &LeaseRecord, action: &str, result: &str, detail: serde_json::Value) -> NewAudit {
     NewAudit {
         by: Some(record.asked_by.clone()),
         action: action.to_owned(),
@@ -431,7 +431,7 @@ pub(super) fn audit(record: &LeaseRecord, action: &str, result: &str, detail: se
 }
 
 /// Returns the end time of a lease that is granted now.
-pub(super) fn end(duration_s: Option<u64>) -> Option<Timestamp> {
+pub(super) fn expires_at(duration_s: Option<u64>) -> Option<Timestamp> {
     let span = SignedDuration::from_secs(i64::try_from(duration_s?).ok()?);
     // A duration is at most 52 weeks, so the sum does not overflow.
     Timestamp::now().checked_add(span).ok()

@@ -13,7 +13,7 @@ use gpush_core::{
     lease::machine::{EndProcesses, Event},
 };
 
-use super::{Leases, change, grant, life, show};
+use super::{Leases, change, grant, lease_end, show};
 use crate::{
     caller::Caller,
     leases::Outcome,
@@ -110,8 +110,8 @@ pub(crate) async fn end_job(
         leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Releasing);
     if is_releasing && end.is_some() {
         // The end reason stays `released`. Sending this event twice has no further effect.
-        life::apply(leases, id, Event::Expired(end));
-        life::watch(leases, id);
+        lease_end::apply(leases, id, Event::Expired(end));
+        lease_end::watch(leases, id);
     }
     Ok(())
 }

@@ -28,7 +28,7 @@
 //! | `restored` | requests that waited when an earlier gpushd ended |
 //! | `change` | release, renewal, revocation |
 //! | `job` | leases of Slurm jobs |
-//! | `life` | the end of a lease: its binding and its remaining processes |
+//! | `lease_end` | the end of a lease: its binding and its remaining processes |
 //! | `expiry` | leases that have expired, or whose device is gone |
 //! | `processes` | which processes of a lease are left |
 //! | `show` | leases as the API shows them |
@@ -40,7 +40,7 @@ mod expiry;
 mod explain;
 mod grant;
 mod job;
-mod life;
+mod lease_end;
 mod offers;
 mod pending;
 mod processes;
@@ -56,7 +56,7 @@ use std::{
 };
 
 use gpush_api::LeaseId;
-use gpush_core::lease::placement::Policy;
+use gpush_core::lease::placement::PlacementPolicy;
 use gpush_host::identity::Users;
 use gpush_store::Store;
 use tokio::sync::Notify;
@@ -76,8 +76,8 @@ pub(crate) use self::{
     change::{release, renew, revoke},
     grant::{Delivery, Outcome, request},
     job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
-    life::run,
-    restored::take_places,
+    lease_end::run,
+    restored::restore_places,
     show::{all, environment, one},
 };
 
@@ -117,7 +117,7 @@ pub(crate) struct Leases(Arc<Inner>);
 pub(crate) struct Inner {
     handles: Handles,
     /// Processes that name a lease, by user. Concurrent releases share one scan of all processes.
-    named: Mutex<BTreeMap<u32, Weak<Coalesced<processes::Named>>>>,
+    named: Mutex<BTreeMap<u32, Weak<Coalesced<processes::ProcessLeases>>>>,
     /// Locked from the placement of a request until its capacity is reserved. Never held across an await.
     placing: Mutex<()>,
     /// Waiting requests, by their position in the order of arrival.
@@ -165,7 +165,7 @@ impl Leases {
     }
 
     /// Returns the shared scan for processes of a user that name a lease.
-    fn named_by(&self, uid: u32) -> Arc<Coalesced<processes::Named>> {
+    fn named_by(&self, uid: u32) -> Arc<Coalesced<processes::ProcessLeases>> {
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|_, shared| shared.strong_count() > 0);
         named.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
@@ -176,11 +176,11 @@ impl Leases {
     }
 
     /// Returns the placement policy: which of several possible places a member gets.
-    fn policy(&self) -> Policy {
+    fn policy(&self) -> PlacementPolicy {
         self.handles.state.config().leases.placement
     }
 
-    fn placing(&self) -> MutexGuard<'_, ()> {
+    fn lock_placement(&self) -> MutexGuard<'_, ()> {
         self.placing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -188,19 +188,19 @@ impl Leases {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn entering(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
+    fn unrecorded_requests(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
         self.entering.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn restored(&self) -> MutexGuard<'_, restored::Restored> {
+    fn restored_requests(&self) -> MutexGuard<'_, restored::Restored> {
         self.restored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn watched(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Notify>>> {
+    fn watchers(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Notify>>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn moving(&self) -> MutexGuard<'_, BTreeSet<LeaseId>> {
+    fn scopes_in_creation(&self) -> MutexGuard<'_, BTreeSet<LeaseId>> {
         self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -3,7 +3,7 @@
 use gpush_api::{ApiError, EndReason, LeaseGrant};
 use tokio::sync::oneshot;
 
-use super::{Leases, life, queue};
+use super::{Leases, lease_end, queue};
 use crate::lanes::Ticket;
 
 /// A client that waits for its lease. If this value is dropped before the answer, the request
@@ -50,11 +50,11 @@ impl Drop for PendingGrant {
         let (leases, ticket) = (self.leases.clone(), self.ticket);
         self.leases.handles.tasks.spawn(async move {
             if let Some(id) = granted {
-                life::end_unused(&leases, id).await;
+                lease_end::end_unused(&leases, id).await;
             }
             let waiting = leases.waiting().remove(&ticket);
             if let Some(waiting) = waiting {
-                queue::leave(&leases, waiting, EndReason::Cancelled, None).await;
+                queue::end_waiting(&leases, waiting, EndReason::Cancelled, None).await;
             }
         });
     }

@@ -40,7 +40,7 @@ const MOST_NAMED: usize = 8;
 
 /// The remaining processes of a lease.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Left {
+pub(super) struct RemainingProcesses {
     /// Number of processes from each source.
     pub(super) remaining: Remaining,
     /// Processes that belong to the lease. gpushd may end them.
@@ -51,7 +51,7 @@ pub(super) struct Left {
     of_job: bool,
 }
 
-impl Left {
+impl RemainingProcesses {
     /// Returns the pids of all processes that the lease waits for.
     pub(super) fn pids(&self) -> impl Iterator<Item = u32> {
         self.own.iter().chain(&self.others).copied()
@@ -94,12 +94,14 @@ impl Left {
 }
 
 /// Finds the remaining processes of a lease.
-pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
-    let mut left =
-        Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };
+pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> RemainingProcesses {
+    let mut left = RemainingProcesses {
+        remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) },
+        ..RemainingProcesses::default()
+    };
     left.of_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
     // Both run concurrently: the driver and the daemons answer while gpushd scans the processes.
-    let (own, lists) = tokio::join!(named(leases, lease), lists(leases, lease));
+    let (own, lists) = tokio::join!(processes_naming_lease(leases, lease), lists(leases, lease));
     left.own = own;
     if let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding {
         left.own.extend(cgroup::processes(cgroup).unwrap_or_default());
@@ -112,7 +114,7 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
         let (member, mut before) = (member.clone(), left);
         let counted = tokio::task::spawn_blocking(move || {
             let table = reader.handles.state.leases();
-            let count = |pids: Option<Vec<u32>>, left: &mut Left| {
+            let count = |pids: Option<Vec<u32>>, left: &mut RemainingProcesses| {
                 let pids = pids?;
                 let of_holder = pids.into_iter().filter(|pid| proc::owner(*pid) == Some(lease.record.holder.uid));
                 let attributed = of_holder.map(|pid| {
@@ -139,7 +141,7 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
         left = match counted.await {
             Ok(counted) => counted,
             // gpushd is stopping.
-            Err(_) => return Left::default(),
+            Err(_) => return RemainingProcesses::default(),
         };
     }
     left
@@ -163,7 +165,7 @@ async fn lists(leases: &Leases, lease: &OpenLease) -> Vec<MemberLists> {
                 MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => Some(Vec::new()),
             }
         };
-        let (clients, listed) = tokio::join!(clients, listed(leases, member));
+        let (clients, listed) = tokio::join!(clients, driver_processes(leases, member));
         lists.push(MemberLists { clients, listed });
     }
     lists
@@ -177,7 +179,7 @@ fn job_of(pid: u32) -> Option<SlurmJob> {
 /// Returns the processes of the holder whose environment names the lease: the command of
 /// `gpushctl run`, and the processes that it started. A login shell that the lease is bound to is
 /// not included. For a Slurm job, returns the processes in its cgroup.
-async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
+async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     let (leases, lease) = (leases.clone(), lease.clone());
     let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
     let job = match lease.record.binding {
@@ -189,7 +191,7 @@ async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
         | LeaseBinding::Cgroup { .. } => None,
     };
     let Some(job) = job else {
-        let all = leases.named_by(uid).after_now(|| all_named(leases.clone(), uid)).await;
+        let all = leases.named_by(uid).after_now(|| processes_naming_leases(leases.clone(), uid)).await;
         // A zombie does not count as alive.
         let its = all.iter().filter(|(pid, name)| *name == id && proc::is_alive(*pid));
         return its.map(|(pid, _)| *pid).collect();
@@ -205,10 +207,10 @@ async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
 }
 
 /// Processes of a user that name a lease, with the lease that each names.
-pub(super) type Named = Arc<[(u32, String)]>;
+pub(super) type ProcessLeases = Arc<[(u32, String)]>;
 
 /// Finds the processes of a user that name a lease of this gpushd.
-async fn all_named(leases: Leases, uid: u32) -> Named {
+async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
     let found = tokio::task::spawn_blocking(move || {
         let mps = &leases.handles.mps;
         let of_user = pids().filter(|pid| proc::owner(*pid) == Some(uid));
@@ -224,7 +226,7 @@ fn pids() -> impl Iterator<Item = u32> {
 
 /// Returns the pids that the driver lists on the target of a member; `None` if they are unknown.
 /// Excludes the MPS servers of gpushd, which run as the user and end with their clients.
-async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
+async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
     let host = leases.handles.state.now();
     if host.gpu(&member.gpu).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {
         // No process computes on a lost GPU.

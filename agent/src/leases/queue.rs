@@ -17,7 +17,7 @@ use std::{collections::BTreeMap, time::Duration};
 use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseId, LeaseQueuePosition, LeaseState, LeaseWait};
 use gpush_core::lease::{
     placement::{Assignment, Host, Member, NoAssignment},
-    queue::{self as order, Outcome, Takes},
+    queue::{self as order, ClaimedTargets, Outcome},
     quota,
 };
 use gpush_store::LeaseSource;
@@ -61,18 +61,18 @@ pub(super) struct Waiting {
 }
 
 /// A request that is being recorded as queued. It counts for the quota of its holder.
-struct Entering<'a> {
+struct UnrecordedRequest<'a> {
     leases: &'a Leases,
     holder: u32,
 }
 
-impl<'a> Entering<'a> {
+impl<'a> UnrecordedRequest<'a> {
     fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
         let holder = resolved.wanted.holder;
-        let mut entering = leases.entering();
+        let mut entering = leases.unrecorded_requests();
         let mut held = grant::held(&leases.handles.state.leases(), holder);
         let count = entering.entry(holder).or_default();
-        let unrecorded = quota::Held { id: LeaseId(0), queued: true, size: quota::Size::default() };
+        let unrecorded = quota::HeldLease { id: LeaseId(0), queued: true, size: quota::Size::default() };
         held.extend(std::iter::repeat_n(unrecorded, *count));
         quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))?;
         *count += 1;
@@ -80,9 +80,9 @@ impl<'a> Entering<'a> {
     }
 }
 
-impl Drop for Entering<'_> {
+impl Drop for UnrecordedRequest<'_> {
     fn drop(&mut self) {
-        let mut entering = self.leases.entering();
+        let mut entering = self.leases.unrecorded_requests();
         if let Some(count) = entering.get_mut(&self.holder) {
             *count -= 1;
             if *count == 0 {
@@ -104,7 +104,7 @@ pub(super) async fn enter(
     key: Option<Key>,
     lock: Option<OwnedMutexGuard<()>>,
 ) -> Result<PendingGrant, ApiError> {
-    let _entering = Entering::new(leases, &resolved)?;
+    let _entering = UnrecordedRequest::new(leases, &resolved)?;
     let until = match wait {
         LeaseWait::Seconds(seconds) => Instant::now().checked_add(Duration::from_secs(seconds)),
         LeaseWait::No | LeaseWait::Unlimited => None,
@@ -114,14 +114,14 @@ pub(super) async fn enter(
     let recorded = key.clone();
     let written = leases.handles.store.write(move |tx| {
         let record = tx.queue_lease(new.clone())?;
-        restored::keep(recorded.as_ref(), tx, record.id)?;
+        restored::record_key(recorded.as_ref(), tx, record.id)?;
         let detail = serde_json::json!({ "request": text, "uid": record.holder.uid });
-        tx.audit(grant::audit(&record, "lease.queue", "queued", detail))?;
+        tx.audit(grant::audit_record(&record, "lease.queue", "queued", detail))?;
         Ok(record)
     });
     let record = written.await?;
     let (id, viewer) = (record.id, caller.viewer);
-    leases.handles.state.change_leases(|table| table.put(record));
+    leases.handles.state.change_leases(|table| table.insert(record));
     let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
     let waiting = Waiting { id, resolved, viewer, key, until, place, reply, lock };
@@ -138,18 +138,20 @@ pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
     let index = |uuid: &str| host.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     for (ticket, entry) in leases.handles.lanes.entries() {
         let entry = match waiting.get(&ticket) {
-            Some(waiting) => order::Waiting::Lease(waiting.resolved.wanted.clone()),
+            Some(waiting) => order::QueuedEntry::Lease(waiting.resolved.wanted.clone()),
             None => {
                 let takes = |(uuid, need): (&String, &Need)| match need {
-                    Need::Lane(Reserve::Gpu) => Some((index(uuid)?, Takes::Gpu)),
-                    Need::Lane(Reserve::Targets(targets)) => Some((index(uuid)?, Takes::Targets(targets.clone()))),
+                    Need::Lane(Reserve::Gpu) => Some((index(uuid)?, ClaimedTargets::Gpu)),
+                    Need::Lane(Reserve::Targets(targets)) => {
+                        Some((index(uuid)?, ClaimedTargets::Targets(targets.clone())))
+                    }
                     Need::Parts(_) => None,
                 };
-                let takes: BTreeMap<u32, Takes> = entry.needs.iter().filter_map(takes).collect();
+                let takes: BTreeMap<u32, ClaimedTargets> = entry.needs.iter().filter_map(takes).collect();
                 if takes.is_empty() {
                     continue;
                 }
-                order::Waiting::Operation(takes)
+                order::QueuedEntry::Operation(takes)
             }
         };
         queue.push(order::Ticket(ticket.0), entry);
@@ -195,7 +197,7 @@ async fn pass(leases: &Leases) {
         leases.waiting().extract_if(.., |_, waiting| is_over(waiting)).map(|(_, waiting)| waiting).collect();
     for waiting in over {
         let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
-        leaves(leases, waiting, reason, None);
+        spawn_end_waiting(leases, waiting, reason, None);
     }
     // Without a driver gpushd cannot grant anything. The requests continue to wait.
     let Ok(seen) = leases.handles.readings.host().await else { return };
@@ -208,10 +210,10 @@ async fn pass(leases: &Leases) {
     decide(leases, &seen.host, &gpus, &mut granted, &mut never);
     for (waiting, reserved) in granted {
         let leases = leases.clone();
-        leases.handles.tasks.clone().spawn(async move { serve(&leases, waiting, reserved).await });
+        leases.handles.tasks.clone().spawn(async move { commit_grant(&leases, waiting, reserved).await });
     }
     for (waiting, error) in never {
-        leaves(leases, waiting, EndReason::Failed, Some(error));
+        spawn_end_waiting(leases, waiting, EndReason::Failed, Some(error));
     }
 }
 
@@ -223,7 +225,7 @@ fn decide(
     granted: &mut Vec<(Waiting, Reserved)>,
     never: &mut Vec<(Waiting, ApiError)>,
 ) {
-    let _placing = leases.placing();
+    let _placing = leases.lock_placement();
     // A request over a quota reserves nothing: its holder must release a lease first.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
     loop {
@@ -290,7 +292,7 @@ fn try_take(
 ) -> Option<Result<Reserved, ApiError>> {
     let resolved = leases.waiting().get(&ticket).map(|waiting| waiting.resolved.clone())?;
     let table = leases.handles.state.leases();
-    match grant::take(leases, gpus, host, &table, &resolved, assignment) {
+    match grant::reserve_assignment(leases, gpus, host, &table, &resolved, assignment) {
         Ok(reserved) => reserved.map(Ok),
         Err(NotReserved::Refused(error)) => Some(Err(error)),
         Err(NotReserved::NoRoom(_)) => None,
@@ -365,7 +367,7 @@ fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
 }
 
 /// Commits the grant of a waiting request.
-async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
+async fn commit_grant(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     let (id, viewer, key) = (waiting.id, waiting.viewer, waiting.key.clone());
     let request = waiting.resolved.new.request.clone();
     let bound = waiting.resolved.bound.clone();
@@ -391,7 +393,7 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
         Ok(granted) => {
             if reply.send(Ok(granted)).is_err() {
                 // The client has disconnected, so the lease has no user.
-                super::life::end_unused(leases, id).await;
+                super::lease_end::end_unused(leases, id).await;
             }
         }
         Err(error) => {
@@ -402,13 +404,13 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
 }
 
 /// Ends a waiting request in a separate task, because recording may take long.
-fn leaves(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
+fn spawn_end_waiting(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let leases = leases.clone();
-    leases.handles.tasks.clone().spawn(async move { leave(&leases, waiting, reason, error).await });
+    leases.handles.tasks.clone().spawn(async move { end_waiting(&leases, waiting, reason, error).await });
 }
 
 /// Ends a waiting request.
-pub(super) async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
+pub(super) async fn end_waiting(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let Waiting { id, place, reply, .. } = waiting;
     drop(place);
     let queue = leases.handles.state.leases().open.get(&id).and_then(|lease| lease.queue.clone());
@@ -435,7 +437,7 @@ pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> b
     };
     match removed {
         Some(waiting) => {
-            leave(leases, waiting, reason, None).await;
+            end_waiting(leases, waiting, reason, None).await;
             true
         }
         None => restored::cancel_place(leases, id, reason).await,
@@ -444,5 +446,5 @@ pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> b
 
 /// Records the end of a lease that was not granted.
 pub(super) async fn end_queued(leases: &Leases, id: LeaseId, reason: EndReason) {
-    super::life::record_end(leases, id, reason).await;
+    super::lease_end::record_end(leases, id, reason).await;
 }

@@ -7,7 +7,7 @@ use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, Lease
 use gpush_core::{
     config::Rule,
     lease::{
-        placement::{GpuOffer, Host, Wanted, WantedShare},
+        placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
         quota::{self, Effective},
         request,
     },
@@ -20,7 +20,7 @@ use jiff::Timestamp;
 
 use super::{
     Leases,
-    bind::{self, Bound},
+    bind::{self, ResolvedBinding},
     job::JobTerms,
 };
 use crate::{
@@ -35,11 +35,11 @@ pub(super) struct Resolved {
     /// The lease to record.
     pub(super) new: NewLease,
     /// The share to place.
-    pub(super) wanted: Wanted,
+    pub(super) wanted: PlacementRequest,
     /// The effective quota of the holder.
     pub(super) quota: Effective,
     /// The binding of the lease.
-    pub(super) bound: Bound,
+    pub(super) bound: ResolvedBinding,
 }
 
 /// Checks a request and resolves it on this host. `offered` is what the host offers when nothing is
@@ -62,7 +62,7 @@ pub(super) async fn resolve(
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }
-    let share = match WantedShare::of(&request.share) {
+    let share = match RequestedShare::of(&request.share) {
         Some(share) => share,
         None => {
             let is_selected = |index: u32| selected.as_ref().is_none_or(|selected| selected.contains(&index));
@@ -71,14 +71,14 @@ pub(super) async fn resolve(
             let share = request::default_share(&kinds)?;
             // The kind is known only now, and the valid counts depend on the kind.
             request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
-            WantedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
+            RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
         }
     };
     let offers = |gpu: &&GpuOffer| gpu.kinds().any(|kind| kind == share.kind());
     let is_selected = |gpu: &&GpuOffer| selected.as_ref().is_none_or(|selected| selected.contains(&gpu.index));
     let mut offering = offered.gpus.iter().filter(offers);
     if offering.clone().any(|gpu| withheld.contains(&gpu.index)) && !offering.any(|gpu| is_selected(&gpu)) {
-        return Err(slurms_only());
+        return Err(slurm_only_error());
     }
     let targets = match (&request.target, job) {
         (Some(text), _) => Some([target(leases, share.kind(), gpus, text)?].into()),
@@ -86,7 +86,7 @@ pub(super) async fn resolve(
         (None, None) => None,
     };
     let bound = match job {
-        Some(job) => Bound::to_job(job.binding.clone()),
+        Some(job) => ResolvedBinding::to_job(job.binding.clone()),
         None => {
             let named = named_binding(caller, holder, &request)?;
             bind::resolve(leases, caller, holder, &request, named).await?
@@ -106,7 +106,7 @@ pub(super) async fn resolve(
         }
     }
     let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| ApiError::from(&denial))?;
-    let wanted = Wanted { share, count: request.count as usize, holder, gpus: selected, targets };
+    let wanted = PlacementRequest { share, count: request.count as usize, holder, gpus: selected, targets };
     let kind = wanted.share.kind();
     let holder = LeaseHolder { uid: holder, user: name };
     Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, quota, bound })
@@ -162,7 +162,7 @@ fn for_caller(
     let were_there = !left.is_empty();
     left.retain(|index| !slurms.contains(index));
     if left.is_empty() && were_there {
-        return Err(slurms_only());
+        return Err(slurm_only_error());
     }
     Ok((Some(left), slurms))
 }
@@ -188,7 +188,7 @@ fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<
     Ok(left)
 }
 
-fn slurms_only() -> ApiError {
+fn slurm_only_error() -> ApiError {
     ApiError::new(Code::Denied, "only Slurm jobs can lease these GPUs")
         .cause("their config rule has `owner = \"slurm\"`")
         .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
@@ -204,7 +204,7 @@ fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<
                 let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
                 let devices = instances.flat_map(|one| one.compute.iter().map(move |compute| (one, compute)));
                 devices.filter_map(|(one, compute)| {
-                    let name = format!("{}:{}", gpu.index, sharing::words(one, compute));
+                    let name = format!("{}:{}", gpu.index, sharing::device_name(one, compute));
                     Some((compute.uuid.clone()?, name))
                 })
             });
@@ -283,7 +283,7 @@ async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>
 ///
 /// # Errors
 /// If the quota of the holder does not allow the duration.
-pub(super) async fn may_last(
+pub(super) async fn check_duration(
     leases: &Leases,
     caller: &Caller,
     lease: &OpenLease,

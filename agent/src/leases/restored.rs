@@ -5,7 +5,7 @@
 //!                         │ resolved once the GPUs are known: it waits like any other request
 //!                         ▼
 //!                       away ─┬─ client reconnects ─► the client gets the result, or waits for it
-//!                             └─ not within `RETURN`, or the request has no key ─► cancelled
+//!                             └─ not within `RECONNECT_TIME`, or the request has no key ─► cancelled
 //! ```
 //!
 //! Until the client reconnects, its request is resolved with the rights of an ordinary user. That
@@ -27,7 +27,7 @@ use tokio::{
 use super::{
     Leases,
     job::JobTerms,
-    life, offers,
+    lease_end, offers,
     pending::PendingGrant,
     queue::{self, Waiting},
     request::{Resolved, resolve},
@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// Time within which clients must reconnect after the start of gpushd.
-const RETURN: Duration = Duration::from_secs(30);
+const RECONNECT_TIME: Duration = Duration::from_secs(30);
 
 /// Requests whose clients have not reconnected.
 #[derive(Debug, Default)]
@@ -54,10 +54,10 @@ pub(super) struct Restored {
 /// Restores the places of queued requests that arrived before the time `before`; with `None`, of
 /// all queued requests. The caller also queues the operations, in one order of arrival, before any
 /// request is served.
-pub(crate) fn take_places(leases: &Leases, before: Option<Timestamp>) {
+pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
-    let mut restored = leases.restored();
+    let mut restored = leases.restored_requests();
     for lease in queued.filter(|lease| before.is_none_or(|before| lease.record.created_at <= before)) {
         restored
             .places
@@ -68,7 +68,7 @@ pub(crate) fn take_places(leases: &Leases, before: Option<Timestamp>) {
 
 /// Returns whether a restored request is not resolved yet.
 pub(super) fn is_pending(leases: &Leases) -> bool {
-    !leases.restored().places.is_empty()
+    !leases.restored_requests().places.is_empty()
 }
 
 /// Resolves the restored requests that are not resolved yet, as far as possible. Call this before
@@ -76,10 +76,10 @@ pub(super) fn is_pending(leases: &Leases) -> bool {
 pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
     // A request and the task that serves the queue may call this concurrently.
     let _resolving = leases.resolving.lock().await;
-    let ids: Vec<LeaseId> = leases.restored().places.keys().copied().collect();
+    let ids: Vec<LeaseId> = leases.restored_requests().places.keys().copied().collect();
     for id in ids {
         let Some(record) = leases.handles.state.leases().open.get(&id).map(|lease| lease.record.clone()) else {
-            leases.restored().places.remove(&id);
+            leases.restored_requests().places.remove(&id);
             continue;
         };
         if !is_resolved_without_its_client(&record) {
@@ -87,10 +87,10 @@ pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
         }
         let caller = as_user(leases, &record).await;
         let Ok(resolved) = resolved(leases, &caller, &record.request, seen, None).await else { continue };
-        let place = leases.restored().places.remove(&id);
+        let place = leases.restored_requests().places.remove(&id);
         let Some(place) = place else { continue };
-        let waiter = wait(leases, &record, resolved, caller.viewer, place, None);
-        leases.restored().away.insert(id, waiter);
+        let waiter = add_waiting(leases, &record, resolved, caller.viewer, place, None);
+        leases.restored_requests().away.insert(id, waiter);
     }
 }
 
@@ -125,7 +125,7 @@ async fn resolved(
 }
 
 /// Adds a resolved request to the waiting requests.
-fn wait(
+fn add_waiting(
     leases: &Leases,
     record: &LeaseRecord,
     resolved: Resolved,
@@ -160,7 +160,7 @@ pub(super) async fn rejoin(
     lock: &mut Option<OwnedMutexGuard<()>>,
 ) -> Result<Option<PendingGrant>, ApiError> {
     let known = {
-        let restored = leases.restored();
+        let restored = leases.restored_requests();
         restored.places.contains_key(&id) || restored.away.contains_key(&id)
     };
     let record = leases.handles.state.leases().open.get(&id).map(|lease| lease.record.clone());
@@ -168,7 +168,7 @@ pub(super) async fn rejoin(
     let seen = leases.handles.readings.host().await?;
     let resolved = resolved(leases, caller, &record.request, &seen, job).await;
     let _resolving = leases.resolving.lock().await;
-    let away = leases.restored().away.remove(&id);
+    let away = leases.restored_requests().away.remove(&id);
     if let Some(waiter) = away {
         if let (Ok(resolved), Some(waiting)) = (resolved, leases.waiting().get_mut(&waiter.ticket())) {
             (waiting.resolved, waiting.viewer, waiting.lock) = (resolved, caller.viewer, lock.take());
@@ -182,9 +182,9 @@ pub(super) async fn rejoin(
     {
         return Err(error.clone());
     }
-    let Some(place) = leases.restored().places.remove(&id) else { return Ok(None) };
+    let Some(place) = leases.restored_requests().places.remove(&id) else { return Ok(None) };
     match resolved {
-        Ok(resolved) => Ok(Some(wait(leases, &record, resolved, caller.viewer, place, lock.take()))),
+        Ok(resolved) => Ok(Some(add_waiting(leases, &record, resolved, caller.viewer, place, lock.take()))),
         Err(error) => {
             drop(place);
             queue::end_queued(leases, id, EndReason::Failed).await;
@@ -193,10 +193,10 @@ pub(super) async fn rejoin(
     }
 }
 
-/// Cancels requests whose clients cannot reconnect. After [`RETURN`], also cancels requests whose
+/// Cancels requests whose clients cannot reconnect. After [`RECONNECT_TIME`], also cancels requests whose
 /// clients have not reconnected.
 pub(super) async fn expire(leases: Leases) {
-    let ids: Vec<LeaseId> = leases.restored().places.keys().copied().collect();
+    let ids: Vec<LeaseId> = leases.restored_requests().places.keys().copied().collect();
     for id in ids {
         let record = leases.handles.state.leases().open.get(&id).map(|lease| lease.record.clone());
         if let Some(record) = record
@@ -206,15 +206,15 @@ pub(super) async fn expire(leases: Leases) {
         }
     }
     let is_empty = |restored: &Restored| restored.places.is_empty() && restored.away.is_empty();
-    if is_empty(&leases.restored()) {
+    if is_empty(&leases.restored_requests()) {
         return;
     }
     tokio::select! {
         () = leases.handles.stopping.cancelled() => return,
-        () = tokio::time::sleep(RETURN) => {}
+        () = tokio::time::sleep(RECONNECT_TIME) => {}
     }
     let ids: Vec<LeaseId> = {
-        let restored = leases.restored();
+        let restored = leases.restored_requests();
         restored.places.keys().chain(restored.away.keys()).copied().collect()
     };
     for id in ids {
@@ -224,7 +224,7 @@ pub(super) async fn expire(leases: Leases) {
 }
 
 async fn cancel(leases: &Leases, id: LeaseId) {
-    let waiter = leases.restored().away.remove(&id);
+    let waiter = leases.restored_requests().away.remove(&id);
     // Dropping the `PendingGrant` ends its request, or its grant.
     drop(waiter);
     cancel_place(leases, id, EndReason::Cancelled).await;
@@ -232,11 +232,11 @@ async fn cancel(leases: &Leases, id: LeaseId) {
 
 /// Ends a restored request that is not resolved yet. Returns whether there was such a request.
 pub(super) async fn cancel_place(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
-    let place = leases.restored().places.remove(&id);
+    let place = leases.restored_requests().places.remove(&id);
     let had_place = place.is_some();
     drop(place);
     if had_place {
-        life::record_end(leases, id, reason).await;
+        lease_end::record_end(leases, id, reason).await;
     }
     had_place
 }
@@ -262,7 +262,7 @@ async fn has_key(leases: &Leases, record: &LeaseRecord) -> bool {
 
 /// Returns the error for a repeated request whose lease is still queued, but no longer waits for
 /// its client. The lease is about to end.
-pub(super) fn ends_now(id: LeaseId) -> ApiError {
+pub(super) fn ending_error(id: LeaseId) -> ApiError {
     ApiError::new(Code::Unavailable, format!("lease {id} of this request is about to end"))
         .hint("send the request again")
         .retryable()
@@ -274,10 +274,10 @@ pub(super) fn may_be_repeated(record: &LeaseRecord) -> bool {
 }
 
 /// Records the lease of a queued request under its key, so that the client can reconnect to it.
-pub(super) fn keep(
+pub(super) fn record_key(
     key: Option<&Key>,
     tx: &mut gpush_store::Tx<'_>,
     id: LeaseId,
 ) -> Result<(), gpush_store::StoreError> {
-    key.map_or(Ok(()), |key| key.keep_with(tx, id.0))
+    key.map_or(Ok(()), |key| key.record_number(tx, id.0))
 }

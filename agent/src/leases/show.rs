@@ -13,7 +13,7 @@ use super::Leases;
 use crate::{
     caller::{Caller, Viewer},
     mps,
-    state::{OpenLease, leases::shown},
+    state::{OpenLease, leases::to_api},
 };
 
 /// Maximum number of ended leases in one answer.
@@ -37,7 +37,7 @@ pub(super) fn id(text: &str) -> Result<LeaseId, ApiError> {
 /// If the store cannot be read.
 pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result<Vec<Lease>, ApiError> {
     let table = leases.handles.state.leases();
-    let mut all: Vec<Lease> = table.open.values().map(|lease| lease.shown(viewer)).collect();
+    let mut all: Vec<Lease> = table.open.values().map(|lease| lease.to_api(viewer)).collect();
     if ended > 0 {
         let uid = match viewer {
             Viewer::User(uid) => Some(uid),
@@ -46,7 +46,7 @@ pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result
         let history = LeaseHistory { uid, before: None, limit: ended.min(MOST_ENDED) };
         let ended = leases.handles.store.read(move |view| view.ended_leases(history)).await?;
         // A lease that ended between the two reads is listed once.
-        all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(|one| shown(one, viewer)));
+        all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(|one| to_api(one, viewer)));
     }
     Ok(all)
 }
@@ -58,10 +58,10 @@ pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result
 pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<Lease, ApiError> {
     let id = id(text)?;
     if let Some(lease) = leases.handles.state.leases().open.get(&id) {
-        return Ok(lease.shown(viewer));
+        return Ok(lease.to_api(viewer));
     }
     let record = leases.handles.store.read(move |view| view.lease(id)).await?;
-    record.map(|record| shown(&record, viewer)).ok_or_else(|| unknown(id))
+    record.map(|record| to_api(&record, viewer)).ok_or_else(|| unknown(id))
 }
 
 /// Returns the error for an id without a lease.
@@ -80,7 +80,7 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
     if !caller.viewer.is_admin() && caller.peer.uid != lease.record.holder.uid {
         return Err(denied(lease, "use"));
     }
-    if let Some(denied) = of_job(&lease.record, caller, "use") {
+    if let Some(denied) = job_denied(&lease.record, caller, "use") {
         return Err(denied);
     }
     if lease.state.name() != LeaseState::Active {
@@ -108,7 +108,7 @@ pub(super) fn denied(lease: &OpenLease, what: &str) -> ApiError {
 
 /// Returns the error for a user who may not change or use the lease of a Slurm job. Returns `None` for administrators,
 /// and for other leases.
-pub(super) fn of_job(record: &LeaseRecord, caller: &Caller, what: &str) -> Option<ApiError> {
+pub(super) fn job_denied(record: &LeaseRecord, caller: &Caller, what: &str) -> Option<ApiError> {
     let LeaseBinding::Job { job, .. } = &record.binding else { return None };
     if caller.viewer.is_admin() {
         return None;
@@ -129,7 +129,7 @@ pub(super) fn granted(leases: &Leases, lease: &OpenLease, viewer: Viewer) -> Res
     let record = &lease.record;
     let environment = variables(leases, record)?;
     let environment = environment.variables().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    Ok(LeaseGrant { lease: lease.shown(viewer), environment, warnings: warnings(record), binding_reason: None })
+    Ok(LeaseGrant { lease: lease.to_api(viewer), environment, warnings: warnings(record), binding_reason: None })
 }
 
 fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiError> {

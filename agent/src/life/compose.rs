@@ -17,8 +17,9 @@ use super::UNKNOWN_BOOT;
 use crate::{
     apply::{self, Engine, EngineHandles, Executor, Planner, Recovery, Services},
     authorization::Authorization,
-    durable::{self, Remembered},
+    durable::{self, StoredState},
     health::{Check, Health, Sources},
+    host_services::HostServices,
     http::{self, requests::Requests, response_limiter::ResponseLimiter},
     idempotency::Idempotency,
     lanes::Lanes,
@@ -28,26 +29,25 @@ use crate::{
     mps::{self, Mps},
     operation::Operations,
     options::MPS_DIRECTORY,
-    outside::Outside,
     processes::{self, Environments, Unleased},
     recover::LossAcceptance,
-    reload::{self, Differences, Inbox, Reload},
+    reload::{self, Differences, Reload, ReloadReceiver},
     settings::Settings,
     shared_gpus::SharedGpus,
     slurm::Slurm,
-    startup::{self, Due, Startup},
+    startup::{self, Startup, StartupWork},
     state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings},
     timeslice::Timeslice,
 };
 
 /// What gpushd knows about its host at start.
-pub(super) struct HostOrigin {
+pub(super) struct HostEnvironment {
     /// The boot id, or why it is not known.
     pub(super) boot: Result<String, ApiError>,
     /// Root of the host's file system.
     pub(super) host_root: PathBuf,
     /// Access to helper units and other processes of the host.
-    pub(super) outside: Arc<Outside>,
+    pub(super) outside: Arc<HostServices>,
     /// Directory of MPS daemons.
     pub(super) mps_dir: PathBuf,
     /// Directory of NVIDIA's MPS programs, used if the config keeps the default paths.
@@ -73,7 +73,7 @@ pub(super) struct Parts {
     /// Reloads the config.
     pub(super) reload: Reload,
     /// Receives requests for reloads.
-    pub(super) inbox: Inbox,
+    pub(super) inbox: ReloadReceiver,
     /// Operations that a previous gpushd left unfinished, oldest first.
     pub(super) unfinished: Vec<UnfinishedOperation>,
     /// Unfinished operations, each with a later operation that has begun on one of its GPUs. So the
@@ -82,7 +82,7 @@ pub(super) struct Parts {
     /// The boot id, or a placeholder.
     pub(super) boot_id: String,
     /// The work at start that is due on this boot.
-    pub(super) due: Due,
+    pub(super) due: StartupWork,
 }
 
 /// Creates all handles. After this call, only the supervisor of the driver and the thread for user
@@ -92,12 +92,12 @@ pub(super) struct Parts {
 /// If a thread cannot be started.
 pub(super) fn compose(
     settings: Settings,
-    origin: HostOrigin,
-    remembered: Remembered,
+    origin: HostEnvironment,
+    remembered: StoredState,
     options: Options,
 ) -> anyhow::Result<Parts> {
-    let HostOrigin { boot, host_root, outside, mps_dir, mps_programs } = origin;
-    let Remembered {
+    let HostEnvironment { boot, host_root, outside, mps_dir, mps_programs } = origin;
+    let StoredState {
         store,
         notes,
         last_boot,
@@ -132,7 +132,7 @@ pub(super) fn compose(
         created,
     };
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
-    mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
+    mps_targets.iter().for_each(|target| state.set_shared(&target.target, target.in_force.is_some()));
     let readings = Readings::new(hardware.clone(), users.clone(), state.clone());
     let lanes = Lanes::new(state.clone());
     let shared_gpus =
@@ -245,7 +245,7 @@ pub(super) fn compose(
             check(&unleased, processes::health),
             check(&leases, leases::health),
             check(&notes, |notes| durable::health(notes).collect()),
-            check(&store, |store| store.trouble().map(ApiError::from).into_iter().collect()),
+            check(&store, |store| store.refusal().map(ApiError::from).into_iter().collect()),
         ],
     });
     let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);

@@ -42,31 +42,31 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    compose::{HostOrigin, Parts},
+    compose::{HostEnvironment, Parts},
     reloading::Reloading,
 };
 use crate::{
     apply,
     caller::Viewer,
-    durable::{self, Remembered},
+    durable::{self, StoredState},
+    host_services::HostServices,
     http::{self, Handles},
     leases,
     listen::{
         accept::{self, SocketKind},
         accounts::{self, Accounts},
-        socket::{Access, HandedOver, Listening, SocketError},
+        socket::{Listening, PassedSockets, SocketAccess, SocketError},
     },
     logging::{self, Log},
     monitor::Monitor,
     mps,
-    operation::Ongoing,
-    options::{Arguments, Paths, Surroundings, Trust},
-    outside::Outside,
+    operation::OperationHandle,
+    options::{Arguments, Paths, ProcessEnvironment, Trust},
     overrides, processes,
-    reload::Wish,
+    reload::ReloadCommand,
     settings::Settings,
     shared_gpus,
-    signals::{self, Asked, Signals},
+    signals::{self, SignalRequest, Signals},
     startup,
     state::{State, readings::Readings},
     timeslice, watchdog,
@@ -83,7 +83,7 @@ const WORKER_END: Duration = Duration::from_millis(500);
 
 /// How long gpushd continues to serve clients after the last operation has ended. Clients poll the
 /// operation, and must not find the socket closed between two polls.
-const LAST_WORD: Duration = Duration::from_millis(250);
+const LAST_POLLS: Duration = Duration::from_millis(250);
 
 /// Maximum time for the last tasks of the runtime to end.
 const RUNTIME_END: Duration = Duration::from_millis(200);
@@ -91,9 +91,9 @@ const RUNTIME_END: Duration = Duration::from_millis(200);
 /// Runs gpushd until it receives SIGTERM.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // This runs before any thread starts, because it changes the environment.
-    let handed_over = Listening::handed_over()?;
-    let early = signals::arm().context("signals can't be handled")?;
-    let paths = Paths::resolve(arguments, &Surroundings::of_this_process())?;
+    let handed_over = Listening::take_passed()?;
+    let early = signals::register().context("signals can't be handled")?;
+    let paths = Paths::resolve(arguments, &ProcessEnvironment::of_this_process())?;
     let settings = Settings::load(&paths.config, paths.config_named, paths.trust)?;
     let config = settings.config();
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
     check_trust(&paths, options.library.as_deref())?;
-    let outside = Outside {
+    let outside = HostServices {
         helpers: Helpers::new(&paths.state_dir),
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
@@ -131,7 +131,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // A log filter from the command line overrides the config.
     let level = arguments.log.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
-    let here = Here { boot, host_root: arguments.host_root.clone(), outside, early, mps_dir, mps_programs };
+    let here = StartupContext { boot, host_root: arguments.host_root.clone(), outside, early, mps_dir, mps_programs };
     let result = runtime.block_on(serve(settings, here, remembered, sockets, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
@@ -139,15 +139,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// What gpushd knows about its host at start, before the runtime.
-struct Here {
+struct StartupContext {
     /// The boot id, or why it is not known.
     boot: Result<String, ApiError>,
     /// Root of the host's file system.
     host_root: PathBuf,
     /// Access to helper units and other processes of the host.
-    outside: Outside,
+    outside: HostServices,
     /// Signals that arrived before the runtime started.
-    early: signals::Early,
+    early: signals::EarlyStop,
     /// Directory of MPS daemons.
     mps_dir: PathBuf,
     /// Directory of NVIDIA's MPS programs, used if the config keeps the default paths.
@@ -161,12 +161,12 @@ struct Sockets {
 }
 
 /// Returns the sockets that systemd passed, or creates them.
-fn sockets(handed_over: Option<HandedOver>, paths: &Paths, config: &Config) -> Result<Sockets, SocketError> {
+fn sockets(handed_over: Option<PassedSockets>, paths: &Paths, config: &Config) -> Result<Sockets, SocketError> {
     let named = paths.admin_socket.clone().or_else(|| config.api.admin_socket.as_ref().map(PathBuf::from));
     let (public, admin, default_admin) = match handed_over {
         // If systemd passed the first socket, gpushd creates the second one only if its path is configured. The sandbox
         // may prevent gpushd from creating it.
-        Some(HandedOver { public, admin }) => (public, admin, None),
+        Some(PassedSockets { public, admin }) => (public, admin, None),
         None => {
             let default_admin = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
             (Listening::bind(&paths.socket, &access(config), "--socket")?, None, default_admin)
@@ -174,14 +174,14 @@ fn sockets(handed_over: Option<HandedOver>, paths: &Paths, config: &Config) -> R
     };
     let admin = match (admin, named.or(default_admin)) {
         (Some(admin), _) => Some(admin),
-        (None, Some(path)) => Some(Listening::bind(&path, &Access::own(), "--admin-socket")?),
+        (None, Some(path)) => Some(Listening::bind(&path, &SocketAccess::own(), "--admin-socket")?),
         (None, None) => None,
     };
     Ok(Sockets { public, admin })
 }
 
-fn access(config: &Config) -> Access {
-    Access { mode: config.api.socket_mode, group: config.api.socket_group.clone() }
+fn access(config: &Config) -> SocketAccess {
+    SocketAccess { mode: config.api.socket_mode, group: config.api.socket_group.clone() }
 }
 
 /// Returns the options of the driver worker. A library on the command line overrides the config.
@@ -223,14 +223,14 @@ fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
 
 async fn serve(
     settings: Settings,
-    here: Here,
-    remembered: Remembered,
+    here: StartupContext,
+    remembered: StoredState,
     sockets: Sockets,
     options: Options,
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
     let mut signals = Signals::listen(here.early).context("signals can't be handled")?;
-    let origin = HostOrigin {
+    let origin = HostEnvironment {
         boot: here.boot,
         host_root: here.host_root,
         outside: Arc::new(here.outside),
@@ -257,15 +257,15 @@ async fn serve(
     // This runs before any request can call the driver, and before a queued operation can begin.
     handles.maintenance.resume();
     // Running daemons must be known before requests are served.
-    mps::find(&mps);
+    mps::adopt_daemons(&mps);
     // Leases and operations that wait share one order of arrival.
-    let enqueue = |ongoing: &Arc<Ongoing>, order, since| {
-        leases::take_places(&leases, Some(since));
-        engine.queue.enter_again(&engine.lanes, ongoing, order, since);
+    let enqueue = |ongoing: &Arc<OperationHandle>, order, since| {
+        leases::restore_places(&leases, Some(since));
+        engine.queue.enqueue_recovered(&engine.lanes, ongoing, order, since);
     };
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
-    leases::take_places(&leases, None);
-    startup.startup.leave(changed.into_iter());
+    leases::restore_places(&leases, None);
+    startup.startup.mark_changed(changed.into_iter());
     let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
     // The monitor subscribes before a worker exists, so that it misses no event.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
@@ -276,7 +276,7 @@ async fn serve(
     let accounts = Accounts::default();
     let access = handles.settings.clone();
     let admin_groups = move || access.config().access.admin_groups.clone();
-    let following = tokio::spawn(accounts::follow(accounts.clone(), admin_groups, stopping.clone()));
+    let following = tokio::spawn(accounts::refresh_periodically(accounts.clone(), admin_groups, stopping.clone()));
     let open = |listener, socket_kind| {
         let (ping, pings) = mpsc::channel(1);
         let router = http::router(handles.clone());
@@ -288,10 +288,11 @@ async fn serve(
     };
     let (public, ping) = open(listener, SocketKind::Public);
     let store = handles.store.clone();
-    let fed = notify::watchdog_period().map(|period| tokio::spawn(watchdog::feed(period, ping, store.clone())));
+    let fed = notify::watchdog_period()
+        .map(|period| tokio::spawn(watchdog::notify_periodically(period, ping, store.clone())));
     let (admin, admin_file) = sockets.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, SocketKind::Admin).0);
-    let mut server = tokio::spawn(served(public, admin));
+    let mut server = tokio::spawn(serve_all(public, admin));
     notify::send(Notification::Ready);
     notify::send(Notification::Status(format!("serving on {name}")));
     tracing::info!("host {}", machine::describe());
@@ -311,8 +312,8 @@ async fn serve(
     let ended = loop {
         tokio::select! {
             asked = signals.next() => match asked {
-                Asked::Reload => drop(reloading.carry_out(Wish::signal()).await),
-                Asked::Stop => break None,
+                SignalRequest::Reload => drop(reloading.carry_out(ReloadCommand::signal()).await),
+                SignalRequest::Stop => break None,
             },
             (wish, reply) = inbox.next() => {
                 // Fails if the caller has disconnected.
@@ -334,7 +335,7 @@ async fn serve(
     tasks.close();
     tasks.wait().await;
     if unfinished > 0 {
-        tokio::time::sleep(LAST_WORD).await;
+        tokio::time::sleep(LAST_POLLS).await;
     }
     let _ = tokio::join!(startup, expiry, daemons, leases, levels, leftover, unleased);
     first_reading.abort();
@@ -356,7 +357,7 @@ async fn serve(
 }
 
 /// Waits until all sockets are closed, or one of them fails.
-async fn served(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
+async fn serve_all(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
     let ended = async |serving: Serving| {
         serving.await.context("the accept loop ended unexpectedly")?.context("cannot serve the socket")
     };

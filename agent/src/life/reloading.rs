@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloaded};
+use gpush_api::{ApiError, Code, ConfigChange, EventPayload, PendingRestart, Reloaded};
 use gpush_core::config::Config;
 use gpush_host::notify::{self, Notification};
 
@@ -10,7 +10,7 @@ use super::access;
 use crate::{
     listen::socket::{SocketError, SocketFile},
     logging::Log,
-    reload::{Reload, Wish},
+    reload::{Reload, ReloadCommand},
     state::words,
 };
 
@@ -27,7 +27,7 @@ impl Reloading<'_> {
     ///
     /// # Errors
     /// As [`Reload::carry_out`].
-    pub(super) async fn carry_out(&self, wish: Wish) -> Result<Reloaded, ApiError> {
+    pub(super) async fn carry_out(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
         let Self { reload: Reload { settings, state, .. }, socket_file, level } = self;
         let in_force = Mutex::new(settings.config().as_ref().clone());
         let live = |wanted: &Config| {
@@ -55,13 +55,17 @@ impl Reloading<'_> {
                     tracing::warn!("{key} stays {in_force} until gpushd is restarted: the file has {in_file}");
                 }
                 let pending_restart = settings.pending_restart().into_iter().map(|one| one.key).collect();
-                state.events().publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
+                state.events().publish(EventPayload::Config(ConfigChange {
+                    taken: true,
+                    error: None,
+                    pending_restart,
+                }));
                 notify::send(Notification::Status("the config was reloaded".to_owned()));
             }
             Err(error) => {
-                tracing::error!("{}", words::in_full(error));
+                tracing::error!("{}", words::one_line(error));
                 let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
-                state.events().publish(Happening::Config(change));
+                state.events().publish(EventPayload::Config(change));
                 notify::send(Notification::Status("the config has errors and was not loaded".to_owned()));
             }
         }

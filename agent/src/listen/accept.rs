@@ -41,8 +41,8 @@ use tower_service::Service;
 
 use super::{
     accounts::Accounts,
-    caps::{Caps, ConnectionSlot, Rank, Refusal},
-    pace::{Pace, Paced},
+    caps::{Caps, ConnectionSlot, Rank, SlotRefusal},
+    connection_timer::{ConnectionTimer, TimedStream},
 };
 use crate::{
     http::{admin_socket::ThroughAdminSocket, endless::Endless, failure::Failure, head::MOST_BYTES},
@@ -155,7 +155,7 @@ impl Limits {
 
     /// Takes a slot for the connection of a client. Looks up the details of the peer only if they
     /// affect the result.
-    fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<ConnectionSlot, String> {
+    fn take_slot(&self, client: &mut Client, stream: &StdStream) -> Result<ConnectionSlot, String> {
         let now = std::time::Instant::now();
         if self.is_privileged(&client.peer) {
             client.identify(stream);
@@ -163,18 +163,18 @@ impl Limits {
         let account = self.accounts.of(client.peer.uid);
         let is_privileged = self.is_privileged(&client.peer) && client.peer.is_on_this_host;
         let rank = if is_privileged { Rank::Privileged } else { Rank::User };
-        let entered = match self.caps.enter(account, rank, now) {
-            Err(Refusal::InAll(why)) => {
+        let entered = match self.caps.take_slot(account, rank, now) {
+            Err(SlotRefusal::InAll(why)) => {
                 client.identify(stream);
                 if self.has_admin_reserve(&client.peer) {
-                    self.caps.enter(account, Rank::Admin, now)
+                    self.caps.take_slot(account, Rank::Admin, now)
                 } else {
-                    Err(Refusal::InAll(why))
+                    Err(SlotRefusal::InAll(why))
                 }
             }
             entered => entered,
         };
-        entered.map_err(|(Refusal::Account(why) | Refusal::InAll(why))| why)
+        entered.map_err(|(SlotRefusal::Account(why) | SlotRefusal::InAll(why))| why)
     }
 
     /// Returns whether an identified peer may use the slots that are reserved for admin groups.
@@ -226,7 +226,7 @@ fn admit(
     // Fails if the peer has already disconnected.
     let Ok(peer) = Peer::of(&stream) else { return };
     let mut client = Client::new(peer);
-    let entered = limits.enter(&mut client, &stream);
+    let entered = limits.take_slot(&mut client, &stream);
     // Without a delay, the peer is identified at once. With a delay, it is identified afterwards,
     // when most connections of a flooding client are closed.
     if entered.as_ref().is_ok_and(|place| place.delay.is_zero()) {
@@ -289,9 +289,9 @@ async fn connection(
     }
     client.identify(&stream);
     let peer = client.peer;
-    let pace = Pace::new();
+    let pace = ConnectionTimer::new();
     let begun = CancellationToken::new();
-    let io = TokioIo::new(Paced::new(stream, pace.clone()));
+    let io = TokioIo::new(TimedStream::new(stream, pace.clone()));
     let service = service_fn(|request: hyper::Request<Incoming>| {
         pace.busy();
         begun.cancel();
@@ -312,7 +312,7 @@ async fn connection(
                 Err(_) => Failure::internal().into(),
             };
             if response.extensions().get::<Endless>().is_some() {
-                pace.streams();
+                pace.streaming();
             } else {
                 pace.answered();
             }
@@ -338,7 +338,7 @@ async fn connection(
                 }
                 return;
             }
-            () = pace.too_slow() => {
+            () = pace.wait_until_too_slow() => {
                 tracing::debug!(uid = peer.uid, "closing a connection that is too slow");
                 return;
             }

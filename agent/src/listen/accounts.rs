@@ -82,7 +82,11 @@ impl Accounts {
 }
 
 /// Updates `accounts` periodically until `stopping`. `admin_groups` returns the groups from the active config.
-pub(crate) async fn follow(accounts: Accounts, admin_groups: impl Fn() -> Vec<String>, stopping: CancellationToken) {
+pub(crate) async fn refresh_periodically(
+    accounts: Accounts,
+    admin_groups: impl Fn() -> Vec<String>,
+    stopping: CancellationToken,
+) {
     loop {
         let groups = admin_groups();
         let looked_up = tokio::task::spawn_blocking(move || {

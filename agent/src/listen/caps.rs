@@ -42,7 +42,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 const BURST: u32 = 100;
 
 /// Maximum number of accounts that are stored. Above it, accounts without open connections are removed.
-const REMEMBERED: usize = 1024;
+const MOST_ACCOUNTS: usize = 1024;
 
 /// The rank of a caller determines its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) enum Rank {
 
 /// Why a connection is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum SlotRefusal {
     /// The account has reached its limit.
     Account(String),
     /// The total has reached its limit. A higher rank may still connect.
@@ -120,15 +120,15 @@ impl Caps {
     ///
     /// # Errors
     /// If the account or the total has reached its limit.
-    pub(crate) fn enter(&self, account: Account, rank: Rank, now: Instant) -> Result<ConnectionSlot, Refusal> {
+    pub(crate) fn take_slot(&self, account: Account, rank: Rank, now: Instant) -> Result<ConnectionSlot, SlotRefusal> {
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = accounts.values().map(|count| count.open).sum();
-        if accounts.len() > REMEMBERED {
+        if accounts.len() > MOST_ACCOUNTS {
             accounts.retain(|_, count| count.open > 0);
         }
         let mine = accounts.get(&account).map_or(0, |count| count.open);
         if rank != Rank::Privileged && mine >= PER_ACCOUNT {
-            return Err(Refusal::Account(match account {
+            return Err(SlotRefusal::Account(match account {
                 Account::User(uid) => format!("uid {uid} has {mine} connections open and may not have more"),
                 Account::Range(first) => {
                     format!("the subordinate uids from {first} have {mine} connections open and may not have more")
@@ -136,7 +136,7 @@ impl Caps {
             }));
         }
         if all >= self.most(rank) {
-            return Err(Refusal::InAll(format!("gpushd has {all} connections open and takes no more for now")));
+            return Err(SlotRefusal::InAll(format!("gpushd has {all} connections open and takes no more for now")));
         }
         let earliest = now.checked_sub(INTERVAL * BURST).unwrap_or(now);
         let count = accounts.entry(account).or_insert(Count { open: 0, next: earliest });
@@ -173,8 +173,8 @@ mod tests {
     const BOB: Account = Account::User(1001);
     const ROOT: Account = Account::User(0);
 
-    fn enter(caps: &Caps, account: Account, rank: Rank) -> Result<ConnectionSlot, Refusal> {
-        caps.enter(account, rank, Instant::now())
+    fn enter(caps: &Caps, account: Account, rank: Rank) -> Result<ConnectionSlot, SlotRefusal> {
+        caps.take_slot(account, rank, Instant::now())
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
         let caps = Caps::public(1 << 20);
         let mine: Vec<_> = (0..PER_ACCOUNT).map(|_| enter(&caps, ALICE, Rank::User).unwrap()).collect();
         let refused = enter(&caps, ALICE, Rank::User).unwrap_err();
-        assert!(matches!(refused, Refusal::Account(why) if why.contains("uid 1000 has 32 connections")));
+        assert!(matches!(refused, SlotRefusal::Account(why) if why.contains("uid 1000 has 32 connections")));
         let other = enter(&caps, BOB, Rank::User).unwrap();
         drop(mine);
         enter(&caps, ALICE, Rank::User).unwrap();
@@ -199,8 +199,8 @@ mod tests {
             loop {
                 match enter(&caps, Account::User(uid), rank) {
                     Ok(place) => places.push(place),
-                    Err(Refusal::InAll(_)) => return places.len() - before,
-                    Err(Refusal::Account(_)) => uid += 1,
+                    Err(SlotRefusal::InAll(_)) => return places.len() - before,
+                    Err(SlotRefusal::Account(_)) => uid += 1,
                 }
             }
         };
@@ -217,26 +217,26 @@ mod tests {
         let mut delays = Vec::new();
         for _ in 0..1000 {
             now += Duration::from_micros(10);
-            delays.push(caps.enter(ALICE, Rank::User, now).unwrap().delay);
+            delays.push(caps.take_slot(ALICE, Rank::User, now).unwrap().delay);
         }
         assert!(delays[..BURST as usize].iter().all(Duration::is_zero));
         // In practice, each delayed connection keeps its slot, so far fewer of them are delayed at
         // once.
         assert!(delays[999] > INTERVAL * 800, "{:?}", delays[999]);
-        assert_eq!(caps.enter(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);
-        assert_eq!(caps.enter(ROOT, Rank::Privileged, now).unwrap().delay, Duration::ZERO);
+        assert_eq!(caps.take_slot(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);
+        assert_eq!(caps.take_slot(ROOT, Rank::Privileged, now).unwrap().delay, Duration::ZERO);
         // After a pause, the account has a burst again.
         now += INTERVAL * 2000;
-        assert_eq!(caps.enter(ALICE, Rank::User, now).unwrap().delay, Duration::ZERO);
+        assert_eq!(caps.take_slot(ALICE, Rank::User, now).unwrap().delay, Duration::ZERO);
     }
 
     #[test]
     fn accounts_without_connections_are_forgotten() {
         let caps = Caps::public(1 << 20);
-        for uid in 0..3 * REMEMBERED as u32 {
+        for uid in 0..3 * MOST_ACCOUNTS as u32 {
             drop(enter(&caps, Account::User(1000 + uid), Rank::User).unwrap());
         }
-        assert!(caps.accounts.lock().unwrap().len() <= REMEMBERED + 1);
+        assert!(caps.accounts.lock().unwrap().len() <= MOST_ACCOUNTS + 1);
     }
 
     #[test]

@@ -14,5 +14,5 @@
 pub(crate) mod accept;
 pub(crate) mod accounts;
 mod caps;
-pub(crate) mod pace;
+pub(crate) mod connection_timer;
 pub(crate) mod socket;

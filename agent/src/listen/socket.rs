@@ -24,14 +24,14 @@ use gpush_host::path_lock::{LockError, PathLock};
 
 /// Access permissions of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Access {
+pub(crate) struct SocketAccess {
     /// Permission bits of the socket file.
     pub(crate) mode: u32,
     /// Group of the socket file; `None` means the group of gpushd.
     pub(crate) group: Option<String>,
 }
 
-impl Access {
+impl SocketAccess {
     /// Returns access for root and the user that gpushd runs as.
     pub(crate) fn own() -> Self {
         Self { mode: 0o600, group: None }
@@ -40,7 +40,7 @@ impl Access {
 
 /// The sockets that systemd passed.
 #[derive(Debug)]
-pub(crate) struct HandedOver {
+pub(crate) struct PassedSockets {
     /// The first socket.
     pub(crate) public: Listening,
     /// The second socket, if systemd passed it.
@@ -154,13 +154,13 @@ pub(crate) struct Listening {
     /// Name of the socket in logs.
     pub(crate) name: String,
     /// The file to remove when gpushd stops; `None` if systemd owns it.
-    ours: Option<Ours>,
+    ours: Option<OwnedFile>,
 }
 
 /// A socket file of gpushd. Dropping it removes the file, unless another process has replaced it, and then releases its
 /// lock.
 #[derive(Debug)]
-struct Ours {
+struct OwnedFile {
     path: PathBuf,
     inode: u64,
     _lock: PathLock,
@@ -169,7 +169,7 @@ struct Ours {
 impl Listening {
     /// Takes the sockets that systemd passed, if any. Must run before any thread starts, because it removes environment
     /// variables.
-    pub(crate) fn handed_over() -> Result<Option<HandedOver>, SocketError> {
+    pub(crate) fn take_passed() -> Result<Option<PassedSockets>, SocketError> {
         let broken = |source| SocketError::HandedOver { source };
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
         let names: Vec<&str> = names.split(':').collect();
@@ -188,14 +188,14 @@ impl Listening {
         let wrong = |what: &str| Err(broken(io::Error::new(ErrorKind::InvalidInput, what)));
         match (public.len(), admin.len()) {
             (0, 0) => Ok(None),
-            (1, 0 | 1) => Ok(public.pop().map(|public| HandedOver { public, admin: admin.pop() })),
+            (1, 0 | 1) => Ok(public.pop().map(|public| PassedSockets { public, admin: admin.pop() })),
             (0, _) => wrong("systemd passed only the socket named `admin`"),
             _ => wrong("systemd passed more than one socket of the same kind"),
         }
     }
 
     /// Creates the socket at `path`. `option` is the command-line option for this path.
-    pub(crate) fn bind(path: &Path, access: &Access, option: &'static str) -> Result<Self, SocketError> {
+    pub(crate) fn bind(path: &Path, access: &SocketAccess, option: &'static str) -> Result<Self, SocketError> {
         let here = || path.to_owned();
         let failed = |source| SocketError::Bind { path: here(), source };
         if path.as_os_str().len() > 100 {
@@ -235,7 +235,7 @@ impl Listening {
         };
         match finish() {
             Ok(inode) => {
-                let ours = Ours { path: here(), inode, _lock: lock };
+                let ours = OwnedFile { path: here(), inode, _lock: lock };
                 Ok(Self { listener, name: path.display().to_string(), ours: Some(ours) })
             }
             Err(error) => {
@@ -254,12 +254,12 @@ impl Listening {
 
 /// The file of the socket, if gpushd owns it.
 #[derive(Debug)]
-pub(crate) struct SocketFile(Option<Ours>);
+pub(crate) struct SocketFile(Option<OwnedFile>);
 
 impl SocketFile {
     /// Changes the permissions of the file, unless systemd owns it. Existing connections stay open.
-    pub(crate) fn set_access(&self, access: &Access) -> Result<(), SocketError> {
-        let Some(Ours { path, inode, .. }) = &self.0 else { return Ok(()) };
+    pub(crate) fn set_access(&self, access: &SocketAccess) -> Result<(), SocketError> {
+        let Some(OwnedFile { path, inode, .. }) = &self.0 else { return Ok(()) };
         let gid = group(access)?.unwrap_or_else(nix::unistd::getegid);
         let change = || -> io::Result<()> {
             let before = fs::symlink_metadata(path)?;
@@ -278,7 +278,7 @@ impl SocketFile {
     }
 }
 
-impl Drop for Ours {
+impl Drop for OwnedFile {
     fn drop(&mut self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
             let _ = fs::remove_file(&self.path);
@@ -306,7 +306,7 @@ fn refuse_unless_free(path: &Path, option: &'static str) -> Result<(), SocketErr
     }
 }
 
-fn group(access: &Access) -> Result<Option<Gid>, SocketError> {
+fn group(access: &SocketAccess) -> Result<Option<Gid>, SocketError> {
     let Some(name) = &access.group else { return Ok(None) };
     match Group::from_name(name) {
         Ok(Some(group)) => Ok(Some(group.gid)),
@@ -318,8 +318,8 @@ fn group(access: &Access) -> Result<Option<Gid>, SocketError> {
 mod tests {
     use super::*;
 
-    fn access() -> Access {
-        Access { mode: 0o660, group: None }
+    fn access() -> SocketAccess {
+        SocketAccess { mode: 0o660, group: None }
     }
 
     #[test]
@@ -342,9 +342,9 @@ mod tests {
         let second = Listening::bind(&path, &access(), "--socket").unwrap();
         UnixStream::connect(&path).unwrap();
         let (_listener, file) = second.split();
-        file.set_access(&Access { mode: 0o600, group: None }).unwrap();
+        file.set_access(&SocketAccess { mode: 0o600, group: None }).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let nobody = Access { mode: 0o666, group: Some("no-such-group-here".to_owned()) };
+        let nobody = SocketAccess { mode: 0o666, group: Some("no-such-group-here".to_owned()) };
         assert!(file.set_access(&nobody).is_err());
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         drop(file);
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn unknown_group_and_long_path_are_reported() {
         let scratch = tempfile::tempdir().unwrap();
-        let nobody = Access { mode: 0o660, group: Some("no-such-group-here".to_owned()) };
+        let nobody = SocketAccess { mode: 0o660, group: Some("no-such-group-here".to_owned()) };
         let error = Listening::bind(&scratch.path().join("s"), &nobody, "--socket").unwrap_err().to_string();
         assert!(error.contains("groupadd --system no-such-group-here"), "{error}");
         let long = scratch.path().join("x".repeat(120));

@@ -43,7 +43,7 @@ impl Driver {
             Ok(reading) => Ok(reading),
             Err(error) if error.kind == ErrorKind::GpuIsLost => Err(Trouble::Lost(explain(&what, &error))),
             Err(error) => {
-                self.settle(gpu, &what, &error).await?;
+                self.wait_until_settled(gpu, &what, &error).await?;
                 // A new worker may succeed although the previous worker failed.
                 self.read_again(gpu, &what).await
             }
@@ -65,7 +65,7 @@ impl Driver {
             return Err(Trouble::Lost(explain(what, error)));
         }
         if error.may_land() || error.kind == ErrorKind::Unsettled {
-            self.settle(gpu, what, error).await?;
+            self.wait_until_settled(gpu, what, error).await?;
         } else if !matches!(error.kind, ErrorKind::WorkerDied { may_have_landed: true }) {
             // The driver refused the call, or was not called.
             return Err(Trouble::Failed(explain(what, error)));
@@ -81,7 +81,7 @@ impl Driver {
     }
 
     /// Waits until no earlier call on the GPU can take effect any more.
-    async fn settle(&self, gpu: &GpuName, what: &str, error: &DriverError) -> Result<(), Trouble> {
+    async fn wait_until_settled(&self, gpu: &GpuName, what: &str, error: &DriverError) -> Result<(), Trouble> {
         let settled = tokio::time::timeout(SETTLE, self.hardware.settle(&gpu.uuid)).await;
         settled.map(|_| ()).map_err(|_| {
             let error = explain(what, error).cause("the call may still take effect, so nothing was rolled back");

@@ -13,7 +13,9 @@ use crate::mps::{self, Mps};
 /// If a daemon to stop is in use or does not exit, or if a daemon to start does not serve.
 pub(crate) async fn execute(mps: &Mps, operation: &str, uuid: &str, step: &MpsStep) -> Result<(), ApiError> {
     match step {
-        MpsStep::StopDaemon { uuid: target, label } => mps::aside(mps, operation, uuid, target, label).await,
+        MpsStep::StopDaemon { uuid: target, label } => {
+            mps::stop_for_operation(mps, operation, uuid, target, label).await
+        }
         MpsStep::StartDaemon => mps::start_and_wait(mps, operation, uuid).await,
     }
 }

@@ -9,10 +9,10 @@ use crate::timeslice::{self, Timeslice};
 
 /// Sets the levels of these GPUs as their rules require, and waits until they are read back.
 pub(crate) async fn execute(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
-    timeslice::settled(timeslice, uuids).await
+    timeslice::apply_and_read_back(timeslice, uuids).await
 }
 
 /// Resets the levels that no rule requires any more on the GPUs of an operation, before its first step.
 pub(crate) async fn release(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
-    timeslice::settled(timeslice, &timeslice::to_let_go(timeslice, plans)).await
+    timeslice::apply_and_read_back(timeslice, &timeslice::gpus_to_release(timeslice, plans)).await
 }

@@ -9,14 +9,14 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, MpsDaemon, MpsEndRequest, MpsSet, MpsSetRequest, MpsSettings};
-use gpush_core::{sharing, supervisor::State};
+use gpush_api::{ApiError, Code, MpsActionRequest, MpsDaemon, MpsSetRequest, MpsSetResponse, MpsSettings};
+use gpush_core::{sharing, supervisor::SupervisorState};
 use gpush_host::proc;
 use gpush_mps::daemon::{DaemonRequest, Report};
 use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, Mps, clients, reconcile, records, targets::Outlook, view};
+use super::{Entry, Mps, clients, reconcile, records, targets::DesiredTargets, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
 
 /// Maximum time that clients may get to finish, in seconds.
@@ -24,7 +24,7 @@ const LONGEST: u64 = 30 * 24 * 3600;
 
 /// An action on a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Act {
+pub(crate) enum MpsAction {
     /// Starts the daemon, even if an administrator stopped it or gpushd no longer tries to start
     /// it.
     Start,
@@ -36,7 +36,7 @@ pub(crate) enum Act {
     Drain,
 }
 
-impl Act {
+impl MpsAction {
     /// Returns the name in the request path.
     pub(crate) fn verb(self) -> &'static str {
         match self {
@@ -66,8 +66,8 @@ pub(crate) async fn act(
     mps: &Mps,
     caller: &Caller,
     text: &str,
-    act: Act,
-    how: MpsEndRequest,
+    act: MpsAction,
+    how: MpsActionRequest,
     request: Request,
 ) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = view::find(mps, text)?;
@@ -83,26 +83,26 @@ pub(crate) async fn act(
     // Grants and operations use this lock too, so no grant or operation can begin between the check
     // and the stop of the daemon.
     let turn = entry.turn.lock().await;
-    if matches!(act, Act::Start | Act::Restart) {
+    if matches!(act, MpsAction::Start | MpsAction::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;
     }
     // If the daemon is not desired, for example after a stop, reconciliation must set its policy and start it.
-    let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.seen().wanted;
+    let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.last_report().wanted;
     let unless_used = !how.force;
-    if unless_used && ends_use(act, &entry.daemon.seen()) && mps.is_leased(&uuid) {
+    if unless_used && ends_use(act, &entry.daemon.last_report()) && mps.is_leased(&uuid) {
         // Polls the daemon, so that the refusal names new clients too.
         entry.daemon.fresh(Duration::ZERO).await;
         return Err(in_use(mps, caller, act, &uuid, &entry).await);
     }
     let end = match act {
-        Act::Start | Act::Drain => None,
-        Act::Restart if !settles => Some(DaemonRequest::Restart { unless_used }),
-        Act::Stop | Act::Restart => Some(DaemonRequest::Stop { unless_used }),
+        MpsAction::Start | MpsAction::Drain => None,
+        MpsAction::Restart if !settles => Some(DaemonRequest::Restart { unless_used }),
+        MpsAction::Stop | MpsAction::Restart => Some(DaemonRequest::Stop { unless_used }),
     };
     let stopped = match act {
-        Act::Start | Act::Restart => None,
-        Act::Stop => Some(MpsStopped { by: request.by.clone(), end_at: None }),
-        Act::Drain => Some(MpsStopped { by: request.by.clone(), end_at: within.and_then(later) }),
+        MpsAction::Start | MpsAction::Restart => None,
+        MpsAction::Stop => Some(MpsStopped { by: request.by.clone(), end_at: None }),
+        MpsAction::Drain => Some(MpsStopped { by: request.by.clone(), end_at: within.and_then(time_after) }),
     };
     let uid = request.by.uid;
     let recorded = request.recorded(act.name(), entry.short.clone());
@@ -128,11 +128,11 @@ pub(crate) async fn act(
         }
     }
     tracing::info!(mps = entry.short, uid, "{}", act.name());
-    if act == Act::Drain {
+    if act == MpsAction::Drain {
         entry.daemon.send(DaemonRequest::Drain(within)).await?;
     }
     drop(turn);
-    if act == Act::Start || (act == Act::Restart && settles) {
+    if act == MpsAction::Start || (act == MpsAction::Restart && settles) {
         start(mps, caller, &label, &uuid).await?;
     }
     view::one(mps, caller, &entry.short).await
@@ -140,11 +140,11 @@ pub(crate) async fn act(
 
 /// Returns whether an action takes a daemon away from the leases on its target. A restart does so only if the daemon
 /// runs.
-fn ends_use(act: Act, seen: &Report) -> bool {
+fn ends_use(act: MpsAction, seen: &Report) -> bool {
     match act {
-        Act::Start | Act::Drain => false,
-        Act::Stop => !matches!(seen.state, State::Stopped),
-        Act::Restart => seen.pid.is_some(),
+        MpsAction::Start | MpsAction::Drain => false,
+        MpsAction::Stop => !matches!(seen.state, SupervisorState::Stopped),
+        MpsAction::Restart => seen.pid.is_some(),
     }
 }
 
@@ -161,7 +161,7 @@ async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<()
     entry.daemon.send(DaemonRequest::Start).await
 }
 
-fn later(span: Duration) -> Option<Timestamp> {
+fn time_after(span: Duration) -> Option<Timestamp> {
     Timestamp::now().checked_add(SignedDuration::try_from(span).ok()?).ok()
 }
 
@@ -170,8 +170,8 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
     if let Some(maintenance) = mps.handles.state.maintenance() {
         return Err(words::refusal(&maintenance));
     }
-    if let Some(why) = Outlook::of(mps, caller.viewer).ends(uuid, entry) {
-        return Err(view::refuse_end(label, entry, why));
+    if let Some(why) = DesiredTargets::of(mps, caller.viewer).why_removed(uuid, entry) {
+        return Err(view::removed_target_error(label, entry, why));
     }
     let Some(target) = &entry.target else {
         let message = format!("cannot start the MPS daemon of {label}: its settings are not known yet");
@@ -183,13 +183,13 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
 }
 
 /// Returns the error for a daemon that cannot be stopped or restarted because it is in use.
-async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
-    let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
+async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, uuid: &str, entry: &Entry) -> ApiError {
+    let (seen, label, name) = (entry.daemon.last_report(), view::label(entry, uuid), view::name(entry));
     let leases = mps.leases_on(uuid);
     let inside = seen.clients.len() + seen.waiting.len();
     let why = match (seen.clients_known, inside, leases.len()) {
         (false, _, _) | (true, 0, 0) => "gpushd cannot tell whether it has clients".to_owned(),
-        (true, 0, leases) => format!("{} in use", words::leases_are(leases)),
+        (true, 0, leases) => format!("{} in use", words::leases_clause(leases)),
         (true, 1, _) => "1 client is connected".to_owned(),
         (true, clients, _) => format!("{clients} clients are connected"),
     };
@@ -230,13 +230,13 @@ pub(crate) async fn set(
     text: &str,
     change: MpsSetRequest,
     request: Request,
-) -> Result<MpsSet, ApiError> {
+) -> Result<MpsSetResponse, ApiError> {
     let (uuid, entry) = view::find(mps, text)?;
     let label = view::label(&entry, &uuid);
     // The settings are read under the lock, so that no concurrent change is lost.
     let turn = entry.turn.lock().await;
-    if let Some(why) = Outlook::of(mps, caller.viewer).ends(&uuid, &entry) {
-        return Err(view::refuse_end(&label, &entry, why));
+    if let Some(why) = DesiredTargets::of(mps, caller.viewer).why_removed(&uuid, &entry) {
+        return Err(view::removed_target_error(&label, &entry, why));
     }
     let Some(target) = entry.target.clone() else {
         return Err(ApiError::new(Code::Conflict, format!("{label} is no longer shared through MPS")));
@@ -250,7 +250,7 @@ pub(crate) async fn set(
         priority: change.priority.unwrap_or(from.priority),
     };
     if let Some(memory) = target.memory_mib {
-        sharing::fits(&settings, memory, &label)?;
+        sharing::check_memory_limit(&settings, memory, &label)?;
     }
     let set = (settings != rule).then(|| above::MpsSet { settings: settings.clone(), rule });
     let set = move |record: MpsTarget| MpsTarget { set: set.clone(), ..record };
@@ -259,14 +259,14 @@ pub(crate) async fn set(
     drop(turn);
     let is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let daemon = view::one(mps, caller, &entry.short).await?;
-    let seen = entry.daemon.seen();
+    let seen = entry.daemon.last_report();
     let has_them = seen.policy.as_ref().is_some_and(|policy| policy.settings == settings);
     let reaches = if is_changing && !has_them {
         vec!["it takes effect when the operation that changes the GPU has ended".to_owned()]
     } else {
-        reaches(&before, &settings, &daemon, &seen)
+        describe_effect(&before, &settings, &daemon, &seen)
     };
-    Ok(MpsSet { daemon, reaches })
+    Ok(MpsSetResponse { daemon, reaches })
 }
 
 /// Returns the settings that the request names, with their new values.
@@ -286,19 +286,19 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
 }
 
 /// Describes which clients a change affects, according to NVIDIA's documentation.
-fn reaches(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Report) -> Vec<String> {
+fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Report) -> Vec<String> {
     if before == now {
         return vec!["no change: it already had these settings".to_owned()];
     }
     match seen.state {
-        State::Ready { .. } => {}
-        State::Found { .. } | State::Hung { .. } | State::Fault { .. } => {
+        SupervisorState::Ready { .. } => {}
+        SupervisorState::Found { .. } | SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {
             return vec!["it takes effect when the daemon is ready".to_owned()];
         }
-        State::Draining { .. } | State::Stopping { .. } | State::Stopped => {
+        SupervisorState::Draining { .. } | SupervisorState::Stopping { .. } | SupervisorState::Stopped => {
             return vec!["it takes effect when the daemon is started again".to_owned()];
         }
-        State::Starting { .. } | State::BackingOff { .. } | State::GivenUp => {
+        SupervisorState::Starting { .. } | SupervisorState::BackingOff { .. } | SupervisorState::GivenUp => {
             return vec!["it takes effect when the daemon has started".to_owned()];
         }
     }

@@ -62,14 +62,16 @@ fn is_lease_of(leases: &[OpenLease], name: &str, uid: Option<u32>) -> bool {
 /// Returns the shared target of a GPU or MIG device; `None` if it is not shared.
 pub(crate) fn sharing(mps: &Mps, uuid: &str) -> Option<SharedTarget> {
     let entry = mps.entries().get(uuid).cloned()?;
-    Some(SharedTarget { is_given: entry.daemon.seen().wanted, leases: mps.leases_on(uuid) })
+    Some(SharedTarget { is_given: entry.daemon.last_report().wanted, leases: mps.leases_on(uuid) })
 }
 
 /// Requests that the daemon of a client ends the client's work on the GPU.
 pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
     let entries: Vec<_> = mps.entries().values().cloned().collect();
-    for entry in entries.iter().filter(|entry| entry.daemon.seen().clients.iter().any(|(_, client)| *client == pid)) {
+    for entry in
+        entries.iter().filter(|entry| entry.daemon.last_report().clients.iter().any(|(_, client)| *client == pid))
+    {
         match tokio::time::timeout(TERMINATE, entry.daemon.send(DaemonRequest::Terminate(pid))).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(mps = entry.short, "{error}"),

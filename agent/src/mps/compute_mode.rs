@@ -11,50 +11,52 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, ComputeMode, Mode, MpsComputeMode};
-use gpush_core::sharing::Target;
+use gpush_core::sharing::SharingTarget;
 use gpush_mps::daemon::TargetDir;
 
 use super::Mps;
 
 impl Mps {
-    fn open(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+    fn bypass_reasons(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether a daemon needs the compute mode of a whole GPU to be EXCLUSIVE_PROCESS.
     pub(crate) fn needs_compute_mode(&self, uuid: &str) -> bool {
-        self.is_in_force(uuid) || self.moving().starting.contains(uuid) || self.has_daemon_or_leftovers(uuid)
+        self.is_active(uuid)
+            || self.all_operation_daemons().starting.contains(uuid)
+            || self.has_daemon_or_leftovers(uuid)
     }
 
     /// Returns whether a daemon of the GPU, or a process that such a daemon left, exists.
     fn has_daemon_or_leftovers(&self, uuid: &str) -> bool {
         let Some(entry) = self.entries().get(uuid).cloned() else { return false };
-        let seen = entry.daemon.seen();
-        !seen.state.is_down() || seen.pid.is_some() || TargetDir::of(&self.base, &entry.short).is_taken()
+        let seen = entry.daemon.last_report();
+        !seen.state.is_down() || seen.pid.is_some() || TargetDir::of(&self.base, &entry.short).is_locked()
     }
 }
 
 /// Sets the compute mode of a GPU that is shared, or is about to be. If that fails, health and the
 /// findings of the daemon report the reason until an attempt succeeds.
-pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
+pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: MpsComputeMode) {
     let gpu = &target.gpu_uuid;
     match wanted {
         MpsComputeMode::Keep => {
-            mps.open().remove(gpu);
+            mps.bypass_reasons().remove(gpu);
             return;
         }
         MpsComputeMode::ExclusiveProcess => {}
     }
     let mode = ComputeMode::ExclusiveProcess;
-    match mps.handles.shared_gpus.take(gpu, mode, Mode::Mps, || mps.needs_compute_mode(gpu)).await {
+    match mps.handles.shared_gpus.set_compute_mode(gpu, mode, Mode::Mps, || mps.needs_compute_mode(gpu)).await {
         Ok(before) => {
-            mps.open().remove(gpu);
+            mps.bypass_reasons().remove(gpu);
             if let Some(before) = before {
                 tracing::info!(gpu, "its compute mode is {mode}, it was {before}");
             }
         }
         Err(why) => {
-            if mps.open().insert(gpu.clone(), why.clone()).as_ref() != Some(&why) {
+            if mps.bypass_reasons().insert(gpu.clone(), why.clone()).as_ref() != Some(&why) {
                 tracing::error!(gpu, "{why}");
             }
         }
@@ -63,7 +65,7 @@ pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
 
 /// Returns the error for a GPU where programs can bypass MPS because the compute mode could not be set.
 pub(super) fn bypass_error(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiError> {
-    let why = mps.open().get(gpu_uuid).cloned()?;
+    let why = mps.bypass_reasons().get(gpu_uuid).cloned()?;
     let message = format!("programs can bypass MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");
     Some(
         ApiError::new(Code::DriverError, message)
@@ -75,18 +77,18 @@ pub(super) fn bypass_error(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<Api
 
 /// Restores the compute mode that a GPU had before it was shared. If that fails, gpushd retries later.
 pub(super) async fn restore_compute_mode(mps: &Mps, uuid: &str) {
-    mps.open().remove(uuid);
+    mps.bypass_reasons().remove(uuid);
     match mps.handles.shared_gpus.restore_compute_mode(uuid, Mode::Mps).await {
         Ok(None) => {}
         Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),
         Err(why) => tracing::error!(gpu = uuid, "{why}; tried again"),
     }
-    mps.handles.shared_gpus.look();
+    mps.handles.shared_gpus.wake_leftover_check();
 }
 
 /// Restores the compute mode after an operation that could not start the daemon.
 pub(super) async fn restore_after_failed_start(mps: &Mps, operation: &str, uuid: &str) {
-    if let Some(moves) = mps.moves().get_mut(operation) {
+    if let Some(moves) = mps.operation_daemons().get_mut(operation) {
         moves.starting.remove(uuid);
     }
     // A daemon that runs but has not answered in time still needs the mode. Otherwise programs

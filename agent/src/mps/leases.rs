@@ -19,7 +19,7 @@ use gpush_core::sharing;
 use gpush_host::proc::{self, Environment};
 use gpush_mps::daemon::DaemonRequest;
 
-use super::{Entry, Mps, targets::Outlook, view};
+use super::{Entry, Mps, targets::DesiredTargets, view};
 use crate::{
     caller::Viewer,
     state::{LeaseTable, OpenLease},
@@ -40,7 +40,7 @@ pub(crate) fn target(mps: &Mps, text: &str) -> Result<String, ApiError> {
 pub(crate) fn daemons(mps: &Mps) -> (BTreeSet<String>, BTreeMap<String, u32>) {
     let entries = mps.entries();
     let user = |(uuid, entry): (&String, &Entry)| {
-        let seen = entry.daemon.seen();
+        let seen = entry.daemon.last_report();
         let is_used = !seen.clients.is_empty() || !seen.waiting.is_empty();
         Some((uuid.clone(), seen.user.filter(|_| is_used)?))
     };
@@ -49,20 +49,21 @@ pub(crate) fn daemons(mps: &Mps) -> (BTreeSet<String>, BTreeMap<String, u32>) {
 
 /// Returns the targets whose daemons admit clients now.
 pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
-    let outlook = Outlook::of(mps, Viewer::Agent);
+    let outlook = DesiredTargets::of(mps, Viewer::Agent);
     let entries = mps.entries().clone();
-    let serves =
-        |(uuid, entry): &(String, Entry)| view::admits(&entry.daemon.seen()) && outlook.ends(uuid, entry).is_none();
+    let serves = |(uuid, entry): &(String, Entry)| {
+        view::admits(&entry.daemon.last_report()) && outlook.why_removed(uuid, entry).is_none()
+    };
     entries.into_iter().filter(serves).map(|(uuid, _)| uuid).collect()
 }
 
 /// Returns whether a daemon is starting, was found but does not admit clients yet, or is about to be started.
 pub(crate) fn is_starting(mps: &Mps) -> bool {
     let starts = |entry: &Entry| {
-        let seen = entry.daemon.seen();
+        let seen = entry.daemon.last_report();
         matches!(view::state(&seen), MpsState::Starting | MpsState::Ready) && !view::admits(&seen)
     };
-    mps.entries().values().any(starts) || Outlook::of(mps, Viewer::Agent).has_pending(mps)
+    mps.entries().values().any(starts) || DesiredTargets::of(mps, Viewer::Agent).has_pending(mps)
 }
 
 /// Checks that a target is shared and its daemon admits clients.
@@ -75,14 +76,14 @@ pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
             .hint("list the targets with `gpushctl mps list`"));
     };
     let label = view::label(&entry, target);
-    if let Some(why) = Outlook::of(mps, Viewer::Agent).ends(target, &entry) {
-        return Err(view::refuse_end(&label, &entry, why));
+    if let Some(why) = DesiredTargets::of(mps, Viewer::Agent).why_removed(target, &entry) {
+        return Err(view::removed_target_error(&label, &entry, why));
     }
-    let seen = entry.daemon.seen();
+    let seen = entry.daemon.last_report();
     if view::admits(&seen) {
         return Ok(());
     }
-    Err(view::closed(&label, &entry, &seen, mps.record(target).stopped.is_some()))
+    Err(view::not_granting_error(&label, &entry, &seen, mps.record(target).stopped.is_some()))
 }
 
 /// Returns the settings for the clients of a lease: the requested values, within the limits of the daemon.
@@ -99,7 +100,7 @@ pub(crate) fn client_settings(
     serves(mps, target)?;
     let Some(entry) = mps.entries().get(target).cloned() else { return Ok(MpsSettings::default()) };
     let label = view::label(&entry, target);
-    let ceiling = entry.daemon.seen().policy.unwrap_or_default().settings;
+    let ceiling = entry.daemon.last_report().policy.unwrap_or_default().settings;
     let bad = |what: String| {
         Err(ApiError::new(Code::BadRequest, format!("cannot grant a lease on {label}: {what}"))
             .hint("request a lower value"))
@@ -119,7 +120,7 @@ pub(crate) fn client_settings(
     }
     let settings = MpsSettings { percentage, memory_limit_mib, priority };
     if let Some(memory) = entry.target.as_ref().and_then(|target| target.memory_mib) {
-        sharing::fits(&settings, memory, &label)?;
+        sharing::check_memory_limit(&settings, memory, &label)?;
     }
     Ok(settings)
 }
@@ -164,7 +165,7 @@ fn targets(members: &[LeaseMember]) -> impl Iterator<Item = &str> {
 
 /// Returns the pipe directory of a target's daemon.
 pub(crate) fn pipe_directory(mps: &Mps, target: &str) -> Option<String> {
-    let seen = mps.entries().get(target)?.daemon.seen();
+    let seen = mps.entries().get(target)?.daemon.last_report();
     seen.pipe.map(|path| path.display().to_string())
 }
 
@@ -217,7 +218,7 @@ pub(crate) fn single_users(mps: &Mps, table: &LeaseTable) -> Vec<(String, u32)> 
     let (_, connected) = daemons(mps);
     let entries = mps.entries().clone();
     let user = |(target, entry): (String, Entry)| {
-        let serves_one = entry.daemon.seen().policy.is_some_and(|policy| policy.users == MpsUsers::One);
+        let serves_one = entry.daemon.last_report().policy.is_some_and(|policy| policy.users == MpsUsers::One);
         let holder = || table.members().find(|(_, member)| member.target == target).map(|(holder, _)| holder);
         let user = holder().or_else(|| connected.get(&target).copied()).filter(|_| serves_one)?;
         Some((target, user))

@@ -12,7 +12,7 @@
 use gpush_api::{ApiError, Code, GpuState};
 use gpush_nvml::{DriverError, ErrorKind};
 
-use super::{Mps, targets::Outlook};
+use super::{Mps, targets::DesiredTargets};
 use crate::{
     eligibility,
     state::{HostState, no_driver, words},
@@ -24,7 +24,7 @@ use crate::{
 /// If the GPUs are not known. The error says why.
 pub(crate) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
     match (&host.driver, &host.maintenance) {
-        (_, Some(maintenance)) if !host.was_listed => Err(words::nothing_seen(maintenance)),
+        (_, Some(maintenance)) if !host.was_listed => Err(words::not_read_error(maintenance)),
         (Some(error), None) if error.kind == ErrorKind::WorkerUnavailable => Err(starting(error)),
         (Some(error), None) => Err(no_driver(error)),
         (_, _) => Ok(()),
@@ -39,7 +39,7 @@ fn starting(error: &DriverError) -> ApiError {
 }
 
 /// Returns the error for `text`, which matches no target. Returns `not_found` if nothing explains the mismatch.
-pub(super) fn explain(mps: &Mps, outlook: &Outlook, text: &str, not_found: ApiError) -> ApiError {
+pub(super) fn explain(mps: &Mps, outlook: &DesiredTargets, text: &str, not_found: ApiError) -> ApiError {
     let host = mps.handles.state.now();
     if let Err(error) = gpus_known(&host) {
         return error;

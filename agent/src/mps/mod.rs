@@ -15,9 +15,9 @@
 //! | `targets` | which daemons each GPU should have |
 //! | `reconcile` | reconciles the daemons of each GPU, under its lane |
 //! | `wakes` | wakes the reconcilers |
-//! | `moves` | daemons that an operation stops or starts |
+//! | `operation_steps` | daemons that an operation stops or starts |
 //! | `records` | what is recorded about daemons |
-//! | `many` | whether a daemon can serve several users |
+//! | `multi_user_support` | whether a daemon can serve several users |
 //! | `missing` | errors for targets that gpushd does not have, or not yet |
 //! | `leases` | functions of targets for leases: offers, admission of holders, clients |
 //! | `clients` | the clients of a daemon, and their leases |
@@ -30,9 +30,9 @@ mod clients;
 mod compute_mode;
 mod control_connection;
 mod leases;
-mod many;
 mod missing;
-mod moves;
+mod multi_user_support;
+mod operation_steps;
 mod reconcile;
 mod records;
 mod targets;
@@ -47,7 +47,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use gpush_core::sharing::{Finding, Target};
+use gpush_core::sharing::{Finding, SharingTarget};
 use gpush_host::identity::Users;
 use gpush_mps::daemon::{Daemon, Launcher};
 pub(crate) use gpush_mps::daemon::{
@@ -59,17 +59,17 @@ use gpush_store::{MpsTarget, Store};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
-    act::{Act, act, set},
+    act::{MpsAction, act, set},
     clients::{SharedTarget, sharing, terminate},
     leases::{
         admit, client_settings, clients_now, daemons, is_of_another_agent, is_starting, named, not_serving,
         pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,
-    moves::{aside, devices_serve, idle, plan, start_and_wait, taken_away},
+    operation_steps::{idle, plan, reserve_of_plan, start_and_wait, stop_for_operation, wait_for_device_daemons},
     reconcile::run,
     records::RecordedSettings,
-    targets::find,
+    targets::adopt_daemons,
     view::{LEASE_VARIABLE, all, health, logs_of, one},
 };
 use crate::{
@@ -80,7 +80,7 @@ use crate::{
     timeslice::Timeslice,
 };
 
-use self::{moves::Moves, wakes::Wakes};
+use self::{operation_steps::OperationDaemons, wakes::Wakes};
 
 /// Pause before the next check of a daemon that is about to exit.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
@@ -141,9 +141,9 @@ pub(crate) struct Inner {
     /// Why GPUs do not have the compute mode that prevents programs from bypassing MPS, by UUID.
     open: Mutex<BTreeMap<String, String>>,
     /// What running operations have done with daemons, by id of the operation.
-    moves: Mutex<BTreeMap<String, Moves>>,
+    moves: Mutex<BTreeMap<String, OperationDaemons>>,
     /// Whether the control program supports several users. Determined when a rule requests them.
-    many: Mutex<Option<many::ProgramSupport>>,
+    many: Mutex<Option<multi_user_support::ProgramSupport>>,
     /// Serializes runs of the control program for `many`.
     asking_many: tokio::sync::Mutex<()>,
     wakes: Wakes,
@@ -157,7 +157,7 @@ struct Entry {
     /// UUID of the GPU that the target is, or is a part of.
     gpu_uuid: String,
     /// The target according to the config; `None` if only a daemon is left.
-    target: Option<Target>,
+    target: Option<SharingTarget>,
     daemon: Daemon,
     /// Serializes changes of the target's users and of its daemon.
     turn: Arc<tokio::sync::Mutex<()>>,
@@ -185,12 +185,12 @@ impl Mps {
     }
 
     /// Wakes the reconcilers of all GPUs.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn wake_all(&self) {
         self.wakes.wake_all();
     }
 
     /// Wakes the reconciler of a GPU after a short pause.
-    fn settle_soon(&self, gpu: &str) {
+    fn wake_soon(&self, gpu: &str) {
         let (mps, gpu) = (self.clone(), gpu.to_owned());
         tokio::spawn(async move {
             tokio::time::sleep(SOON).await;
@@ -227,11 +227,11 @@ impl Mps {
         its.map(Finding::to_string).collect()
     }
 
-    fn many(&self) -> MutexGuard<'_, Option<many::ProgramSupport>> {
+    fn multi_user(&self) -> MutexGuard<'_, Option<multi_user_support::ProgramSupport>> {
         self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, gpu: &str, findings: Vec<Finding>) {
+    fn set_findings(&self, gpu: &str, findings: Vec<Finding>) {
         let mut found = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
         let before = found.remove(gpu).unwrap_or_default();
         for finding in findings.iter().filter(|finding| !before.contains(finding)) {
@@ -244,14 +244,14 @@ impl Mps {
 
     /// Returns whether a whole GPU is still a target, even if the target is about to be removed.
     pub(crate) fn has(&self, uuid: &str) -> bool {
-        self.is_in_force(uuid) || self.entries().contains_key(uuid)
+        self.is_active(uuid) || self.entries().contains_key(uuid)
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn moves(&self) -> MutexGuard<'_, BTreeMap<String, Moves>> {
+    fn operation_daemons(&self) -> MutexGuard<'_, BTreeMap<String, OperationDaemons>> {
         self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -21,16 +21,16 @@ use gpush_api::{GpuState, Mode, MpsUsers};
 use gpush_core::{
     config::Config,
     desired,
-    sharing::{self, Target},
-    supervisor::State,
+    sharing::{self, SharingTarget},
+    supervisor::SupervisorState,
 };
 use gpush_mps::daemon::{DaemonRequest, Desired, Report, TargetDir};
 use jiff::{SignedDuration, Timestamp};
 use tokio::task::JoinSet;
 
 use super::{
-    Entry, Mps, compute_mode, many, records,
-    targets::{enter, gets_daemon, is_reading_conclusive, program, wanted},
+    Entry, Mps, compute_mode, multi_user_support, records,
+    targets::{add_or_update, desired_state, gets_daemon, is_reading_conclusive, program},
 };
 use crate::{
     caller::Viewer,
@@ -50,7 +50,7 @@ pub(crate) async fn run(mps: Mps) {
         let with_daemon = mps.entries().values().map(|entry| entry.gpu_uuid.clone()).collect::<Vec<_>>();
         for uuid in listed.iter().cloned().chain(with_daemon) {
             if reconciled.insert(uuid.clone()) {
-                reconcilers.spawn(keep(mps.clone(), uuid));
+                reconcilers.spawn(reconcile_periodically(mps.clone(), uuid));
             }
         }
         let is_new = |host: &Arc<HostState>| host.gpus.iter().any(|gpu| !reconciled.contains(&gpu.gpu.uuid));
@@ -65,7 +65,7 @@ pub(crate) async fn run(mps: Mps) {
 
 /// Reconciles the daemons of a GPU until gpushd stops: at once, after each change of the GPU or the
 /// config, and when woken.
-async fn keep(mps: Mps, gpu_uuid: String) {
+async fn reconcile_periodically(mps: Mps, gpu_uuid: String) {
     let mut snapshots = mps.handles.state.watch();
     let mut wakeups = mps.wakes.follow(&gpu_uuid);
     let stopping = mps.handles.stopping.clone();
@@ -74,7 +74,7 @@ async fn keep(mps: Mps, gpu_uuid: String) {
         wakeups.mark_unchanged();
         let reconciled = async {
             reconcile(&mps, &gpu_uuid).await;
-            mps.handles.shared_gpus.look();
+            mps.handles.shared_gpus.wake_leftover_check();
         };
         if stopping.run_until_cancelled(reconciled).await.is_none() {
             return;
@@ -104,7 +104,7 @@ pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     if !concerns(mps, gpu_uuid) {
         return false;
     }
-    let Some(_turn) = mps.handles.lanes.turn(gpu_uuid).await else { return true };
+    let Some(_turn) = mps.handles.lanes.lock(gpu_uuid).await else { return true };
     reconcile_owned(mps, gpu_uuid).await;
     false
 }
@@ -117,7 +117,7 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     }
     let host = mps.handles.state.now();
     let Some(gpu) = host.gpu(gpu_uuid) else { return false };
-    let wish = desired::wish(&host.config, gpu.rule, &gpu.gpu);
+    let wish = desired::desired_state(&host.config, gpu.rule, &gpu.gpu);
     let is_wanted = match wish.mode {
         Mode::Mps => true,
         // If the layout of the override cannot be parsed, it is not known whether it requests a daemon.
@@ -125,7 +125,7 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
         Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
     };
     if !is_wanted {
-        mps.find(gpu_uuid, Vec::new());
+        mps.set_findings(gpu_uuid, Vec::new());
     }
     is_wanted
 }
@@ -139,7 +139,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     }
     let config = Arc::clone(&observed.host.config);
     let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
-    let moving = mps.moving();
+    let moving = mps.all_operation_daemons();
     let mut seen = at.map(|at| observed.at(at, Viewer::Log));
     // The GPU is changing because an operation starts its daemon now, as the last step.
     if let Some(gpu) = &mut seen
@@ -151,16 +151,16 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let had: BTreeSet<String> = mps.entries().keys().cloned().collect();
     let rule = at.and_then(|at| observed.host.gpus[at].rule);
     let decided = seen.as_ref().map(|gpu| sharing::decide_gpu(&config, rule, gpu, &had)).unwrap_or_default();
-    mps.find(gpu_uuid, decided.findings);
-    let targets: BTreeMap<String, Target> =
+    mps.set_findings(gpu_uuid, decided.findings);
+    let targets: BTreeMap<String, SharingTarget> =
         decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| gets_daemon(mps, &moving, target)) {
-        enter(mps, target);
+        add_or_update(mps, target);
         // Settings that override the rule are removed when the rule changes.
-        records::unset(mps, target).await;
+        records::drop_overridden_settings(mps, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
-        ask_for_many(mps, &config).await;
+        probe_multi_user(mps, &config).await;
     }
     let driver = mps.handles.hardware.status().driver.map(|driver| driver.version);
     let unseen = decided.unseen.contains(gpu_uuid) || !is_reading_conclusive(seen.as_ref());
@@ -173,39 +173,39 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         let aside = moving.aside.contains(&uuid);
         // Only an operation stops a daemon that an operation started. The daemon of a MIG device continues while the
         // GPU differs from its layout.
-        let stands = mps.is_in_force(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
+        let stands = mps.is_active(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
             || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
         // A daemon that is not desired after a reload continues until its leases have ended.
         if target.is_none() && !aside && (unseen || stands || mps.is_leased(&uuid)) {
             continue;
         }
-        let wanted = target.map(|target| Box::new(wanted(mps, &config, &entry, &target, driver.clone())));
+        let wanted = target.map(|target| Box::new(desired_state(mps, &config, &entry, &target, driver.clone())));
         let mps = mps.clone();
-        reconciled.spawn(async move { one(&mps, &uuid, &entry, wanted).await });
+        reconciled.spawn(async move { reconcile_target(&mps, &uuid, &entry, wanted).await });
     }
     reconciled.join_all().await;
 }
 
 /// Determines whether the control program can serve several users, unless the answer is known.
-async fn ask_for_many(mps: &Mps, config: &Config) {
+async fn probe_multi_user(mps: &Mps, config: &Config) {
     let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
     let _asking = mps.asking_many.lock().await;
-    let before = mps.many().clone();
-    let asked = many::ask(&program, before).await;
-    *mps.many() = Some(asked);
+    let before = mps.multi_user().clone();
+    let asked = multi_user_support::probe(&program, before).await;
+    *mps.multi_user() = Some(asked);
 }
 
 /// Reconciles one daemon, and sets or restores the compute mode of its GPU.
-async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Desired>>) {
+async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Desired>>) {
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
         // The mode is set before the daemon starts, so that no program can bypass the daemon.
-        compute_mode::take(mps, target, wanted.policy.compute_mode).await;
+        compute_mode::set_compute_mode(mps, target, wanted.policy.compute_mode).await;
     }
     // Stops, operations and grants use this lock too. So a daemon that was stopped meanwhile is not started here.
     let turn = entry.turn.lock().await;
-    let aside = mps.moving().aside.contains(uuid);
+    let aside = mps.all_operation_daemons().aside.contains(uuid);
     let stopped = mps.record(uuid).stopped;
     let want = if stopped.is_some() || aside { None } else { wanted };
     if let Err(error) = entry.daemon.send(DaemonRequest::SetDesired(want)).await {
@@ -213,7 +213,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Desired>>)
     }
     // Sets the recorded deadline of a drain again after a restart of gpushd.
     if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)
-        && is_drained_for_ever(&entry.daemon.seen())
+        && is_drained_for_ever(&entry.daemon.last_report())
     {
         let left = Duration::try_from(end_at.duration_since(Timestamp::now())).unwrap_or_default();
         if let Err(error) = entry.daemon.send(DaemonRequest::Drain(Some(left))).await {
@@ -224,14 +224,14 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Desired>>)
         tracing::error!(mps = entry.short, "{error}");
     }
     drop(turn);
-    if is_wanted || aside || entry.daemon.seen().state != State::Stopped {
+    if is_wanted || aside || entry.daemon.last_report().state != SupervisorState::Stopped {
         return;
     }
     let place = TargetDir::of(&mps.base, &entry.short);
-    if place.is_taken() {
+    if place.is_locked() {
         // The processes of the daemon are exiting, or still serve clients.
-        if entry.daemon.seen().since > Timestamp::now() - SignedDuration::from_secs(5) {
-            mps.settle_soon(&entry.gpu_uuid);
+        if entry.daemon.last_report().since > Timestamp::now() - SignedDuration::from_secs(5) {
+            mps.wake_soon(&entry.gpu_uuid);
         }
         return;
     }
@@ -239,11 +239,11 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Desired>>)
     compute_mode::restore_compute_mode(mps, uuid).await;
     place.remove();
     mps.entries().remove(uuid);
-    records::forget(mps, uuid).await;
-    mps.handles.timeslice.settle();
+    records::remove_record(mps, uuid).await;
+    mps.handles.timeslice.wake();
 }
 
 /// Returns whether a daemon drains without a deadline.
 fn is_drained_for_ever(seen: &Report) -> bool {
-    seen.until.is_none() && (seen.behind || matches!(seen.state, State::Draining { .. }))
+    seen.until.is_none() && (seen.behind || matches!(seen.state, SupervisorState::Draining { .. }))
 }

@@ -18,7 +18,7 @@ impl Mps {
     }
 
     /// Returns whether a daemon of a whole GPU is in force, which means that an operation started it on this boot.
-    pub(crate) fn is_in_force(&self, uuid: &str) -> bool {
+    pub(crate) fn is_active(&self, uuid: &str) -> bool {
         self.records().get(uuid).is_some_and(|record| record.in_force.is_some())
     }
 }
@@ -40,22 +40,22 @@ pub(super) async fn change(
         also(tx)
     });
     written.await?;
-    take_in(mps, uuid, change);
+    apply_in_memory(mps, uuid, change);
     Ok(())
 }
 
-fn take_in(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
+fn apply_in_memory(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
     let mut records = mps.records();
     let known = records.remove(uuid).unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() });
     let record = change(known);
     let in_force = record.in_force.is_some();
     records.insert(uuid.to_owned(), record);
     // The state is updated under the lock, so that changes of a target reach it in order.
-    mps.handles.state.share(uuid, in_force);
+    mps.handles.state.set_shared(uuid, in_force);
 }
 
 /// Removes settings that override a rule if that rule has changed since.
-pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
+pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::SharingTarget) {
     let now = target.policy.settings.clone();
     if mps.record(&target.uuid).set.is_none_or(|set| set.rule == now) {
         return;
@@ -76,7 +76,7 @@ pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
 }
 
 /// Removes the record of a target that no rule requests any more and whose daemon has exited.
-pub(super) async fn forget(mps: &Mps, uuid: &str) {
+pub(super) async fn remove_record(mps: &Mps, uuid: &str) {
     let known = mps.record(uuid);
     if known == without_daemon(known.clone()) {
         return;
@@ -111,7 +111,7 @@ impl RecordedSettings {
                 return Some(with_started_daemon);
             }
             let stops = plan.stopped_daemons().any(|uuid| uuid == plan.uuid);
-            (stops && mps.is_in_force(&plan.uuid)).then_some(without_daemon)
+            (stops && mps.is_active(&plan.uuid)).then_some(without_daemon)
         };
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
@@ -121,7 +121,8 @@ impl RecordedSettings {
     pub(crate) fn of_running_daemons(mps: &Mps, gpus: &[Gpu]) -> Self {
         let entries = mps.entries();
         let stands = |gpu: &&Gpu| {
-            gpu.mode == Mode::Mps && entries.get(&gpu.uuid).is_some_and(|entry| entry.daemon.seen().pid.is_some())
+            gpu.mode == Mode::Mps
+                && entries.get(&gpu.uuid).is_some_and(|entry| entry.daemon.last_report().pid.is_some())
         };
         Self(gpus.iter().filter(stands).map(|gpu| (gpu.uuid.clone(), with_started_daemon as RecordChange)).collect())
     }
@@ -149,7 +150,7 @@ impl RecordedSettings {
     }
 
     /// Applies the changes in memory.
-    pub(crate) fn take_in(&self, mps: &Mps) {
-        self.0.iter().for_each(|(uuid, change)| take_in(mps, uuid, change));
+    pub(crate) fn apply(&self, mps: &Mps) {
+        self.0.iter().for_each(|(uuid, change)| apply_in_memory(mps, uuid, change));
     }
 }

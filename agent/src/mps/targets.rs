@@ -2,27 +2,27 @@
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
-use gpush_api::{Gpu, GpuState, Happening, MpsChange, MpsPolicy};
+use gpush_api::{EventPayload, Gpu, GpuState, MpsChange, MpsPolicy};
 use gpush_core::{
     config::Config,
-    sharing::{self, Sharing, Target},
-    supervisor::State,
+    sharing::{self, Sharing, SharingTarget},
+    supervisor::SupervisorState,
 };
 use gpush_mps::daemon::{Daemon, Desired, RecordedUsers, Report, Sources, TargetDir, sweep_removed};
 
-use super::{Entry, Mps, clients, many, moves::Moves, view};
+use super::{Entry, Mps, clients, multi_user_support, operation_steps::OperationDaemons, view};
 use crate::{caller::Viewer, eligibility};
 
 /// Adopts the daemons that a previous gpushd left running. Must run before any request is served, because requests find
 /// only adopted daemons.
-pub(crate) fn find(mps: &Mps) {
+pub(crate) fn adopt_daemons(mps: &Mps) {
     let mut known = BTreeSet::new();
     sweep_removed(&mps.base);
     // If the GPU of a daemon is not known, the daemon is adopted later together with its target.
     let placed = TargetDir::all(&mps.base).into_iter().filter(|(_, spec)| !spec.gpu_uuid.is_empty());
     for (place, spec) in placed {
         known.insert(spec.target.clone());
-        let daemon = live(mps, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
+        let daemon = supervise(mps, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
         let turn = Arc::default();
         let entry = Entry { short: spec.target, gpu_uuid: spec.gpu_uuid, target: None, daemon, turn };
         mps.entries().insert(spec.uuid, entry);
@@ -31,7 +31,7 @@ pub(crate) fn find(mps: &Mps) {
     tokio::spawn(async move { stopping.run_until_cancelled(launcher.end_orphans(known)).await });
 }
 
-fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) -> Daemon {
+fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) -> Daemon {
     let (shared, of, woken) = (mps.clone(), uuid.to_owned(), gpu_uuid.to_owned());
     let target = short.to_owned();
     let changed = move |seen: &Report| {
@@ -44,20 +44,20 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) ->
         match seen.state {
             // The daemon runs, but does not serve its clients well. No other log line gives the
             // reason.
-            State::Hung { .. } | State::Fault { .. } => {
+            SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {
                 tracing::warn!(mps = target, "the MPS daemon is {}: {}", state.name(), reasons.join("; "));
             }
-            State::Stopped
-            | State::Starting { .. }
-            | State::Found { .. }
-            | State::Ready { .. }
-            | State::BackingOff { .. }
-            | State::GivenUp
-            | State::Draining { .. }
-            | State::Stopping { .. } => tracing::info!(mps = target, "the MPS daemon is {}", state.name()),
+            SupervisorState::Stopped
+            | SupervisorState::Starting { .. }
+            | SupervisorState::Found { .. }
+            | SupervisorState::Ready { .. }
+            | SupervisorState::BackingOff { .. }
+            | SupervisorState::GivenUp
+            | SupervisorState::Draining { .. }
+            | SupervisorState::Stopping { .. } => tracing::info!(mps = target, "the MPS daemon is {}", state.name()),
         }
         let (uuid, target) = (of.clone(), target.clone());
-        shared.handles.state.events().publish(Happening::Mps(Box::new(MpsChange {
+        shared.handles.state.events().publish(EventPayload::Mps(Box::new(MpsChange {
             target,
             uuid,
             gpu_uuid,
@@ -66,7 +66,7 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) ->
             reasons,
         })));
         // A daemon that started after its operation gave up may still need the compute mode.
-        if matches!(seen.state, State::Stopped | State::Ready { .. }) {
+        if matches!(seen.state, SupervisorState::Stopped | SupervisorState::Ready { .. }) {
             shared.wakes.wake(&woken);
         }
     };
@@ -84,8 +84,8 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) ->
 
 /// Returns whether a target gets a daemon. A MIG device gets one because of its layout. A whole GPU gets one only if an
 /// operation has started it on this boot, or is starting it.
-pub(super) fn gets_daemon(mps: &Mps, moving: &Moves, target: &Target) -> bool {
-    !target.full_gpu || mps.is_in_force(&target.uuid) || moving.starting.contains(&target.uuid)
+pub(super) fn gets_daemon(mps: &Mps, moving: &OperationDaemons, target: &SharingTarget) -> bool {
+    !target.full_gpu || mps.is_active(&target.uuid) || moving.starting.contains(&target.uuid)
 }
 
 /// Returns whether the reading of a GPU permits the removal of its daemons. A GPU that the driver
@@ -99,14 +99,14 @@ pub(super) fn is_reading_conclusive(gpu: Option<&Gpu>) -> bool {
 
 /// The desired targets according to the last readings, for callers that change nothing.
 #[derive(Debug)]
-pub(super) struct Outlook {
+pub(super) struct DesiredTargets {
     pub(super) gpus: Vec<Gpu>,
     decided: Sharing,
 }
 
-impl Outlook {
+impl DesiredTargets {
     pub(super) fn of(mps: &Mps, viewer: Viewer) -> Self {
-        let gpus = eligibility::known(&mps.handles.readings, viewer);
+        let gpus = eligibility::known_gpus(&mps.handles.readings, viewer);
         let had = mps.entries().keys().cloned().collect();
         let decided = sharing::decide(&mps.handles.state.config(), &gpus, &had);
         Self { gpus, decided }
@@ -116,13 +116,13 @@ impl Outlook {
     /// operation.
     pub(super) fn has_pending(&self, mps: &Mps) -> bool {
         let known: BTreeSet<String> = mps.entries().keys().cloned().collect();
-        let comes = |target: &Target| !target.full_gpu || mps.is_in_force(&target.uuid);
+        let comes = |target: &SharingTarget| !target.full_gpu || mps.is_active(&target.uuid);
         self.decided.targets.iter().any(|target| !known.contains(&target.uuid) && comes(target))
     }
 
     /// Returns why a target is about to be removed; `None` if it is not. Its leases and clients may
     /// finish first.
-    pub(super) fn ends(&self, uuid: &str, entry: &Entry) -> Option<String> {
+    pub(super) fn why_removed(&self, uuid: &str, entry: &Entry) -> Option<String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;
         let is_wanted = self.decided.targets.iter().any(|target| target.uuid == uuid);
         if is_wanted || self.decided.unseen.contains(&gpu.uuid) || !is_reading_conclusive(Some(gpu)) {
@@ -139,7 +139,7 @@ impl Outlook {
 }
 
 /// Adds an entry for a target, or updates its entry.
-pub(super) fn enter(mps: &Mps, target: &Target) {
+pub(super) fn add_or_update(mps: &Mps, target: &SharingTarget) {
     let mut entries = mps.entries();
     if let Some(entry) = entries.get_mut(&target.uuid) {
         entry.target = Some(target.clone());
@@ -148,21 +148,27 @@ pub(super) fn enter(mps: &Mps, target: &Target) {
     let taken: BTreeSet<String> = entries.values().map(|entry| entry.short.clone()).collect();
     let short = sharing::short_name(&target.uuid, &taken);
     let place = TargetDir::of(&mps.base, &short);
-    let daemon = live(mps, &short, &target.gpu_uuid, &target.uuid, place);
+    let daemon = supervise(mps, &short, &target.gpu_uuid, &target.uuid, place);
     let (gpu_uuid, turn) = (target.gpu_uuid.clone(), Arc::default());
     let entry = Entry { short, gpu_uuid, target: Some(target.clone()), daemon, turn };
     entries.insert(target.uuid.clone(), entry);
 }
 
 /// Returns the effective policy of a target: its rule, with the settings that override it.
-pub(super) fn policy(mps: &Mps, target: &Target) -> MpsPolicy {
+pub(super) fn policy(mps: &Mps, target: &SharingTarget) -> MpsPolicy {
     let set = mps.record(&target.uuid).set.filter(|set| set.rule == target.policy.settings);
     let settings = set.map_or_else(|| target.policy.settings.clone(), |set| set.settings);
-    many::had(MpsPolicy { settings, ..target.policy.clone() }, mps.many().as_ref())
+    multi_user_support::effective_policy(MpsPolicy { settings, ..target.policy.clone() }, mps.multi_user().as_ref())
 }
 
 /// Returns the desired state of a target's daemon.
-pub(super) fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target, driver: Option<String>) -> Desired {
+pub(super) fn desired_state(
+    mps: &Mps,
+    config: &Config,
+    entry: &Entry,
+    target: &SharingTarget,
+    driver: Option<String>,
+) -> Desired {
     let settings = &config.mps;
     let usual = gpush_core::config::Mps::default();
     Desired {

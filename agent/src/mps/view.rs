@@ -4,16 +4,16 @@ use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, Mode, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
 use gpush_core::{
-    sharing::{self, Target},
-    supervisor::State,
+    sharing::{self, SharingTarget},
+    supervisor::SupervisorState,
 };
 use gpush_host::proc;
 use gpush_mps::daemon::{Report, log};
 use jiff::Unit;
 
 use super::{
-    Entry, Mps, clients, compute_mode, control_connection, leases, many, missing,
-    targets::{self, Outlook},
+    Entry, Mps, clients, compute_mode, control_connection, leases, missing, multi_user_support,
+    targets::{self, DesiredTargets},
 };
 use crate::{
     caller::{Caller, Viewer},
@@ -34,23 +34,23 @@ pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
 pub(super) fn state(seen: &Report) -> MpsState {
     match &seen.state {
         // The daemon has exited, but clients of it still run and may finish.
-        State::Stopped if seen.behind => MpsState::Draining,
-        State::Stopped => MpsState::Stopped,
+        SupervisorState::Stopped if seen.behind => MpsState::Draining,
+        SupervisorState::Stopped => MpsState::Stopped,
         // gpushd polls a daemon at once after it has found it, so the daemon is shown as starting.
-        State::Starting { .. } | State::Found { .. } => MpsState::Starting,
-        State::Ready { .. } => MpsState::Ready,
-        State::Hung { .. } => MpsState::Hung,
-        State::Fault { .. } => MpsState::Fault,
-        State::BackingOff { .. } => MpsState::BackingOff,
-        State::GivenUp => MpsState::GivenUp,
-        State::Draining { .. } => MpsState::Draining,
-        State::Stopping { .. } => MpsState::Stopping,
+        SupervisorState::Starting { .. } | SupervisorState::Found { .. } => MpsState::Starting,
+        SupervisorState::Ready { .. } => MpsState::Ready,
+        SupervisorState::Hung { .. } => MpsState::Hung,
+        SupervisorState::Fault { .. } => MpsState::Fault,
+        SupervisorState::BackingOff { .. } => MpsState::BackingOff,
+        SupervisorState::GivenUp => MpsState::GivenUp,
+        SupervisorState::Draining { .. } => MpsState::Draining,
+        SupervisorState::Stopping { .. } => MpsState::Stopping,
     }
 }
 
 /// Returns whether new clients are admitted.
 pub(super) fn admits(seen: &Report) -> bool {
-    seen.wanted && matches!(seen.state, State::Ready { .. })
+    seen.wanted && matches!(seen.state, SupervisorState::Ready { .. })
 }
 
 /// Returns why a daemon is in its state.
@@ -59,29 +59,29 @@ pub(super) fn reasons(seen: &Report, short: &str) -> Vec<String> {
     let inside = seen.clients.len() + seen.waiting.len();
     let clients = if inside == 1 { "its client".to_owned() } else { format!("its {inside} clients") };
     match &seen.state {
-        State::Hung { .. } if !seen.clients_known => reasons.push(format!(
+        SupervisorState::Hung { .. } if !seen.clients_known => reasons.push(format!(
             "gpushd does not restart it, because its clients are not known: `gpushctl mps restart {short} --force` \
             (administrator) ends them"
         )),
-        State::Hung { .. } if inside > 0 => {
+        SupervisorState::Hung { .. } if inside > 0 => {
             reasons.push(format!("gpushd does not restart it, because of {clients}"));
         }
-        State::BackingOff { .. } if seen.failures == 0 => reasons.push("gpushd tries again".to_owned()),
-        State::GivenUp => reasons.push(format!(
+        SupervisorState::BackingOff { .. } if seen.failures == 0 => reasons.push("gpushd tries again".to_owned()),
+        SupervisorState::GivenUp => reasons.push(format!(
             "it failed {} times, and gpushd does not start it again: remove the cause, then `gpushctl mps start \
             {short}` (administrator)",
             seen.failures
         )),
-        State::Draining { .. } => reasons.push(finishing(&clients, inside, seen)),
-        State::Stopped if seen.behind => reasons.push(finishing(&clients, inside, seen)),
-        State::Stopped
-        | State::Starting { .. }
-        | State::Found { .. }
-        | State::Ready { .. }
-        | State::Hung { .. }
-        | State::Fault { .. }
-        | State::BackingOff { .. }
-        | State::Stopping { .. } => {}
+        SupervisorState::Draining { .. } => reasons.push(finishing(&clients, inside, seen)),
+        SupervisorState::Stopped if seen.behind => reasons.push(finishing(&clients, inside, seen)),
+        SupervisorState::Stopped
+        | SupervisorState::Starting { .. }
+        | SupervisorState::Found { .. }
+        | SupervisorState::Ready { .. }
+        | SupervisorState::Hung { .. }
+        | SupervisorState::Fault { .. }
+        | SupervisorState::BackingOff { .. }
+        | SupervisorState::Stopping { .. } => {}
     }
     reasons
 }
@@ -117,20 +117,20 @@ fn for_leases(inside: usize, seen: &Report) -> String {
 
 /// Returns the name of a target for messages.
 pub(super) fn label(entry: &Entry, uuid: &str) -> String {
-    entry.target.as_ref().map_or_else(|| uuid.to_owned(), Target::label)
+    entry.target.as_ref().map_or_else(|| uuid.to_owned(), SharingTarget::label)
 }
 
 /// Returns the name of a target for commands.
 pub(super) fn name(entry: &Entry) -> String {
     match &entry.target {
-        Some(Target { gpu, device: None, .. }) => gpu.to_string(),
-        Some(Target { gpu, device: Some(device), .. }) => format!("{gpu}:{device}"),
+        Some(SharingTarget { gpu, device: None, .. }) => gpu.to_string(),
+        Some(SharingTarget { gpu, device: Some(device), .. }) => format!("{gpu}:{device}"),
         None => entry.short.clone(),
     }
 }
 
 /// Returns the error for a request to a target that is about to be removed.
-pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
+pub(super) fn removed_target_error(label: &str, entry: &Entry, why: String) -> ApiError {
     let error = ApiError::new(Code::Conflict, format!("the config no longer shares {label} through MPS")).cause(why);
     match entry.target.as_ref().map(|target| target.gpu) {
         Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows the layout that the config wants")),
@@ -139,7 +139,7 @@ pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
 }
 
 /// Returns the error that explains why no lease is granted.
-pub(super) fn closed(label: &str, entry: &Entry, seen: &Report, is_stopped: bool) -> ApiError {
+pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_stopped: bool) -> ApiError {
     let state = match state(seen) {
         MpsState::Fault => "has failed".to_owned(),
         other => format!("is {}", other.name().replace('_', " ")),
@@ -149,18 +149,20 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Report, is_stopped: bool
     error.causes = reasons(seen, &short);
     match seen.state {
         // A new gpushd has found the daemon but not reconciled it yet.
-        State::Ready { .. } => error.hint("gpushd is about to adopt it: try again").retryable(),
-        State::Stopped if !is_stopped => error.hint("it is about to be started: try again").retryable(),
-        State::Stopped | State::GivenUp => {
+        SupervisorState::Ready { .. } => error.hint("gpushd is about to adopt it: try again").retryable(),
+        SupervisorState::Stopped if !is_stopped => error.hint("it is about to be started: try again").retryable(),
+        SupervisorState::Stopped | SupervisorState::GivenUp => {
             error.hint(format!("start it with `gpushctl mps start {short}` (administrator)"))
         }
-        State::Starting { .. }
-        | State::Found { .. }
-        | State::Hung { .. }
-        | State::Fault { .. }
-        | State::BackingOff { .. }
-        | State::Draining { .. }
-        | State::Stopping { .. } => error.hint(format!("see its state with `gpushctl mps show {short}`")).retryable(),
+        SupervisorState::Starting { .. }
+        | SupervisorState::Found { .. }
+        | SupervisorState::Hung { .. }
+        | SupervisorState::Fault { .. }
+        | SupervisorState::BackingOff { .. }
+        | SupervisorState::Draining { .. }
+        | SupervisorState::Stopping { .. } => {
+            error.hint(format!("see its state with `gpushctl mps show {short}`")).retryable()
+        }
     }
 }
 
@@ -169,27 +171,30 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Report, is_stopped: bool
 pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let entries = mps.entries().clone();
     let ill = entries.iter().filter_map(|(uuid, entry)| {
-        let seen = entry.daemon.seen();
+        let seen = entry.daemon.last_report();
         let ill = match seen.state {
             // `BackingOff` without failures means that processes of the previous daemon still run.
-            State::Hung { .. } | State::Fault { .. } | State::GivenUp | State::BackingOff { .. } => true,
-            State::Stopped
-            | State::Starting { .. }
-            | State::Found { .. }
-            | State::Ready { .. }
-            | State::Draining { .. }
-            | State::Stopping { .. } => false,
+            SupervisorState::Hung { .. }
+            | SupervisorState::Fault { .. }
+            | SupervisorState::GivenUp
+            | SupervisorState::BackingOff { .. } => true,
+            SupervisorState::Stopped
+            | SupervisorState::Starting { .. }
+            | SupervisorState::Found { .. }
+            | SupervisorState::Ready { .. }
+            | SupervisorState::Draining { .. }
+            | SupervisorState::Stopping { .. } => false,
         };
-        ill.then(|| closed(&label(entry, uuid), entry, &seen, false))
+        ill.then(|| not_granting_error(&label(entry, uuid), entry, &seen, false))
     });
     let open = entries.iter().filter_map(|(uuid, entry)| {
         compute_mode::bypass_error(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
     // Only a change of the config can solve this.
-    let too_old = Outlook::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
+    let too_old = DesiredTargets::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
     let too_old = too_old.filter_map(|gpu| {
         let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
-        sharing::too_old(&gpu).map(|why| error.cause(why).hint(OTHER_MODE))
+        sharing::mps_unsupported_reason(&gpu).map(|why| error.cause(why).hint(OTHER_MODE))
     });
     ill.chain(open).chain(too_old).collect()
 }
@@ -209,10 +214,10 @@ pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, Ap
         tokio::spawn(async move { daemon.fresh(FRESH).await })
     });
     let fresh: Vec<_> = fresh.collect();
-    let outlook = Outlook::of(mps, caller.viewer);
+    let outlook = DesiredTargets::of(mps, caller.viewer);
     let mut all = Vec::new();
     for ((uuid, entry), seen) in entries.into_iter().zip(fresh) {
-        let seen = seen.await.unwrap_or_else(|_| entry.daemon.seen());
+        let seen = seen.await.unwrap_or_else(|_| entry.daemon.last_report());
         all.push(shown(mps, caller, &outlook, (&uuid, &entry), seen).await);
     }
     all.sort_by(in_order);
@@ -231,7 +236,7 @@ pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDae
     let (uuid, entry) = find(mps, text)?;
     // A daemon accepts one connection at a time, so only administrators cause a poll for every request.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
-    Ok(shown(mps, caller, &Outlook::of(mps, caller.viewer), (&uuid, &entry), seen).await)
+    Ok(shown(mps, caller, &DesiredTargets::of(mps, caller.viewer), (&uuid, &entry), seen).await)
 }
 
 /// Returns the last lines of the logs of the daemon that a text names.
@@ -240,7 +245,7 @@ pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDae
 /// If the text matches no daemon.
 pub(crate) async fn logs_of(mps: &Mps, text: &str, lines: usize, all: bool) -> Result<MpsLogs, ApiError> {
     let (_, entry) = find(mps, text)?;
-    match entry.daemon.seen().logs {
+    match entry.daemon.last_report().logs {
         Some(dir) => Ok(log::last(&dir, lines, all)),
         None => Ok(MpsLogs { files: Vec::new() }),
     }
@@ -252,13 +257,14 @@ pub(crate) async fn logs_of(mps: &Mps, text: &str, lines: usize, all: bool) -> R
 /// If the text matches no target, or several.
 pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
     let entries = mps.entries().clone();
-    let outlook = Outlook::of(mps, Viewer::Agent);
-    let mut known: Vec<MpsDaemon> = entries.iter().map(|(uuid, entry)| bare(&outlook, uuid, entry)).collect();
+    let outlook = DesiredTargets::of(mps, Viewer::Agent);
+    let mut known: Vec<MpsDaemon> =
+        entries.iter().map(|(uuid, entry)| describe_without_users(&outlook, uuid, entry)).collect();
     known.sort_by(in_order);
     let at = sharing::resolve(text, &known).map_err(|mut error| {
         error.causes.extend(mps.findings());
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
-        let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
+        let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::mps_unsupported_reason(gpu).is_none());
         error.causes.extend(due.map(|gpu| {
             format!(
                 "GPU {0} is not shared yet, but its rule says so: `gpushctl apply {0}` (administrator) shares it",
@@ -277,13 +283,13 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
 }
 
 /// Returns the description of a daemon without its clients, leases and users.
-fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
-    let seen = entry.daemon.seen();
+fn describe_without_users(outlook: &DesiredTargets, uuid: &str, entry: &Entry) -> MpsDaemon {
+    let seen = entry.daemon.last_report();
     // If no rule requires the target any more, its place comes from the current layouts of the
     // GPUs.
     let place = match &entry.target {
         Some(target) => Some((target.gpu, target.device.clone())),
-        None => sharing::place(&outlook.gpus, uuid),
+        None => sharing::locate_target(&outlook.gpus, uuid),
     };
     let pid = |pid: i32| u32::try_from(pid).ok();
     MpsDaemon {
@@ -326,7 +332,7 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
 async fn shown(
     mps: &Mps,
     caller: &Caller,
-    outlook: &Outlook,
+    outlook: &DesiredTargets,
     (uuid, entry): (&str, &Entry),
     seen: Report,
 ) -> MpsDaemon {
@@ -334,7 +340,7 @@ async fn shown(
     let clients = clients::of(mps, &seen, &held).await;
     let mut findings = clients::findings(&seen, &clients, &held);
     if entry.target.as_ref().is_some_and(|target| target.policy.users == MpsUsers::Many) {
-        findings.extend(mps.many().as_ref().and_then(many::why));
+        findings.extend(mps.multi_user().as_ref().and_then(multi_user_support::reason_single_user));
     }
     let servers: BTreeMap<u32, u32> = seen
         .servers
@@ -342,14 +348,14 @@ async fn shown(
         .filter_map(|(pid, _)| u32::try_from(*pid).ok())
         .filter_map(|pid| Some((pid, proc::owner(pid)?)))
         .collect();
-    let mut daemon = bare(outlook, uuid, entry);
+    let mut daemon = describe_without_users(outlook, uuid, entry);
     daemon.reasons.extend(control_connection::holders(mps, caller, &seen).await);
     findings.extend(clients::waiting(mps, caller, &seen).await);
     findings.extend(mps.findings_of(&entry.gpu_uuid, uuid));
     let open = compute_mode::bypass_error(mps, &entry.gpu_uuid, &label(entry, uuid));
     findings.extend(open.filter(|_| uuid == entry.gpu_uuid).map(|error| error.sentences().join(": ")));
     let gpu = outlook.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
-    daemon.ends = outlook.ends(uuid, entry);
+    daemon.ends = outlook.why_removed(uuid, entry);
     match (&daemon.ends, gpu) {
         (Some(why), Some(gpu)) => findings.push(match gpu.mode {
             // gpushd stops the daemon itself when no rule claims the GPU, so no request is needed.
@@ -374,7 +380,7 @@ async fn shown(
         };
     }
     let tenths: u32 = held.iter().map(|lease| leases::tenths_on(lease, uuid)).sum();
-    let leases: Vec<_> = held.iter().map(|lease| lease.shown(caller.viewer)).collect();
+    let leases: Vec<_> = held.iter().map(|lease| lease.to_api(caller.viewer)).collect();
     // The user is shown to every caller, as in the list of leases: a user who waits for the daemon
     // must see who uses it.
     let taken = !leases.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();

@@ -23,7 +23,7 @@ use gpush_store::{OperationId, StoreError, Tx};
 use tokio::sync::Mutex;
 
 use super::Operations;
-use crate::state::{Effect, Settled};
+use crate::state::{OperationLeaseEffects, OverrideEffect};
 
 /// First and longest pause between two attempts to record an end.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -33,15 +33,15 @@ const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 pub(crate) type EndWrites = Box<dyn FnMut(&mut Tx<'_>) -> Result<EndEffects, StoreError> + Send>;
 
 /// Applies what was recorded together with an end.
-pub(crate) type Then = Box<dyn FnOnce(&EndEffects) + Send + Sync>;
+pub(crate) type ApplyEffects = Box<dyn FnOnce(&EndEffects) + Send + Sync>;
 
 /// Changes that were recorded together with an end.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EndEffects {
     /// Changes of overrides.
-    pub(crate) overrides: Vec<Effect>,
+    pub(crate) overrides: Vec<OverrideEffect>,
     /// Changes of leases.
-    pub(crate) leases: Settled,
+    pub(crate) leases: OperationLeaseEffects,
 }
 
 /// Ends that are not recorded yet, oldest first.
@@ -53,7 +53,7 @@ pub(super) struct Ending {
     pub(super) state: OperationState,
     pub(super) error: Option<ApiError>,
     pub(super) also: Arc<std::sync::Mutex<EndWrites>>,
-    pub(super) then: Then,
+    pub(super) then: ApplyEffects,
 }
 
 impl fmt::Debug for Ending {
@@ -66,7 +66,7 @@ impl Operations {
     /// Records an end. Returns the changes that were recorded with it, and the revision of the record.
     pub(super) async fn record_end(&self, ending: &Ending) -> Result<(EndEffects, u64), StoreError> {
         let (id, state, error, also) = (ending.id, ending.state, ending.error.clone(), ending.also.clone());
-        let watch = self.live().get(&id).map(|live| live.watch.clone());
+        let watch = self.active().get(&id).map(|live| live.watch.clone());
         let written = self.store().write_ending(move |tx| {
             let effects = also.lock().unwrap_or_else(PoisonError::into_inner)(tx)?;
             match tx.end(id, state, error.clone()) {
@@ -161,13 +161,13 @@ mod tests {
     use super::*;
     use crate::{
         lanes::Lanes,
-        operation::{New, Ongoing, START},
+        operation::{OperationHandle, OperationSpec, START},
         state::{Events, State},
     };
 
-    fn new(gpu: u32) -> New {
+    fn new(gpu: u32) -> OperationSpec {
         let plan = GpuPlan { gpu, uuid: format!("GPU-{gpu}"), ..GpuPlan::default() };
-        New {
+        OperationSpec {
             kind: "mig.apply".to_owned(),
             by: Actor { uid: 0, user: None, pid: None },
             reason: None,
@@ -177,7 +177,7 @@ mod tests {
     }
 
     /// Returns a function that writes one audit record unless the disk is full.
-    fn also(is_full: &Arc<AtomicBool>) -> EndWrites {
+    fn writes(is_full: &Arc<AtomicBool>) -> EndWrites {
         let is_full = is_full.clone();
         Box::new(move |tx| {
             if is_full.load(Relaxed) {
@@ -202,7 +202,7 @@ mod tests {
             Self { operations, _directory: directory }
         }
 
-        async fn begin(&self, gpu: u32) -> Result<Arc<Ongoing>, ApiError> {
+        async fn begin(&self, gpu: u32) -> Result<Arc<OperationHandle>, ApiError> {
             let claim = self.operations.0.lanes.claim(&[(gpu, format!("GPU-{gpu}"))]).unwrap();
             self.operations.begin(claim, new(gpu)).await
         }
@@ -216,7 +216,7 @@ mod tests {
     async fn only_requested_operations_mark_their_gpus() {
         let scene = Scene::new();
         let claim = |gpu: u32| scene.operations.0.lanes.claim(&[(gpu, format!("GPU-{gpu}"))]).unwrap();
-        let at_start = New { kind: START.to_owned(), ..new(0) };
+        let at_start = OperationSpec { kind: START.to_owned(), ..new(0) };
         let _at_start = scene.operations.begin(claim(0), at_start).await.unwrap();
         assert!(!scene.operations.began_on("GPU-0"));
         let _planned = claim(1);
@@ -232,7 +232,7 @@ mod tests {
         let id = ongoing.id();
         let is_full = Arc::new(AtomicBool::new(true));
         let (shown, was_shown) = oneshot::channel();
-        ongoing.end(OperationState::Done, None, also(&is_full), Box::new(|_| shown.send(()).unwrap())).await;
+        ongoing.end(OperationState::Done, None, writes(&is_full), Box::new(|_| shown.send(()).unwrap())).await;
         let published = scene.operations.get(&id).await.unwrap();
         assert_eq!(published.state, OperationState::Done);
         assert!(published.notes[0].starts_with("its end could not be recorded: no space left"), "{published:?}");
@@ -247,12 +247,12 @@ mod tests {
         let scene = Scene::new();
         let ongoing = scene.begin(0).await.unwrap();
         let is_full = Arc::new(AtomicBool::new(true));
-        ongoing.end(OperationState::Done, None, also(&is_full), Box::new(|_| ())).await;
+        ongoing.end(OperationState::Done, None, writes(&is_full), Box::new(|_| ())).await;
         assert_eq!(scene.begin(1).await.unwrap_err().code, Code::Unavailable);
         is_full.store(false, Relaxed);
         let begun_after = scene.begin(0).await.unwrap();
         assert_eq!(scene.audit_records().await, 1);
-        begun_after.end(OperationState::Done, None, also(&is_full), Box::new(|_| ())).await;
+        begun_after.end(OperationState::Done, None, writes(&is_full), Box::new(|_| ())).await;
         assert_eq!(scene.audit_records().await, 2);
     }
 

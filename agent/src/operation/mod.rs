@@ -8,12 +8,12 @@
 //! |---|---|
 //! | `ending` | the record of an end, and ends that could not be recorded at once |
 //! | `naming` | names of GPUs in the error of an operation |
-//! | `ongoing` | one unfinished operation, for the task that executes it |
+//! | `operation_handle` | one unfinished operation, for the task that executes it |
 //! | `wire` | a record of the journal in the form of the API |
 
 mod ending;
 mod naming;
-mod ongoing;
+mod operation_handle;
 mod wire;
 
 use std::{
@@ -23,7 +23,7 @@ use std::{
 };
 
 use gpush_api::{
-    Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary, StepState,
+    Actor, ApiError, Change, Code, EventPayload, GpuPlan, Operation, OperationState, OperationSummary, StepState,
 };
 use gpush_core::quote::Quoted;
 use gpush_store::{
@@ -32,7 +32,7 @@ use gpush_store::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::{ending::EndEffects, naming::once as named_once, ongoing::Ongoing, wire::id};
+pub(crate) use self::{ending::EndEffects, naming::once as named_once, operation_handle::OperationHandle, wire::id};
 use crate::{
     idempotency::Key,
     lanes::{Claim, Lanes},
@@ -52,14 +52,14 @@ struct Inner {
     events: Events,
     lanes: Lanes,
     /// Operations that have not ended, and operations whose end is not recorded yet.
-    live: Mutex<BTreeMap<OperationId, Live>>,
+    live: Mutex<BTreeMap<OperationId, ActiveOperation>>,
     unrecorded: ending::Unrecorded,
     /// UUIDs of the GPUs on which a requested operation has begun since this gpushd started.
     requested: Mutex<BTreeSet<String>>,
 }
 
 #[derive(Debug, Clone)]
-struct Live {
+struct ActiveOperation {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
     cancelled_by: Arc<OnceLock<Actor>>,
@@ -72,7 +72,7 @@ struct Live {
 pub(crate) type BeginWrites = Box<dyn FnMut(&mut Tx<'_>, &OperationRecord) -> Result<(), StoreError> + Send>;
 
 /// A new operation.
-pub(crate) struct New {
+pub(crate) struct OperationSpec {
     /// Kind, such as `mig.apply`.
     pub(crate) kind: String,
     /// The caller.
@@ -96,7 +96,7 @@ impl Operations {
         &self.0.store
     }
 
-    fn live(&self) -> MutexGuard<'_, BTreeMap<OperationId, Live>> {
+    fn active(&self) -> MutexGuard<'_, BTreeMap<OperationId, ActiveOperation>> {
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -123,13 +123,13 @@ impl Operations {
     ///
     /// # Errors
     /// If an operation is changing the GPU. The error names the operation.
-    pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
-        self.0.lanes.at_rest(index, uuid)
+    pub(crate) fn check_not_changing(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
+        self.0.lanes.check_not_changing(index, uuid)
     }
 
     /// Returns the progress of the operation that is changing the GPU.
     pub(crate) fn progress(&self, uuid: &str) -> Option<StepState> {
-        self.live().values().find_map(|live| {
+        self.active().values().find_map(|live| {
             let operation = live.watch.borrow();
             let begun = !matches!(operation.state, OperationState::Queued | OperationState::Waiting);
             let at = operation.plans.iter().position(|plan| plan.uuid == uuid);
@@ -139,7 +139,7 @@ impl Operations {
 
     /// Returns the number of operations that are running or being rolled back.
     pub(crate) fn unfinished(&self) -> usize {
-        let goes_on = |live: &&Live| match live.watch.borrow().state {
+        let goes_on = |live: &&ActiveOperation| match live.watch.borrow().state {
             OperationState::Running | OperationState::Cancelling => true,
             OperationState::Queued
             | OperationState::Waiting
@@ -148,7 +148,7 @@ impl Operations {
             | OperationState::RolledBack
             | OperationState::Failed => false,
         };
-        self.live().values().filter(goes_on).count()
+        self.active().values().filter(goes_on).count()
     }
 
     /// Refuses changes while gpushd is stopping.
@@ -171,12 +171,12 @@ impl Operations {
     ///
     /// # Errors
     /// If it cannot be recorded. Then the operation does not exist.
-    pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
+    pub(crate) async fn begin(&self, claim: Claim, new: OperationSpec) -> Result<Arc<OperationHandle>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
         claim.begin(&record.id.to_string());
         intent.begun = Some(record.sequence);
-        let ongoing = self.admit((record, intent), Some(claim), false);
+        let ongoing = self.insert((record, intent), Some(claim), false);
         self.note_begun(&ongoing.snapshot());
         Ok(ongoing)
     }
@@ -199,20 +199,20 @@ impl Operations {
     ///
     /// # Errors
     /// If it cannot be recorded. Then the operation does not exist.
-    pub(crate) async fn enqueue(&self, new: New) -> Result<Arc<Ongoing>, ApiError> {
+    pub(crate) async fn enqueue(&self, new: OperationSpec) -> Result<Arc<OperationHandle>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
-        Ok(self.admit(record, None, false))
+        Ok(self.insert(record, None, false))
     }
 
     async fn record(
         &self,
-        new: New,
+        new: OperationSpec,
         insert: fn(&mut Tx<'_>, NewOperation) -> Result<OperationRecord, StoreError>,
     ) -> Result<(OperationRecord, Intent), ApiError> {
         // The changes of earlier operations must be recorded before this one.
         self.record_ends().await?;
-        let New { kind, by, reason, intent, mut also } = new;
+        let OperationSpec { kind, by, reason, intent, mut also } = new;
         let progress = intent.gpus.iter().map(|gpu| wire::not_begun(&gpu.plan)).collect();
         let new = NewOperation { kind, by, reason, intent: intent.clone(), progress };
         let written = self.store().write(move |tx| {
@@ -224,39 +224,46 @@ impl Operations {
     }
 
     /// Takes over an operation that a previous gpushd left unfinished, without claiming its GPUs.
-    pub(crate) fn take_over(&self, left: &UnfinishedOperation) -> Arc<Ongoing> {
-        self.admit((left.record.clone(), left.intent.clone()), None, true)
+    pub(crate) fn take_over(&self, left: &UnfinishedOperation) -> Arc<OperationHandle> {
+        self.insert((left.record.clone(), left.intent.clone()), None, true)
     }
 
     /// Returns whether an operation that was taken over is still changing the GPU.
     pub(crate) fn is_being_recovered(&self, uuid: &str) -> bool {
-        let concerns = |live: &&Live| {
+        let concerns = |live: &&ActiveOperation| {
             let operation = live.watch.borrow();
             let begun = !matches!(operation.state, OperationState::Queued | OperationState::Waiting);
             begun && !operation.state.is_final() && operation.plans.iter().any(|plan| plan.uuid == uuid)
         };
-        self.live().values().filter(|live| live.taken_over).any(|live| concerns(&live))
+        self.active().values().filter(|live| live.taken_over).any(|live| concerns(&live))
     }
 
-    fn admit(
+    fn insert(
         &self,
         (record, intent): (OperationRecord, Intent),
         claim: Option<Claim>,
         taken_over: bool,
-    ) -> Arc<Ongoing> {
+    ) -> Arc<OperationHandle> {
         let id = record.id;
         let operation = wire::operation(record, intent);
         self.0.events.publish(wire::event(&operation, None));
         let watch = watch::Sender::new(operation);
         let (cancelled, cancelled_by) = (CancellationToken::new(), Arc::default());
-        let live = Live {
+        let live = ActiveOperation {
             watch: watch.clone(),
             cancelled: cancelled.clone(),
             cancelled_by: Arc::clone(&cancelled_by),
             taken_over,
         };
-        self.live().insert(id, live);
-        Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, cancelled_by, claim: Mutex::new(claim) })
+        self.active().insert(id, live);
+        Arc::new(OperationHandle {
+            id,
+            operations: self.clone(),
+            watch,
+            cancelled,
+            cancelled_by,
+            claim: Mutex::new(claim),
+        })
     }
 
     /// Returns the last `limit` operations before `before`, newest first.
@@ -269,7 +276,7 @@ impl Operations {
         limit: usize,
     ) -> Result<Vec<OperationSummary>, ApiError> {
         let records = self.store().read(move |view| view.latest_operations(before, limit)).await?;
-        let live = self.live();
+        let live = self.active();
         // For unfinished operations, memory is newer than the journal.
         let newest = |record: OperationRecord| match live.get(&record.id) {
             Some(live) => OperationSummary::from(&*live.watch.borrow()),
@@ -284,7 +291,7 @@ impl Operations {
     /// If the operation does not exist, or the journal cannot be read.
     pub(crate) async fn get(&self, id: &str) -> Result<Operation, ApiError> {
         let number = wire::id(id);
-        if let Some(live) = number.and_then(|number| self.live().get(&number).cloned()) {
+        if let Some(live) = number.and_then(|number| self.active().get(&number).cloned()) {
             return Ok(live.watch.borrow().clone());
         }
         let Some(number) = number else { return Err(unknown(id)) };
@@ -307,7 +314,7 @@ impl Operations {
     /// # Errors
     /// As [`Operations::get`].
     pub(crate) async fn wait(&self, id: &str, after: u64, wait: Duration) -> Result<Operation, ApiError> {
-        let live = wire::id(id).and_then(|number| self.live().get(&number).cloned());
+        let live = wire::id(id).and_then(|number| self.active().get(&number).cloned());
         let Some(live) = live else { return self.get(id).await };
         let mut watch = live.watch.subscribe();
         let changed = watch.wait_for(|operation| operation.revision != after || operation.state.is_final());
@@ -321,7 +328,7 @@ impl Operations {
     /// # Errors
     /// If the operation does not exist or has ended, or the cancellation cannot be recorded.
     pub(crate) async fn cancel(&self, id: &str, by: Actor, key: Option<Key>) -> Result<Operation, ApiError> {
-        let live = wire::id(id).and_then(|number| self.live().get(&number).cloned().map(|live| (number, live)));
+        let live = wire::id(id).and_then(|number| self.active().get(&number).cloned().map(|live| (number, live)));
         let Some((number, live)) = live.filter(|(_, live)| !live.watch.borrow().state.is_final()) else {
             let ended = self.get(id).await?;
             let message = format!("operation {id} has ended already: it is {}", ended.state);
@@ -346,14 +353,14 @@ impl Operations {
         // Recorded before the response, so that the next gpushd also rolls the operation back.
         let recorded = self.store().write_ending(move |tx| {
             if let Some(key) = &key {
-                key.keep(tx, number)?;
+                key.record_operation(tx, number)?;
             }
             tx.audit(audit.clone())?;
             // This records the end only if the operation has not begun.
             tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing was changed"))
         });
         let stage = recorded.await?.stage;
-        self.0.events.publish(Happening::Change(change));
+        self.0.events.publish(EventPayload::Change(change));
         // Only the first caller that cancels is stored.
         let _ = live.cancelled_by.set(by);
         live.watch.send_if_modified(|operation| {
@@ -371,7 +378,7 @@ impl Operations {
 
     /// Ends an operation whose task has panicked. Its GPUs are already released.
     pub(crate) async fn abandon(&self, id: OperationId, error: ApiError) {
-        let Some(live) = self.live().get(&id).cloned() else { return };
+        let Some(live) = self.active().get(&id).cloned() else { return };
         let recorded = self.end(id, OperationState::Failed, Some(error.clone())).await;
         live.watch.send_modify(|operation| {
             operation.state = OperationState::Failed;
@@ -387,7 +394,7 @@ impl Operations {
 
     /// Records the end of an operation that is in memory.
     async fn end(&self, id: OperationId, state: OperationState, error: Option<ApiError>) -> Result<(), StoreError> {
-        let told = self.live().get(&id).map_or(0, |live| live.watch.borrow().revision);
+        let told = self.active().get(&id).map_or(0, |live| live.watch.borrow().revision);
         let written = self.store().write_ending(move |tx| {
             tx.end(id, state, error.clone())?;
             tx.raise_revision(id, told + 1).map(|_| ())
@@ -397,7 +404,7 @@ impl Operations {
 
     /// Removes an operation from memory. From then on, requests are served from the journal.
     fn forget(&self, id: OperationId) {
-        self.live().remove(&id);
+        self.active().remove(&id);
     }
 }
 

@@ -6,7 +6,7 @@
 use gpush_api::{ApiError, GpuPlan};
 
 /// A GPU, and whether a sentence has already named it in full.
-struct Name {
+struct GpuMention {
     index: u32,
     uuid: String,
     told: bool,
@@ -14,31 +14,31 @@ struct Name {
 
 /// Returns the error with each GPU of `plans` named in full only once.
 pub(crate) fn once(mut error: ApiError, plans: &[GpuPlan]) -> ApiError {
-    let name = |plan: &GpuPlan| Name { index: plan.gpu, uuid: plan.uuid.clone(), told: plan.uuid.is_empty() };
-    let mut names: Vec<Name> = plans.iter().map(name).filter(|name| !name.told).collect();
-    of_one(&mut error, &mut names);
+    let name = |plan: &GpuPlan| GpuMention { index: plan.gpu, uuid: plan.uuid.clone(), told: plan.uuid.is_empty() };
+    let mut names: Vec<GpuMention> = plans.iter().map(name).filter(|name| !name.told).collect();
+    shorten_error(&mut error, &mut names);
     error
 }
 
-fn of_one(error: &mut ApiError, names: &mut [Name]) {
+fn shorten_error(error: &mut ApiError, names: &mut [GpuMention]) {
     let sentences = std::iter::once(&mut error.message).chain(&mut error.causes);
-    sentences.for_each(|sentence| of_sentence(sentence, names));
-    error.errors.iter_mut().for_each(|one| of_one(one, names));
+    sentences.for_each(|sentence| shorten_sentence(sentence, names));
+    error.errors.iter_mut().for_each(|one| shorten_error(one, names));
     let sentences = error.outcome.iter_mut().chain(&mut error.hint);
-    sentences.for_each(|sentence| of_sentence(sentence, names));
+    sentences.for_each(|sentence| shorten_sentence(sentence, names));
 }
 
-fn of_sentence(sentence: &mut String, names: &mut [Name]) {
+fn shorten_sentence(sentence: &mut String, names: &mut [GpuMention]) {
     for name in names {
         if sentence.contains(&name.uuid) {
-            *sentence = named(sentence, name);
+            *sentence = shorten(sentence, name);
         }
     }
 }
 
 /// Returns the sentence with the GPU named in full only at the first mention.
-fn named(sentence: &str, name: &mut Name) -> String {
-    let Name { index, uuid, told } = name;
+fn shorten(sentence: &str, name: &mut GpuMention) -> String {
+    let GpuMention { index, uuid, told } = name;
     let (index, full) = (format!("GPU {index}"), format!("GPU {index} ({uuid})"));
     // A driver's message starts with the UUID of a GPU. It is redundant if an earlier sentence has named the GPU.
     let sentence = match sentence.strip_prefix(&format!("{uuid}: ")) {

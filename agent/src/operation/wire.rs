@@ -1,6 +1,6 @@
 //! A recorded operation in the form of the API.
 
-use gpush_api::{ApiError, GpuPlan, Happening, Operation, OperationChange, OperationSummary, StepState};
+use gpush_api::{ApiError, EventPayload, GpuPlan, Operation, OperationChange, OperationSummary, StepState};
 use gpush_store::{Intent, OperationId, OperationRecord};
 
 /// Converts a record and its intent.
@@ -26,8 +26,8 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
 }
 
 /// Returns the event for an operation's current state, with the new note.
-pub(super) fn event(operation: &Operation, note: Option<String>) -> Happening {
-    Happening::Operation(Box::new(OperationChange {
+pub(super) fn event(operation: &Operation, note: Option<String>) -> EventPayload {
+    EventPayload::Operation(Box::new(OperationChange {
         operation: OperationSummary::from(operation),
         gpu_uuids: operation.plans.iter().map(|plan| plan.uuid.clone()).collect(),
         progress: operation.progress.clone(),

@@ -3,25 +3,25 @@
 use gpush_api::{Actor, ApiError, Code, Operation};
 use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
 
-use super::Lasting;
-use crate::state::Effect;
+use super::OverrideChange;
+use crate::state::OverrideEffect;
 
 /// Records the effects of a successful operation on overrides. `lasting` has the effects by UUID of
 /// the GPU.
 ///
 /// # Errors
 /// If the write fails.
-pub(crate) fn settle(
+pub(crate) fn record_changes(
     tx: &mut Tx<'_>,
     operation: &Operation,
-    lasting: &[(String, Lasting)],
-) -> Result<Vec<Effect>, StoreError> {
+    lasting: &[(String, OverrideChange)],
+) -> Result<Vec<OverrideEffect>, StoreError> {
     let mut effects = Vec::new();
     for (uuid, one) in lasting {
         match one {
             // The expiry time of the override passed while the operation waited or ran.
-            Lasting::Make { expires_at: Some(at), .. } if *at <= tx.now() => {}
-            Lasting::Make { rule, layout, expires_at } => {
+            OverrideChange::Make { expires_at: Some(at), .. } if *at <= tx.now() => {}
+            OverrideChange::Make { rule, layout, expires_at } => {
                 let reason = operation.reason.clone().unwrap_or_default();
                 let made = tx.set_override(NewOverride {
                     gpu: uuid.clone(),
@@ -35,10 +35,10 @@ pub(crate) fn settle(
                     "operation": operation.id, "rule": rule, "layout": layout, "reason": reason,
                     "expires_at": expires_at,
                 });
-                tx.audit(audit(Effect::MAKE, Some(&operation.by), uuid, detail))?;
-                effects.push(Effect::Made(made));
+                tx.audit(audit(OverrideEffect::MAKE, Some(&operation.by), uuid, detail))?;
+                effects.push(OverrideEffect::Made(made));
             }
-            Lasting::End => {
+            OverrideChange::End => {
                 let why = serde_json::json!({ "operation": operation.id });
                 effects.extend(end(tx, uuid, "override.clear", Some(&operation.by), &why)?);
             }
@@ -57,14 +57,14 @@ pub(crate) fn end(
     action: &str,
     by: Option<&Actor>,
     why: &serde_json::Value,
-) -> Result<Option<Effect>, StoreError> {
+) -> Result<Option<OverrideEffect>, StoreError> {
     let Some(ended) = tx.clear_override(uuid)? else { return Ok(None) };
     let detail = serde_json::json!({
         "layout": ended.layout, "author": ended.author, "reason": ended.reason, "why": why,
     });
     tx.audit(audit(action, by, uuid, detail))?;
     let (generation, action) = (tx.generation(), action.to_owned());
-    Ok(Some(Effect::Ended { one: ended, generation, action, by: by.cloned() }))
+    Ok(Some(OverrideEffect::Ended { one: ended, generation, action, by: by.cloned() }))
 }
 
 fn audit(action: &str, by: Option<&Actor>, uuid: &str, detail: serde_json::Value) -> NewAudit {
@@ -75,7 +75,7 @@ fn audit(action: &str, by: Option<&Actor>, uuid: &str, detail: serde_json::Value
 ///
 /// # Errors
 /// If the generation differs.
-pub(crate) fn expect(tx: &Tx<'_>, expected: Option<u64>) -> Result<(), StoreError> {
+pub(crate) fn check_generation(tx: &Tx<'_>, expected: Option<u64>) -> Result<(), StoreError> {
     let generation = tx.generation();
     match expected.filter(|expected| *expected != generation) {
         None => Ok(()),

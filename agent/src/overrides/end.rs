@@ -6,11 +6,11 @@ use gpush_api::{Actor, ApiError, Code};
 use gpush_store::{Override, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
-use super::effect::{end, expect};
-use crate::state::{Effect, State, words};
+use super::effect::{check_generation, end};
+use crate::state::{OverrideEffect, State, words};
 
 /// Interval of checks. They are periodic because the clock may be set forward.
-const LOOK: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Ends overrides when they expire, until gpushd stops.
 pub(crate) async fn expire(state: State, store: Store, stopping: CancellationToken) {
@@ -20,7 +20,7 @@ pub(crate) async fn expire(state: State, store: Store, stopping: CancellationTok
         let generation = snapshots.borrow_and_update().generation;
         state.expire_overrides();
         let (over, next) = state.expired_overrides();
-        let mut pause = next.map(|next| next.min(LOOK));
+        let mut pause = next.map(|next| next.min(CHECK_INTERVAL));
         if !over.is_empty() {
             for one in over.iter().filter(|one| !logged.contains(&one.sequence)) {
                 tracing::info!(gpu = one.gpu, "the override of {} has expired", words::actor(&one.author));
@@ -36,7 +36,7 @@ pub(crate) async fn expire(state: State, store: Store, stopping: CancellationTok
                     if !known {
                         tracing::error!("cannot record that an override has expired: {error}");
                     }
-                    pause = Some(LOOK);
+                    pause = Some(CHECK_INTERVAL);
                 }
             }
         }
@@ -44,13 +44,13 @@ pub(crate) async fn expire(state: State, store: Store, stopping: CancellationTok
             () = stopping.cancelled() => return,
             // An override was set or has ended.
             _ = snapshots.wait_for(|host| host.generation != generation) => {}
-            () = tokio::time::sleep(pause.unwrap_or(LOOK)), if pause.is_some() => {}
+            () = tokio::time::sleep(pause.unwrap_or(CHECK_INTERVAL)), if pause.is_some() => {}
         }
     }
 }
 
 /// Records the ends of expired overrides.
-async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<Effect>, StoreError> {
+async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<OverrideEffect>, StoreError> {
     let written = store.write_ending(move |tx| {
         let mut effects = Vec::new();
         for one in &over {
@@ -85,13 +85,13 @@ pub(crate) async fn clear(
         return Err(none);
     }
     let written = store.write_ending(move |tx| {
-        expect(tx, expected)?;
+        check_generation(tx, expected)?;
         end(tx, &uuid, "override.clear", Some(&by), &serde_json::Value::Null)
     });
     let Some(effect) = written.await? else { return Err(none) };
     state.override_effects(std::slice::from_ref(&effect));
     match effect {
-        Effect::Ended { one, generation, .. } => Ok((one, generation)),
-        Effect::Made(one) => Ok((one.clone(), one.generation)),
+        OverrideEffect::Ended { one, generation, .. } => Ok((one, generation)),
+        OverrideEffect::Made(one) => Ok((one.clone(), one.generation)),
     }
 }

@@ -3,20 +3,20 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `lasting` | the effect of a successful request |
+//! | `override_change` | the effect of a successful request |
 //! | `effect` | changes in a transaction |
 //! | `end` | expiry and clearing |
 
 mod effect;
 mod end;
-mod lasting;
+mod override_change;
 
 use gpush_api::Gpu;
 
 pub(crate) use self::{
-    effect::{end, expect, settle},
+    effect::{check_generation, end, record_changes},
     end::{clear, expire},
-    lasting::{Lasting, expiry_has_an_object, lasting},
+    override_change::{OverrideChange, check_expiry_applies, override_changes},
 };
 use crate::{
     caller::Viewer,

@@ -100,7 +100,7 @@ impl<'a> Classifier<'a> {
     pub(super) fn classify(&self, gpu: &Gpu, device: Option<&str>, process: &Process) -> Attribution {
         let (Some(pid), Some(uid)) = (process.pid, process.uid) else { return Attribution::default() };
         let server = self.servers.of_process(pid, process.kind);
-        let found = Attribution { serves: server.map(Server::words), ..Attribution::default() };
+        let found = Attribution { serves: server.map(Server::describe), ..Attribution::default() };
         if let Some(Server::Of(_)) = server {
             return found;
         }
@@ -124,7 +124,7 @@ impl<'a> Classifier<'a> {
             return Attribution { lease: Some(oldest.id().to_string()), unattributed: true, ..found };
         }
         if !is_checked {
-            let other = own.is_empty().then(|| self.table.alone_on(device.unwrap_or(&gpu.uuid))).flatten();
+            let other = own.is_empty().then(|| self.table.exclusive_lease_on(device.unwrap_or(&gpu.uuid))).flatten();
             return match other.filter(|_| is_known).and_then(|id| reason_on_device_of(id, &named)) {
                 Some(why) => Attribution { unleased: Some(why), exempt: Some(OPTIONAL), ..found },
                 None => found,

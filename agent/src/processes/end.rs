@@ -81,7 +81,7 @@ async fn find(unleased: &Unleased, config: &Config) -> Vec<ClassifiedProcess> {
     let mut requirements = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
     let is_needed = unleased.mps.is_used()
         || requirements.any(|one| one == LeaseRequirement::Required)
-        || unleased.state.leases().has_lease_alone();
+        || unleased.state.leases().has_exclusive_lease();
     if !is_needed || config.processes.unleased == UnleasedPolicy::Report {
         return Vec::new();
     }
@@ -159,7 +159,7 @@ async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal
         _ => Action::Asked { process, kill_at: Instant::now() + grace },
     };
     unleased.note(pid, start, action);
-    report::warn(&one, &format!("; {}", step.words()));
+    report::warn(&one, &format!("; {}", step.log_text()));
     report::publish(unleased, &one, step);
 }
 
@@ -200,7 +200,7 @@ fn exemption(
         return Some("gpushd never ends processes of root".to_owned());
     }
     if let Some(server) = classifier.servers.of_process(process.pid, one.process.process.kind) {
-        return Some(format!("it is the {}", server.words()));
+        return Some(format!("it is the {}", server.describe()));
     }
     match allow.matches(&process.identity) {
         Match::Yes => Some("the config allows it".to_owned()),

@@ -61,18 +61,18 @@ impl Environments {
     /// Returns the lease that a process's environment names, whoever holds it. Reads files that may
     /// be large.
     pub(crate) fn named_lease(&self, pid: u32) -> Option<String> {
-        match self.named(pid) {
+        match self.cached_lease(pid) {
             EnvironmentLease::Own(name) | EnvironmentLease::Other(name) => Some(name),
             EnvironmentLease::None | EnvironmentLease::Unknown => None,
         }
     }
 
-    fn named(&self, pid: u32) -> EnvironmentLease {
-        let Some(image) = proc::image(pid) else { return named(pid) };
+    fn cached_lease(&self, pid: u32) -> EnvironmentLease {
+        let Some(image) = proc::image(pid) else { return read_lease(pid) };
         if let Some((_, known)) = self.read().get(&pid).filter(|(of, _)| *of == image) {
             return known.clone();
         }
-        let found = named(pid);
+        let found = read_lease(pid);
         // If the process executed another program meanwhile, the result may belong to either
         // program.
         if proc::image(pid) == Some(image) {
@@ -85,21 +85,21 @@ impl Environments {
     /// whether a lease belongs to the process's user.
     pub(super) fn lease_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
         let Some(start) = proc::start(pid) else { return EnvironmentLease::Unknown };
-        let own_lease = |pid: u32| match self.named(pid) {
+        let own_lease = |pid: u32| match self.cached_lease(pid) {
             EnvironmentLease::Other(name) if is_own(&name) => Some(name),
             EnvironmentLease::Own(_)
             | EnvironmentLease::Other(_)
             | EnvironmentLease::None
-            | EnvironmentLease::Unknown => self.remembered(pid).filter(|name| is_own(name)),
+            | EnvironmentLease::Unknown => self.recorded_lease(pid).filter(|name| is_own(name)),
         };
         let Some(name) = std::iter::once(pid).chain(ancestors(pid)).find_map(own_lease) else {
-            return self.named(pid);
+            return self.cached_lease(pid);
         };
         self.leases().insert(pid, (start, name.clone()));
         EnvironmentLease::Own(name)
     }
 
-    fn remembered(&self, pid: u32) -> Option<String> {
+    fn recorded_lease(&self, pid: u32) -> Option<String> {
         let start = proc::start(pid)?;
         self.leases().get(&pid).filter(|(of, _)| *of == start).map(|(_, name)| name.clone())
     }
@@ -117,7 +117,7 @@ pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
 }
 
 /// Reads the lease that a process names.
-fn named(pid: u32) -> EnvironmentLease {
+fn read_lease(pid: u32) -> EnvironmentLease {
     match proc::environment(pid, mps::LEASE_VARIABLE) {
         Environment::Set(name) => String::from_utf8(name)
             .ok()
@@ -160,13 +160,13 @@ mod tests {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let pid = child.id();
         assert_eq!(lines.next().unwrap().unwrap(), "up");
-        assert_eq!(environments.named(pid), EnvironmentLease::Other("L7".to_owned()));
+        assert_eq!(environments.cached_lease(pid), EnvironmentLease::Other("L7".to_owned()));
         let first = environments.read()[&pid].0;
-        assert_eq!(environments.named(pid), EnvironmentLease::Other("L7".to_owned()));
+        assert_eq!(environments.cached_lease(pid), EnvironmentLease::Other("L7".to_owned()));
         assert_eq!(environments.read()[&pid].0, first);
         writeln!(child.stdin.as_ref().unwrap(), "continue").unwrap();
         assert_eq!(lines.next().unwrap().unwrap(), "again");
-        assert_eq!(environments.named(pid), EnvironmentLease::Other("L8".to_owned()));
+        assert_eq!(environments.cached_lease(pid), EnvironmentLease::Other("L8".to_owned()));
         assert_ne!(environments.read()[&pid].0, first);
         drop(child.stdin.take());
         child.wait().unwrap();

@@ -49,7 +49,7 @@ pub(crate) async fn list(unleased: &Unleased, viewer: Viewer) -> Result<GpuProce
     for one in &mut processes {
         unleased.describe(one);
         if !viewer.may_see(one.process.uid) {
-            hide(one);
+            redact_process(one);
         }
     }
     let policy = unleased.state.config().processes.unleased;
@@ -68,7 +68,7 @@ async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<
     let (handle, listed) = (unleased.clone(), gpus.clone());
     let read = tokio::task::spawn_blocking(move || {
         let classifier = Classifier::new(&handle);
-        listed.iter().flat_map(|gpu| of_gpu(&classifier, gpu)).collect()
+        listed.iter().flat_map(|gpu| classify_gpu(&classifier, gpu)).collect()
     });
     let mut processes: Vec<ClassifiedProcess> = read.await.map_err(|_| ApiError::stopping("gpushd is stopping"))?;
     if processes.iter().any(|one| one.process.unleased.is_some())
@@ -95,14 +95,14 @@ fn unknown(gpu: &Gpu) -> Option<UnknownProcesses> {
 }
 
 /// Returns the processes of a GPU and its MIG devices, sorted by device and pid.
-fn of_gpu(classifier: &Classifier<'_>, gpu: &Gpu) -> Vec<ClassifiedProcess> {
+fn classify_gpu(classifier: &Classifier<'_>, gpu: &Gpu) -> Vec<ClassifiedProcess> {
     let add = |device: Option<&str>, uuid: Option<&str>, listed: &[Process]| -> Vec<ClassifiedProcess> {
-        listed.iter().map(|process| of_process(classifier, gpu, device, uuid, process)).collect()
+        listed.iter().map(|process| classify_process(classifier, gpu, device, uuid, process)).collect()
     };
     let mut all = add(None, None, &gpu.processes);
     for instance in gpu.mig.iter().flat_map(|mig| &mig.instances) {
         for compute in &instance.compute {
-            let device = sharing::words(instance, compute);
+            let device = sharing::device_name(instance, compute);
             all.extend(add(Some(&device), compute.uuid.as_deref(), &compute.processes));
         }
         let device = format!("{}@{}", instance.profile, instance.placement.start);
@@ -112,7 +112,7 @@ fn of_gpu(classifier: &Classifier<'_>, gpu: &Gpu) -> Vec<ClassifiedProcess> {
     all
 }
 
-fn of_process(
+fn classify_process(
     classifier: &Classifier<'_>,
     gpu: &Gpu,
     device: Option<&str>,
@@ -155,7 +155,7 @@ async fn mark_allowed(processes: &mut [ClassifiedProcess], allow: AllowList) {
 }
 
 /// Removes what only the owner of a process and administrators may see.
-fn hide(one: &mut GpuProcess) {
+fn redact_process(one: &mut GpuProcess) {
     let process = &mut one.process;
     (process.pid, process.uid, process.user, process.command) = (None, None, None, None);
     (one.cgroup, one.unit, one.slurm_job, one.lease) = (None, None, None, None);

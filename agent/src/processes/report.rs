@@ -1,6 +1,6 @@
 //! Reports actions on unleased processes: to the log, as events, and to the audit trail.
 
-use gpush_api::{GpuProcess, Happening, UnleasedChange, UnleasedStep};
+use gpush_api::{EventPayload, GpuProcess, UnleasedChange, UnleasedStep};
 use gpush_store::NewAudit;
 
 use super::Unleased;
@@ -31,7 +31,7 @@ pub(super) async fn record(unleased: &Unleased, one: &GpuProcess, step: Unleased
         by: None,
         action: "process.end".to_owned(),
         object: one.gpu_uuid.clone(),
-        result: step.words().to_owned(),
+        result: step.log_text().to_owned(),
         detail: serde_json::json!({
             "gpu": one.gpu,
             "device": one.device,
@@ -48,7 +48,7 @@ pub(super) async fn record(unleased: &Unleased, one: &GpuProcess, step: Unleased
 /// Publishes an action as an event.
 pub(super) fn publish(unleased: &Unleased, one: &GpuProcess, step: UnleasedStep) {
     let process = &one.process;
-    unleased.state.events().publish(Happening::Unleased(Box::new(UnleasedChange {
+    unleased.state.events().publish(EventPayload::Unleased(Box::new(UnleasedChange {
         gpu: one.gpu,
         gpu_uuid: one.gpu_uuid.clone(),
         device: one.device.clone(),

@@ -125,14 +125,16 @@ async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> A
     if shared.0.state.maintenance().is_some() {
         return AttemptResult::NotYet;
     }
-    let Some(_turn) = shared.0.lanes.turn(uuid).await else { return AttemptResult::NotYet };
+    let Some(_turn) = shared.0.lanes.lock(uuid).await else { return AttemptResult::NotYet };
     if needs(uuid) {
         return AttemptResult::Done;
     }
     let observed = shared.0.readings.gpu(uuid).await;
     let gpus = observed.map(|observed| observed.gpus(Viewer::Agent)).unwrap_or_default();
-    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid && is_at_hand(gpu)) else { return AttemptResult::NotYet };
-    match shared.put_back_unless_needed(uuid, Mode::Mps, || needs(uuid)).await {
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid && can_be_changed(gpu)) else {
+        return AttemptResult::NotYet;
+    };
+    match shared.restore_unless_needed(uuid, Mode::Mps, || needs(uuid)).await {
         Ok(mode) => {
             shared.troubles().remove(uuid);
             if let Some(mode) = mode {
@@ -159,7 +161,7 @@ fn leftovers(shared: &SharedGpus, needs: &NeedsComputeMode) -> Vec<String> {
 }
 
 /// Returns whether the state of a GPU is current, and gpushd may change the GPU.
-fn is_at_hand(gpu: &Gpu) -> bool {
+fn can_be_changed(gpu: &Gpu) -> bool {
     match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
         GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,

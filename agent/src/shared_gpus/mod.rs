@@ -101,12 +101,12 @@ impl SharedGpus {
     }
 
     /// Returns whether gpushd has changed a time-slicing setting of a GPU.
-    pub(crate) fn has_turns_of(&self, uuid: &str) -> bool {
-        self.records().get(uuid).is_some_and(is_of_turns)
+    pub(crate) fn has_timeslice_settings_of(&self, uuid: &str) -> bool {
+        self.records().get(uuid).is_some_and(is_timeslice_record)
     }
 
     /// Wakes the check for compute modes that are not needed any more.
-    pub(crate) fn look(&self) {
+    pub(crate) fn wake_leftover_check(&self) {
         self.0.wake.send_modify(|times| *times += 1);
     }
 
@@ -120,12 +120,12 @@ impl SharedGpus {
     }
 
     /// Returns whether gpushd has changed a time-slicing setting of any GPU.
-    pub(crate) fn has_turns(&self) -> bool {
-        self.records().values().any(is_of_turns)
+    pub(crate) fn has_timeslice_settings(&self) -> bool {
+        self.records().values().any(is_timeslice_record)
     }
 }
 
-fn is_of_turns(record: &SharedGpu) -> bool {
+fn is_timeslice_record(record: &SharedGpu) -> bool {
     record.level.is_some() || record.compute_mode.is_some_and(|set| set.by == Mode::Timeslice)
 }
 
@@ -134,7 +134,7 @@ impl SharedGpus {
     ///
     /// # Errors
     /// If the GPU does not have the compute mode. The text says why.
-    pub(crate) async fn take(
+    pub(crate) async fn set_compute_mode(
         &self,
         uuid: &str,
         wanted: ComputeMode,
@@ -158,21 +158,22 @@ impl SharedGpus {
             None => (now != wanted).then_some(ComputeModeSet { before: now, set: wanted, last: None, by }),
         };
         if taken != record.compute_mode {
-            self.keep(SharedGpu { compute_mode: taken, ..record.clone() }).await?;
+            self.store_record(SharedGpu { compute_mode: taken, ..record.clone() }).await?;
         }
         if now != wanted {
             self.set(uuid, wanted).await?;
         }
         // The new mode was read back, so the GPU no longer has gpushd's earlier mode.
         if let Some(done) = taken.filter(|taken| taken.last.is_some()) {
-            self.keep(SharedGpu { compute_mode: Some(ComputeModeSet { last: None, ..done }), ..record }).await?;
+            self.store_record(SharedGpu { compute_mode: Some(ComputeModeSet { last: None, ..done }), ..record })
+                .await?;
         }
         Ok((now != wanted).then_some(now))
     }
 
     /// Returns new records for GPUs whose daemons run but whose records were lost with the database. EXCLUSIVE_PROCESS
     /// counts as set by gpushd, and the driver's default as the previous mode.
-    pub(crate) async fn as_found(&self, uuids: &[String]) -> Vec<SharedGpu> {
+    pub(crate) async fn records_of_running_daemons(&self, uuids: &[String]) -> Vec<SharedGpu> {
         let mut found = Vec::new();
         for uuid in uuids {
             let record = self.record(uuid);
@@ -190,7 +191,7 @@ impl SharedGpus {
     }
 
     /// Stores new records in memory.
-    pub(crate) fn take_in(&self, recorded: Vec<SharedGpu>) {
+    pub(crate) fn apply(&self, recorded: Vec<SharedGpu>) {
         self.records().extend(recorded.into_iter().map(|record| (record.gpu.clone(), record)));
     }
 
@@ -208,7 +209,7 @@ impl SharedGpus {
     ///
     /// # Errors
     /// As [`Self::restore_compute_mode`].
-    async fn put_back_unless_needed(
+    async fn restore_unless_needed(
         &self,
         uuid: &str,
         by: Mode,
@@ -226,7 +227,7 @@ impl SharedGpus {
         if ours {
             self.set(uuid, taken.before).await?;
         }
-        self.keep(SharedGpu { compute_mode: None, ..record }).await?;
+        self.store_record(SharedGpu { compute_mode: None, ..record }).await?;
         self.troubles().remove(uuid);
         Ok(ours.then_some(taken.before))
     }
@@ -242,7 +243,7 @@ impl SharedGpus {
         if record.level == level {
             return Ok(());
         }
-        self.keep(SharedGpu { level, ..record }).await
+        self.store_record(SharedGpu { level, ..record }).await
     }
 
     /// Reads the compute mode of a GPU. `None` in MIG mode, or if the GPU has no compute modes.
@@ -262,14 +263,14 @@ impl SharedGpus {
     /// Sets a compute mode. The driver layer reads the mode back before it reports success.
     async fn set(&self, uuid: &str, mode: ComputeMode) -> Result<(), String> {
         let called = self.0.hardware.set_compute_mode(uuid, mode).await;
-        self.0.readings.outdate(uuid);
+        self.0.readings.invalidate(uuid);
         called.map_err(|error| format!("cannot set its compute mode to {mode}: {error}"))?;
         // Reads the GPU again, so that later callers see the new mode.
         let _ = self.read(uuid).await;
         Ok(())
     }
 
-    async fn keep(&self, record: SharedGpu) -> Result<(), String> {
+    async fn store_record(&self, record: SharedGpu) -> Result<(), String> {
         let uuid = record.gpu.clone();
         let written = self.0.store.write_ending(move |tx| tx.set_shared_gpu(record.clone()));
         let record = written

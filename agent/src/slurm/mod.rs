@@ -68,7 +68,7 @@ impl Started {
     pub(crate) fn delivered(self) -> SlurmJobStarted {
         let Self { answer, delivery } = self;
         if let Some(delivery) = delivery {
-            let _the_same_grant = delivery.delivered();
+            let _the_same_grant = delivery.into_delivered();
         }
         answer
     }

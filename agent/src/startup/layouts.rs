@@ -28,7 +28,7 @@ use tokio::{task::JoinSet, time::Instant};
 
 use super::{
     Handles, ProblemSubject,
-    give::{self, LayoutResult},
+    attempt::{self, LayoutResult},
 };
 use crate::{caller::Viewer, operation, state::words};
 
@@ -43,7 +43,7 @@ const ATTEMPTS: u32 = 6;
 pub(super) struct Layouts {
     record: BootRecord,
     /// GPUs that were checked and are not settled, by UUID.
-    due: BTreeMap<String, Tried>,
+    due: BTreeMap<String, GpuAttempts>,
     /// Number of checks without a driver, or with GPUs that cannot be identified.
     checks: u32,
     /// Whether the log already says that gpushd waits for the driver.
@@ -52,7 +52,7 @@ pub(super) struct Layouts {
 
 /// The attempts on a GPU.
 #[derive(Debug)]
-struct Tried {
+struct GpuAttempts {
     checks: u32,
     attempts: u32,
     again: Instant,
@@ -77,7 +77,7 @@ impl Layouts {
     /// Checks all GPUs that are due now. Returns the time of the next check, or `None` if all are settled.
     pub(super) async fn round(&mut self, handles: &Handles) -> Option<Instant> {
         let before = self.record.clone();
-        let again = self.look(handles).await;
+        let again = self.check_all(handles).await;
         self.record.complete = again.is_none();
         if self.record != before {
             self.write(handles).await;
@@ -85,9 +85,9 @@ impl Layouts {
         again
     }
 
-    async fn look(&mut self, handles: &Handles) -> Option<Instant> {
+    async fn check_all(&mut self, handles: &Handles) -> Option<Instant> {
         let config = handles.state.config();
-        if !config.rules.iter().any(|rule| is_given(rule.mode)) {
+        if !config.rules.iter().any(|rule| needs_operation(rule.mode)) {
             handles.startup.forget(&ProblemSubject::Unidentified);
             return None;
         }
@@ -116,20 +116,20 @@ impl Layouts {
             }
             let handles = handles.clone();
             tasks.spawn(async move {
-                let outcome = attend(&handles, &gpu).await;
+                let outcome = apply_if_due(&handles, &gpu).await;
                 (gpu, outcome)
             });
         }
         for (gpu, outcome) in tasks.join_all().await {
-            self.judge(handles, &gpu, outcome);
+            self.record_outcome(handles, &gpu, outcome);
         }
         let unidentified = self.unidentified(handles, &nameless);
         self.due.values().map(|tried| tried.again).chain(unidentified).min()
     }
 
-    fn judge(&mut self, handles: &Handles, gpu: &Gpu, outcome: LayoutResult) {
+    fn record_outcome(&mut self, handles: &Handles, gpu: &Gpu, outcome: LayoutResult) {
         let now = Instant::now();
-        let tried = self.due.entry(gpu.uuid.clone()).or_insert(Tried {
+        let tried = self.due.entry(gpu.uuid.clone()).or_insert(GpuAttempts {
             checks: 0,
             attempts: 0,
             again: now,
@@ -175,7 +175,7 @@ impl Layouts {
             }
         };
         let Some((mut error, again, outlook)) = trouble else {
-            self.settle(gpu);
+            self.mark_settled(gpu);
             return;
         };
         if let Some(one) = &gpu.overridden {
@@ -183,16 +183,16 @@ impl Layouts {
         }
         if !again || tried.logged != error.message {
             tried.logged.clone_from(&error.message);
-            give::log(gpu, &error.clone().cause(outlook.clone()));
+            attempt::log(gpu, &error.clone().cause(outlook.clone()));
         }
         error.causes.push(outlook);
         handles.startup.note(subject, error);
         if !again {
-            self.settle(gpu);
+            self.mark_settled(gpu);
         }
     }
 
-    fn settle(&mut self, gpu: &Gpu) {
+    fn mark_settled(&mut self, gpu: &Gpu) {
         self.due.remove(&gpu.uuid);
         self.record.settled.insert(gpu.uuid.clone());
     }
@@ -232,7 +232,7 @@ impl Layouts {
 }
 
 /// Returns whether an operation sets up this mode.
-pub(super) fn is_given(mode: Mode) -> bool {
+pub(super) fn needs_operation(mode: Mode) -> bool {
     match mode {
         Mode::Mig | Mode::Mps => true,
         Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
@@ -240,9 +240,10 @@ pub(super) fn is_given(mode: Mode) -> bool {
 }
 
 /// Applies the layout of a GPU if it is due.
-async fn attend(handles: &Handles, gpu: &Gpu) -> LayoutResult {
-    let is_changed_by_caller = handles.startup.is_left(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);
-    if !is_given(gpu.mode) || is_changed_by_caller {
+async fn apply_if_due(handles: &Handles, gpu: &Gpu) -> LayoutResult {
+    let is_changed_by_caller =
+        handles.startup.is_changed_by_caller(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);
+    if !needs_operation(gpu.mode) || is_changed_by_caller {
         return LayoutResult::Given;
     }
     let not_yet = |what: &str| {
@@ -267,7 +268,7 @@ async fn attend(handles: &Handles, gpu: &Gpu) -> LayoutResult {
         }
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if gpu.drift.is_empty() => LayoutResult::Given,
         GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded | GpuState::Lost => {
-            give::give(handles, operation::START, gpu).await
+            attempt::apply_layout(handles, operation::START, gpu).await
         }
     }
 }

@@ -14,10 +14,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `layouts` | the layouts of a boot, GPU by GPU, until each is settled |
-//! | `give` | one attempt for a GPU, and its result |
+//! | `attempt` | one attempt for a GPU, and its result |
 //! | `trigger` | snapshots after which gpushd tries again at once |
 
-mod give;
+mod attempt;
 mod layouts;
 mod trigger;
 
@@ -36,7 +36,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{give::LayoutResult, layouts::Layouts, trigger::Trigger};
+use self::{attempt::LayoutResult, layouts::Layouts, trigger::Trigger};
 use crate::{
     apply::{Engine, Planner},
     caller::Viewer,
@@ -102,11 +102,11 @@ impl Startup {
     }
 
     /// Stores that callers have changed these GPUs on this boot.
-    pub(crate) fn leave(&self, uuids: impl Iterator<Item = String>) {
+    pub(crate) fn mark_changed(&self, uuids: impl Iterator<Item = String>) {
         self.0.left.lock().unwrap_or_else(PoisonError::into_inner).extend(uuids);
     }
 
-    fn is_left(&self, uuid: &str) -> bool {
+    fn is_changed_by_caller(&self, uuid: &str) -> bool {
         self.0.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
 
@@ -124,7 +124,7 @@ impl Startup {
 
 /// The work at start, according to the config.
 #[derive(Debug)]
-pub(crate) struct Due {
+pub(crate) struct StartupWork {
     /// The record of this boot, if layouts may still be due.
     record: Option<BootRecord>,
     /// Whether drift is repaired at once.
@@ -140,13 +140,13 @@ impl Startup {
         boot: Result<String, ApiError>,
         recorded: Option<BootRecord>,
         unknown: bool,
-    ) -> Due {
+    ) -> StartupWork {
         let boot_id = match boot {
             Ok(boot_id) => boot_id,
             Err(error) => {
                 tracing::error!("{error}: layouts are not applied at start");
                 self.note(ProblemSubject::Boot, error);
-                return Due { record: None, reconcile: false };
+                return StartupWork { record: None, reconcile: false };
             }
         };
         if unknown {
@@ -157,12 +157,12 @@ impl Startup {
             let mut record = BootRecord::new(boot_id);
             record.complete = true;
             self.recorded(record);
-            return Due { record: None, reconcile: config.auto_reconcile };
+            return StartupWork { record: None, reconcile: config.auto_reconcile };
         }
         let recorded = recorded.filter(|record| record.boot_id == boot_id);
         self.recorded(recorded.clone().unwrap_or_else(|| BootRecord::new(boot_id.clone())));
         match recorded {
-            None => Due { record: Some(BootRecord::new(boot_id)), reconcile: false },
+            None => StartupWork { record: Some(BootRecord::new(boot_id)), reconcile: false },
             Some(record) if record.complete => {
                 if !config.auto_reconcile {
                     tracing::info!(
@@ -170,11 +170,11 @@ impl Startup {
                         not correct it"
                     );
                 }
-                Due { record: None, reconcile: config.auto_reconcile }
+                StartupWork { record: None, reconcile: config.auto_reconcile }
             }
             Some(record) => {
                 tracing::info!("restarted on the same boot: applying the layouts that were not applied before");
-                Due { record: Some(record), reconcile: config.auto_reconcile }
+                StartupWork { record: Some(record), reconcile: config.auto_reconcile }
             }
         }
     }
@@ -204,7 +204,7 @@ pub(crate) struct Handles {
 /// Applies layouts that no caller requested: the layouts of a new boot, and with `auto_reconcile`
 /// the layouts of GPUs with drift. When gpushd stops, no new operation begins, and this function
 /// waits for the running operations.
-pub(crate) async fn run(handles: Handles, due: Due) {
+pub(crate) async fn run(handles: Handles, due: StartupWork) {
     let mut layouts = due.record.map(Layouts::new);
     let mut snapshots = handles.state.watch();
     let mut trigger = Trigger::new(&snapshots.borrow_and_update());
@@ -253,19 +253,19 @@ async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
         // An administrator may be working on a cordoned GPU.
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
-        if !layouts::is_given(gpu.mode) || gpu.drift.is_empty() || due || kept {
+        if !layouts::needs_operation(gpu.mode) || gpu.drift.is_empty() || due || kept {
             continue;
         }
         let handles = handles.clone();
         tasks.spawn(async move {
-            match give::give(&handles, "mig.reconcile", &gpu).await {
+            match attempt::apply_layout(&handles, "mig.reconcile", &gpu).await {
                 LayoutResult::Given | LayoutResult::Stopping => true,
                 LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
                     tracing::info!(gpu = gpu.uuid, "its drift is not corrected now: {error}");
                     false
                 }
                 LayoutResult::Never(error) | LayoutResult::NotYet(error) | LayoutResult::Failed(error) => {
-                    give::log(&gpu, &error);
+                    attempt::log(&gpu, &error);
                     handles.startup.note(ProblemSubject::Gpu(gpu.uuid), error);
                     false
                 }

@@ -54,7 +54,7 @@ mod tests {
 
     use super::*;
     use crate::state::{
-        Effect, State,
+        OverrideEffect, State,
         tests::{cordon, list, override_of, uncordon},
     };
 
@@ -82,10 +82,10 @@ mod tests {
         let (state, mut trigger) = one_gpu();
         let by = Actor { uid: 0, user: None, pid: None };
         let one = override_of("GPU-0", 1);
-        state.override_effects(&[Effect::Made(one.clone())]);
+        state.override_effects(&[OverrideEffect::Made(one.clone())]);
         assert!(!trigger.fires(&state.now()), "an override is made");
         let action = "override.clear".to_owned();
-        state.override_effects(&[Effect::Ended { one, generation: 2, action, by: Some(by) }]);
+        state.override_effects(&[OverrideEffect::Ended { one, generation: 2, action, by: Some(by) }]);
         assert!(trigger.fires(&state.now()), "the override has ended");
     }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, Happening};
+use gpush_api::{ApiError, EventPayload};
 use gpush_store::{Store, StoreError, Tx};
 use tokio::sync::Mutex;
 
@@ -60,7 +60,7 @@ impl Commits {
                 self.state.apply(&ended.collect::<Vec<_>>());
             }
         }
-        self.state.events().publish(Happening::Change(event));
+        self.state.events().publish(EventPayload::Change(event));
         Ok(())
     }
 }

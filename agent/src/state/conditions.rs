@@ -38,14 +38,14 @@ type ConditionKey = (Scope, ConditionKind, String);
 /// The active conditions.
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
-    in_force: BTreeMap<ConditionKey, InForce>,
+    in_force: BTreeMap<ConditionKey, ActiveCondition>,
     /// The last recorded memory rows of each GPU, by UUID.
     rows: BTreeMap<String, RemappedRows>,
 }
 
 /// An active condition.
 #[derive(Debug, Clone)]
-struct InForce {
+struct ActiveCondition {
     reason: String,
     by: Option<Actor>,
     since: Timestamp,
@@ -68,7 +68,7 @@ pub(crate) enum Change {
 
 impl Change {
     /// Returns the change that ends the degraded state of a GPU, after a successful operation.
-    pub(crate) fn mend(uuid: &str) -> Self {
+    pub(crate) fn clear_degraded(uuid: &str) -> Self {
         Self::Clear(Scope::Gpu(uuid.to_owned()), ConditionKind::Degraded, None)
     }
 
@@ -94,7 +94,7 @@ impl Change {
 
 /// New information about a GPU's memory rows in a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RowNews {
+pub(super) enum RowChange {
     /// Nothing is new.
     None,
     /// A change that is recorded and has no other effect.
@@ -110,7 +110,7 @@ impl Conditions {
     /// Restores the conditions that an earlier process recorded.
     pub(crate) fn new(recorded: Recorded, rows: BTreeMap<String, RemappedRows>) -> Self {
         let in_force = recorded.into_iter().map(|(one, check)| {
-            let kept = InForce { reason: one.reason, by: one.by, since: one.since, set: None, check };
+            let kept = ActiveCondition { reason: one.reason, by: one.by, since: one.since, set: None, check };
             ((one.scope, one.kind, one.cause), kept)
         });
         Self { in_force: in_force.collect(), rows }
@@ -128,7 +128,7 @@ impl Conditions {
     }
 
     fn set(&mut self, new: &NewCondition, check: Option<Arc<dyn RecoveryCheck>>) {
-        let one = InForce {
+        let one = ActiveCondition {
             reason: new.reason.clone(),
             by: new.by.clone(),
             since: Timestamp::now(),
@@ -140,7 +140,7 @@ impl Conditions {
 
     /// Returns the cordons of a GPU.
     pub(super) fn cordons(&self, uuid: &str) -> Vec<Cordon> {
-        let cordon = |((_, _, cause), one): (&ConditionKey, &InForce)| Cordon {
+        let cordon = |((_, _, cause), one): (&ConditionKey, &ActiveCondition)| Cordon {
             cause: cause.clone(),
             reason: one.reason.clone(),
             by: one.by.clone(),
@@ -165,7 +165,7 @@ impl Conditions {
     }
 
     /// Returns the conditions of a kind that concern a GPU: its own, and those of the host.
-    fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &InForce)> {
+    fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &ActiveCondition)> {
         let here = move |scope: &Scope| match scope {
             Scope::Host => true,
             Scope::Gpu(other) => other == uuid,
@@ -190,21 +190,21 @@ impl Conditions {
     }
 
     /// Stores the memory rows of a reading, and returns what is new.
-    pub(super) fn note_rows(&mut self, uuid: &str, rows: RemappedRows) -> RowNews {
+    pub(super) fn note_rows(&mut self, uuid: &str, rows: RemappedRows) -> RowChange {
         let before = self.rows.get(uuid).copied().unwrap_or_default();
         if before == rows {
-            return RowNews::None;
+            return RowChange::None;
         }
         self.rows.insert(uuid.to_owned(), rows);
         let more = (rows.correctable, rows.uncorrectable) != (before.correctable, before.uncorrectable);
         if rows.failed && !before.failed {
-            RowNews::Fault(
+            RowChange::Fault(
                 "a bad row of its memory could not be replaced: no spare row is left, or the remapper failed",
             )
         } else if rows.pending && (!before.pending || more) {
-            RowNews::Fault("the next reset replaces a bad row of its memory, which is in use until then")
+            RowChange::Fault("the next reset replaces a bad row of its memory, which is in use until then")
         } else {
-            RowNews::Noticed
+            RowChange::Noticed
         }
     }
 }
@@ -313,9 +313,9 @@ mod tests {
             rows(2, false, true),
         ] {
             seen.push(match conditions.note_rows("GPU-0", rows) {
-                RowNews::None => "none",
-                RowNews::Noticed => "noticed",
-                RowNews::Fault(_) => "fault",
+                RowChange::None => "none",
+                RowChange::Noticed => "noticed",
+                RowChange::Fault(_) => "fault",
             });
         }
         assert_eq!(seen, ["none", "noticed", "fault", "none", "fault", "fault", "noticed"]);

@@ -20,25 +20,25 @@
 //! | `cordoned` | no | yes | no |
 //! | `degraded` | no | yes | no |
 //! | `changing` | no | with `--wait`: queued; else refused | the same |
-//! | `held`, `unknown`, `lost`, `maintenance` | no | no | no |
+//! | `held`, `held`, `lost`, `maintenance` | no | no | no |
 //!
 //! A cordon is independent of the state. `cordons` lists it for a GPU in any state.
 
 use std::sync::Arc;
 
-use gpush_api::{Gpu, GpuChange, GpuState, InstanceSeen, Memory, Mode, TimesliceView};
+use gpush_api::{Gpu, GpuChange, GpuState, InstanceSummary, Memory, Mode, TimesliceView};
 use gpush_core::{desired, sharing};
 use gpush_nvml::{DriverError, ErrorKind, Identity, Reading, ReadingPart};
 
 use super::{
-    known::Known,
     readings::{LastReading, Moment},
     reason::Reason,
+    sources::SnapshotSources,
 };
 
 /// A GPU as the driver listed it, with its readings.
 #[derive(Debug, Clone)]
-pub(super) struct Sight {
+pub(super) struct ListedGpu {
     /// Identity as last listed.
     pub(super) identity: Identity,
     /// Whether the driver lists the GPU now.
@@ -112,7 +112,7 @@ impl GpuSnapshot {
     }
 
     /// Composes the GPU from known data. `listed_at` is when the GPUs were listed.
-    pub(super) fn compose(known: &Known, sight: &Sight, listed_at: Moment) -> Self {
+    pub(super) fn compose(known: &SnapshotSources, sight: &ListedGpu, listed_at: Moment) -> Self {
         let uuid = &sight.identity.uuid;
         let (state, reasons) = state(known, sight);
         let (reading, at) = match &sight.last.good {
@@ -150,13 +150,13 @@ impl GpuSnapshot {
             reasons.push(Reason::Held(lost.cause.clone()));
         }
         gpu.reasons = reasons.iter().map(ToString::to_string).collect();
-        let told = told(&gpu);
+        let told = event_fields(&gpu);
         Self { gpu, reasons, rule, told }
     }
 }
 
 /// Returns the state and its reasons, except those that depend on the GPU's rule.
-fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
+fn state(known: &SnapshotSources, sight: &ListedGpu) -> (GpuState, Vec<Reason>) {
     let uuid = &sight.identity.uuid;
     let mut reasons: Vec<Reason> = Vec::new();
     let mut state = GpuState::Ready;
@@ -233,7 +233,7 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
     };
     match (gpu.mode, shared) {
         // Other drift already explains why MPS is not active.
-        (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some(match sharing::too_old(gpu) {
+        (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some(match sharing::mps_unsupported_reason(gpu) {
             Some(why) => format!("it can't be shared through MPS: {why}"),
             None => "it is not shared through MPS yet".to_owned(),
         }),
@@ -245,8 +245,8 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
 }
 
 /// Returns the fields of a GPU that events report.
-fn told(gpu: &Gpu) -> GpuChange {
-    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| InstanceSeen {
+fn event_fields(gpu: &Gpu) -> GpuChange {
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| InstanceSummary {
         id: instance.id,
         profile: instance.profile.clone(),
         placement: instance.placement,

@@ -40,14 +40,14 @@ pub(crate) struct HostState {
     /// Number of GPU events so far. Equal numbers mean that no GPU has changed.
     pub(crate) changes: u64,
     /// Responses about all GPUs that were made from this snapshot.
-    pub(crate) answers: Answers,
+    pub(crate) answers: ResponseCache,
 }
 
 /// Responses about all GPUs, as JSON, by viewer. They belong to one snapshot, so they need no invalidation.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Answers(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
+pub(crate) struct ResponseCache(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
 
-impl Answers {
+impl ResponseCache {
     /// Maximum number of viewers with a stored response: administrators, users without processes, some users with
     /// processes.
     const MOST: usize = 8;
@@ -58,7 +58,7 @@ impl Answers {
     }
 
     /// Stores the response for a viewer.
-    pub(crate) fn keep(&self, viewer: Viewer, json: Bytes) {
+    pub(crate) fn insert(&self, viewer: Viewer, json: Bytes) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < Self::MOST {
             kept.insert(viewer, json);

@@ -16,15 +16,15 @@ use std::{
 };
 
 use gpush_api::{
-    Gpu, Happening, Lease, LeaseBinding, LeaseChange, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState, LeaseUse,
-    MemberShare, Placement, Process, ProcessKind,
+    EventPayload, Gpu, Lease, LeaseBinding, LeaseChange, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState,
+    LeaseUse, MemberShare, Placement, Process, ProcessKind,
 };
 use gpush_core::lease::machine;
 use gpush_host::{cgroup, proc};
 use gpush_store::{CreatedInstances, LeaseRecord, OperationId};
 use jiff::Timestamp;
 
-use super::{State, Touched};
+use super::{AffectedGpus, State};
 use crate::caller::Viewer;
 
 /// A lease that has not ended.
@@ -128,12 +128,12 @@ impl OpenLease {
     }
 
     /// Returns the lease as `viewer` may see it.
-    pub(crate) fn shown(&self, viewer: Viewer) -> Lease {
-        let mut lease = whole(&self.record);
+    pub(crate) fn to_api(&self, viewer: Viewer) -> Lease {
+        let mut lease = full(&self.record);
         (lease.state, lease.reason) = (self.state.name(), self.state.reason());
         lease.queue.clone_from(&self.queue);
         lease.waits_for.clone_from(&self.waits_for);
-        redacted(lease, viewer)
+        redact_lease(lease, viewer)
     }
 
     /// Returns the event that reports the lease.
@@ -155,11 +155,11 @@ impl OpenLease {
 }
 
 /// Returns a recorded lease as `viewer` may see it.
-pub(crate) fn shown(record: &LeaseRecord, viewer: Viewer) -> Lease {
-    redacted(whole(record), viewer)
+pub(crate) fn to_api(record: &LeaseRecord, viewer: Viewer) -> Lease {
+    redact_lease(full(record), viewer)
 }
 
-fn redacted(mut lease: Lease, viewer: Viewer) -> Lease {
+fn redact_lease(mut lease: Lease, viewer: Viewer) -> Lease {
     if !viewer.may_see(Some(lease.holder.uid)) {
         lease.redact();
     }
@@ -167,7 +167,7 @@ fn redacted(mut lease: Lease, viewer: Viewer) -> Lease {
 }
 
 /// Returns a recorded lease with all fields, as an administrator sees it.
-fn whole(record: &LeaseRecord) -> Lease {
+fn full(record: &LeaseRecord) -> Lease {
     Lease {
         id: record.id,
         holder: record.holder.clone(),
@@ -191,7 +191,7 @@ fn whole(record: &LeaseRecord) -> Lease {
 }
 
 /// Returns whether a member of a lease is a device that no other lease shares.
-fn is_alone(member: &LeaseMember) -> bool {
+fn is_exclusive(member: &LeaseMember) -> bool {
     match member.share {
         MemberShare::Mig { .. } | MemberShare::Whole => true,
         MemberShare::Mps { .. } | MemberShare::Timeslice { .. } => false,
@@ -215,7 +215,7 @@ pub(crate) struct Reservation {
 
 /// What the end of an operation recorded about leases.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Settled {
+pub(crate) struct OperationLeaseEffects {
     /// The lease whose MIG devices the operation created. It is now active, or has ended.
     pub(crate) lease: Option<LeaseRecord>,
     /// The GPUs on which the set of instances created by gpushd has changed: UUID of the GPU, and
@@ -277,15 +277,15 @@ impl LeaseTable {
     }
 
     /// Returns the lease that has this whole GPU or MIG device for itself.
-    pub(crate) fn alone_on(&self, target: &str) -> Option<LeaseId> {
+    pub(crate) fn exclusive_lease_on(&self, target: &str) -> Option<LeaseId> {
         let mut here = self.on_target(target);
-        here.find(|lease| lease.record.members.iter().any(|one| one.target == target && is_alone(one)))
+        here.find(|lease| lease.record.members.iter().any(|one| one.target == target && is_exclusive(one)))
             .map(OpenLease::id)
     }
 
     /// Returns whether a lease has a whole GPU or MIG device for itself.
-    pub(crate) fn has_lease_alone(&self) -> bool {
-        self.holding().any(|lease| lease.record.members.iter().any(is_alone))
+    pub(crate) fn has_exclusive_lease(&self) -> bool {
+        self.holding().any(|lease| lease.record.members.iter().any(is_exclusive))
     }
 
     /// Returns the user's lease whose cgroup contains a process. `cgroups` is the text of
@@ -326,7 +326,7 @@ impl LeaseTable {
     /// Marks leased targets as in use, so that plans respect them even when they are idle. A grant that is being
     /// recorded has no id yet. It appears as a process without a pid, which every user may see.
     pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
-        self.add_to(gpus);
+        self.add_leases_to(gpus);
         for member in self.reserved.values().flat_map(|one| &one.members) {
             let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) else { continue };
             let command = Some("a lease that is being granted".to_owned());
@@ -345,7 +345,7 @@ impl LeaseTable {
     }
 
     /// Adds to each GPU the leases on it and on its MIG devices.
-    pub(crate) fn add_to(&self, gpus: &mut [Gpu]) {
+    pub(crate) fn add_leases_to(&self, gpus: &mut [Gpu]) {
         for lease in self.holding() {
             for member in &lease.record.members {
                 if let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) {
@@ -375,7 +375,7 @@ impl LeaseTable {
     }
 
     /// Applies what the end of an operation recorded.
-    pub(crate) fn settle(&mut self, settled: &Settled) {
+    pub(crate) fn apply_operation_end(&mut self, settled: &OperationLeaseEffects) {
         for (gpu, placements) in &settled.created {
             self.created.insert(gpu.clone(), placements.clone());
         }
@@ -393,7 +393,7 @@ impl LeaseTable {
     }
 
     /// Adds a recorded lease, or replaces it.
-    pub(crate) fn put(&mut self, record: LeaseRecord) {
+    pub(crate) fn insert(&mut self, record: LeaseRecord) {
         self.open.insert(record.id, Arc::new(OpenLease::new(record)));
     }
 }
@@ -417,11 +417,11 @@ impl State {
                 }
                 let event = lease.event();
                 if before.is_none_or(|before| before.event() != event) {
-                    self.0.events.publish(Happening::Lease(Box::new(event)));
+                    self.0.events.publish(EventPayload::Lease(Box::new(event)));
                 }
             }
             table.open.retain(|_, lease| lease.state.name() != LeaseState::Ended);
-            (Touched::None, result)
+            (AffectedGpus::None, result)
         })
     }
 }

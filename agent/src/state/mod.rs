@@ -21,7 +21,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `host` | a snapshot |
-//! | `known` | the source data of snapshots |
+//! | `sources` | the source data of snapshots |
 //! | `gpu` | one GPU of a snapshot: its state and the reasons |
 //! | `reason` | why a GPU is in its state, as a type |
 //! | `conditions` | cordons, maintenance, degraded GPUs |
@@ -39,12 +39,12 @@ mod conditions;
 pub(crate) mod events;
 mod gpu;
 mod host;
-mod known;
 pub(crate) mod leases;
 mod overrides;
 pub(crate) mod readings;
 mod reason;
 pub(crate) mod redact;
+mod sources;
 mod view;
 pub(crate) mod words;
 
@@ -54,7 +54,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{Happening, Maintenance, TimesliceView};
+use gpush_api::{EventPayload, Maintenance, TimesliceView};
 use gpush_core::config::Config;
 use gpush_nvml::{Listed, Reading, RemappedRows};
 use gpush_store::{ConditionKind, CreatedInstances, LeaseRecord, Lost, NewAudit, NewCondition, Override, Scope, Store};
@@ -67,18 +67,18 @@ pub(crate) use self::{
     events::Events,
     gpu::{GpuSnapshot, is_managed},
     host::HostState,
-    known::Holder,
-    leases::{LeaseTable, OpenLease, Reservation, ReservationId, Settled},
-    overrides::{Effect, Overrides},
+    leases::{LeaseTable, OpenLease, OperationLeaseEffects, Reservation, ReservationId},
+    overrides::{OverrideEffect, Overrides},
     reason::Reason,
+    sources::Holder,
     view::{Observed, no_driver, overridden, unidentified},
 };
 use self::{
-    conditions::RowNews,
-    gpu::Sight,
-    host::Answers,
-    known::{Known, Loss, difference},
+    conditions::RowChange,
+    gpu::ListedGpu,
+    host::ResponseCache,
     readings::{LastReading, Moment},
+    sources::{Loss, SnapshotSources, difference},
 };
 
 /// The state of the host. A handle, cheap to clone.
@@ -89,7 +89,7 @@ pub(crate) struct State(Arc<Inner>);
 struct Inner {
     store: Store,
     events: Events,
-    known: Mutex<Known>,
+    known: Mutex<SnapshotSources>,
     snapshot: watch::Sender<Arc<HostState>>,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Initial {
 }
 
 /// The GPUs that a change may affect.
-enum Touched {
+enum AffectedGpus {
     None,
     Gpus(BTreeSet<String>),
     All,
@@ -124,7 +124,7 @@ impl State {
     /// Creates the state from recorded data. No GPU is known yet.
     pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
         let Initial { config, conditions, overrides, lost, known_since, leases, created } = initial;
-        let known = Known {
+        let known = SnapshotSources {
             config,
             claims: BTreeMap::new(),
             loss: Loss { lost, known_since },
@@ -144,7 +144,7 @@ impl State {
         Self(Arc::new(Inner { store, events, known: Mutex::new(known), snapshot: watch::Sender::new(Arc::new(first)) }))
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn sources(&self) -> MutexGuard<'_, SnapshotSources> {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -175,33 +175,33 @@ impl State {
 
     /// Returns the index that a GPU had when it was last listed.
     pub(crate) fn index_of(&self, uuid: &str) -> Option<u32> {
-        self.known().sights.get(uuid).map(|sight| sight.identity.index)
+        self.sources().sights.get(uuid).map(|sight| sight.identity.index)
     }
 
     /// Returns the current snapshot with these readings in place of the last ones, as a basis for plans.
     pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
         self.expire_overrides();
-        let known = self.known();
-        let mut host = HostState { answers: Answers::default(), ..HostState::clone(&self.now()) };
+        let known = self.sources();
+        let mut host = HostState { answers: ResponseCache::default(), ..HostState::clone(&self.now()) };
         for reading in readings {
             let Some(gpu) = host.gpus.iter_mut().find(|gpu| gpu.gpu.uuid == reading.identity.uuid) else { continue };
             let Some(sight) = known.sights.get(&reading.identity.uuid) else { continue };
             let at = sight.last.good.as_ref().map_or_else(Moment::now, |(_, at)| *at);
             let last = LastReading { good: Some((Arc::clone(reading), at)), error: None, stale: false };
-            *gpu = known.compose(&Sight { last, ..sight.clone() });
+            *gpu = known.compose(&ListedGpu { last, ..sight.clone() });
         }
         Observed { host: Arc::new(host), late: BTreeSet::new() }
     }
 
     /// Changes the known data, replaces the snapshot, and publishes the differences of the GPUs.
-    fn update<T>(&self, change: impl FnOnce(&mut Known) -> (Touched, T)) -> T {
-        let mut known = self.known();
+    fn update<T>(&self, change: impl FnOnce(&mut SnapshotSources) -> (AffectedGpus, T)) -> T {
+        let mut known = self.sources();
         let (touched, result) = change(&mut known);
         let before = self.now();
         let gpus = match touched {
-            Touched::None => before.gpus.clone(),
-            Touched::All => known.sights.values().map(|sight| known.compose(sight)).collect(),
-            Touched::Gpus(uuids) => {
+            AffectedGpus::None => before.gpus.clone(),
+            AffectedGpus::All => known.sights.values().map(|sight| known.compose(sight)).collect(),
+            AffectedGpus::Gpus(uuids) => {
                 let kept = before.gpus.iter().filter(|gpu| !uuids.contains(&gpu.gpu.uuid)).cloned();
                 let composed = uuids.iter().filter_map(|uuid| known.sights.get(uuid)).map(|sight| known.compose(sight));
                 kept.chain(composed).collect()
@@ -214,7 +214,7 @@ impl State {
             for gpu in &next.gpus {
                 let Some(change) = difference(told.get(&gpu.gpu.uuid), &gpu.told) else { continue };
                 told.insert(gpu.gpu.uuid.clone(), gpu.told.clone());
-                self.0.events.publish(Happening::Gpu(Box::new(change)));
+                self.0.events.publish(EventPayload::Gpu(Box::new(change)));
                 next.changes += 1;
             }
         }
@@ -224,24 +224,24 @@ impl State {
     }
 
     /// Stores the list of GPUs, or why it could not be read.
-    fn listed(&self, list: LastReading<Arc<Vec<Listed>>>) {
+    fn set_list(&self, list: LastReading<Arc<Vec<Listed>>>) {
         self.update(|known| {
             known.list = list;
-            known.arrange();
-            (Touched::All, ())
+            known.match_list();
+            (AffectedGpus::All, ())
         });
     }
 
     /// Stores a reading of a GPU, or why it failed. The reading may end a degraded state or cordon
     /// the GPU.
-    fn read(&self, uuid: &str, last: LastReading<Arc<Reading>>) {
+    fn set_reading(&self, uuid: &str, last: LastReading<Arc<Reading>>) {
         self.update(|known| {
             // A stale reading may show the GPU as it was before a change.
             let fresh = if last.error.is_none() && !last.stale { last.good.clone() } else { None };
-            let Some(sight) = known.sights.get_mut(uuid) else { return (Touched::None, ()) };
+            let Some(sight) = known.sights.get_mut(uuid) else { return (AffectedGpus::None, ()) };
             let listed = sight.listed && sight.list_error.is_none();
             sight.last = last;
-            let Some((reading, at)) = fresh else { return (Touched::Gpus(BTreeSet::from([uuid.to_owned()])), ()) };
+            let Some((reading, at)) = fresh else { return (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ()) };
             let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
             if settled {
                 for change in known.conditions.check_recovery(&reading, at.own) {
@@ -250,38 +250,38 @@ impl State {
                 }
             }
             if let Some(rows) = reading.rows {
-                self.take_rows(known, uuid, rows);
+                self.apply_rows(known, uuid, rows);
             }
-            (Touched::Gpus(BTreeSet::from([uuid.to_owned()])), ())
+            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ())
         });
     }
 
     /// Stores which GPUs have a driver call that has not returned and may still take effect.
-    pub(crate) fn unsettled(&self, uuids: &[String]) {
+    pub(crate) fn set_unsettled(&self, uuids: &[String]) {
         let now: BTreeSet<String> = uuids.iter().cloned().collect();
-        if self.known().unsettled == now {
+        if self.sources().unsettled == now {
             return;
         }
         self.update(|known| {
             known.unsettled = now;
-            known.arrange();
-            (Touched::All, ())
+            known.match_list();
+            (AffectedGpus::All, ())
         });
     }
 
     /// Cordons a GPU because the driver reported a fault.
-    pub(crate) fn fault(&self, uuid: &str, cause: &str, reason: String) {
+    pub(crate) fn cordon_for_fault(&self, uuid: &str, cause: &str, reason: String) {
         self.update(|known| {
             self.cordon_at_once(known, uuid, cause, reason, None);
-            (Touched::Gpus(BTreeSet::from([uuid.to_owned()])), ())
+            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ())
         });
     }
 
-    fn take_rows(&self, known: &mut Known, uuid: &str, rows: RemappedRows) {
+    fn apply_rows(&self, known: &mut SnapshotSources, uuid: &str, rows: RemappedRows) {
         match known.conditions.note_rows(uuid, rows) {
-            RowNews::None => {}
-            RowNews::Noticed => self.record_rows(uuid, rows),
-            RowNews::Fault(reason) => {
+            RowChange::None => {}
+            RowChange::Noticed => self.record_rows(uuid, rows),
+            RowChange::Fault(reason) => {
                 self.cordon_at_once(known, uuid, conditions::ROW_REMAP, reason.to_owned(), Some(rows));
             }
         }
@@ -290,14 +290,14 @@ impl State {
     /// Records the memory rows without waiting for the commit.
     fn record_rows(&self, uuid: &str, rows: RemappedRows) {
         let (uuid, rows) = (uuid.to_owned(), serde_json::to_value(rows).unwrap_or_default());
-        drop(self.0.store.write(move |tx| tx.notice(&uuid, rows.clone())));
+        drop(self.0.store.write(move |tx| tx.record_observation(&uuid, rows.clone())));
     }
 
     /// Cordons a GPU because gpushd itself has detected a fault. The cordon takes effect at once,
     /// even if it cannot be recorded.
     fn cordon_at_once(
         &self,
-        known: &mut Known,
+        known: &mut SnapshotSources,
         uuid: &str,
         cause: &str,
         reason: String,
@@ -330,7 +330,7 @@ impl State {
         drop(self.0.store.write_ending(move |tx| {
             change.record(tx)?;
             if let Some(rows) = noticed {
-                tx.notice(&uuid, serde_json::to_value(rows).unwrap_or_default())?;
+                tx.record_observation(&uuid, serde_json::to_value(rows).unwrap_or_default())?;
             }
             tx.audit(audit.clone()).map(|_| ())
         }));
@@ -348,60 +348,60 @@ impl State {
                 Scope::Gpu(uuid) => Some(uuid.clone()),
             });
             let gpus: Option<BTreeSet<String>> = gpus.collect();
-            (gpus.map_or(Touched::All, Touched::Gpus), ())
+            (gpus.map_or(AffectedGpus::All, AffectedGpus::Gpus), ())
         });
     }
 
     /// Applies the recorded effects of transactions on overrides, and publishes them.
-    pub(crate) fn override_effects(&self, effects: &[Effect]) {
+    pub(crate) fn override_effects(&self, effects: &[OverrideEffect]) {
         if effects.is_empty() {
             return;
         }
         self.update(|known| {
             known.overrides.apply(effects);
-            effects.iter().for_each(|effect| self.0.events.publish(Happening::Change(effect.event())));
-            (Touched::Gpus(effects.iter().map(|effect| effect.uuid().to_owned()).collect()), ())
+            effects.iter().for_each(|effect| self.0.events.publish(EventPayload::Change(effect.event())));
+            (AffectedGpus::Gpus(effects.iter().map(|effect| effect.uuid().to_owned()).collect()), ())
         });
     }
 
     /// Returns all active overrides, in the order in which they were set.
     pub(crate) fn overrides(&self) -> Vec<Override> {
         self.expire_overrides();
-        self.known().overrides.all()
+        self.sources().overrides.all()
     }
 
     /// Returns the active override of a GPU, whether or not the driver lists it.
     pub(crate) fn override_of(&self, uuid: &str) -> Option<Override> {
         self.expire_overrides();
-        self.known().overrides.of(uuid).cloned()
+        self.sources().overrides.of(uuid).cloned()
     }
 
     /// Ends overrides that have expired. The caller of [`State::expired_overrides`] records their ends later.
     pub(crate) fn expire_overrides(&self) {
         let (now, at) = (Timestamp::now(), Instant::now());
-        let over = self.known().overrides.expire(now, at);
+        let over = self.sources().overrides.expire(now, at);
         if !over.is_empty() {
-            self.update(|_| (Touched::Gpus(over.into_iter().collect()), ()));
+            self.update(|_| (AffectedGpus::Gpus(over.into_iter().collect()), ()));
         }
     }
 
     /// Returns the overrides whose ends must be recorded, and the time until the next override expires.
     pub(crate) fn expired_overrides(&self) -> (Vec<Override>, Option<Duration>) {
-        self.known().overrides.to_record(Timestamp::now(), Instant::now())
+        self.sources().overrides.to_record(Timestamp::now(), Instant::now())
     }
 
     /// Confirms that the ends of these overrides are recorded.
     pub(crate) fn expiry_recorded(&self, ended: &[Override]) {
-        self.known().overrides.recorded(ended);
+        self.sources().overrides.recorded(ended);
     }
 
     /// Activates a config, with its new generation.
     pub(crate) fn replace_config(&self, config: Arc<Config>, generation: u64) {
         self.update(|known| {
             known.config = config;
-            known.overrides.raise(generation);
+            known.overrides.raise_generation(generation);
             known.claim();
-            (Touched::All, ())
+            (AffectedGpus::All, ())
         });
     }
 
@@ -409,7 +409,7 @@ impl State {
     pub(crate) fn accept_loss(&self, known_since: u64) {
         self.update(|known| {
             known.loss = Loss { lost: None, known_since: Some(known_since) };
-            (Touched::All, ())
+            (AffectedGpus::All, ())
         });
     }
 
@@ -417,18 +417,18 @@ impl State {
     pub(crate) fn acknowledge_loss(&self) {
         self.update(|known| {
             known.loss.lost = None;
-            (Touched::All, ())
+            (AffectedGpus::All, ())
         });
     }
 
     /// Returns whether the lost database may have contained a grant to a process, or to one of its ancestors. `start`
     /// is the start of the process in clock ticks since boot.
     pub(crate) fn may_have_forgotten(&self, start: u64) -> bool {
-        self.known().loss.known_since.is_some_and(|since| start <= since)
+        self.sources().loss.known_since.is_some_and(|since| start <= since)
     }
 
     /// Stores which operation has claimed these GPUs; `None` if they are free.
-    pub(crate) fn lane(&self, uuids: &[String], holder: Option<&Holder>) {
+    pub(crate) fn set_lane(&self, uuids: &[String], holder: Option<&Holder>) {
         self.update(|known| {
             for uuid in uuids {
                 match holder {
@@ -436,30 +436,30 @@ impl State {
                     None => known.lanes.remove(uuid),
                 };
             }
-            (Touched::Gpus(uuids.iter().cloned().collect()), ())
+            (AffectedGpus::Gpus(uuids.iter().cloned().collect()), ())
         });
     }
 
     /// Stores whether an MPS daemon for the whole GPU is active.
-    pub(crate) fn share(&self, uuid: &str, shared: bool) {
-        if self.known().shared.contains(uuid) == shared {
+    pub(crate) fn set_shared(&self, uuid: &str, shared: bool) {
+        if self.sources().shared.contains(uuid) == shared {
             return;
         }
         self.update(|known| {
             let _ = if shared { known.shared.insert(uuid.to_owned()) } else { known.shared.remove(uuid) };
-            (Touched::Gpus(BTreeSet::from([uuid.to_owned()])), ())
+            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ())
         });
     }
 
     /// Stores the last time-slice levels of all GPUs that have one.
-    pub(crate) fn levels(&self, levels: BTreeMap<String, TimesliceView>) {
-        if self.known().levels == levels {
+    pub(crate) fn set_levels(&self, levels: BTreeMap<String, TimesliceView>) {
+        if self.sources().levels == levels {
             return;
         }
         self.update(|known| {
             let of = known.levels.keys().chain(levels.keys()).cloned().collect();
             known.levels = levels;
-            (Touched::Gpus(of), ())
+            (AffectedGpus::Gpus(of), ())
         });
     }
 }

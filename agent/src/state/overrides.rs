@@ -24,7 +24,7 @@ use jiff::Timestamp;
 
 /// The effect of a transaction on the override of a GPU.
 #[derive(Debug, Clone)]
-pub(crate) enum Effect {
+pub(crate) enum OverrideEffect {
     /// The operation of this override succeeded, so the override is active.
     Made(Override),
     /// This override has ended.
@@ -40,7 +40,7 @@ pub(crate) enum Effect {
     },
 }
 
-impl Effect {
+impl OverrideEffect {
     /// Action in the audit trail for setting an override.
     pub(crate) const MAKE: &str = "override.make";
 
@@ -78,7 +78,7 @@ impl Effect {
 #[derive(Debug, Default)]
 pub(crate) struct Overrides {
     generation: u64,
-    in_force: BTreeMap<String, Kept>,
+    in_force: BTreeMap<String, ActiveOverride>,
     /// Overrides that have expired, but whose ends are not recorded yet.
     expired: Vec<Override>,
     /// Generation of the last effect on each GPU. Effects may arrive out of order.
@@ -86,13 +86,13 @@ pub(crate) struct Overrides {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct ActiveOverride {
     one: Override,
     /// End time on the monotonic clock.
     deadline: Option<Instant>,
 }
 
-impl Kept {
+impl ActiveOverride {
     fn new(one: Override, now: Timestamp, at: Instant) -> Self {
         let left = one.expires_at.map(|expires| Duration::try_from(expires.duration_since(now)).unwrap_or_default());
         let deadline = left.and_then(|left| at.checked_add(left));
@@ -108,7 +108,7 @@ impl Overrides {
     /// Restores the overrides that an earlier process recorded.
     pub(crate) fn new(generation: u64, recorded: Vec<Override>) -> Self {
         let (now, at) = (Timestamp::now(), Instant::now());
-        let in_force = recorded.into_iter().map(|one| (one.gpu.clone(), Kept::new(one, now, at))).collect();
+        let in_force = recorded.into_iter().map(|one| (one.gpu.clone(), ActiveOverride::new(one, now, at))).collect();
         Self { generation, in_force, ..Self::default() }
     }
 
@@ -131,21 +131,21 @@ impl Overrides {
 
     /// Applies recorded effects, which may arrive out of order. An effect is ignored if a newer generation of the same
     /// GPU is already applied.
-    pub(super) fn apply(&mut self, effects: &[Effect]) {
+    pub(super) fn apply(&mut self, effects: &[OverrideEffect]) {
         for effect in effects {
             let generation = effect.generation();
-            self.raise(generation);
+            self.raise_generation(generation);
             let latest = self.latest.entry(effect.uuid().to_owned()).or_default();
             if *latest >= generation {
                 continue;
             }
             *latest = generation;
             match effect {
-                Effect::Made(one) => {
-                    let kept = Kept::new(one.clone(), Timestamp::now(), Instant::now());
+                OverrideEffect::Made(one) => {
+                    let kept = ActiveOverride::new(one.clone(), Timestamp::now(), Instant::now());
                     self.in_force.insert(one.gpu.clone(), kept);
                 }
-                Effect::Ended { one, .. } => {
+                OverrideEffect::Ended { one, .. } => {
                     self.in_force.remove(&one.gpu);
                     self.expired.retain(|other| other.sequence != one.sequence);
                 }
@@ -154,7 +154,7 @@ impl Overrides {
     }
 
     /// Raises the generation, for example after a reload.
-    pub(super) fn raise(&mut self, generation: u64) {
+    pub(super) fn raise_generation(&mut self, generation: u64) {
         self.generation = self.generation.max(generation);
     }
 
@@ -169,7 +169,7 @@ impl Overrides {
 
     /// Returns the overrides whose ends are not recorded yet, and the time until the next override expires.
     pub(super) fn to_record(&self, now: Timestamp, at: Instant) -> (Vec<Override>, Option<Duration>) {
-        let left = |kept: &Kept| {
+        let left = |kept: &ActiveOverride| {
             let wall = Duration::try_from(kept.one.expires_at?.duration_since(now)).unwrap_or_default();
             Some(kept.deadline.map_or(wall, |end| wall.min(end.saturating_duration_since(at))))
         };
@@ -227,13 +227,13 @@ mod tests {
     fn effects_apply_in_the_order_of_their_generations() {
         let mut overrides = Overrides::new(3, Vec::new());
         let action = "override.clear".to_owned();
-        overrides.apply(&[Effect::Ended { one: one("GPU-0", 4, None), generation: 5, action, by: None }]);
-        overrides.apply(&[Effect::Made(one("GPU-0", 4, None))]);
+        overrides.apply(&[OverrideEffect::Ended { one: one("GPU-0", 4, None), generation: 5, action, by: None }]);
+        overrides.apply(&[OverrideEffect::Made(one("GPU-0", 4, None))]);
         assert!(overrides.of("GPU-0").is_none(), "it was ended after it was made");
         assert_eq!(overrides.generation(), 5);
-        overrides.apply(&[Effect::Made(one("GPU-0", 6, None))]);
+        overrides.apply(&[OverrideEffect::Made(one("GPU-0", 6, None))]);
         assert_eq!(overrides.all().len(), 1);
-        overrides.raise(9);
+        overrides.raise_generation(9);
         assert_eq!(overrides.generation(), 9);
     }
 }

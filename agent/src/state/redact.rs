@@ -6,7 +6,7 @@
 //! [`gpush_api::Lease::redact`] keeps. Plans and refusals are made from redacted GPUs, so their
 //! sentences do not show what a field hides.
 
-use gpush_api::{Actor, Blocker, Gpu, Happening, MpsClient, MpsDaemon, MpsServer, Process};
+use gpush_api::{Actor, Blocker, EventPayload, Gpu, MpsClient, MpsDaemon, MpsServer, Process};
 
 use crate::caller::Viewer;
 
@@ -60,22 +60,22 @@ fn mps_client(client: &mut MpsClient, viewer: Viewer) {
 }
 
 /// Removes from an event what `viewer` may not see.
-pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
+pub(crate) fn event(what: &mut EventPayload, viewer: Viewer) {
     match what {
-        Happening::Operation(change) => actor(&mut change.operation.by, viewer),
-        Happening::Change(change) => change.by.iter_mut().for_each(|by| actor(by, viewer)),
-        Happening::Unleased(change) if !viewer.may_see(change.uid) => {
+        EventPayload::Operation(change) => actor(&mut change.operation.by, viewer),
+        EventPayload::Change(change) => change.by.iter_mut().for_each(|by| actor(by, viewer)),
+        EventPayload::Unleased(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
         // Every user may read these events.
-        Happening::Gpu(_)
-        | Happening::Config(_)
-        | Happening::Driver(_)
-        | Happening::Xid(_)
-        | Happening::Mps(_)
-        | Happening::Lease(_)
-        | Happening::Unleased(_)
-        | Happening::Resync(_) => {}
+        EventPayload::Gpu(_)
+        | EventPayload::Config(_)
+        | EventPayload::Driver(_)
+        | EventPayload::Xid(_)
+        | EventPayload::Mps(_)
+        | EventPayload::Lease(_)
+        | EventPayload::Unleased(_)
+        | EventPayload::Resync(_) => {}
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn unleased_process_is_named_to_its_owner_and_admins() {
         let unleased = || {
-            Happening::Unleased(Box::new(UnleasedChange {
+            EventPayload::Unleased(Box::new(UnleasedChange {
                 gpu: 0,
                 gpu_uuid: "GPU-0".to_owned(),
                 device: None,
@@ -178,7 +178,7 @@ mod tests {
         for (viewer, sees) in [(Viewer::Admin, true), (Viewer::User(1000), true), (Viewer::User(1001), false)] {
             let mut what = unleased();
             event(&mut what, viewer);
-            let Happening::Unleased(seen) = &what else { panic!("another kind") };
+            let EventPayload::Unleased(seen) = &what else { panic!("another kind") };
             assert_eq!(what == unleased(), sees);
             assert_eq!(seen.pid.is_some() && seen.command.is_some(), sees);
         }

@@ -65,15 +65,15 @@ fn failed<V>(kind: ErrorKind) -> LastReading<Arc<V>> {
 
 pub(crate) fn list(state: &State, indexes: &[u32]) {
     let listed = indexes.iter().map(|index| Listed { index: *index, identity: Ok(identity(*index)) });
-    state.listed(good(listed.collect()));
+    state.set_list(good(listed.collect()));
 }
 
 /// Returns a state that has read GPUs 0 and 1, and a cursor that starts after those readings.
 fn two_gpus() -> (State, events::Cursor) {
     let state = State::empty();
     list(&state, &[0, 1]);
-    state.read("GPU-0", good(reading(0)));
-    state.read("GPU-1", good(reading(1)));
+    state.set_reading("GPU-0", good(reading(0)));
+    state.set_reading("GPU-1", good(reading(1)));
     let cursor = state.events().listen(None);
     (state, cursor)
 }
@@ -81,9 +81,9 @@ fn two_gpus() -> (State, events::Cursor) {
 /// Returns the GPU changes since the last call: index, state, changed aspects.
 fn gpu_events(cursor: &mut events::Cursor) -> Vec<(u32, GpuState, Vec<GpuAspect>)> {
     let mut told = Vec::new();
-    while let Next::Events(events) = cursor.now() {
+    while let Next::Events(events) = cursor.poll() {
         for event in events {
-            if let Happening::Gpu(change) = &event.what {
+            if let EventPayload::Gpu(change) = &event.what {
                 told.push((change.gpu, change.state, change.changed.clone()));
             }
         }
@@ -141,7 +141,7 @@ fn gpu_appears_unknown_and_is_ready_once_read() {
     assert!(state.now().driver.is_some() && !state.now().was_listed);
     list(&state, &[0]);
     assert!(state.now().driver.is_none());
-    state.read("GPU-0", good(reading(0)));
+    state.set_reading("GPU-0", good(reading(0)));
     let told = gpu_events(&mut cursor);
     assert_eq!(
         told,
@@ -180,7 +180,7 @@ fn rows(pending: bool) -> RemappedRows {
 fn reading_of_a_pending_row_cordons_its_gpu_once() {
     let (state, mut cursor) = two_gpus();
     for _ in 0..2 {
-        state.read("GPU-0", good(Reading { rows: Some(rows(true)), ..reading(0) }));
+        state.set_reading("GPU-0", good(Reading { rows: Some(rows(true)), ..reading(0) }));
     }
     assert_eq!(gpu_events(&mut cursor), [(0, GpuState::Cordoned, vec![GpuAspect::State])]);
     assert_eq!(state.now().gpus[0].gpu.cordons[0].cause, "row-remap");
@@ -190,7 +190,7 @@ fn reading_of_a_pending_row_cordons_its_gpu_once() {
 fn stale_reading_does_not_change_conditions() {
     let (state, _) = two_gpus();
     let pending = Reading { rows: Some(rows(true)), ..reading(0) };
-    state.read("GPU-0", LastReading { stale: true, ..good(pending) });
+    state.set_reading("GPU-0", LastReading { stale: true, ..good(pending) });
     assert_eq!(states(&state)[0], GpuState::Ready);
 }
 
@@ -199,7 +199,7 @@ fn expired_override_is_in_no_answer() {
     let (state, _) = two_gpus();
     let expired = Override { expires_at: Some(Timestamp::UNIX_EPOCH), ..override_of("GPU-0", 1) };
     let overridden = |state: &State| state.now().gpus[0].gpu.overridden.is_some();
-    let make = |state: &State| state.override_effects(&[Effect::Made(expired.clone())]);
+    let make = |state: &State| state.override_effects(&[OverrideEffect::Made(expired.clone())]);
     make(&state);
     assert!(state.overrides().is_empty() && !overridden(&state));
     let (state, _) = two_gpus();
@@ -215,7 +215,7 @@ fn expired_override_is_in_no_answer() {
 fn maintenance_outranks_every_state_and_hides_driver_errors() {
     let (state, mut cursor) = two_gpus();
     state.apply(&[cordon("GPU-0")]);
-    state.read("GPU-1", failed(ErrorKind::GpuIsLost));
+    state.set_reading("GPU-1", failed(ErrorKind::GpuIsLost));
     assert_eq!(states(&state), [GpuState::Cordoned, GpuState::Lost]);
     state.apply(&[maintenance()]);
     assert_eq!(states(&state), [GpuState::Maintenance; 2]);
@@ -230,11 +230,11 @@ fn operation_on_a_gpu_is_a_typed_reason_and_ends_with_the_lane() {
     let (state, mut cursor) = two_gpus();
     let uuids = ["GPU-0".to_owned()];
     let holder = |begun| if begun { Holder::Operation("op-1".to_owned()) } else { Holder::Planning };
-    state.lane(&uuids, Some(&holder(false)));
+    state.set_lane(&uuids, Some(&holder(false)));
     assert_eq!(states(&state)[0], GpuState::Ready, "it is only planned");
-    state.lane(&uuids, Some(&holder(true)));
+    state.set_lane(&uuids, Some(&holder(true)));
     assert!(state.now().gpus[0].is_changing());
-    state.lane(&uuids, None);
+    state.set_lane(&uuids, None);
     let told: Vec<GpuState> = gpu_events(&mut cursor).into_iter().map(|(_, state, _)| state).collect();
     assert_eq!(told, [GpuState::Changing, GpuState::Ready]);
 }
@@ -248,7 +248,7 @@ fn gpu_that_is_not_listed_is_lost_and_sorts_last() {
     assert_eq!(order, [(1, GpuState::Ready), (0, GpuState::Lost)]);
     // A listed GPU that cannot be identified counts as the GPU that was last at its index.
     let nameless = Listed { index: 0, identity: Err(DriverError::new(ErrorKind::Garbled, "identifying")) };
-    state.listed(good(vec![nameless, Listed { index: 1, identity: Ok(identity(1)) }]));
+    state.set_list(good(vec![nameless, Listed { index: 1, identity: Ok(identity(1)) }]));
     assert_eq!(states(&state), [GpuState::Unknown, GpuState::Ready]);
     assert!(state.now().nameless.is_empty());
     assert_eq!(gpu_events(&mut cursor).len(), 2);
@@ -257,7 +257,7 @@ fn gpu_that_is_not_listed_is_lost_and_sorts_last() {
 #[test]
 fn gpu_events_pause_while_there_is_no_driver() {
     let (state, mut cursor) = two_gpus();
-    state.listed(LastReading {
+    state.set_list(LastReading {
         error: Some(DriverError::new(ErrorKind::LibraryNotFound, "listing")),
         stale: true,
         ..good(vec![Listed { index: 0, identity: Ok(identity(0)) }])
@@ -292,11 +292,11 @@ fn loss_holds_managed_gpus_until_it_is_accepted() {
         Lost { at: Timestamp::now(), boot_id: "b".to_owned(), cause: "damaged".to_owned(), kept: None, holds: true };
     state.update(|known| {
         known.loss.lost = Some(lost);
-        (Touched::All, ())
+        (AffectedGpus::All, ())
     });
     list(&state, &[0, 1]);
     for index in [0, 1] {
-        state.read(&format!("GPU-{index}"), good(reading(index)));
+        state.set_reading(&format!("GPU-{index}"), good(reading(index)));
     }
     state.replace_config(Arc::new(config.unwrap()), 1);
     assert_eq!(states(&state), [GpuState::Held, GpuState::Ready]);
@@ -322,8 +322,8 @@ fn gpu_with_several_sources_appears_once_in_a_snapshot() {
             },
         )])
     };
-    state.levels(level(Timestamp::UNIX_EPOCH));
-    state.levels(level(Timestamp::now()));
+    state.set_levels(level(Timestamp::UNIX_EPOCH));
+    state.set_levels(level(Timestamp::now()));
     state.apply(&[cordon("GPU-0"), cordon("GPU-0")]);
     assert_eq!(states(&state).len(), 2);
     assert_eq!(state.now().position("0").unwrap(), 0);
@@ -340,7 +340,7 @@ fn idle_processes_are_left_out_for_every_viewer() {
         kind: gpush_api::ProcessKind::Compute,
         memory_mib: None,
     };
-    state.read("GPU-0", good(Reading { processes: vec![process(7), process(8)], ..reading(0) }));
+    state.set_reading("GPU-0", good(Reading { processes: vec![process(7), process(8)], ..reading(0) }));
     let observed = state.with(&[]);
     for (viewer, pid) in [(Viewer::Agent, None), (Viewer::Admin, Some(8)), (Viewer::User(1001), None)] {
         let gpus = observed.gpus_for_plans(viewer, &BTreeSet::from([7]));

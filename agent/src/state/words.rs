@@ -39,18 +39,18 @@ pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
 }
 
 /// Returns the error for a request that needs readings, when gpushd was started in maintenance.
-pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
+pub(crate) fn not_read_error(maintenance: &Maintenance) -> ApiError {
     let causes = vec!["gpushd was started during maintenance, and has not read the GPUs".to_owned()];
     ApiError { causes, ..refusal(maintenance) }.retryable()
 }
 
 /// Returns the subject of a sentence about leases, with its verb.
-pub(crate) fn leases_are(count: usize) -> String {
+pub(crate) fn leases_clause(count: usize) -> String {
     if count == 1 { "1 lease is".to_owned() } else { format!("{count} leases are") }
 }
 
 /// Returns an error and its causes in one line, for the log.
-pub(crate) fn in_full(error: &ApiError) -> String {
+pub(crate) fn one_line(error: &ApiError) -> String {
     error.causes.iter().fold(error.to_string(), |text, cause| text + "; " + cause)
 }
 

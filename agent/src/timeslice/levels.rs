@@ -9,12 +9,12 @@
 
 use gpush_api::{ApiError, Code, TimesliceLevel};
 use gpush_core::{
-    compute_policy::{Named, Told, level_of},
-    turns::{self, Next},
+    compute_policy::{GpuIdentifier, LevelReport, level_of},
+    timeslice_plan::{self, LevelAction},
 };
 use gpush_store::LevelSet;
 
-use super::{Level, Timeslice, TroubleSubject, pace::Schedule, settle::SharedGpu, smi};
+use super::{Level, Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedule::Schedule, smi};
 
 /// Reason if the driver has no levels for a GPU.
 const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: Turing and later GPUs have them";
@@ -33,25 +33,25 @@ pub(super) enum Setter {
 
 /// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of the GPUs
 /// whose lanes were not free.
-pub(super) async fn tend(
+pub(super) async fn reconcile(
     timeslice: &Timeslice,
     pace: &mut Schedule,
-    aims: &[SharedGpu],
+    aims: &[TimeslicedGpu],
     setter: Setter,
 ) -> Vec<String> {
     let mut busy = Vec::new();
     let Some(told) = list(timeslice, pace, aims).await else { return busy };
     let mut set = Vec::new();
     for aim in aims {
-        let told = of(timeslice, &told, aim);
+        let told = reported_level(timeslice, &told, aim);
         let told = told.as_ref();
-        let before = see(timeslice, aim, told);
-        match turns::next(aim.level(), told) {
-            Next::Nothing => well(timeslice, pace, aim).await,
-            Next::Set(now) => {
+        let before = store_level(timeslice, aim, told);
+        match timeslice_plan::level_action(aim.level(), told) {
+            LevelAction::Nothing => mark_ok(timeslice, pace, aim).await,
+            LevelAction::Set(now) => {
                 let turn = match setter {
                     Setter::Operation => None,
-                    Setter::Reconciler => match timeslice.lanes.try_turn(&aim.gpu.uuid) {
+                    Setter::Reconciler => match timeslice.lanes.try_lock(&aim.gpu.uuid) {
                         Some(turn) => Some(turn),
                         None => {
                             busy.push(aim.gpu.uuid.clone());
@@ -63,8 +63,8 @@ pub(super) async fn tend(
                     set.push((aim, now, turn));
                 }
             }
-            Next::Unsupported => unsupported(timeslice, pace, aim, before).await,
-            Next::Unknown(why) => fail(timeslice, pace, aim, &error(aim, &why)),
+            LevelAction::Unsupported => unsupported(timeslice, pace, aim, before).await,
+            LevelAction::Unknown(why) => fail(timeslice, pace, aim, &error(aim, &why)),
         }
     }
     if set.is_empty() {
@@ -72,25 +72,25 @@ pub(super) async fn tend(
     }
     let Some(told) = list(timeslice, pace, aims).await else { return busy };
     for (aim, before, _turn) in set {
-        let told = of(timeslice, &told, aim);
+        let told = reported_level(timeslice, &told, aim);
         let told = told.as_ref();
-        match turns::next(aim.level(), told) {
-            Next::Nothing => {
-                say(timeslice, aim, before);
-                see(timeslice, aim, told);
-                well(timeslice, pace, aim).await;
+        match timeslice_plan::level_action(aim.level(), told) {
+            LevelAction::Nothing => {
+                log_change(timeslice, aim, before);
+                store_level(timeslice, aim, told);
+                mark_ok(timeslice, pace, aim).await;
             }
-            Next::Set(now) => {
-                see(timeslice, aim, told);
+            LevelAction::Set(now) => {
+                store_level(timeslice, aim, told);
                 let why = format!("nvidia-smi reported that {} was set, but the level is {now}", aim.level());
                 fail(timeslice, pace, aim, &error(aim, &why));
             }
-            Next::Unsupported => {
-                let before = see(timeslice, aim, told);
+            LevelAction::Unsupported => {
+                let before = store_level(timeslice, aim, told);
                 unsupported(timeslice, pace, aim, before).await;
             }
-            Next::Unknown(why) => {
-                see(timeslice, aim, told);
+            LevelAction::Unknown(why) => {
+                store_level(timeslice, aim, told);
                 fail(timeslice, pace, aim, &error(aim, &why));
             }
         }
@@ -100,28 +100,38 @@ pub(super) async fn tend(
 
 /// Returns what nvidia-smi reports about a GPU. "Not supported" counts as a failure if the GPU had a level before.
 /// Otherwise a temporary fault of the driver would remove gpushd's record of a level that it has set.
-fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &SharedGpu) -> Option<Told> {
+fn reported_level(
+    timeslice: &Timeslice,
+    told: &[(GpuIdentifier, LevelReport)],
+    aim: &TimeslicedGpu,
+) -> Option<LevelReport> {
     let uuid = &aim.gpu.uuid;
     let told = level_of(told, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
     let is_cut = aim.gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     Some(match told {
-        Told::Level(_) => {
+        LevelReport::Level(_) => {
             timeslice.prove(uuid);
             told
         }
-        Told::Unsupported if !is_cut && (timeslice.is_proven(uuid) || timeslice.shared_gpus.level(uuid).is_some()) => {
-            Told::Failed(DOUBTED.to_owned())
+        LevelReport::Unsupported
+            if !is_cut && (timeslice.is_proven(uuid) || timeslice.shared_gpus.level(uuid).is_some()) =>
+        {
+            LevelReport::Failed(DOUBTED.to_owned())
         }
-        Told::Unsupported | Told::Failed(_) => told,
+        LevelReport::Unsupported | LevelReport::Failed(_) => told,
     })
 }
 
 /// Lists the levels with nvidia-smi. Returns `None` if that fails, and stores the error.
-async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[SharedGpu]) -> Option<Vec<(Named, Told)>> {
+async fn list(
+    timeslice: &Timeslice,
+    pace: &mut Schedule,
+    aims: &[TimeslicedGpu],
+) -> Option<Vec<(GpuIdentifier, LevelReport)>> {
     match smi::list(timeslice).await {
         Ok(told) => {
-            pace.well(&TroubleSubject::Program);
-            timeslice.well(&TroubleSubject::Program);
+            pace.mark_ok(&TroubleSubject::Program);
+            timeslice.clear_error(&TroubleSubject::Program);
             Some(told)
         }
         // Maintenance has begun meanwhile, which is reported elsewhere.
@@ -129,7 +139,7 @@ async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[SharedGpu]) ->
         Err(error) => {
             let why = [vec![error.message.clone()], error.causes.clone()].concat().join(": ");
             for aim in aims.iter().filter(|aim| aim.policy.is_some()) {
-                timeslice.see(&aim.gpu.uuid, Level::Unknown(why.clone()));
+                timeslice.set_level(&aim.gpu.uuid, Level::Unknown(why.clone()));
             }
             pace.failed(TroubleSubject::Program);
             timeslice.note(TroubleSubject::Program, &error);
@@ -139,23 +149,23 @@ async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[SharedGpu]) ->
 }
 
 /// Stores what nvidia-smi reports about a time-sliced GPU. Returns the previous level.
-fn see(timeslice: &Timeslice, aim: &SharedGpu, told: Option<&Told>) -> Option<Level> {
+fn store_level(timeslice: &Timeslice, aim: &TimeslicedGpu, told: Option<&LevelReport>) -> Option<Level> {
     aim.policy.as_ref()?;
-    let level = match turns::next(aim.level(), told) {
-        Next::Nothing => Level::Known(aim.level()),
-        Next::Set(now) => Level::Known(now),
-        Next::Unsupported => Level::Unsupported(UNSUPPORTED.to_owned()),
-        Next::Unknown(why) => Level::Unknown(why),
+    let level = match timeslice_plan::level_action(aim.level(), told) {
+        LevelAction::Nothing => Level::Known(aim.level()),
+        LevelAction::Set(now) => Level::Known(now),
+        LevelAction::Unsupported => Level::Unsupported(UNSUPPORTED.to_owned()),
+        LevelAction::Unknown(why) => Level::Unknown(why),
     };
-    timeslice.see(&aim.gpu.uuid, level)
+    timeslice.set_level(&aim.gpu.uuid, level)
 }
 
 /// Sets a level. Returns whether nvidia-smi reported success.
-async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, now: TimesliceLevel) -> bool {
+async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
         // Another program has set the level since, so gpushd does not change it.
-        well(timeslice, pace, aim).await;
+        mark_ok(timeslice, pace, aim).await;
         return false;
     }
     if !pace.may_try(&TroubleSubject::Level(uuid.clone())) {
@@ -163,7 +173,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, now
     }
     let wanted = aim.level();
     // A level other than the default proves that the GPU has levels. Then "not supported" is a temporary fault.
-    let can_be_set = now != TimesliceLevel::Default || timeslice.was_kept_at_any(uuid);
+    let can_be_set = now != TimesliceLevel::Default || timeslice.was_set_before(uuid);
     // Until the new level is read back, the GPU may have the old or the new one.
     let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
@@ -180,7 +190,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, now
             false
         }
         Err(smi::NotSet::Unsupported) => {
-            let before = see(timeslice, aim, Some(&Told::Unsupported));
+            let before = store_level(timeslice, aim, Some(&LevelReport::Unsupported));
             unsupported(timeslice, pace, aim, before).await;
             false
         }
@@ -193,11 +203,11 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, now
 }
 
 /// Logs that the desired level is set, and the previous level.
-fn say(timeslice: &Timeslice, aim: &SharedGpu, before: TimesliceLevel) {
+fn log_change(timeslice: &Timeslice, aim: &TimeslicedGpu, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
         None => tracing::info!(gpu, "no longer time-sliced: restored its time-slice level {level}"),
-        Some(_) if timeslice.was_kept(gpu, level) => tracing::warn!(
+        Some(_) if timeslice.was_set(gpu, level) => tracing::warn!(
             gpu,
             "its time-slice level was {before}, because another program changed it or the driver lost it: set to \
             {level} again"
@@ -207,12 +217,12 @@ fn say(timeslice: &Timeslice, aim: &SharedGpu, before: TimesliceLevel) {
 }
 
 /// Stores that the level is as desired, and updates the record.
-async fn well(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu) {
+async fn mark_ok(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu) {
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
-    pace.well(&subject);
-    timeslice.well(&subject);
+    pace.mark_ok(&subject);
+    timeslice.clear_error(&subject);
     if aim.policy.is_some() {
-        timeslice.keep(&aim.gpu.uuid, aim.level());
+        timeslice.mark_set(&aim.gpu.uuid, aim.level());
     }
     if aim.policy.is_none() || aim.level() == TimesliceLevel::Default {
         forget(timeslice, aim).await;
@@ -225,31 +235,31 @@ async fn well(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu) {
 }
 
 /// Stores that a GPU has no levels. `before` is the previous level.
-async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, before: Option<Level>) {
+async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
         tracing::warn!(gpu = aim.gpu.uuid, "{UNSUPPORTED}; the config wants {}", aim.level());
     }
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
-    pace.well(&subject);
-    timeslice.well(&subject);
+    pace.mark_ok(&subject);
+    timeslice.clear_error(&subject);
     forget(timeslice, aim).await;
 }
 
 /// Removes the record of gpushd's level on the GPU.
-async fn forget(timeslice: &Timeslice, aim: &SharedGpu) {
+async fn forget(timeslice: &Timeslice, aim: &TimeslicedGpu) {
     if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, None).await {
         tracing::error!(gpu = aim.gpu.uuid, "{why}");
     }
 }
 
-fn fail(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, error: &ApiError) {
+fn fail(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, error: &ApiError) {
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     timeslice.failed(&aim.gpu.uuid, error.causes.join("; "));
     pace.failed(subject.clone());
     timeslice.note(subject, error);
 }
 
-fn error(aim: &SharedGpu, why: &str) -> ApiError {
+fn error(aim: &TimeslicedGpu, why: &str) -> ApiError {
     let what = format!("GPU {} ({}) does not have the time-slice level {}", aim.gpu.index, aim.gpu.uuid, aim.level());
     ApiError::new(Code::DriverError, what)
         .cause(why.to_owned())

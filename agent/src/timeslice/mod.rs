@@ -25,18 +25,18 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `settle` | which GPUs are time-sliced, and when they are checked |
+//! | `reconciler` | which GPUs are time-sliced, and when they are checked |
 //! | `modes` | their compute modes |
 //! | `levels` | their levels |
-//! | `pace` | intervals of readings and retries |
+//! | `schedule` | intervals of readings and retries |
 //! | `smi` | `nvidia-smi compute-policy` |
-//! | `moves` | steps of operations |
+//! | `plan_steps` | steps of operations |
 
 mod levels;
 mod modes;
-mod moves;
-mod pace;
-mod settle;
+mod plan_steps;
+mod reconciler;
+mod schedule;
 mod smi;
 
 use std::{
@@ -55,15 +55,15 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    host_services::HostServices,
     lanes::Lanes,
-    outside::Outside,
     shared_gpus::SharedGpus,
     state::{State, readings::Readings, words},
 };
 
 pub(crate) use self::{
-    moves::{plan, settled, to_let_go},
-    settle::run,
+    plan_steps::{apply_and_read_back, gpus_to_release, plan},
+    reconciler::run,
 };
 
 /// Keeps the settings of time-sliced GPUs. A handle, cheap to clone.
@@ -86,9 +86,9 @@ pub(crate) struct Inner {
     hardware: Hardware,
     lanes: Lanes,
     shared_gpus: SharedGpus,
-    outside: Arc<Outside>,
+    outside: Arc<HostServices>,
     stopping: CancellationToken,
-    seen: Mutex<BTreeMap<String, Seen>>,
+    seen: Mutex<BTreeMap<String, LevelState>>,
     /// UUIDs of GPUs whose level was read at least once, which proves that they have levels. That cannot change while
     /// the host is up, so entries are never removed.
     proven: Mutex<BTreeSet<String>>,
@@ -113,7 +113,7 @@ enum TroubleSubject {
 
 /// The last known level of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct LevelState {
     level: Level,
     since: Timestamp,
     /// Time of the last attempt to read the level.
@@ -142,7 +142,7 @@ impl Timeslice {
         hardware: Hardware,
         lanes: Lanes,
         shared_gpus: SharedGpus,
-        outside: Arc<Outside>,
+        outside: Arc<HostServices>,
         stopping: CancellationToken,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -163,23 +163,23 @@ impl Timeslice {
     }
 
     /// Wakes the reconciler.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn wake(&self) {
         self.wake.send_modify(|times| *times += 1);
     }
 
     /// Wakes the reconciler, which then retries earlier failures at once.
-    pub(crate) fn settle_afresh(&self) {
+    pub(crate) fn restart_reconcile(&self) {
         self.afresh.store(true, Ordering::Relaxed);
-        self.settle();
+        self.wake();
     }
 
-    fn is_afresh(&self) -> bool {
+    fn take_restart_request(&self) -> bool {
         self.afresh.swap(false, Ordering::Relaxed)
     }
 
     /// Returns the last known levels, by UUID of the GPU. The desired level is filled in later from the config.
     fn views(&self) -> BTreeMap<String, TimesliceView> {
-        self.all_seen().iter().map(|(uuid, seen)| (uuid.clone(), view(seen.clone()))).collect()
+        self.level_states().iter().map(|(uuid, seen)| (uuid.clone(), view(seen.clone()))).collect()
     }
 
     /// Returns why GPUs differ from their desired settings.
@@ -187,7 +187,7 @@ impl Timeslice {
         self.all_troubles().values().cloned().collect()
     }
 
-    fn all_seen(&self) -> MutexGuard<'_, BTreeMap<String, Seen>> {
+    fn level_states(&self) -> MutexGuard<'_, BTreeMap<String, LevelState>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -196,41 +196,41 @@ impl Timeslice {
     }
 
     /// Stores the level of a GPU. Returns the previous one.
-    fn see(&self, uuid: &str, level: Level) -> Option<Level> {
-        let mut seen = self.all_seen();
+    fn set_level(&self, uuid: &str, level: Level) -> Option<Level> {
+        let mut seen = self.level_states();
         let before = seen.get(uuid).cloned();
         let same = before.as_ref().filter(|before| before.level == level);
         let read_at = Timestamp::now();
         let since = same.map_or(read_at, |before| before.since);
         let failed = same.and_then(|before| before.failed.clone());
         let kept = before.as_ref().and_then(|before| before.kept);
-        seen.insert(uuid.to_owned(), Seen { level, since, read_at, failed, kept });
+        seen.insert(uuid.to_owned(), LevelState { level, since, read_at, failed, kept });
         before.map(|before| before.level)
     }
 
     /// Stores why a level is not the desired one.
     fn failed(&self, uuid: &str, why: String) {
-        if let Some(seen) = self.all_seen().get_mut(uuid) {
+        if let Some(seen) = self.level_states().get_mut(uuid) {
             seen.failed = Some(why);
         }
     }
 
     /// Stores that a GPU has its desired level.
-    fn keep(&self, uuid: &str, level: TimesliceLevel) {
-        if let Some(seen) = self.all_seen().get_mut(uuid) {
+    fn mark_set(&self, uuid: &str, level: TimesliceLevel) {
+        if let Some(seen) = self.level_states().get_mut(uuid) {
             (seen.failed, seen.kept) = (None, Some(level));
         }
     }
 
     /// Returns whether gpushd kept a GPU at this level before.
-    fn was_kept(&self, uuid: &str, level: TimesliceLevel) -> bool {
-        self.all_seen().get(uuid).is_some_and(|seen| seen.kept == Some(level))
+    fn was_set(&self, uuid: &str, level: TimesliceLevel) -> bool {
+        self.level_states().get(uuid).is_some_and(|seen| seen.kept == Some(level))
     }
 
     /// Returns whether gpushd kept a GPU at a level other than the driver's default before.
-    fn was_kept_at_any(&self, uuid: &str) -> bool {
+    fn was_set_before(&self, uuid: &str) -> bool {
         let own = TimesliceLevel::Default;
-        self.all_seen().get(uuid).is_some_and(|seen| seen.kept.is_some_and(|kept| kept != own))
+        self.level_states().get(uuid).is_some_and(|seen| seen.kept.is_some_and(|kept| kept != own))
     }
 
     /// Stores that a level was read from a GPU.
@@ -245,12 +245,12 @@ impl Timeslice {
 
     /// Returns whether the driver has no levels for a GPU.
     fn is_unsupported(&self, uuid: &str) -> bool {
-        matches!(self.all_seen().get(uuid), Some(Seen { level: Level::Unsupported(_), .. }))
+        matches!(self.level_states().get(uuid), Some(LevelState { level: Level::Unsupported(_), .. }))
     }
 
     /// Removes the levels of GPUs that are not time-sliced, and the problems of GPUs that need no action.
     fn retain(&self, takes_turns: impl Fn(&str) -> bool, is_tended: impl Fn(&str) -> bool) {
-        self.all_seen().retain(|uuid, _| takes_turns(uuid));
+        self.level_states().retain(|uuid, _| takes_turns(uuid));
         self.all_troubles().retain(|subject, _| match subject {
             TroubleSubject::Program => true,
             TroubleSubject::Level(uuid) | TroubleSubject::ComputeMode(uuid) => is_tended(uuid),
@@ -259,7 +259,7 @@ impl Timeslice {
 
     /// Removes all levels and problems, because no GPU is time-sliced.
     fn forget(&self) {
-        self.all_seen().clear();
+        self.level_states().clear();
         self.all_troubles().clear();
     }
 
@@ -267,18 +267,18 @@ impl Timeslice {
     fn note(&self, subject: TroubleSubject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
         if before.as_ref() != Some(error) {
-            tracing::error!("{}", words::in_full(error));
+            tracing::error!("{}", words::one_line(error));
         }
     }
 
-    fn well(&self, subject: &TroubleSubject) {
+    fn clear_error(&self, subject: &TroubleSubject) {
         self.all_troubles().remove(subject);
     }
 }
 
 /// Converts a level for the API.
-fn view(seen: Seen) -> TimesliceView {
-    let Seen { level, since, read_at, failed, kept: _ } = seen;
+fn view(seen: LevelState) -> TimesliceView {
+    let LevelState { level, since, read_at, failed, kept: _ } = seen;
     let (state, level, reason) = match level {
         Level::Known(level) => (TimesliceState::Known, Some(level), failed),
         Level::Unsupported(why) => (TimesliceState::Unsupported, None, Some(why)),

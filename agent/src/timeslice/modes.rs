@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use gpush_api::{ApiError, Code, Gpu, Mode, TimeslicePolicy};
 use tokio::task::JoinSet;
 
-use super::{Timeslice, TroubleSubject, pace::Schedule, settle::SharedGpu};
+use super::{Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedule::Schedule};
 
 /// Tasks that set compute modes, one per GPU, so that a GPU that hangs does not delay the others.
 #[derive(Debug, Default)]
 pub(super) struct ModeTasks {
-    tasks: JoinSet<(SharedGpu, Option<Result<(), String>>)>,
+    tasks: JoinSet<(TimeslicedGpu, Option<Result<(), String>>)>,
     /// Running tasks, by UUID of the GPU.
     running: BTreeMap<String, Running>,
 }
@@ -26,7 +26,7 @@ struct Running {
 
 impl ModeTasks {
     /// Starts a task for each GPU whose compute mode differs. The task takes the lane of the GPU.
-    pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Schedule, aims: &[SharedGpu]) {
+    pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Schedule, aims: &[TimeslicedGpu]) {
         for aim in aims.iter().filter(|aim| differs(timeslice, aim)) {
             if !pace.may_try(&TroubleSubject::ComputeMode(aim.gpu.uuid.clone())) {
                 continue;
@@ -38,8 +38,8 @@ impl ModeTasks {
             self.running.insert(aim.gpu.uuid.clone(), Running { policy: aim.policy.clone(), outdated: false });
             let (timeslice, aim) = (timeslice.clone(), aim.clone());
             self.tasks.spawn(async move {
-                let done = match timeslice.lanes.turn(&aim.gpu.uuid).await {
-                    Some(_turn) => Some(put_in_force(&timeslice, &aim).await),
+                let done = match timeslice.lanes.lock(&aim.gpu.uuid).await {
+                    Some(_turn) => Some(apply(&timeslice, &aim).await),
                     // An operation changes the GPU. Its end wakes this reconciler.
                     None => None,
                 };
@@ -69,11 +69,11 @@ impl ModeTasks {
 }
 
 /// Sets the compute modes of GPUs. The caller has their lanes.
-pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Schedule, aims: &[SharedGpu]) {
+pub(super) async fn reconcile_owned(timeslice: &Timeslice, pace: &mut Schedule, aims: &[TimeslicedGpu]) {
     let tasks = aims.iter().map(|aim| {
         let (timeslice, aim) = (timeslice.clone(), aim.clone());
         async move {
-            let done = put_in_force(&timeslice, &aim).await;
+            let done = apply(&timeslice, &aim).await;
             (aim, done)
         }
     });
@@ -82,12 +82,12 @@ pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Schedule, aims:
     }
 }
 
-fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, done: Result<(), String>) {
+fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, done: Result<(), String>) {
     let subject = TroubleSubject::ComputeMode(aim.gpu.uuid.clone());
     match done {
         Ok(()) => {
-            pace.well(&subject);
-            timeslice.well(&subject);
+            pace.mark_ok(&subject);
+            timeslice.clear_error(&subject);
         }
         Err(why) => {
             pace.failed(subject.clone());
@@ -97,7 +97,7 @@ fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &SharedGpu, done: Resul
 }
 
 /// Returns whether the compute mode differs from the desired one, according to the last reading.
-fn differs(timeslice: &Timeslice, aim: &SharedGpu) -> bool {
+fn differs(timeslice: &Timeslice, aim: &TimeslicedGpu) -> bool {
     let ours = timeslice.shared_gpus.compute_mode(&aim.gpu.uuid, Mode::Timeslice);
     match &aim.policy {
         // If the driver does not report the mode, it cannot set one either.
@@ -110,22 +110,22 @@ fn differs(timeslice: &Timeslice, aim: &SharedGpu) -> bool {
 }
 
 /// Sets the compute mode of a GPU, or restores the previous mode if the GPU is no longer time-sliced.
-async fn put_in_force(timeslice: &Timeslice, aim: &SharedGpu) -> Result<(), String> {
+async fn apply(timeslice: &Timeslice, aim: &TimeslicedGpu) -> Result<(), String> {
     if !differs(timeslice, aim) {
         return Ok(());
     }
     match &aim.policy {
         Some(policy) => match policy.compute_mode {
-            Some(wanted) => keep(timeslice, &aim.gpu, wanted).await,
+            Some(wanted) => set_mode(timeslice, &aim.gpu, wanted).await,
             None => Ok(()),
         },
-        None => let_go(timeslice, &aim.gpu).await,
+        None => restore_mode(timeslice, &aim.gpu).await,
     }
 }
 
-async fn keep(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) -> Result<(), String> {
+async fn set_mode(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) -> Result<(), String> {
     let ours = timeslice.shared_gpus.compute_mode(&gpu.uuid, Mode::Timeslice);
-    let taken = timeslice.shared_gpus.take(&gpu.uuid, wanted, Mode::Timeslice, || true).await?;
+    let taken = timeslice.shared_gpus.set_compute_mode(&gpu.uuid, wanted, Mode::Timeslice, || true).await?;
     match (taken, ours) {
         (None, _) => {}
         (Some(now), Some(ours)) if ours.set == wanted => tracing::warn!(
@@ -138,7 +138,7 @@ async fn keep(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) 
     Ok(())
 }
 
-async fn let_go(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
+async fn restore_mode(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
     if let Some(before) = timeslice.shared_gpus.restore_compute_mode(&gpu.uuid, Mode::Timeslice).await? {
         tracing::info!(gpu = gpu.uuid, "no longer time-sliced: restored its compute mode {before}");
     }

@@ -7,13 +7,13 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, TimesliceLevel};
-use gpush_core::compute_policy::{self, Named, Told};
+use gpush_core::compute_policy::{self, GpuIdentifier, LevelReport};
 
 use super::Timeslice;
 use gpush_host::helper::{End, Ended, Job};
 
 /// Operation name under which the runs are recorded.
-const BEHALF: &str = "timeslice";
+const HELPER_OPERATION: &str = "timeslice";
 
 /// Maximum duration of a run. Without persistence mode, the program initializes each GPU first.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -29,15 +29,15 @@ pub(super) enum NotSet {
 
 /// Waits for runs that a previous gpushd started.
 pub(super) async fn adopt(timeslice: &Timeslice) {
-    timeslice.outside.helpers.adopt(BEHALF).await;
-    timeslice.outside.helpers.forget(BEHALF);
+    timeslice.outside.helpers.adopt(HELPER_OPERATION).await;
+    timeslice.outside.helpers.forget(HELPER_OPERATION);
 }
 
 /// Returns the reported level of each GPU.
 ///
 /// # Errors
 /// If the program cannot run, does not exit, or reports no GPU.
-pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(Named, Told)>, ApiError> {
+pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(GpuIdentifier, LevelReport)>, ApiError> {
     let ended = run(timeslice, "list", vec!["-l".to_owned()]).await?;
     let told = compute_policy::levels(&ended.output);
     match (&ended.end, told.is_empty()) {
@@ -74,8 +74,8 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
         | End::Hangs) => {
             let told = compute_policy::levels(&ended.output);
             match compute_policy::level_of(&told, gpu.index, &gpu.uuid, &gpu.pci) {
-                Some(Told::Unsupported) => Err(NotSet::Unsupported),
-                Some(Told::Failed(_) | Told::Level(_)) | None => {
+                Some(LevelReport::Unsupported) => Err(NotSet::Unsupported),
+                Some(LevelReport::Failed(_) | LevelReport::Level(_)) | None => {
                     Err(NotSet::Failed(failed(&format!("it {end}"), &ended)))
                 }
             }
@@ -103,11 +103,11 @@ async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) ->
     if let Some(maintenance) = timeslice.state.maintenance() {
         return Err(crate::state::words::refusal(&maintenance));
     }
-    if !helpers.running(BEHALF).is_empty() {
+    if !helpers.running(HELPER_OPERATION).is_empty() {
         return Err(error("a previous nvidia-smi hangs and cannot be ended"));
     }
     let job = Job {
-        operation: BEHALF.to_owned(),
+        operation: HELPER_OPERATION.to_owned(),
         step: step.to_owned(),
         program,
         args: [vec!["compute-policy".to_owned()], args].concat(),
@@ -116,7 +116,7 @@ async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) ->
         routine: true,
     };
     let ended = helpers.run(job).await;
-    helpers.forget(BEHALF);
+    helpers.forget(HELPER_OPERATION);
     ended.map_err(|refused| {
         let causes = [vec![refused.message], refused.causes].concat();
         ApiError { causes, hint: refused.hint, ..error("") }
@@ -124,7 +124,7 @@ async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) ->
 }
 
 fn failed(how: &str, ended: &Ended) -> ApiError {
-    error(&format!("{how}{}", ended.said()))
+    error(&format!("{how}{}", ended.output_suffix()))
 }
 
 /// Returns the error for a failed run.

@@ -32,14 +32,14 @@ pub struct Event {
     pub at: Timestamp,
     /// Kind of the event, and its fields.
     #[serde(flatten)]
-    pub what: Happening,
+    pub what: EventPayload,
 }
 
 /// Kind of an event, with its fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum Happening {
+pub enum EventPayload {
     /// An operation began, advanced, or ended.
     Operation(Box<OperationChange>),
     /// A GPU changed since the last reading.
@@ -122,7 +122,7 @@ impl EventKind {
     }
 }
 
-impl Happening {
+impl EventPayload {
     /// Returns the kind of the event.
     #[must_use]
     pub fn kind(&self) -> EventKind {
@@ -178,7 +178,7 @@ pub struct GpuChange {
     pub mig: Option<bool>,
     /// GPU instances, in the order of their placements.
     #[serde(rename = "instance_summaries")]
-    pub instances: Vec<InstanceSeen>,
+    pub instances: Vec<InstanceSummary>,
     /// Which processes may create a CUDA context; absent if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<ComputeMode>,
@@ -211,7 +211,7 @@ pub enum GpuAspect {
 /// A GPU instance, without its processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct InstanceSeen {
+pub struct InstanceSummary {
     /// GPU instance id.
     #[serde(rename = "gi")]
     pub id: u32,
@@ -323,7 +323,7 @@ pub enum UnleasedStep {
 impl UnleasedStep {
     /// Returns the text for the log and the audit trail.
     #[must_use]
-    pub fn words(self) -> &'static str {
+    pub fn log_text(self) -> &'static str {
         match self {
             Self::Exempt => "not ended",
             Self::Warned => "warned about",
@@ -427,7 +427,7 @@ mod tests {
     fn an_event_is_one_flat_object() {
         let at: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
         let xid = Xid { gpu: Some(3), gpu_uuid: "GPU-3".to_owned(), xid: 79, gi: None, ci: None };
-        let event = Event { id: "ab-7".to_owned(), at, what: Happening::Xid(xid) };
+        let event = Event { id: "ab-7".to_owned(), at, what: EventPayload::Xid(xid) };
         let text = serde_json::to_string(&event).unwrap();
         assert_eq!(
             text,
@@ -441,7 +441,7 @@ mod tests {
         for kind in EventKind::ALL {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
         }
-        let resync = Happening::Resync(Resync { reason: ResyncReason::OtherLife });
+        let resync = EventPayload::Resync(Resync { reason: ResyncReason::OtherLife });
         assert_eq!(
             serde_json::to_value(&resync).unwrap(),
             serde_json::json!({"kind": "resync", "reason": "other_life"})

@@ -31,15 +31,15 @@ pub use compute::{ComputeMode, TimesliceLevel};
 pub use device::{DeviceGrant, DeviceUse, MigDevice};
 pub use error::{ApiError, Code, Remedy};
 pub use event::{
-    Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, LeaseChange,
-    MpsChange, OperationChange, Resync, ResyncReason, UnleasedChange, UnleasedStep, Xid,
+    Change, ConfigChange, DriverChange, Event, EventKind, EventPayload, GpuAspect, GpuChange, InstanceSummary,
+    LeaseChange, MpsChange, OperationChange, Resync, ResyncReason, UnleasedChange, UnleasedStep, Xid,
 };
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
     Mig, NvLink, Placement, Process, ProcessKind, Sensors, USERS_UNKNOWN,
 };
 pub use health::{
-    Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
+    Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, ReasonRequest, Recovered, Version,
 };
 pub use lease::{
     AtLeaseEnd, BindTo, EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
@@ -48,15 +48,16 @@ pub use lease::{
     MemberShare, NotALeaseId,
 };
 pub use mps::{
-    BadValue, MPS_CLIENTS, MemoryLimit, MpsClient, MpsComputeMode, MpsDaemon, MpsEndRequest, MpsLog, MpsLogs,
-    MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSetRequest, MpsSettings, MpsState, MpsUsers, Percentage, Priority,
+    BadValue, MPS_CLIENTS, MemoryLimit, MpsActionRequest, MpsClient, MpsComputeMode, MpsDaemon, MpsLog, MpsLogs,
+    MpsPolicy, MpsServer, MpsServerState, MpsSetRequest, MpsSetResponse, MpsSettings, MpsState, MpsUsers, Percentage,
+    Priority,
 };
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};
 pub use plan::{ApplyRequest, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans};
 pub use policy::{
-    ConfigDiff, ConfigView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView, SettingDiff,
-    WantedView,
+    ConfigDiff, ConfigView, DesiredView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView,
+    SettingDiff,
 };
 pub use process::{GpuProcess, GpuProcesses, UnknownProcesses, UnleasedPolicy};
 pub use refusal::{Blocker, Holder, Refusal};

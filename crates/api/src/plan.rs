@@ -222,7 +222,7 @@ impl GpuPlan {
 
     /// Describes the state after the plan: a layout, or how the whole GPU is shared.
     #[must_use]
-    pub fn wanted(&self) -> String {
+    pub fn end_state(&self) -> String {
         if self.starts_mps() {
             "whole, shared through MPS".to_owned()
         } else if self.sets_timeslice() {

@@ -113,7 +113,7 @@ pub struct ConfigView {
 /// What a config says about a GPU, without overrides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct WantedView {
+pub struct DesiredView {
     /// Sharing mode.
     pub mode: Mode,
     /// Rule that claims the GPU; absent if there is none.
@@ -143,10 +143,10 @@ pub struct GpuDiff {
     pub gpu_uuid: String,
     /// What the file says; absent while the file has errors.
     #[serde(default, rename = "file_policy", skip_serializing_if = "Option::is_none")]
-    pub in_file: Option<WantedView>,
+    pub in_file: Option<DesiredView>,
     /// What the effective config says.
     #[serde(rename = "effective_policy")]
-    pub in_force: WantedView,
+    pub in_force: DesiredView,
     /// Active override.
     #[serde(default, rename = "override", skip_serializing_if = "Option::is_none")]
     pub overridden: Option<Override>,

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use gpush_api::{
-    ApiError, AuditRecord, Code, Gpu, GpuProfile, Health, MaintenanceState, MigDevice, Recovered, Version, WhyRequest,
+    ApiError, AuditRecord, Code, Gpu, GpuProfile, Health, MaintenanceState, MigDevice, ReasonRequest, Recovered,
+    Version,
 };
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Bytes;
@@ -12,10 +13,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     API,
+    connection::{Answer, Connection, Question, RETRY_FOR, RETRY_QUEUED_FOR},
     error::{Error, Kind},
-    events::{EventQuery, EventStream, Told},
+    events::{EventQuery, EventStream, ReceivedEvent},
     socket::Socket,
-    wire::{AWAY, AWAY_FROM_QUEUE, Answer, Question, Wire},
 };
 
 /// Default time limit for an answer. It suffices for every read, because gpushd limits how long a
@@ -46,7 +47,7 @@ pub struct AuditQuery {
 /// first request opens it.
 #[derive(Debug)]
 pub struct Client {
-    pub(crate) wire: Wire,
+    pub(crate) wire: Connection,
     pub(crate) deadline: Duration,
     slow: Option<Slow>,
 }
@@ -67,7 +68,7 @@ impl Client {
     /// Creates a client of the gpushd behind `socket`. Does not connect yet.
     #[must_use]
     pub fn new(socket: Socket) -> Self {
-        Self { wire: Wire::new(socket), deadline: DEFAULT_DEADLINE, slow: None }
+        Self { wire: Connection::new(socket), deadline: DEFAULT_DEADLINE, slow: None }
     }
 
     /// Sets the time limit for each answer.
@@ -148,7 +149,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn cordon(&mut self, gpu: &str, why: &WhyRequest) -> Result<Gpu, Error> {
+    pub async fn cordon(&mut self, gpu: &str, why: &ReasonRequest) -> Result<Gpu, Error> {
         self.change(&format!("/v1/gpus/{}/cordon", segment(gpu)), why).await
     }
 
@@ -156,7 +157,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn uncordon(&mut self, gpu: &str, why: &WhyRequest) -> Result<Gpu, Error> {
+    pub async fn uncordon(&mut self, gpu: &str, why: &ReasonRequest) -> Result<Gpu, Error> {
         self.change(&format!("/v1/gpus/{}/uncordon", segment(gpu)), why).await
     }
 
@@ -164,7 +165,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn enter_maintenance(&mut self, why: &WhyRequest) -> Result<MaintenanceState, Error> {
+    pub async fn enter_maintenance(&mut self, why: &ReasonRequest) -> Result<MaintenanceState, Error> {
         let usual = self.deadline;
         self.deadline = usual.max(ENTERING);
         let entered = self.change("/v1/maintenance/enter", why).await;
@@ -176,7 +177,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn leave_maintenance(&mut self, why: &WhyRequest) -> Result<MaintenanceState, Error> {
+    pub async fn leave_maintenance(&mut self, why: &ReasonRequest) -> Result<MaintenanceState, Error> {
         self.change("/v1/maintenance/leave", why).await
     }
 
@@ -184,7 +185,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn recover(&mut self, why: &WhyRequest) -> Result<Recovered, Error> {
+    pub async fn recover(&mut self, why: &ReasonRequest) -> Result<Recovered, Error> {
         self.change("/v1/recover", why).await
     }
 
@@ -234,9 +235,9 @@ impl Client {
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn kept_events(&mut self, query: &EventQuery) -> Result<Vec<Told>, Error> {
+    pub async fn kept_events(&mut self, query: &EventQuery) -> Result<Vec<ReceivedEvent>, Error> {
         let kept: Vec<serde_json::Value> = self.get(&query.path(false)).await?;
-        Ok(kept.into_iter().map(Told::of).collect())
+        Ok(kept.into_iter().map(ReceivedEvent::of).collect())
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
@@ -272,7 +273,7 @@ impl Client {
     ) -> Result<T, Error> {
         let body = Bytes::from(json(body)?);
         let key = Some(uuid::Uuid::new_v4().to_string());
-        let question = Question { method: "POST", path, body, key, away: AWAY_FROM_QUEUE };
+        let question = Question { method: "POST", path, body, key, away: RETRY_QUEUED_FOR };
         let answer = self.wire.ask(&question, deadline).await?;
         self.decode(&question, &answer).await
     }
@@ -282,7 +283,7 @@ impl Client {
     }
 
     /// Returns the time that an answer may take.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn answer_deadline(&self) -> Duration {
         self.deadline
     }
 
@@ -292,7 +293,7 @@ impl Client {
         body: &B,
         key: Option<String>,
     ) -> Result<T, Error> {
-        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key, away: AWAY };
+        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key, away: RETRY_FOR };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
@@ -313,12 +314,12 @@ impl Client {
                 None => format!("HTTP {} without an error of the API", answer.status),
             }
         };
-        Err(self.misunderstood(question, cause).await)
+        Err(self.unparsable_answer(question, cause).await)
     }
 
     /// Returns the error for an answer that cannot be parsed. The sender is a gpushd of another
     /// version, or another program.
-    async fn misunderstood(&mut self, question: &Question<'_>, cause: String) -> Error {
+    async fn unparsable_answer(&mut self, question: &Question<'_>, cause: String) -> Error {
         let asked = self.wire.ask(&Question::get("/v1/version"), self.deadline).await;
         let version = asked.ok().and_then(|a| serde_json::from_slice::<Version>(&a.body).ok());
         let mut error = match version {

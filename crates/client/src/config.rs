@@ -5,8 +5,8 @@ use hyper::body::Bytes;
 
 use crate::{
     client::{Client, segment},
+    connection::{Question, RETRY_FOR},
     error::Error,
-    wire::{AWAY, Question},
 };
 
 impl Client {
@@ -50,7 +50,7 @@ impl Client {
         let path = format!("/v1/overrides/{}", segment(gpu));
         // Send no key and do not repeat the request: a repeated request would report that there is
         // no override.
-        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None, away: AWAY };
+        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None, away: RETRY_FOR };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }

@@ -1,7 +1,7 @@
 //! The event stream (`GET /v1/events`), parsed incrementally.
 //!
 //! The stream has a separate connection, which is open as long as the caller listens. The end of
-//! the stream is not an error: the caller reconnects with [`EventStream::place`].
+//! the stream is not an error: the caller reconnects with [`EventStream::last_id`].
 
 use std::time::Duration;
 
@@ -51,14 +51,14 @@ impl EventQuery {
 /// A received event, with its JSON form.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Told {
+pub enum ReceivedEvent {
     /// An event of a kind that this build knows.
     Known(Box<Event>),
     /// An event of a kind that this build does not know.
     Unknown(serde_json::Value),
 }
 
-impl Told {
+impl ReceivedEvent {
     pub(crate) fn of(value: serde_json::Value) -> Self {
         match serde_json::from_value(value.clone()) {
             Ok(event) => Self::Known(Box::new(event)),
@@ -82,7 +82,7 @@ impl EventStream {
 
     /// Returns the id of the last received event, for the next [`EventQuery::after`].
     #[must_use]
-    pub fn place(&self) -> Option<&str> {
+    pub fn last_id(&self) -> Option<&str> {
         self.parser.place.as_deref()
     }
 
@@ -90,7 +90,7 @@ impl EventStream {
     ///
     /// # Errors
     /// [`Kind::Lost`] if the connection broke or was silent too long.
-    pub async fn next(&mut self) -> Result<Option<Told>, Error> {
+    pub async fn next(&mut self) -> Result<Option<ReceivedEvent>, Error> {
         loop {
             if let Some(told) = self.parser.next() {
                 return Ok(Some(told));
@@ -133,7 +133,7 @@ struct Parser {
 }
 
 impl Parser {
-    fn next(&mut self) -> Option<Told> {
+    fn next(&mut self) -> Option<ReceivedEvent> {
         loop {
             let end = self.unread.windows(2).position(|pair| pair == b"\n\n")?;
             let rest = self.unread.split_off(end + 2);
@@ -151,7 +151,7 @@ impl Parser {
             }
             // An item without data only changes the position.
             if let Ok(value) = serde_json::from_str(&data) {
-                return Some(Told::of(value));
+                return Some(ReceivedEvent::of(value));
             }
         }
     }
@@ -178,8 +178,11 @@ mod tests {
             }
         }
         assert_eq!(told.len(), 2);
-        assert!(matches!(&told[0], (Told::Known(event), place) if event.id == "e-3" && place == "e-3"), "{told:?}");
-        assert!(matches!(&told[1], (Told::Unknown(value), _) if value["sun"] == true), "{told:?}");
+        assert!(
+            matches!(&told[0], (ReceivedEvent::Known(event), place) if event.id == "e-3" && place == "e-3"),
+            "{told:?}"
+        );
+        assert!(matches!(&told[1], (ReceivedEvent::Unknown(value), _) if value["sun"] == true), "{told:?}");
         // Incomplete items are ignored.
         assert_eq!(parser.place.as_deref(), Some("e-9"));
     }

@@ -10,7 +10,7 @@
 //! EAGAIN                    the backlog is full                   try again
 //! ```
 //!
-//! [`gather`] collects the facts, and [`explain`] is a pure function of them. So a test can check
+//! [`gather_facts`] collects the facts, and [`explain`] is a pure function of them. So a test can check
 //! each message without another user, a service or a gpushd.
 
 use std::{
@@ -44,7 +44,7 @@ pub struct Access {
 
 /// What exists at the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum PathContent {
     /// Nothing.
     Nothing,
     /// A socket.
@@ -61,7 +61,7 @@ pub struct Facts {
     /// The socket and how it was chosen.
     pub socket: Socket,
     /// What exists at its path.
-    pub found: Found,
+    pub found: PathContent,
     /// Path of the user's own gpushd, if it was tried too and does not exist.
     pub own: Option<PathBuf>,
     /// Effective uid of the caller.
@@ -78,12 +78,12 @@ const UNIT_DIRECTORIES: [&str; 4] =
 
 /// Collects facts about the path, the caller and the service.
 #[must_use]
-pub fn gather(socket: &Socket) -> Facts {
+pub fn gather_facts(socket: &Socket) -> Facts {
     let uid = nix::unistd::geteuid();
     let user = nix::unistd::User::from_uid(uid).ok().flatten();
     let name = user.as_ref().map_or_else(|| uid.to_string(), |u| u.name.clone());
     Facts {
-        found: look(&socket.path, user.as_ref()),
+        found: inspect_path(&socket.path, user.as_ref()),
         socket: socket.clone(),
         own: Socket::of_user().filter(|_| !uid.is_root() && socket.origin == Origin::System),
         uid: uid.as_raw(),
@@ -92,21 +92,21 @@ pub fn gather(socket: &Socket) -> Facts {
     }
 }
 
-fn look(path: &Path, user: Option<&nix::unistd::User>) -> Found {
+fn inspect_path(path: &Path, user: Option<&nix::unistd::User>) -> PathContent {
     match path.metadata() {
-        Ok(meta) if meta.file_type().is_socket() => Found::Socket(access(&meta, user)),
-        Ok(meta) if meta.is_dir() => Found::Other("a directory"),
-        Ok(meta) if meta.is_file() => Found::Other("a regular file"),
-        Ok(_) => Found::Other("a device or pipe"),
+        Ok(meta) if meta.file_type().is_socket() => PathContent::Socket(access(&meta, user)),
+        Ok(meta) if meta.is_dir() => PathContent::Other("a directory"),
+        Ok(meta) if meta.is_file() => PathContent::Other("a regular file"),
+        Ok(_) => PathContent::Other("a device or pipe"),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
             // The caller cannot enter the deepest directory whose metadata is readable.
             let closed = path.ancestors().skip(1).find_map(|dir| Some((dir.to_owned(), dir.metadata().ok()?)));
             match closed {
-                Some((dir, meta)) => Found::ClosedDirectory(dir, access(&meta, user)),
-                None => Found::Nothing,
+                Some((dir, meta)) => PathContent::ClosedDirectory(dir, access(&meta, user)),
+                None => PathContent::Nothing,
             }
         }
-        Err(_) => Found::Nothing,
+        Err(_) => PathContent::Nothing,
     }
 }
 
@@ -138,12 +138,12 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         .hint("give a shorter path with --socket");
     }
     match (&facts.found, cause.kind()) {
-        (Found::Other(what), _) => {
+        (PathContent::Other(what), _) => {
             ApiError::new(Code::Unreachable, format!("{path} is {what}, not gpushd's socket")).hint(other_path(facts))
         }
-        (Found::ClosedDirectory(directory, access), _) => denied(facts, Some(directory), access, 0o010, 0o001),
-        (Found::Socket(access), io::ErrorKind::PermissionDenied) => denied(facts, None, access, 0o020, 0o002),
-        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => ApiError::new(
+        (PathContent::ClosedDirectory(directory, access), _) => denied(facts, Some(directory), access, 0o010, 0o001),
+        (PathContent::Socket(access), io::ErrorKind::PermissionDenied) => denied(facts, None, access, 0o020, 0o002),
+        (PathContent::Socket(_), io::ErrorKind::ConnectionRefused) => ApiError::new(
             Code::Unreachable,
             format!(
                 "gpushd is not running: the socket {path} is from a previous \
@@ -151,7 +151,7 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
             ),
         )
         .hint(start(facts)),
-        (Found::Socket(_), io::ErrorKind::WouldBlock) => ApiError::new(
+        (PathContent::Socket(_), io::ErrorKind::WouldBlock) => ApiError::new(
             Code::Unreachable,
             format!("gpushd accepts no connection on {path} now: too many connections are waiting"),
         )
@@ -159,7 +159,7 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         .retryable(),
         // The socket was deleted or created between the two calls. A second attempt will show the
         // current state.
-        (Found::Nothing, io::ErrorKind::NotFound) => {
+        (PathContent::Nothing, io::ErrorKind::NotFound) => {
             let own = facts.own.as_ref().map_or_else(String::new, |own| format!(", nor {}, your own", own.display()));
             ApiError::new(
                 Code::Unreachable,
@@ -170,7 +170,7 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
             )
             .hint(start(facts))
         }
-        (Found::Nothing | Found::Socket(_), _) => {
+        (PathContent::Nothing | PathContent::Socket(_), _) => {
             ApiError::new(Code::Unreachable, format!("cannot connect to gpushd at {path}"))
                 .cause(cause.to_string())
                 .hint(start(facts))
@@ -256,7 +256,7 @@ mod tests {
         Access { owner: "root".into(), group: group.into(), mode, in_group: false, listed_in_group: false }
     }
 
-    fn facts(found: Found, origin: Origin) -> Facts {
+    fn facts(found: PathContent, origin: Origin) -> Facts {
         let path = match origin {
             Origin::System => DEFAULT_SOCKET,
             Origin::User => "/run/user/1000/gpush/gpushd.sock",
@@ -272,39 +272,39 @@ mod tests {
         }
     }
 
-    fn told(kind: io::ErrorKind, facts: &Facts) -> (Code, String, String) {
+    fn explained(kind: io::ErrorKind, facts: &Facts) -> (Code, String, String) {
         let error = explain(&io::Error::from(kind), facts);
         (error.code, error.message, error.hint.expect("every connect error has a way out"))
     }
 
     #[test]
     fn absent_socket_hints_at_starting_the_agent() {
-        let mut at = facts(Found::Nothing, Origin::System);
-        let (code, message, hint) = told(io::ErrorKind::NotFound, &at);
+        let mut at = facts(PathContent::Nothing, Origin::System);
+        let (code, message, hint) = explained(io::ErrorKind::NotFound, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains(DEFAULT_SOCKET), "{message}");
         assert!(hint.starts_with("ask an administrator for `systemctl start gpushd`"), "{hint}");
 
         at.own = Some("/run/user/1000/gpush/gpushd.sock".into());
-        let (_, message, _) = told(io::ErrorKind::NotFound, &at);
+        let (_, message, _) = explained(io::ErrorKind::NotFound, &at);
         assert!(message.contains(DEFAULT_SOCKET) && message.contains("/run/user/1000/gpush/gpushd.sock"), "{message}");
         at.own = None;
 
         at.uid = 0;
-        assert!(told(io::ErrorKind::NotFound, &at).2.starts_with("`systemctl start gpushd`"));
+        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("`systemctl start gpushd`"));
 
         at.unit_installed = false;
-        assert!(told(io::ErrorKind::NotFound, &at).2.contains("not installed as a service"));
+        assert!(explained(io::ErrorKind::NotFound, &at).2.contains("not installed as a service"));
 
-        let at = facts(Found::Nothing, Origin::Environment);
-        let hint = told(io::ErrorKind::NotFound, &at).2;
+        let at = facts(PathContent::Nothing, Origin::Environment);
+        let hint = explained(io::ErrorKind::NotFound, &at).2;
         assert!(hint.contains("gpushd --socket /tmp/a/gpushd.sock") && hint.contains("unset GPUSH_SOCKET"), "{hint}");
     }
 
     #[test]
     fn stale_socket_differs_from_absent_one() {
-        let at = facts(Found::Socket(access("gpush", 0o660)), Origin::System);
-        let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
+        let at = facts(PathContent::Socket(access("gpush", 0o660)), Origin::System);
+        let (code, message, hint) = explained(io::ErrorKind::ConnectionRefused, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains("not running"), "{message}");
         assert!(hint.contains("systemctl start gpushd"), "{hint}");
@@ -313,30 +313,31 @@ mod tests {
     #[test]
     fn denied_socket_names_the_group() {
         let mut door = access("gpush", 0o660);
-        let at = facts(Found::Socket(door.clone()), Origin::System);
-        let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
+        let at = facts(PathContent::Socket(door.clone()), Origin::System);
+        let (code, message, hint) = explained(io::ErrorKind::PermissionDenied, &at);
         assert_eq!(code.exit_status(), 5);
         assert!(message.contains("alice") && message.contains("root and group gpush only"), "{message}");
         assert!(hint.contains("`usermod -aG gpush alice`") && !hint.contains("sudo"), "{hint}");
 
         door.listed_in_group = true;
-        let hint = told(io::ErrorKind::PermissionDenied, &facts(Found::Socket(door.clone()), Origin::System)).2;
+        let hint =
+            explained(io::ErrorKind::PermissionDenied, &facts(PathContent::Socket(door.clone()), Origin::System)).2;
         assert!(hint.contains("log in again"), "{hint}");
 
         door.in_group = true;
-        let hint = told(io::ErrorKind::PermissionDenied, &facts(Found::Socket(door), Origin::System)).2;
+        let hint = explained(io::ErrorKind::PermissionDenied, &facts(PathContent::Socket(door), Origin::System)).2;
         assert!(hint.contains("getfacl"), "{hint}");
 
-        let private = facts(Found::Socket(access("root", 0o600)), Origin::System);
-        let (_, message, hint) = told(io::ErrorKind::PermissionDenied, &private);
+        let private = facts(PathContent::Socket(access("root", 0o600)), Origin::System);
+        let (_, message, hint) = explained(io::ErrorKind::PermissionDenied, &private);
         assert!(message.ends_with("it is open to root only"), "{message}");
         assert!(!hint.contains("usermod"), "{hint}");
     }
 
     #[test]
     fn closed_directory_is_named_with_its_group() {
-        let at = facts(Found::ClosedDirectory("/run/gpush".into(), access("gpush", 0o750)), Origin::System);
-        let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
+        let at = facts(PathContent::ClosedDirectory("/run/gpush".into(), access("gpush", 0o750)), Origin::System);
+        let (code, message, hint) = explained(io::ErrorKind::PermissionDenied, &at);
         assert_eq!(code.exit_status(), 5);
         assert!(message.contains("the directory /run/gpush is open to root and group gpush only"), "{message}");
         assert!(hint.contains("usermod -aG gpush alice"), "{hint}");
@@ -344,10 +345,10 @@ mod tests {
 
     #[test]
     fn file_that_is_not_a_socket_is_reported() {
-        let at = facts(Found::Other("a regular file"), Origin::Option);
+        let at = facts(PathContent::Other("a regular file"), Origin::Option);
         // connect(2) on a regular file returns ECONNREFUSED. The same error is returned for a stale
         // socket.
-        let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
+        let (code, message, hint) = explained(io::ErrorKind::ConnectionRefused, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains("a regular file, not gpushd's socket"), "{message}");
         assert!(hint.contains("--socket"), "{hint}");
@@ -355,9 +356,9 @@ mod tests {
 
     #[test]
     fn path_too_long_for_an_address_is_a_usage_error() {
-        let mut at = facts(Found::Nothing, Origin::Option);
+        let mut at = facts(PathContent::Nothing, Origin::Option);
         at.socket.path = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
-        let (code, message, _) = told(io::ErrorKind::InvalidInput, &at);
+        let (code, message, _) = explained(io::ErrorKind::InvalidInput, &at);
         assert_eq!(code.exit_status(), 2);
         assert!(message.contains("125 bytes") && message.contains("107"), "{message}");
     }
@@ -366,13 +367,13 @@ mod tests {
     fn gather_finds_the_object_at_the_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let look = |path: &Path| gather(&Socket::given(path, Origin::Option)).found;
-        assert_eq!(look(&path), Found::Nothing);
-        assert_eq!(look(dir.path()), Found::Other("a directory"));
+        let look = |path: &Path| gather_facts(&Socket::given(path, Origin::Option)).found;
+        assert_eq!(look(&path), PathContent::Nothing);
+        assert_eq!(look(dir.path()), PathContent::Other("a directory"));
         std::fs::write(&path, "").unwrap();
-        assert_eq!(look(&path), Found::Other("a regular file"));
+        assert_eq!(look(&path), PathContent::Other("a regular file"));
         std::fs::remove_file(&path).unwrap();
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        assert!(matches!(look(&path), Found::Socket(a) if a.in_group));
+        assert!(matches!(look(&path), PathContent::Socket(a) if a.in_group));
     }
 }

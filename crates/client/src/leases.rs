@@ -27,7 +27,7 @@ impl Client {
             LeaseWait::Seconds(seconds) => seconds.min(LONGEST_LEASE_S),
             LeaseWait::Unlimited => LONGEST_LEASE_S,
         };
-        let deadline = Duration::from_secs(longest) + self.patience();
+        let deadline = Duration::from_secs(longest) + self.answer_deadline();
         self.change_within("/v1/leases", request, deadline).await
     }
 

@@ -10,6 +10,7 @@
 
 mod client;
 mod config;
+mod connection;
 mod error;
 mod events;
 pub mod explain;
@@ -18,11 +19,10 @@ mod mps;
 mod operations;
 mod slurm;
 mod socket;
-mod wire;
 
 pub use client::{AuditQuery, Client, DEFAULT_DEADLINE};
 pub use error::{Error, Kind};
-pub use events::{EventQuery, EventStream, Told};
+pub use events::{EventQuery, EventStream, ReceivedEvent};
 pub use socket::{ADMIN_SOCKET, DEFAULT_SOCKET, Origin, Socket};
 
 /// API version of this client, as in `/v1/…` and `Version::api`.

@@ -3,7 +3,7 @@
 //! A target is given in any form that a user may type: the index of a GPU, `0:2g.20gb@2`, a short
 //! name, or a UUID or its prefix. gpushd resolves it.
 
-use gpush_api::{GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
+use gpush_api::{GpuProcesses, MpsActionRequest, MpsDaemon, MpsLogs, MpsSetRequest, MpsSetResponse};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -41,7 +41,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] if the daemon has clients, unless `how` ends them.
-    pub async fn mps_stop(&mut self, target: &str, how: &MpsEndRequest) -> Result<MpsDaemon, Error> {
+    pub async fn mps_stop(&mut self, target: &str, how: &MpsActionRequest) -> Result<MpsDaemon, Error> {
         self.on_target(target, "stop", how).await
     }
 
@@ -49,7 +49,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::mps_stop`].
-    pub async fn mps_restart(&mut self, target: &str, how: &MpsEndRequest) -> Result<MpsDaemon, Error> {
+    pub async fn mps_restart(&mut self, target: &str, how: &MpsActionRequest) -> Result<MpsDaemon, Error> {
         self.on_target(target, "restart", how).await
     }
 
@@ -57,7 +57,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`crate::Kind`].
-    pub async fn mps_drain(&mut self, target: &str, how: &MpsEndRequest) -> Result<MpsDaemon, Error> {
+    pub async fn mps_drain(&mut self, target: &str, how: &MpsActionRequest) -> Result<MpsDaemon, Error> {
         self.on_target(target, "drain", how).await
     }
 
@@ -65,7 +65,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`crate::Kind`].
-    pub async fn mps_set(&mut self, target: &str, settings: &MpsSetRequest) -> Result<MpsSet, Error> {
+    pub async fn mps_set(&mut self, target: &str, settings: &MpsSetRequest) -> Result<MpsSetResponse, Error> {
         self.on_target(target, "settings", settings).await
     }
 

@@ -7,7 +7,7 @@ mod served;
 
 use std::time::Duration;
 
-use gpush_api::{MpsEndRequest, MpsSetRequest};
+use gpush_api::{MpsActionRequest, MpsSetRequest};
 use gpush_client::{Client, Kind, Origin, Socket};
 use served::serve;
 
@@ -18,14 +18,14 @@ async fn targets_are_escaped_and_changes_have_idempotency_keys() {
     let asked = serve(&socket);
     let mut client = Client::new(Socket::given(&socket, Origin::Option)).deadline(Duration::from_secs(5));
     let target = "0:2g.20gb@2";
-    let forced = MpsEndRequest { force: true, end_after_s: None };
-    let drain = MpsEndRequest { force: false, end_after_s: Some(60) };
+    let forced = MpsActionRequest { force: true, end_after_s: None };
+    let drain = MpsActionRequest { force: false, end_after_s: Some(60) };
     let set = MpsSetRequest { percentage: "12.5".parse().ok(), ..MpsSetRequest::default() };
     assert_eq!(client.mps().await.unwrap_err().kind, Kind::Answer);
     assert!(client.mps_daemon(target).await.is_err());
     assert!(client.mps_start(target).await.is_err());
     assert!(client.mps_stop(target, &forced).await.is_err());
-    assert!(client.mps_restart(target, &MpsEndRequest::default()).await.is_err());
+    assert!(client.mps_restart(target, &MpsActionRequest::default()).await.is_err());
     assert!(client.mps_drain(target, &drain).await.is_err());
     assert!(client.mps_set(target, &set).await.is_err());
     assert!(client.mps_start("a/b").await.is_err());

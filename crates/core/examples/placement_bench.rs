@@ -15,7 +15,8 @@ use gpush_api::Placement;
 use gpush_core::{
     geometry::{Geometry, Slices},
     lease::placement::{
-        Device, GpuOffer, Host, Instance, Member, MigOffer, Policy, Wanted, WantedDevice, WantedShare, place,
+        Device, GpuOffer, Host, Instance, Member, MigOffer, PlacementPolicy, PlacementRequest, RequestedDevice,
+        RequestedShare, place,
     },
 };
 use silicon::machine::{GpuInstanceHandle, Machine};
@@ -62,13 +63,13 @@ trait Strategy {
 /// needs its slices.
 struct Ours {
     host: Host,
-    policy: Policy,
+    policy: PlacementPolicy,
     held: BTreeMap<usize, (u32, Placement)>,
     created: usize,
 }
 
 impl Ours {
-    fn new(geometry: &Geometry, policy: Policy) -> Self {
+    fn new(geometry: &Geometry, policy: PlacementPolicy) -> Self {
         let geometry = Arc::new(geometry.clone());
         let gpu = |index| {
             let (geometry, instances, reserved) = (Arc::clone(&geometry), Vec::new(), Vec::new());
@@ -89,8 +90,8 @@ fn uuid(gpu: u32, placement: Placement) -> String {
 
 impl Strategy for Ours {
     fn arrive(&mut self, request: usize, profile: &str) -> bool {
-        let share = WantedShare::Mig(WantedDevice::Profile(profile.to_owned()));
-        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, targets: None };
+        let share = RequestedShare::Mig(RequestedDevice::Profile(profile.to_owned()));
+        let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
         let Ok(assignment) = place(&self.host, &wanted, self.policy) else { return false };
         for (gpu, id) in &assignment.destroys {
             let mig = self.mig(*gpu);
@@ -149,7 +150,7 @@ struct FirstFit {
 
 impl FirstFit {
     fn fits(&self, held: &BTreeMap<usize, (u32, Placement)>, profile_id: u32, at: Placement) -> bool {
-        let apart = held.values().all(|(_, other)| !Slices::of(*other).meets(Slices::of(at)));
+        let apart = held.values().all(|(_, other)| !Slices::of(*other).overlaps(Slices::of(at)));
         let all = held.values().map(|(id, _)| *id).chain([profile_id]);
         let known = all.filter_map(|id| self.geometry.profile(id));
         let compute: u32 = known.map(|profile| u32::from(profile.profile.slices)).sum();
@@ -280,8 +281,8 @@ fn main() {
                     let mut sum = Outcome::default();
                     for seed in SEEDS {
                         let mut strategy: Box<dyn Strategy> = match what {
-                            "pack" => Box::new(Ours::new(&geometry, Policy::Pack)),
-                            "spread" => Box::new(Ours::new(&geometry, Policy::Spread)),
+                            "pack" => Box::new(Ours::new(&geometry, PlacementPolicy::Pack)),
+                            "spread" => Box::new(Ours::new(&geometry, PlacementPolicy::Spread)),
                             "first fit" => Box::new(FirstFit {
                                 geometry: geometry.clone(),
                                 gpus: vec![BTreeMap::new(); GPUS as usize],

@@ -17,7 +17,7 @@ use gpush_api::TimesliceLevel;
 
 /// The name of a GPU in the output.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Named {
+pub enum GpuIdentifier {
     /// nvidia-smi's index: the position in NVML's list of GPUs, not the minor number.
     Index(u32),
     /// `GPU-<uuid>`, in lower case after the prefix.
@@ -26,10 +26,10 @@ pub enum Named {
     Pci(String),
 }
 
-impl Named {
+impl GpuIdentifier {
     /// Returns whether this name is the index, UUID or PCI address of a GPU.
     #[must_use]
-    pub fn is(&self, index: u32, uuid: &str, pci: &str) -> bool {
+    pub fn matches(&self, index: u32, uuid: &str, pci: &str) -> bool {
         match self {
             Self::Index(told) => *told == index,
             Self::Uuid(told) => told.eq_ignore_ascii_case(uuid),
@@ -40,7 +40,7 @@ impl Named {
 
 /// What the output says about a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub enum LevelReport {
     /// The GPU has this level.
     Level(TimesliceLevel),
     /// The GPU does not support levels, or not in its present mode.
@@ -51,9 +51,9 @@ pub enum Told {
 
 /// Returns the levels in the output, in the same order. The text may include standard error.
 #[must_use]
-pub fn levels(output: &str) -> Vec<(Named, Told)> {
-    let mut found: Vec<(Named, Told)> = Vec::new();
-    for (named, told) in output.lines().filter_map(line) {
+pub fn levels(output: &str) -> Vec<(GpuIdentifier, LevelReport)> {
+    let mut found: Vec<(GpuIdentifier, LevelReport)> = Vec::new();
+    for (named, told) in output.lines().filter_map(parse_line) {
         // Only the first line for a GPU is used, whether it has a level or a reason.
         if found.iter().all(|(known, _)| *known != named) {
             found.push((named, told));
@@ -64,68 +64,73 @@ pub fn levels(output: &str) -> Vec<(Named, Told)> {
 
 /// Returns what the output says about the GPU with this index, UUID or PCI address.
 #[must_use]
-pub fn level_of<'a>(told: &'a [(Named, Told)], index: u32, uuid: &str, pci: &str) -> Option<&'a Told> {
-    told.iter().find(|(named, _)| named.is(index, uuid, pci)).map(|(_, told)| told)
+pub fn level_of<'a>(
+    told: &'a [(GpuIdentifier, LevelReport)],
+    index: u32,
+    uuid: &str,
+    pci: &str,
+) -> Option<&'a LevelReport> {
+    told.iter().find(|(named, _)| named.matches(index, uuid, pci)).map(|(_, told)| told)
 }
 
-fn line(text: &str) -> Option<(Named, Told)> {
+fn parse_line(text: &str) -> Option<(GpuIdentifier, LevelReport)> {
     match text.split_once("Failed to ") {
         // `Failed to retrieve compute policies for requested devices : …` does not name a GPU.
         Some((_, failed)) => {
             let (subject, reason) = failed.split_once(" : ")?;
-            Some((words(subject).find_map(named)?, failure(reason.trim())))
+            Some((split_words(subject).find_map(gpu_name)?, failure_report(reason.trim())))
         }
-        None => row(text),
+        None => parse_row(text),
     }
 }
 
 /// Parses a table row, or a line such as `GPU 0: Timeslice: Default`.
-fn row(text: &str) -> Option<(Named, Told)> {
-    let mut words = words(text);
-    let gpu = words.find_map(named)?;
+fn parse_row(text: &str) -> Option<(GpuIdentifier, LevelReport)> {
+    let mut words = split_words(text);
+    let gpu = words.find_map(gpu_name)?;
     let rest: Vec<&str> = words.collect();
     // Later versions may list other policies in the same row, so the parser searches for the name.
     let at = rest.iter().position(|word| ["timeslice", "time-slice"].contains(&word.to_lowercase().as_str()))?;
     let value = rest[at + 1..].iter().copied().filter(|word| *word != "=");
     let text = value.collect::<Vec<_>>().join(" ");
-    if text.is_empty() { None } else { Some((gpu, level(&text))) }
+    if text.is_empty() { None } else { Some((gpu, parse_level(&text))) }
 }
 
 /// Returns the words of a line, without frames and separators.
-fn words(text: &str) -> impl Iterator<Item = &str> {
+fn split_words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c.is_whitespace() || c == '|')
         .map(|word| word.trim_end_matches([':', ',']))
         .filter(|word| !word.is_empty())
 }
 
-fn level(text: &str) -> Told {
+fn parse_level(text: &str) -> LevelReport {
     let number = text.parse().ok().and_then(|number: usize| TimesliceLevel::ALL.get(number));
     match (text.parse(), number) {
-        (Ok(level), _) | (Err(_), Some(&level)) => Told::Level(level),
-        (Err(_), None) => failure(text),
+        (Ok(level), _) | (Err(_), Some(&level)) => LevelReport::Level(level),
+        (Err(_), None) => failure_report(text),
     }
 }
 
-fn failure(reason: &str) -> Told {
+fn failure_report(reason: &str) -> LevelReport {
     let plain = reason.trim_matches(['[', ']']).to_lowercase();
     match plain.as_str() {
-        "not supported" | "n/a" | "unsupported" => Told::Unsupported,
-        _ => Told::Failed(reason.to_owned()),
+        "not supported" | "n/a" | "unsupported" => LevelReport::Unsupported,
+        _ => LevelReport::Failed(reason.to_owned()),
     }
 }
 
-fn named(word: &str) -> Option<Named> {
+fn gpu_name(word: &str) -> Option<GpuIdentifier> {
     if let Some(uuid) = word.strip_prefix("GPU-") {
-        return (uuid.len() == 36).then(|| Named::Uuid(format!("GPU-{}", uuid.to_lowercase())));
+        return (uuid.len() == 36).then(|| GpuIdentifier::Uuid(format!("GPU-{}", uuid.to_lowercase())));
     }
     if word.contains(':') {
-        return pci(word).map(Named::Pci);
+        return parse_pci(word).map(GpuIdentifier::Pci);
     }
-    word.parse().ok().map(Named::Index)
+    word.parse().ok().map(GpuIdentifier::Index)
 }
 
 /// Converts `00000000:07:00.0` to `0000:07:00.0`.
-fn pci(word: &str) -> Option<String> {
+fn parse_pci(word: &str) -> Option<String> {
     let (domain, rest) = word.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let (device, function) = rest.split_once('.')?;
@@ -153,8 +158,8 @@ Failed to get compute policies for GPU 3 : GPU is lost
 Failed to retrieve compute policies for requested devices : GPU is lost
 ";
 
-    fn index(number: u32) -> Named {
-        Named::Index(number)
+    fn index(number: u32) -> GpuIdentifier {
+        GpuIdentifier::Index(number)
     }
 
     #[test]
@@ -163,32 +168,32 @@ Failed to retrieve compute policies for requested devices : GPU is lost
         assert_eq!(
             told,
             [
-                (index(0), Told::Level(TimesliceLevel::Default)),
-                (index(12), Told::Level(TimesliceLevel::Short)),
-                (index(1), Told::Unsupported),
-                (index(3), Told::Failed("GPU is lost".to_owned())),
+                (index(0), LevelReport::Level(TimesliceLevel::Default)),
+                (index(12), LevelReport::Level(TimesliceLevel::Short)),
+                (index(1), LevelReport::Unsupported),
+                (index(3), LevelReport::Failed("GPU is lost".to_owned())),
             ]
         );
-        assert_eq!(level_of(&told, 12, "GPU-x", "0000:01:00.0"), Some(&Told::Level(TimesliceLevel::Short)));
+        assert_eq!(level_of(&told, 12, "GPU-x", "0000:01:00.0"), Some(&LevelReport::Level(TimesliceLevel::Short)));
         assert_eq!(level_of(&told, 4, "GPU-x", "0000:01:00.0"), None);
     }
 
     #[test]
     fn other_compute_policy_forms_are_parsed() {
         let uuid = "GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a";
-        let low = Named::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
-        let pci = Named::Pci("0000:07:00.0".to_owned());
+        let low = GpuIdentifier::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
+        let pci = GpuIdentifier::Pci("0000:07:00.0".to_owned());
         for (text, named, told) in [
-            ("GPU  0: Timeslice: Default", index(0), Told::Level(TimesliceLevel::Default)),
-            ("| 1 | Timeslice | LONG |\r", index(1), Told::Level(TimesliceLevel::Long)),
-            ("|1|timeslice|medium|", index(1), Told::Level(TimesliceLevel::Medium)),
-            ("0, Time-slice, 2", index(0), Told::Level(TimesliceLevel::Medium)),
-            ("GPU 00000000:07:00.0: Timeslice = Short", pci.clone(), Told::Level(TimesliceLevel::Short)),
-            (&format!("| {uuid}  Timeslice  Short |"), low, Told::Level(TimesliceLevel::Short)),
-            ("|   0      Timeslice       N/A   |", index(0), Told::Unsupported),
-            ("|   0      Timeslice   [Not Supported]   |", index(0), Told::Unsupported),
-            ("|   0      Timeslice       Tiny   |", index(0), Told::Failed("Tiny".to_owned())),
-            ("Failed to get compute policies for GPU 00000000:07:00.0 : Not Supported", pci, Told::Unsupported),
+            ("GPU  0: Timeslice: Default", index(0), LevelReport::Level(TimesliceLevel::Default)),
+            ("| 1 | Timeslice | LONG |\r", index(1), LevelReport::Level(TimesliceLevel::Long)),
+            ("|1|timeslice|medium|", index(1), LevelReport::Level(TimesliceLevel::Medium)),
+            ("0, Time-slice, 2", index(0), LevelReport::Level(TimesliceLevel::Medium)),
+            ("GPU 00000000:07:00.0: Timeslice = Short", pci.clone(), LevelReport::Level(TimesliceLevel::Short)),
+            (&format!("| {uuid}  Timeslice  Short |"), low, LevelReport::Level(TimesliceLevel::Short)),
+            ("|   0      Timeslice       N/A   |", index(0), LevelReport::Unsupported),
+            ("|   0      Timeslice   [Not Supported]   |", index(0), LevelReport::Unsupported),
+            ("|   0      Timeslice       Tiny   |", index(0), LevelReport::Failed("Tiny".to_owned())),
+            ("Failed to get compute policies for GPU 00000000:07:00.0 : Not Supported", pci, LevelReport::Unsupported),
         ] {
             assert_eq!(levels(text), [(named, told)], "{text}");
         }
@@ -214,11 +219,11 @@ Failed to retrieve compute policies for requested devices : GPU is lost
 
     #[test]
     fn names_match_in_any_case_and_first_line_counts() {
-        let uuid = Named::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
-        assert!(uuid.is(9, "GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a", "0000:09:00.0"));
-        assert!(Named::Pci("0000:af:00.0".to_owned()).is(9, "", "0000:AF:00.0"));
+        let uuid = GpuIdentifier::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
+        assert!(uuid.matches(9, "GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a", "0000:09:00.0"));
+        assert!(GpuIdentifier::Pci("0000:af:00.0".to_owned()).matches(9, "", "0000:AF:00.0"));
         let twice = "|  0  Timeslice  Long  |\nFailed to get compute policies for GPU 0 : Not Supported";
-        assert_eq!(levels(twice), [(index(0), Told::Level(TimesliceLevel::Long))]);
+        assert_eq!(levels(twice), [(index(0), LevelReport::Level(TimesliceLevel::Long))]);
     }
 
     proptest! {

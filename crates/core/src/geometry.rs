@@ -43,13 +43,13 @@ impl Slices {
 
     /// Returns whether the sets have a slice in common.
     #[must_use]
-    pub fn meets(self, other: Self) -> bool {
+    pub fn overlaps(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
     /// Returns the union of the sets.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
@@ -66,7 +66,7 @@ pub struct Spot {
 impl Spot {
     /// Returns the spot that has this placement.
     #[must_use]
-    pub fn at(placement: Placement) -> Self {
+    pub fn from_placement(placement: Placement) -> Self {
         Self { placement, slices: Slices::of(placement) }
     }
 }
@@ -189,7 +189,7 @@ fn profile(described: &GpuProfile, memory_slices: u8) -> Profile {
         .placements
         .iter()
         .filter(|p| p.size > 0 && u32::from(p.start) + u32::from(p.size) <= u32::from(memory_slices).min(u32::BITS))
-        .map(|p| Spot::at(*p))
+        .map(|p| Spot::from_placement(*p))
         .collect();
     spots.sort_by_key(|s| s.placement);
     spots.dedup();
@@ -198,13 +198,14 @@ fn profile(described: &GpuProfile, memory_slices: u8) -> Profile {
 }
 
 fn compute(profile: ComputeProfile) -> Compute {
-    let mut spots: Vec<Spot> = profile.placements.iter().filter(|p| p.size > 0).map(|p| Spot::at(*p)).collect();
+    let mut spots: Vec<Spot> =
+        profile.placements.iter().filter(|p| p.size > 0).map(|p| Spot::from_placement(*p)).collect();
     spots.sort_by_key(|s| s.placement);
     spots.dedup();
     let placeable = !spots.is_empty();
     if !placeable {
         let side_by_side = |n: u8| Placement { start: n.saturating_mul(profile.slices), size: profile.slices };
-        spots = (0..profile.max).map(|n| Spot::at(side_by_side(n))).collect();
+        spots = (0..profile.max).map(|n| Spot::from_placement(side_by_side(n))).collect();
     }
     Compute { profile, spots, placeable }
 }
@@ -258,9 +259,9 @@ mod tests {
     #[test]
     fn spans_become_sets() {
         let set = |start, size| Slices::of(Placement { start, size });
-        assert!(set(0, 4).meets(set(3, 1)));
-        assert!(!set(0, 4).meets(set(4, 4)));
-        assert_eq!(set(0, 4).and(set(4, 4)), set(0, 8));
+        assert!(set(0, 4).overlaps(set(3, 1)));
+        assert!(!set(0, 4).overlaps(set(4, 4)));
+        assert_eq!(set(0, 4).union(set(4, 4)), set(0, 8));
         assert_eq!(set(200, 200), Slices::NONE);
         assert_eq!(set(0, 255), Slices::ALL);
     }

@@ -10,7 +10,7 @@ use crate::lease::usage;
 
 /// The remedy for a service whose process has a GPU open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Measure {
+enum ServiceRemedy {
     /// The service may be stopped and restarted.
     Stop,
     /// The service runs programs of other users, which must be drained first.
@@ -20,25 +20,25 @@ enum Measure {
 }
 
 /// Services that are known to keep GPUs open.
-const KNOWN: &[(&str, Measure)] = &[
-    ("nvidia-dcgm", Measure::Stop),
-    ("dcgm", Measure::Stop),
-    ("dcgm-exporter", Measure::Stop),
-    ("nvidia-dcgm-exporter", Measure::Stop),
-    ("nvidia-persistenced", Measure::Stop),
-    ("nvsm", Measure::Stop),
-    ("nvsm-core", Measure::Stop),
-    ("nvsm-mqtt", Measure::Stop),
-    ("kubelet", Measure::Drain),
-    ("containerd", Measure::Drain),
-    ("docker", Measure::Drain),
-    ("slurmd", Measure::Drain),
-    ("display-manager", Measure::Display),
-    ("gdm", Measure::Display),
-    ("gdm3", Measure::Display),
-    ("lightdm", Measure::Display),
-    ("sddm", Measure::Display),
-    ("xdm", Measure::Display),
+const KNOWN: &[(&str, ServiceRemedy)] = &[
+    ("nvidia-dcgm", ServiceRemedy::Stop),
+    ("dcgm", ServiceRemedy::Stop),
+    ("dcgm-exporter", ServiceRemedy::Stop),
+    ("nvidia-dcgm-exporter", ServiceRemedy::Stop),
+    ("nvidia-persistenced", ServiceRemedy::Stop),
+    ("nvsm", ServiceRemedy::Stop),
+    ("nvsm-core", ServiceRemedy::Stop),
+    ("nvsm-mqtt", ServiceRemedy::Stop),
+    ("kubelet", ServiceRemedy::Drain),
+    ("containerd", ServiceRemedy::Drain),
+    ("docker", ServiceRemedy::Drain),
+    ("slurmd", ServiceRemedy::Drain),
+    ("display-manager", ServiceRemedy::Display),
+    ("gdm", ServiceRemedy::Display),
+    ("gdm3", ServiceRemedy::Display),
+    ("lightdm", ServiceRemedy::Display),
+    ("sddm", ServiceRemedy::Display),
+    ("xdm", ServiceRemedy::Display),
 ];
 
 /// The service that manages the NVSwitches of a host. It takes part in resets, so it does not block
@@ -48,13 +48,13 @@ pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager";
 /// Returns the holders that still block the reset when the services in `stopped` have been stopped.
 #[must_use]
 pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
-    let stopped = |holder: &Holder| holder.service.as_deref().is_some_and(|service| names(stopped, service));
+    let stopped = |holder: &Holder| holder.service.as_deref().is_some_and(|service| contains_service(stopped, service));
     found.into_iter().filter(|holder| !stopped(holder) && !is_fabric_manager(holder)).collect()
 }
 
 /// Returns whether a list of services in the config contains a service.
 #[must_use]
-pub fn names(services: &[String], service: &str) -> bool {
+pub fn contains_service(services: &[String], service: &str) -> bool {
     services.iter().any(|name| name.strip_suffix(".service").unwrap_or(name) == service)
 }
 
@@ -68,12 +68,12 @@ fn is_fabric_manager(holder: &Holder) -> bool {
 pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     let mut error = ApiError::new(Code::Blocked, format!("MIG mode of {gpu} can't be changed while it is in use"));
     error.causes.extend(leases.iter().map(|lease| format!("held by {lease}")));
-    error.causes.extend(holders.iter().map(|holder| format!("held by {}", words(holder))));
+    error.causes.extend(holders.iter().map(|holder| format!("held by {}", describe(holder))));
     let services: Vec<&str> = holders.iter().filter_map(|holder| holder.service.as_deref()).collect();
-    let with = |way: Measure| KNOWN.iter().filter(move |(_, of)| *of == way).map(|(name, _)| *name);
-    let of = |way: Measure| with(way).find(|name| services.contains(name));
+    let with = |way: ServiceRemedy| KNOWN.iter().filter(move |(_, of)| *of == way).map(|(name, _)| *name);
+    let of = |way: ServiceRemedy| with(way).find(|name| services.contains(name));
     let mut stops: Vec<String> =
-        with(Measure::Stop).filter(|name| services.contains(name)).map(|name| format!("\"{name}\"")).collect();
+        with(ServiceRemedy::Stop).filter(|name| services.contains(name)).map(|name| format!("\"{name}\"")).collect();
     stops.sort();
     let known = |holder: &Holder| holder.service.as_deref().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
     let mut hints: Vec<String> = usage::hint(leases.iter().map(|lease| lease.id)).into_iter().collect();
@@ -84,10 +84,10 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
             stops.join(", ")
         ));
     }
-    if let Some(name) = of(Measure::Drain) {
+    if let Some(name) = of(ServiceRemedy::Drain) {
         hints.push(format!("drain the node, then stop {name}"));
     }
-    if let Some(name) = of(Measure::Display) {
+    if let Some(name) = of(ServiceRemedy::Display) {
         hints.push(format!("stop the display: `systemctl stop {name}`"));
     }
     if !holders.iter().all(known) {
@@ -99,7 +99,7 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
 /// Describes a holder with all known facts:
 /// `pid 4711 (alice, python train.py, service x, /dev/nvidia0)`.
 #[must_use]
-pub fn words(holder: &Holder) -> String {
+pub fn describe(holder: &Holder) -> String {
     let service = holder.service.as_ref().map(|name| format!("service {name}"));
     let devices = (!holder.devices.is_empty()).then(|| holder.devices.join(" "));
     let parts = [holder.user.clone(), holder.command.clone(), service, devices];

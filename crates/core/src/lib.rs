@@ -22,4 +22,4 @@ pub mod sharing;
 pub mod slurm;
 pub mod step;
 pub mod supervisor;
-pub mod turns;
+pub mod timeslice_plan;

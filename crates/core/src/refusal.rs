@@ -59,8 +59,8 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
         Refusal::Blocked { blockers } => blocked(gpu, index, blockers),
         Refusal::Held { holders, leases } => holders::explain(gpu, holders, leases),
-        Refusal::MigOff { .. } => in_a_guest(gpu, "on"),
-        Refusal::MigOn { .. } => in_a_guest(gpu, "off"),
+        Refusal::MigOff { .. } => virtual_machine_error(gpu, "on"),
+        Refusal::MigOn { .. } => virtual_machine_error(gpu, "off"),
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} does not support MIG"))
             .remedy(Remedy::ChooseMigGpus, "choose GPUs that support it: `gpushctl gpu list` shows them"),
     }
@@ -68,7 +68,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
 
 /// Returns the hint about how to recover a lost GPU.
 #[must_use]
-pub fn of_a_lost_one(uuid: &str) -> String {
+pub fn lost_gpu_hint(uuid: &str) -> String {
     format!(
         "find the cause with `dmesg | grep -i xid`; then reset it with `gpushctl gpu reset {uuid}` (administrator), or reboot the host"
     )
@@ -96,7 +96,7 @@ pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiEr
     }
     for missing in &partial.missing {
         let behind = partial.stays.iter().filter(|blocker| missing.behind.contains(&blocker.placement));
-        let behind: Vec<String> = behind.map(place).collect();
+        let behind: Vec<String> = behind.map(placement_name).collect();
         let verb = if behind.len() == 1 { "is" } else { "are" };
         error = error.cause(format!("{} was not restored: {} {verb} in its place", missing.what, list(&behind, "and")));
     }
@@ -111,7 +111,7 @@ pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiEr
 
 /// Returns the error for a mode change in a virtual machine, which cannot reset the GPU that is
 /// passed through to it.
-fn in_a_guest(gpu: &str, to: &str) -> ApiError {
+fn virtual_machine_error(gpu: &str, to: &str) -> ApiError {
     let message = format!("MIG mode of {gpu} cannot be switched {to} here: this host is a virtual machine");
     ApiError::new(Code::Unsupported, message)
         .cause("the change needs a GPU reset, which is not possible in a virtual machine")
@@ -119,7 +119,7 @@ fn in_a_guest(gpu: &str, to: &str) -> ApiError {
 }
 
 fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
-    let names: Vec<String> = blockers.iter().map(place).collect();
+    let names: Vec<String> = blockers.iter().map(placement_name).collect();
     let verb = if blockers.len() == 1 { "is" } else { "are" };
     let mut error = ApiError::new(
         Code::Blocked,
@@ -176,14 +176,14 @@ fn held_by(blocker: &Blocker, index: u32) -> String {
 }
 
 /// Returns profile and start: `3g.40gb@0`.
-fn place(blocker: &Blocker) -> String {
+fn placement_name(blocker: &Blocker) -> String {
     format!("{}@{}", blocker.profile, blocker.placement.start)
 }
 
 /// Returns profile, start and ids: `3g.40gb@0 (GPU instance 2, compute instance 0)`. Also contains
 /// the profile of the compute instance if its name differs.
 fn instance(blocker: &Blocker) -> String {
-    let name = place(blocker);
+    let name = placement_name(blocker);
     match (blocker.ci, &blocker.compute_profile) {
         (Some(ci), None) => format!("{name} (GPU instance {}, compute instance {ci})", blocker.gi),
         (Some(ci), Some(profile)) => {

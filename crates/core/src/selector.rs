@@ -195,7 +195,7 @@ impl Selector {
     /// Returns whether the selector matches this GPU. A prefix matches every GPU whose UUID begins
     /// with it; [`Selector::matching`] checks that there is only one such GPU.
     #[must_use]
-    pub fn names(&self, gpu: &Gpu) -> bool {
+    pub fn matches(&self, gpu: &Gpu) -> bool {
         match self {
             Self::All => true,
             Self::Indexes(first, last) => (*first..=*last).contains(&gpu.index),
@@ -211,7 +211,7 @@ impl Selector {
     /// prefix of several UUIDs.
     #[must_use]
     pub fn matching<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Vec<usize> {
-        let found: Vec<usize> = (0..gpus.len()).filter(|at| self.names(gpus[*at].borrow())).collect();
+        let found: Vec<usize> = (0..gpus.len()).filter(|at| self.matches(gpus[*at].borrow())).collect();
         if matches!(self, Self::Uuid(_)) && found.len() > 1 { Vec::new() } else { found }
     }
 
@@ -229,7 +229,7 @@ impl Selector {
     /// Returns whether the selector is a prefix of several UUIDs.
     #[must_use]
     pub fn is_ambiguous<G: Borrow<Gpu>>(&self, gpus: &[G]) -> bool {
-        matches!(self, Self::Uuid(_)) && gpus.iter().filter(|gpu| self.names((*gpu).borrow())).count() > 1
+        matches!(self, Self::Uuid(_)) && gpus.iter().filter(|gpu| self.matches((*gpu).borrow())).count() > 1
     }
 
     /// Returns the positions in `gpus` that any of the texts matches, in ascending order and
@@ -285,7 +285,7 @@ impl Selector {
             };
         }
         if self.is_ambiguous(gpus) {
-            let those = gpus.iter().map(Borrow::borrow).filter(|gpu| self.names(gpu));
+            let those = gpus.iter().map(Borrow::borrow).filter(|gpu| self.matches(gpu));
             let those: Vec<String> = those.map(|gpu| format!("{} (GPU {})", gpu.uuid, gpu.index)).collect();
             let message = format!("{} is the beginning of several UUIDs: {}", Quoted(text), those.join(", "));
             return Err(ApiError::new(Code::BadRequest, message).hint("write more of it"));

@@ -7,7 +7,9 @@ use std::fmt::Write;
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement, Process, ProcessKind, Refusal};
 use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::Layout;
-use gpush_core::plan::{Holds, Plan, Target, entries, others, outcome, partial_restore, plan, plan_around};
+use gpush_core::plan::{
+    Plan, ProtectedInstances, Target, exact_layout, foreign_instances, outcome, partial_restore, plan, plan_protecting,
+};
 
 fn geometry(key: &str) -> Geometry {
     Geometry::of_model(&gpush_geometry::model(key).unwrap())
@@ -128,14 +130,14 @@ fn double_memory_instances_are_kept_by_their_own_name_only() {
     let h100 = geometry("h100-80-sxm");
     for (there, other) in [("1c.1g.20gb", "1g.20gb"), ("1g.20gb", "1c.1g.20gb")] {
         let mut instances = standing(&h100, &format!("{there}*4"));
-        assert_eq!(entries(&instances)[0], format!("{there}@0"));
+        assert_eq!(exact_layout(&instances)[0], format!("{there}@0"));
         // The instances are in use. The target requests them by their own name, at any placement,
         // so the plan has no steps.
         instances.iter_mut().for_each(|i| i.compute[0].processes.push(process()));
         for layout in [format!("{there}*4"), format!("{there}@6,{there}@2,{there}*2")] {
             assert_eq!(text(&plan(&h100, &instances, &resolve(&h100, &layout)).unwrap()), "keeps [1, 2, 3, 4]\n");
         }
-        let exact = Layout::parse_list(&entries(&instances)).unwrap();
+        let exact = Layout::parse_list(&exact_layout(&instances)).unwrap();
         assert!(plan(&h100, &instances, &Target::resolve(&h100, &exact).unwrap()).unwrap().steps.is_empty());
         // The target requests them by the other name. An instance in use blocks this plan; an idle
         // instance is replaced within its GPU instance.
@@ -185,20 +187,20 @@ fn held_instances_are_kept_even_at_higher_cost() {
     let instances = standing(&geometry, "3g.40gb@0, 1g.10gb@4, 1g.10gb@6");
     let target = resolve(&geometry, "3g.40gb@4");
     // The 3g.40gb cannot be kept, with or without an MPS daemon.
-    let mut holds = Holds::default();
+    let mut holds = ProtectedInstances::default();
     holds.add_gpu_instance(1);
-    assert!(plan_around(&geometry, &instances, &target, &holds).is_ok());
+    assert!(plan_protecting(&geometry, &instances, &target, &holds).is_ok());
 
     // One of the two small instances must be destroyed. If neither has an MPS daemon, the planner
     // keeps the one that leaves more room.
     let target = resolve(&geometry, "4g.40gb, 1g.10gb");
     assert_eq!(plan(&geometry, &instances, &target).unwrap().keeps, [3]);
-    let mut holds = Holds::default();
+    let mut holds = ProtectedInstances::default();
     holds.add_compute_instance(3, 0);
-    assert_eq!(plan_around(&geometry, &instances, &target, &holds).unwrap().keeps, [3]);
-    let mut holds = Holds::default();
+    assert_eq!(plan_protecting(&geometry, &instances, &target, &holds).unwrap().keeps, [3]);
+    let mut holds = ProtectedInstances::default();
     holds.add_gpu_instance(2);
-    assert_eq!(plan_around(&geometry, &instances, &target, &holds).unwrap().keeps, [2]);
+    assert_eq!(plan_protecting(&geometry, &instances, &target, &holds).unwrap().keeps, [2]);
 }
 
 #[test]
@@ -369,10 +371,10 @@ fn foreign_instances_are_recognised_at_every_step() {
         let steps = plan(&a100, &previous, &resolve(&a100, after)).unwrap().steps;
         let end = outcome(&previous, &steps);
         // A plan from any intermediate state leads to the same placements as the first plan.
-        let pinned = Target::resolve(&a100, &Layout::parse_list(&entries(&end)).unwrap()).unwrap();
+        let pinned = Target::resolve(&a100, &Layout::parse_list(&exact_layout(&end)).unwrap()).unwrap();
         for taken in 0..=steps.len() {
             let now = outcome(&previous, &steps[..taken]);
-            assert_eq!(others(&now, &previous, &end), [].into(), "{before} to {after}, {taken} steps");
+            assert_eq!(foreign_instances(&now, &previous, &end), [].into(), "{before} to {after}, {taken} steps");
             let rest = plan(&a100, &now, &pinned).unwrap().steps;
             let shape = |instances: &[GpuInstance]| {
                 let mut shape: Vec<_> = instances.iter().map(|i| (i.placement, i.profile_id)).collect();
@@ -390,7 +392,10 @@ fn foreign_instances_are_recognised_at_every_step() {
                     let known =
                         |one: &GpuInstance| (one.profile_id, one.placement) == (other.profile_id, other.placement);
                     if !previous.iter().chain(&end).any(known) {
-                        assert_eq!(others(&[now.clone(), vec![other]].concat(), &previous, &end), [77].into());
+                        assert_eq!(
+                            foreign_instances(&[now.clone(), vec![other]].concat(), &previous, &end),
+                            [77].into()
+                        );
                         found += 1;
                     }
                 }
@@ -408,7 +413,7 @@ fn foreign_ci_makes_its_gpu_instance_foreign() {
     let end = standing(&a100, "none");
     let mut now = previous.clone();
     now[0].compute.pop();
-    assert_eq!(others(&now, &previous, &end), [].into());
+    assert_eq!(foreign_instances(&now, &previous, &end), [].into());
     now[0].compute = standing(&a100, "3g.40gb").remove(0).compute;
-    assert_eq!(others(&now, &previous, &end), [now[0].id].into());
+    assert_eq!(foreign_instances(&now, &previous, &end), [now[0].id].into());
 }

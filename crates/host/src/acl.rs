@@ -29,9 +29,9 @@ const NOTHING: u16 = 0;
 ///
 /// # Errors
 /// The file system has no access lists, or the directory belongs to another user.
-pub fn admit(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
+pub fn grant_access(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
     rustix::fs::setxattr(dir, ATTRIBUTE, &list(ALL, READ_AND_ENTER, uids), XattrFlags::empty())?;
-    if admitted(dir)? == *uids {
+    if users_with_access(dir)? == *uids {
         return Ok(());
     }
     Err(io::Error::other("the access list reads back different from what was set"))
@@ -41,7 +41,7 @@ pub fn admit(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
 ///
 /// # Errors
 /// The access list cannot be read.
-pub fn admitted(dir: &Path) -> io::Result<BTreeSet<u32>> {
+pub fn users_with_access(dir: &Path) -> io::Result<BTreeSet<u32>> {
     let mut bytes = [0; 4096];
     match rustix::fs::getxattr(dir, ATTRIBUTE, &mut bytes) {
         Ok(read) => users(&bytes[..read]).ok_or_else(|| io::Error::other("its access list has an unknown format")),
@@ -56,7 +56,7 @@ pub fn admitted(dir: &Path) -> io::Result<BTreeSet<u32>> {
 ///
 /// # Errors
 /// The file belongs to another user, or does not exist.
-pub fn let_read(file: &Path, uid: u32) -> io::Result<bool> {
+pub fn grant_read(file: &Path, uid: u32) -> io::Result<bool> {
     match rustix::fs::setxattr(file, ATTRIBUTE, &list(READ, READ, &BTreeSet::from([uid])), XattrFlags::empty()) {
         Ok(()) => Ok(true),
         Err(rustix::io::Errno::OPNOTSUPP) => Ok(false),
@@ -101,12 +101,12 @@ mod tests {
     #[test]
     fn admitted_users_are_read_back() {
         let scratch = tempfile::tempdir().unwrap();
-        assert_eq!(admitted(scratch.path()).unwrap(), BTreeSet::new());
+        assert_eq!(users_with_access(scratch.path()).unwrap(), BTreeSet::new());
         for uids in [BTreeSet::from([1000]), BTreeSet::from([1, 70_000, u32::MAX - 1]), BTreeSet::new()] {
-            admit(scratch.path(), &uids).unwrap();
-            assert_eq!(admitted(scratch.path()).unwrap(), uids);
+            grant_access(scratch.path(), &uids).unwrap();
+            assert_eq!(users_with_access(scratch.path()).unwrap(), uids);
         }
-        assert!(admit(&scratch.path().join("none"), &BTreeSet::new()).is_err());
+        assert!(grant_access(&scratch.path().join("none"), &BTreeSet::new()).is_err());
     }
 
     #[test]

@@ -22,8 +22,8 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path};
 use gpush_api::text;
 
 pub use self::{
-    kind::{CgroupKind, Choice, Wish, is_in_container},
-    members::{children, contains, emptied, processes},
+    kind::{BindRequest, BindTarget, CgroupKind, is_in_container},
+    members::{children, contains, processes, wait_until_empty},
     slurm::job_processes,
 };
 use crate::proc;

@@ -39,12 +39,12 @@ pub fn mig_manager(root: &Path) -> Option<MigManager> {
     if masked(&root.join(ENABLED[0]).join(UNIT)) {
         return None;
     }
-    let found = ENABLED.iter().flat_map(|dir| wanted_in(&root.join(dir))).next()?;
+    let found = ENABLED.iter().flat_map(|dir| find_enabling_link(&root.join(dir))).next()?;
     Some(MigManager { found, running: false })
 }
 
 /// Finds a link that starts the unit, in a `*.wants/` or `*.requires/` directory.
-fn wanted_in(dir: &Path) -> Option<PathBuf> {
+fn find_enabling_link(dir: &Path) -> Option<PathBuf> {
     let starts = |name: &str| name.ends_with(".wants") || name.ends_with(".requires");
     let entries = std::fs::read_dir(dir).ok()?.flatten();
     let folders = entries.filter(|entry| entry.file_name().to_str().is_some_and(starts));

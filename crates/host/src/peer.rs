@@ -70,7 +70,7 @@ impl Peer {
         if let Some(status) = status
             && !process.has_ended()
         {
-            peer.take_in(status, is_on_this_host);
+            peer.add_groups_and_namespaces(status, is_on_this_host);
             peer.start = start;
         }
         peer
@@ -78,7 +78,7 @@ impl Peer {
 
     /// Adds groups and namespaces from /proc, if all uids of the process still equal the uid of the
     /// user that connected.
-    fn take_in(&mut self, status: Status, is_on_this_host: bool) {
+    fn add_groups_and_namespaces(&mut self, status: Status, is_on_this_host: bool) {
         if status.uids == [self.uid; 4] {
             self.groups.extend(status.groups);
             self.is_on_this_host = is_on_this_host;
@@ -109,7 +109,7 @@ mod tests {
     fn process_that_changed_its_user_is_not_on_this_host() {
         let peer = |uids: [u32; 4], uid: u32| {
             let mut peer = Peer { uid, pid: Some(1), start: None, groups: vec![uid], is_on_this_host: false };
-            peer.take_in(Status { uids, groups: vec![4, 27], ..Status::default() }, true);
+            peer.add_groups_and_namespaces(Status { uids, groups: vec![4, 27], ..Status::default() }, true);
             (peer.groups, peer.is_on_this_host)
         };
         assert_eq!(peer([1000; 4], 1000), (vec![1000, 4, 27], true));

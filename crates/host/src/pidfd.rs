@@ -112,7 +112,7 @@ impl AsyncPidFd {
     }
 
     /// Waits until the process has ended.
-    pub async fn ended(&self) {
+    pub async fn wait_until_ended(&self) {
         // A pidfd stays readable after the process has ended. `readable` does not return an error
         // while the process is alive.
         let _ = self.0.readable().await;
@@ -163,7 +163,7 @@ mod tests {
         let mut child = sleeper();
         let process = AsyncPidFd::open(child.id()).unwrap().unwrap();
         process.signal(Signal::SIGTERM).unwrap();
-        process.ended().await;
+        process.wait_until_ended().await;
         assert!(process.has_ended());
         child.wait().unwrap();
     }

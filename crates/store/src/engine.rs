@@ -58,7 +58,7 @@ const MOST_COMMITS_A_PRUNE: u64 = 1024;
 
 /// Time between two checks for space on a full disk. The checks restore the store's health even if
 /// no write arrives.
-const LOOK_FOR_SPACE: Duration = Duration::from_secs(1);
+const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The kind of a write. It decides whether the store accepts the write on a full disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,15 +107,15 @@ pub(crate) struct Counters {
 impl Counters {
     /// Sets the reason why writes are refused now. Logs once when the disk becomes full, and once when it has space
     /// again.
-    pub(crate) fn trouble(&self, trouble: Option<StoreError>) {
+    pub(crate) fn set_refusal(&self, refusal: Option<StoreError>) {
         let is_full = |trouble: &Option<StoreError>| matches!(trouble, Some(StoreError::Full { .. }));
         let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        match (is_full(&known), &trouble) {
+        match (is_full(&known), &refusal) {
             (false, Some(full @ StoreError::Full { .. })) => tracing::error!("{full}"),
             (true, None) => tracing::info!("the disk of the state directory has space again"),
             _ => {}
         }
-        *known = trouble;
+        *known = refusal;
     }
 
     fn is_full(&self) -> bool {
@@ -171,13 +171,13 @@ impl Engine {
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         let mut looked = Instant::now();
         loop {
-            if self.counters.is_full() && looked.elapsed() >= LOOK_FOR_SPACE {
-                self.look_for_space();
+            if self.counters.is_full() && looked.elapsed() >= SPACE_CHECK_INTERVAL {
+                self.check_for_space();
                 looked = Instant::now();
             }
             let patience = match (self.commits_since_checkpoint > 0, self.counters.is_full()) {
                 (true, _) => Some(QUIET),
-                (false, true) => Some(LOOK_FOR_SPACE),
+                (false, true) => Some(SPACE_CHECK_INTERVAL),
                 (false, false) => None,
             };
             let first = match patience {
@@ -246,18 +246,18 @@ impl Engine {
         }
         if !self.reserve.restore() {
             // The remaining disk space is reserved for the ends of operations and leases.
-            self.counters.trouble(Some(full.clone()));
+            self.counters.set_refusal(Some(full.clone()));
             refuse(entries, |entry| entry.job.class() == Class::Ordinary, &full);
         }
         match self.attempt(entries, |entry| entry.outcome.is_ok(), now) {
             Ok(()) => {
-                if self.reserve.standing() {
-                    self.counters.trouble(None);
+                if self.reserve.is_reserved() {
+                    self.counters.set_refusal(None);
                 }
                 return;
             }
             Err(Failure::Broken(error)) => return refuse(entries, |entry| entry.outcome.is_ok(), &error),
-            Err(Failure::Full) => self.counters.trouble(Some(full.clone())),
+            Err(Failure::Full) => self.counters.set_refusal(Some(full.clone())),
         }
         refuse(entries, |entry| entry.job.class() == Class::Ordinary && entry.outcome.is_ok(), &full);
         if !entries.iter().any(|entry| entry.job.class() == Class::Ending) {
@@ -355,7 +355,7 @@ impl Engine {
             });
         }
         self.watermarks.set(self.head.sequence);
-        if let Some(path) = self.files.gone() {
+        if let Some(path) = self.files.find_missing_or_replaced() {
             return Err(Failure::Broken(StoreError::Gone { file: path.to_owned() }));
         }
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
@@ -373,17 +373,17 @@ impl Engine {
     }
 
     /// Checks whether a disk that was full has space again.
-    fn look_for_space(&mut self) {
+    fn check_for_space(&mut self) {
         if matches!(self.condition, EngineCondition::Fine)
             && self.reserve.restore()
             && self.reserve.has_room_for_writes()
         {
-            self.counters.trouble(None);
+            self.counters.set_refusal(None);
         }
     }
 
     fn refuse_from_now_on(&mut self, error: StoreError) {
-        self.counters.trouble(Some(error.clone()));
+        self.counters.set_refusal(Some(error.clone()));
         self.condition = EngineCondition::Refusing(error);
     }
 

@@ -137,7 +137,7 @@ pub(crate) const MACHINE: &str = "machine_id";
 /// Number of the last lease.
 pub(crate) const LAST_LEASE: &str = "last_lease";
 const BOOT: &str = "boot";
-const NOTICED: &str = "noticed";
+const OBSERVATIONS: &str = "noticed";
 const KNOWN_SINCE: &str = "known_since";
 
 fn corrupt(fact: &str, error: &serde_json::Error) -> StoreError {
@@ -159,13 +159,13 @@ impl View<'_> {
         serde_json::from_str(&text).map(Some).map_err(|error| corrupt(BOOT, &error))
     }
 
-    /// Returns the last recorded observation of each GPU, by UUID: see [`Tx::notice`].
+    /// Returns the last recorded observation of each GPU, by UUID: see [`Tx::record_observation`].
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn noticed(&self) -> Result<BTreeMap<String, Value>, StoreError> {
-        let Some(text) = self.fact(NOTICED)? else { return Ok(BTreeMap::new()) };
-        serde_json::from_str(&text).map_err(|error| corrupt(NOTICED, &error))
+    pub fn observations(&self) -> Result<BTreeMap<String, Value>, StoreError> {
+        let Some(text) = self.fact(OBSERVATIONS)? else { return Ok(BTreeMap::new()) };
+        serde_json::from_str(&text).map_err(|error| corrupt(OBSERVATIONS, &error))
     }
 
     /// Returns since when all grants are recorded; `None` if nothing was ever lost.
@@ -203,12 +203,12 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// The record cannot be written.
-    pub fn notice(&mut self, uuid: &str, what: Value) -> Result<(), StoreError> {
-        let mut noticed = self.view().noticed()?;
+    pub fn record_observation(&mut self, uuid: &str, what: Value) -> Result<(), StoreError> {
+        let mut noticed = self.view().observations()?;
         noticed.insert(uuid.to_owned(), what);
         self.next_sequence();
         let value = serde_json::to_string(&noticed).map_err(|error| StoreError::Internal(error.to_string()))?;
-        record::put(self.connection, &Fact { name: NOTICED.to_owned(), value })
+        record::put(self.connection, &Fact { name: OBSERVATIONS.to_owned(), value })
     }
 
     /// Records since when all grants are recorded.

@@ -37,7 +37,7 @@ impl Files {
     }
 
     /// Returns the first file that is missing or was replaced.
-    pub(crate) fn gone(&mut self) -> Option<&Path> {
+    pub(crate) fn find_missing_or_replaced(&mut self) -> Option<&Path> {
         for file in &mut self.watched {
             let found = identity(&file.path);
             // The first commit may create the log.

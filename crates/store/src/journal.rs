@@ -151,7 +151,7 @@ impl Tx<'_> {
         intent: Intent,
         progress: Vec<StepState>,
     ) -> Result<OperationRecord, StoreError> {
-        let record = self.known(id)?;
+        let record = self.existing_operation(id)?;
         match record.stage {
             OperationState::Queued | OperationState::Waiting => {}
             // The intent contains the state before the operation. A reading of a started operation
@@ -177,7 +177,7 @@ impl Tx<'_> {
     /// # Errors
     /// The operation may not change to this state ([`may_become`]), or the record cannot be written.
     pub fn advance(&mut self, id: OperationId, to: OperationState) -> Result<OperationRecord, StoreError> {
-        let record = self.known(id)?;
+        let record = self.existing_operation(id)?;
         let begins =
             to == OperationState::Running && matches!(record.stage, OperationState::Queued | OperationState::Waiting);
         if to.is_final() || begins {
@@ -192,7 +192,7 @@ impl Tx<'_> {
     /// # Errors
     /// The operation has ended, or the record cannot be written.
     pub fn begin_rollback(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
-        let record = self.known(id)?;
+        let record = self.existing_operation(id)?;
         self.update(record, OperationState::Cancelling, |record| record.error = Some(why))
     }
 
@@ -202,7 +202,7 @@ impl Tx<'_> {
     /// # Errors
     /// The operation has ended, or the record cannot be written.
     pub fn cancel(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
-        match self.known(id)?.stage {
+        match self.existing_operation(id)?.stage {
             OperationState::Queued | OperationState::Waiting => self.end(id, OperationState::RolledBack, Some(why)),
             OperationState::Running
             | OperationState::Cancelling
@@ -218,7 +218,7 @@ impl Tx<'_> {
     /// # Errors
     /// The operation has ended, or the record cannot be written.
     pub fn notes(&mut self, id: OperationId, notes: Vec<String>) -> Result<OperationRecord, StoreError> {
-        let record = self.known(id)?;
+        let record = self.existing_operation(id)?;
         let stage = record.stage;
         self.update(record, stage, |record| record.notes = notes)
     }
@@ -228,7 +228,7 @@ impl Tx<'_> {
     /// # Errors
     /// The operation has ended, or the record cannot be written.
     pub fn progress(&mut self, id: OperationId, progress: Vec<StepState>) -> Result<OperationRecord, StoreError> {
-        let record = self.known(id)?;
+        let record = self.existing_operation(id)?;
         let stage = record.stage;
         self.update(record, stage, |record| record.progress = progress)
     }
@@ -243,7 +243,7 @@ impl Tx<'_> {
         to: OperationState,
         error: Option<ApiError>,
     ) -> Result<OperationRecord, StoreError> {
-        let record = self.known(id)?;
+        let record = self.existing_operation(id)?;
         if !to.is_final() {
             return Err(StoreError::Transition { operation: id, from: record.stage, to });
         }
@@ -264,7 +264,7 @@ impl Tx<'_> {
     /// # Errors
     /// There is no such operation, or the record cannot be written.
     pub fn raise_revision(&mut self, id: OperationId, revision: u64) -> Result<OperationRecord, StoreError> {
-        let mut record = self.known(id)?;
+        let mut record = self.existing_operation(id)?;
         if record.revision < revision {
             record.revision = revision;
             record.sequence = self.next_sequence();
@@ -277,8 +277,8 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// The operation has ended, or the record cannot be written.
-    pub fn note_undo(&mut self, id: OperationId, what: serde_json::Value) -> Result<u64, StoreError> {
-        let record = self.known(id)?;
+    pub fn add_undo(&mut self, id: OperationId, what: serde_json::Value) -> Result<u64, StoreError> {
+        let record = self.existing_operation(id)?;
         let stage = record.stage;
         self.update(record, stage, |_| {})?;
         let position = self.view().undo(id)?.last().map_or(0, |last| last.position + 1);
@@ -291,7 +291,7 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// The record cannot be written.
-    pub fn undone(&mut self, id: OperationId, position: u64) -> Result<bool, StoreError> {
+    pub fn mark_undone(&mut self, id: OperationId, position: u64) -> Result<bool, StoreError> {
         let Some(undo) = self.view().undo(id)?.into_iter().find(|undo| undo.position == position) else {
             return Ok(false);
         };
@@ -300,7 +300,7 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    fn known(&self, id: OperationId) -> Result<OperationRecord, StoreError> {
+    fn existing_operation(&self, id: OperationId) -> Result<OperationRecord, StoreError> {
         self.view().operation(id)?.ok_or(StoreError::NoSuchOperation(id))
     }
 

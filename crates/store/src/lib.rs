@@ -31,7 +31,6 @@
 //! whole schema. A [`watermark`] and a marker outside the file record its progress, to detect missing commits.
 
 mod answer;
-mod aside;
 mod audit;
 mod condition;
 mod created;
@@ -48,8 +47,9 @@ mod note;
 mod open;
 mod operation;
 mod overrides;
-mod own;
+mod ownership;
 mod provenance;
+mod quarantine;
 mod record;
 mod reserve;
 mod schema;

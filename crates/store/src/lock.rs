@@ -22,7 +22,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{error::OpenError, own};
+use crate::{error::OpenError, ownership};
 
 /// How long gpushd tries to get a lock that another process holds.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ impl Lock {
     fn take_while(directory: &Path, mut again: impl FnMut() -> bool) -> Result<Self, OpenError> {
         let path = directory.join("lock");
         let unusable = |source: io::Error| OpenError::Unusable { path: path.clone(), source };
-        let mut file = own::file(&path, true)?;
+        let mut file = ownership::open_file(&path, true)?;
         let mut lock = loop {
             file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => break lock,

@@ -25,7 +25,6 @@ use rusqlite::{Connection, OpenFlags, config::DbConfig};
 use uuid::Uuid;
 
 use crate::{
-    aside,
     engine::{Counters, Engine, EngineCondition},
     error::{OpenError, StoreError, from_sqlite},
     fact::{Fact, Head, LAST_LEASE, LOST, Lost, MACHINE, STORE},
@@ -33,9 +32,9 @@ use crate::{
     filesystem::{self, Verdict},
     lock::Lock,
     note::{Clock, Note, Opened, Options},
-    own,
+    ownership,
     provenance::{Evidence, Identity, Provenance},
-    record,
+    quarantine, record,
     reserve::Reserve,
     schema,
     store::Store,
@@ -81,7 +80,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         let path = path.to_owned();
         move |source: io::Error| OpenError::Unusable { path, source }
     };
-    own::directory(directory)?;
+    ownership::create_directory(directory)?;
     let mut notes = Vec::new();
     let magic = magic.map_or_else(|| filesystem::magic(directory), Ok).map_err(unusable(directory))?;
     match filesystem::judge(magic) {
@@ -113,7 +112,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     let mut condition = EngineCondition::Fine;
     let mut sealed = true;
     let lost = |cause: String, kept, holds| Lost { at: now, boot_id: options.boot_id.clone(), cause, kept, holds };
-    let set_aside = || aside::set_aside(&database, now).map_err(unusable(&database));
+    let set_aside = || quarantine::set_aside(&database, now).map_err(unusable(&database));
     let (connection, head) = match inspect(&database, &evidence, &options.boot_id)? {
         Found::Ours(connection, head, from) => {
             if from < schema::KNOWN {
@@ -172,7 +171,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     let counters = Arc::new(Counters::default());
     if !reserve.restore() {
         notes.push(Note::NoReserve { directory: directory.to_owned() });
-        counters.trouble(Some(StoreError::Full { path: directory.to_owned() }));
+        counters.set_refusal(Some(StoreError::Full { path: directory.to_owned() }));
     }
     let instance = Uuid::new_v4().to_string();
     let engine = Engine {
@@ -283,10 +282,10 @@ fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreErr
 
 fn inspect(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, OpenError> {
     // Check the owner and mode of these files too, because SQLite opens them by name.
-    for companion in aside::COMPANIONS {
-        own::look(Path::new(&format!("{}{companion}", file.display())))?;
+    for companion in quarantine::COMPANIONS {
+        ownership::check_existing(Path::new(&format!("{}{companion}", file.display())))?;
     }
-    match own::file(file, false) {
+    match ownership::open_file(file, false) {
         Ok(_) => {}
         Err(OpenError::Unusable { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(Found::Nothing);
@@ -374,11 +373,11 @@ fn make(
     now: Timestamp,
     lost: Option<&Lost>,
 ) -> Result<(Connection, Head), OpenError> {
-    if !reserve.standing() {
+    if !reserve.is_reserved() {
         return Err(OpenError::Full { path: file.parent().unwrap_or(file).to_owned() });
     }
     // Create the file here, because SQLite would create it, and its log, readable for all users.
-    own::file(file, true)?;
+    ownership::open_file(file, true)?;
     let first = mark.map_or(0, |mark| mark + 1);
     let head = Head { sequence: first, operation: first, generation: first, at: now };
     let made = || -> Result<Connection, StoreError> {

@@ -13,7 +13,7 @@ use std::{fs::File, path::Path};
 
 use nix::fcntl::posix_fallocate;
 
-use crate::{error::OpenError, own};
+use crate::{error::OpenError, ownership};
 
 /// Free space in bytes, in addition to the reserve, that ordinary writes require.
 const ROOM: i64 = 256 << 10;
@@ -29,14 +29,14 @@ pub(crate) struct Reserve {
 impl Reserve {
     /// Opens the file, and allocates missing blocks if there is space.
     pub(crate) fn open(directory: &Path, bytes: u64) -> Result<Self, OpenError> {
-        let file = own::file(&directory.join("reserve"), true)?;
+        let file = ownership::open_file(&directory.join("reserve"), true)?;
         let mut reserve = Self { file, bytes, standing: false };
         reserve.restore();
         Ok(reserve)
     }
 
     /// Returns whether the space is reserved.
-    pub(crate) fn standing(&self) -> bool {
+    pub(crate) fn is_reserved(&self) -> bool {
         self.standing
     }
 

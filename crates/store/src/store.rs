@@ -204,7 +204,7 @@ impl Store {
     /// Returns why changes are refused now: the disk is full, or the database has failed. Returns `None` if they are
     /// not refused.
     #[must_use]
-    pub fn trouble(&self) -> Option<StoreError> {
+    pub fn refusal(&self) -> Option<StoreError> {
         self.inner.counters.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -24,7 +24,7 @@ use std::{
 
 use uuid::Uuid;
 
-use crate::{error::OpenError, own, record::digest};
+use crate::{error::OpenError, ownership, record::digest};
 
 /// Format 1: magic, sequence, checksum. It contains neither the id of the database nor that of the boot.
 const MAGIC_1: &[u8; 8] = b"gpushwm1";
@@ -89,7 +89,7 @@ impl ProgressFile {
     /// # Errors
     /// The file cannot be opened or read, or belongs to another user.
     pub(crate) fn open(path: &Path) -> Result<(Self, Recorded), OpenError> {
-        let file = own::file(path, true)?;
+        let file = ownership::open_file(path, true)?;
         let mut bytes = [0; LENGTH];
         let mut length = 0;
         while length < LENGTH {

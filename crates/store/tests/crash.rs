@@ -15,7 +15,7 @@ use std::{
 use gpush_store::{AuditQuery, Store};
 use scene::{
     lost,
-    writer::{THREADS, child, commit, have_strace, reached, roomy, told},
+    writer::{THREADS, child, commit, have_strace, reached, read_reported, roomy},
 };
 
 #[test]
@@ -35,7 +35,7 @@ fn kill_at_random_moment_keeps_whole_reported_transactions() {
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert!(lines.any(|line| line == "ready"), "round {round}");
         // Each round kills the process after a different time.
-        let reader = std::thread::spawn(move || told(lines));
+        let reader = std::thread::spawn(move || read_reported(lines));
         std::thread::sleep(Duration::from_micros(500 + round * 1733 % 60_000));
         process.kill().unwrap();
         process.wait().unwrap();
@@ -79,7 +79,7 @@ fn kill_at_each_write_and_sync_keeps_reported_changes() {
                 let strace = ["-o", "/dev/null", "-e", &trace, "-e", &inject];
                 let output = child(&strace, "few 3", &directory).output().unwrap();
                 let text = String::from_utf8(output.stdout).unwrap();
-                let told = told(text.lines().map(str::to_owned)).get(&0).copied().unwrap_or(before);
+                let told = read_reported(text.lines().map(str::to_owned)).get(&0).copied().unwrap_or(before);
                 let opened = Store::open(&directory, roomy()).unwrap();
                 let what = format!("{call} {number}, first start {first}");
                 assert_eq!(lost(&opened.notes), None, "{what}");

@@ -41,7 +41,7 @@ fn fill(store: &Store) {
         store
             .write(move |tx| {
                 let id = tx.begin(operation("mig.apply", n))?.id;
-                tx.note_undo(id, serde_json::json!({ "start": "nvidia-dcgm.service" }))?;
+                tx.add_undo(id, serde_json::json!({ "start": "nvidia-dcgm.service" }))?;
                 if n % 8 != 0 {
                     tx.end(id, OperationState::Done, None)?;
                 }

@@ -147,7 +147,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             }
         }
         Action::Undo(id) => {
-            let outcome = store.write(move |tx| tx.note_undo(OperationId(id), serde_json::json!(mark))).wait();
+            let outcome = store.write(move |tx| tx.add_undo(OperationId(id), serde_json::json!(mark))).wait();
             match model.operations.get_mut(&id).filter(|kept| !kept.0.is_final()) {
                 None => assert!(outcome.is_err()),
                 Some(kept) => {
@@ -158,7 +158,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             }
         }
         Action::Undone(id, position) => {
-            let found = store.write_ending(move |tx| tx.undone(OperationId(id), position)).wait().unwrap();
+            let found = store.write_ending(move |tx| tx.mark_undone(OperationId(id), position)).wait().unwrap();
             let undo = model.operations.get_mut(&id).and_then(|kept| kept.3.get_mut(position as usize));
             assert_eq!(found, undo.is_some());
             if let Some(undo) = undo {

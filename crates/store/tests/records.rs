@@ -36,11 +36,11 @@ fn operation_follows_its_states_and_survives_reopening() {
     let told = store.write(move |tx| tx.progress(id, step.clone())).wait().unwrap();
     assert_eq!(told.progress[0].doing.as_deref(), Some("x"));
     let stop = serde_json::json!({ "start": "nvidia-dcgm.service" });
-    let position = store.write(move |tx| tx.note_undo(id, stop.clone())).wait().unwrap();
-    let more = store.write(move |tx| tx.note_undo(id, serde_json::json!(2))).wait().unwrap();
+    let position = store.write(move |tx| tx.add_undo(id, stop.clone())).wait().unwrap();
+    let more = store.write(move |tx| tx.add_undo(id, serde_json::json!(2))).wait().unwrap();
     assert_eq!((position, more), (0, 1));
-    assert!(store.write(move |tx| tx.undone(id, 1)).wait().unwrap());
-    assert!(!store.write(move |tx| tx.undone(id, 2)).wait().unwrap());
+    assert!(store.write(move |tx| tx.mark_undone(id, 1)).wait().unwrap());
+    assert!(!store.write(move |tx| tx.mark_undone(id, 2)).wait().unwrap());
     drop(store);
 
     // The next gpushd finds both operations, with everything that it needs for recovery.
@@ -71,7 +71,7 @@ fn operation_follows_its_states_and_survives_reopening() {
         found.iter().map(|one| one.record.stage).collect::<Vec<_>>(),
         [OperationState::RolledBack, OperationState::Running]
     );
-    assert!(store.write_ending(move |tx| tx.undone(id, 0)).wait().unwrap());
+    assert!(store.write_ending(move |tx| tx.mark_undone(id, 0)).wait().unwrap());
     assert_eq!(store.read(|view| view.unfinished()).wait().unwrap().len(), 1);
 
     for (to, allowed) in
@@ -265,7 +265,7 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
                 if n < 8 {
                     let id = tx.begin(operation("x", n))?.id;
                     if n == 0 {
-                        tx.note_undo(id, serde_json::json!(1))?;
+                        tx.add_undo(id, serde_json::json!(1))?;
                     }
                     tx.end(id, OperationState::Done, None)?;
                     tx.keep_answer(NewAnswer {
@@ -348,12 +348,12 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
 fn last_notice_of_each_gpu_survives_restart() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
-    assert!(store.read(|view| view.noticed()).wait().unwrap().is_empty());
+    assert!(store.read(|view| view.observations()).wait().unwrap().is_empty());
     for (uuid, what) in [("GPU-0", "first"), ("GPU-1", "other"), ("GPU-0", "second")] {
-        store.write(move |tx| tx.notice(uuid, serde_json::json!(what))).wait().unwrap();
+        store.write(move |tx| tx.record_observation(uuid, serde_json::json!(what))).wait().unwrap();
     }
     drop(store);
-    let noticed = open(scratch.path()).store.read(|view| view.noticed()).wait().unwrap();
+    let noticed = open(scratch.path()).store.read(|view| view.observations()).wait().unwrap();
     let told: Vec<_> = noticed.iter().map(|(uuid, what)| (uuid.as_str(), what.as_str().unwrap())).collect();
     assert_eq!(told, [("GPU-0", "second"), ("GPU-1", "other")]);
 }

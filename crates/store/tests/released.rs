@@ -36,7 +36,7 @@ fn fill(store: &Store) {
             let queued = tx.enqueue(operation("mig.apply", 2))?.id;
             let running = tx.enqueue(operation("mig.apply", 3))?.id;
             tx.start(running, intent(3), Vec::new())?;
-            tx.note_undo(running, serde_json::json!({ "start": "nvidia-dcgm.service" }))?;
+            tx.add_undo(running, serde_json::json!({ "start": "nvidia-dcgm.service" }))?;
             tx.set_override(override_of("GPU-1", "a test"))?;
             tx.set_condition(condition("GPU-0", "admin"))?;
             tx.audit(audit("mig.apply", &queued.to_string()))?;

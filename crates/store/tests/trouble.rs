@@ -370,7 +370,7 @@ fn full_disk_loses_nothing_and_records_endings() {
 
     let directory = disk.0.join("told");
     let store = small(&directory).unwrap().store;
-    assert_eq!(store.trouble(), None);
+    assert_eq!(store.refusal(), None);
     disk.fill(0);
     loop {
         if store.write(|tx| tx.audit(audit("x", &"y".repeat(1000)))).wait().is_err() {
@@ -378,18 +378,18 @@ fn full_disk_loses_nothing_and_records_endings() {
         }
     }
     let full = || Some(StoreError::Full { path: directory.clone() });
-    assert_eq!(store.trouble(), full());
+    assert_eq!(store.refusal(), full());
     drop(store);
     fs::remove_file(directory.join("reserve")).unwrap();
     File::create(disk.0.join("filler.2")).unwrap().write_all(&vec![1; 4 << 20]).unwrap_err();
     let opened = small(&directory).unwrap();
     assert!(opened.notes.contains(&Note::NoReserve { directory: directory.clone() }), "{:?}", opened.notes);
-    assert_eq!(opened.store.trouble(), full(), "it is reported without a write");
+    assert_eq!(opened.store.refusal(), full(), "it is reported without a write");
     disk.free();
     fs::remove_file(disk.0.join("filler.2")).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
-    while opened.store.trouble().is_some() {
-        assert!(Instant::now() < end, "there is space, and it says: {:?}", opened.store.trouble());
+    while opened.store.refusal().is_some() {
+        assert!(Instant::now() < end, "there is space, and it says: {:?}", opened.store.refusal());
         std::thread::yield_now();
     }
     drop(opened);

@@ -81,7 +81,7 @@ fn literals(text: &str) -> Vec<&str> {
 }
 
 /// Returns the words of a command. Replaces each `{…}` by a value.
-fn words(command: &str) -> Vec<String> {
+fn command_words(command: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut depth = 0;
     for c in command.chars() {
@@ -104,7 +104,7 @@ fn words(command: &str) -> Vec<String> {
 /// Parses a command from a message. `{…}` stands for a value. An error contains only the first line
 /// of the parser's message.
 fn parsed(command: &str) -> Result<Option<Command>, String> {
-    let mut words = words(command);
+    let mut words = command_words(command);
     // In `mps {verb}`, the placeholder is a subcommand, not a value.
     if let [_, noun, verb, ..] = words.as_mut_slice()
         && verb == "0"

@@ -42,7 +42,7 @@ Examples:
         #[command(flatten)]
         request: RequestFlags,
         #[command(flatten)]
-        held: Held,
+        held: LeaseBindingFlags,
         /// Do not show the place in the queue
         #[arg(long, short)]
         quiet: bool,
@@ -144,7 +144,7 @@ Examples:
         #[command(flatten)]
         request: RequestFlags,
         #[command(flatten)]
-        held: Held,
+        held: LeaseBindingFlags,
         /// Do not show the place in the queue
         #[arg(long, short)]
         quiet: bool,
@@ -153,7 +153,7 @@ Examples:
 
 /// The holder of a lease, and the process that it is bound to.
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Held {
+pub(crate) struct LeaseBindingFlags {
     /// End the lease when process PID exits; it must belong to the holder
     #[arg(long, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
     pub(crate) with: Option<u32>,

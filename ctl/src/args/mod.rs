@@ -44,7 +44,7 @@ pub(crate) use self::{
     follow::{AuditArgs, EventsArgs, Operation},
     gpu::{Gpu, Maintenance, Timeslice},
     gpus::{GpuOption, Gpus, SomeGpus},
-    lease::{Held, Lease, RunArgs},
+    lease::{Lease, LeaseBindingFlags, RunArgs},
     mig::{ApplyArgs, LayoutChange, Mig, Offline, Wanted},
     mps::{Ceilings, Followed, Mps},
     process::Process,

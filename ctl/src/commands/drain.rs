@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Lease, MpsDaemon, Process, WhyRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuState, Lease, MpsDaemon, Process, ReasonRequest};
 use gpush_client::Client;
 use gpush_core::{duration, refusal};
 use jiff::Timestamp;
@@ -20,38 +20,38 @@ use crate::{
 };
 
 /// Pause between two polls of GPUs in use. A reading stays fresh for the same time.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reason to wait for a GPU that has no reading since the cordon.
 const UNREAD: &str = "no reading is newer than the cordon";
 
 /// Returns the UUIDs of the named GPUs. UUIDs are needed because an index may belong to another GPU
 /// at the next request.
-async fn named(client: &mut Client, which: &SomeGpus) -> Result<Vec<String>, Failure> {
+async fn uuids_of(client: &mut Client, which: &SomeGpus) -> Result<Vec<String>, Failure> {
     let gpus = client.gpus(false).await?;
     let gpus = super::select_of(client, gpus, &which.selectors()).await?;
     Ok(gpus.into_iter().map(|gpu| gpu.uuid).collect())
 }
 
-async fn cordoned(client: &mut Client, which: &SomeGpus, why: &Why) -> Result<Vec<Gpu>, Failure> {
-    let why = WhyRequest { reason: why.reason.clone() };
+async fn cordon_gpus(client: &mut Client, which: &SomeGpus, why: &Why) -> Result<Vec<Gpu>, Failure> {
+    let why = ReasonRequest { reason: why.reason.clone() };
     let mut gpus = Vec::new();
-    for uuid in named(client, which).await? {
+    for uuid in uuids_of(client, which).await? {
         gpus.push(client.cordon(&uuid, &why).await?);
     }
     Ok(gpus)
 }
 
 pub(super) async fn cordon(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
-    let gpus = cordoned(client, which, why).await?;
+    let gpus = cordon_gpus(client, which, why).await?;
     out.show(&gpus, |look| cordon::cordoned(&gpus, look))?;
     Ok(0)
 }
 
 pub(super) async fn uncordon(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
-    let why = WhyRequest { reason: why.reason.clone() };
+    let why = ReasonRequest { reason: why.reason.clone() };
     let mut gpus = Vec::new();
-    for uuid in named(client, which).await? {
+    for uuid in uuids_of(client, which).await? {
         gpus.push(client.uncordon(&uuid, &why).await?);
     }
     out.show(&gpus, |look| cordon::uncordoned(&gpus, look))?;
@@ -66,7 +66,7 @@ pub(super) async fn drain(
     quiet: bool,
     out: &Output,
 ) -> Outcome {
-    let mut gpus = cordoned(client, which, why).await?;
+    let mut gpus = cordon_gpus(client, which, why).await?;
     let (waited, left) = until_idle(client, &mut gpus, timeout, quiet, out).await?;
     let numbers = gpu_numbers(&left);
     let stay = if left.len() == 1 { "it stays cordoned" } else { "they stay cordoned" };
@@ -75,14 +75,14 @@ pub(super) async fn drain(
         Waited::TooLong if out.json => out.document(&gpus)?,
         Waited::TooLong => {
             let within = duration::format(timeout.unwrap_or_default());
-            out.remark(&format!("{numbers} {} not idle within {within}; {stay}.\n", was(&left)));
+            out.remark(&format!("{numbers} {} not idle within {within}; {stay}.\n", was_or_were(&left)));
         }
         Waited::Interrupted => out.remark(&format!("{numbers}: interrupted; {stay}.\n")),
     }
     Ok(waited.exit_status())
 }
 
-fn was(gpus: &[u32]) -> &'static str {
+fn was_or_were(gpus: &[u32]) -> &'static str {
     if gpus.len() == 1 { "was" } else { "were" }
 }
 
@@ -125,7 +125,7 @@ async fn until_idle(
         let leases = client.leases(0).await?;
         let mut left = Vec::new();
         for gpu in gpus.iter() {
-            left.extend(waited_for(gpu, &daemons, &leases, since)?.map(|why| (gpu.index, why)));
+            left.extend(reason_to_wait(gpu, &daemons, &leases, since)?.map(|why| (gpu.index, why)));
         }
         if left.is_empty() {
             return Ok((Waited::Idle, Vec::new()));
@@ -141,7 +141,7 @@ async fn until_idle(
         tokio::select! {
             () = &mut limit => return Ok((Waited::TooLong, indexes)),
             _ = &mut interrupt => return Ok((Waited::Interrupted, indexes)),
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
         for gpu in gpus.iter_mut() {
             *gpu = client.gpu(&gpu.uuid).await?;
@@ -152,17 +152,17 @@ async fn until_idle(
 /// Cordons that a command sets for the time that it runs, so that no new work starts on its GPUs. A
 /// GPU that was already cordoned stays cordoned.
 #[derive(Debug, Default)]
-pub(super) struct Kept(Vec<String>);
+pub(super) struct TemporaryCordons(Vec<String>);
 
-impl Kept {
+impl TemporaryCordons {
     /// Cordons these GPUs.
     pub(super) async fn of(client: &mut Client, gpus: &mut [Gpu], reason: &str) -> Result<Self, Failure> {
         let mut kept = Self::default();
         for gpu in gpus.iter_mut().filter(|gpu| gpu.cordons.is_empty()) {
-            match client.cordon(&gpu.uuid, &WhyRequest { reason: Some(reason.to_owned()) }).await {
+            match client.cordon(&gpu.uuid, &ReasonRequest { reason: Some(reason.to_owned()) }).await {
                 Ok(cordoned) => *gpu = cordoned,
                 Err(error) => {
-                    kept.give_back(client).await;
+                    kept.clear(client).await;
                     return Err(error.into());
                 }
             }
@@ -183,14 +183,17 @@ impl Kept {
         let kept = Self::of(client, gpus, reason).await?;
         let waited = until_idle(client, gpus, Some(limit), false, out).await;
         if !matches!(waited, Ok((Waited::Idle, _))) {
-            kept.give_back(client).await;
+            kept.clear(client).await;
         }
         let (waited, left) = waited?;
         match waited {
             Waited::Idle => {}
             Waited::TooLong => {
                 let (numbers, within) = (gpu_numbers(&left), duration::format(limit));
-                out.remark(&format!("{numbers} {} not idle within {within}; nothing was changed.\n", was(&left)));
+                out.remark(&format!(
+                    "{numbers} {} not idle within {within}; nothing was changed.\n",
+                    was_or_were(&left)
+                ));
             }
             Waited::Interrupted => out.remark("interrupted; nothing was changed.\n"),
         }
@@ -198,17 +201,17 @@ impl Kept {
     }
 
     /// Clears the cordons. If a GPU has got another cordon in the meantime, keeps both cordons.
-    pub(super) async fn give_back(&self, client: &mut Client) {
+    pub(super) async fn clear(&self, client: &mut Client) {
         for uuid in &self.0 {
             if client.gpu(uuid).await.is_ok_and(|gpu| gpu.cordons.len() == 1) {
-                let _it_is_shown_as_cordoned = client.uncordon(uuid, &WhyRequest { reason: None }).await;
+                let _it_is_shown_as_cordoned = client.uncordon(uuid, &ReasonRequest { reason: None }).await;
             }
         }
     }
 }
 
 /// Returns why a GPU is not idle, from a reading made after `since`.
-fn waited_for(
+fn reason_to_wait(
     gpu: &Gpu,
     daemons: &[MpsDaemon],
     leases: &[Lease],

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpush_api::{Code, Gpu};
-use gpush_client::{Client, Error, EventQuery, EventStream, Kind, Told};
+use gpush_client::{Client, Error, EventQuery, EventStream, Kind, ReceivedEvent};
 
 use crate::{
     args,
@@ -40,7 +40,7 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
 
 /// Returns whether an event is shown. The steps of an operation are hidden by default, because
 /// there are many of them, and the events for its begin and end are enough.
-fn shown(told: &Told, steps: bool) -> bool {
+fn shown(told: &ReceivedEvent, steps: bool) -> bool {
     steps || !events::is_step(told)
 }
 
@@ -49,7 +49,7 @@ async fn follow(client: &mut Client, mut query: EventQuery, steps: bool, gpus: &
     let mut stream = client.events(&query).await?;
     loop {
         tell(&mut stream, steps || out.json, gpus, out).await?;
-        query.after = stream.place().map(str::to_owned);
+        query.after = stream.last_id().map(str::to_owned);
         out.remark("gpushd closed the stream; waiting until it is back\n");
         stream = again(client, &query).await?;
         out.remark("gpushd is back\n");
@@ -66,7 +66,7 @@ async fn tell(stream: &mut EventStream, steps: bool, gpus: &[Gpu], out: &Output)
     Ok(())
 }
 
-fn print(told: &Told, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
+fn print(told: &ReceivedEvent, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
     if out.json { out.json_line(told) } else { out.text(&events::line(told, gpus, &out.look)) }
 }
 

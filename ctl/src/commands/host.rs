@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, MaintenanceState, WhyRequest};
+use gpush_api::{ApiError, Code, MaintenanceState, ReasonRequest};
 use gpush_client::Client;
 use gpush_core::duration;
 
-use super::drain::Kept;
+use super::drain::TemporaryCordons;
 use crate::{
     args::{Maintenance, Why},
     exit::{Failure, INTERRUPTED, Outcome},
@@ -21,13 +21,13 @@ pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: 
     let state = match command {
         Maintenance::Status => MaintenanceState { maintenance: client.health().await?.maintenance },
         Maintenance::Enter { why, queueing } => match queueing.limit() {
-            None => client.enter_maintenance(&WhyRequest { reason: why.reason }).await?,
+            None => client.enter_maintenance(&ReasonRequest { reason: why.reason }).await?,
             Some(limit) => match enter_when_free(client, why, limit, out).await? {
                 Entered::Yes(state) => state,
                 Entered::Not(status) => return Ok(status),
             },
         },
-        Maintenance::Leave(Why { reason }) => client.leave_maintenance(&WhyRequest { reason }).await?,
+        Maintenance::Leave(Why { reason }) => client.leave_maintenance(&ReasonRequest { reason }).await?,
     };
     out.show(&state, |look| host::maintenance(state.maintenance.as_ref(), look))?;
     Ok(0)
@@ -46,13 +46,13 @@ enum Entered {
 async fn enter_when_free(client: &mut Client, why: Why, limit: Duration, out: &Output) -> Result<Entered, Failure> {
     let reason = why.reason.clone().unwrap_or_else(|| "maintenance is to be entered".to_owned());
     let mut gpus = client.gpus(false).await?;
-    let kept = Kept::of(client, &mut gpus, &reason).await?;
-    let entered = poll(client, &WhyRequest { reason: why.reason }, limit, out).await;
-    kept.give_back(client).await;
+    let kept = TemporaryCordons::of(client, &mut gpus, &reason).await?;
+    let entered = poll(client, &ReasonRequest { reason: why.reason }, limit, out).await;
+    kept.clear(client).await;
     entered
 }
 
-async fn poll(client: &mut Client, why: &WhyRequest, limit: Duration, out: &Output) -> Result<Entered, Failure> {
+async fn poll(client: &mut Client, why: &ReasonRequest, limit: Duration, out: &Output) -> Result<Entered, Failure> {
     let until = tokio::time::sleep(limit);
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(until, interrupt);
@@ -88,7 +88,7 @@ async fn poll(client: &mut Client, why: &WhyRequest, limit: Duration, out: &Outp
 }
 
 pub(super) async fn recover(client: &mut Client, Why { reason }: Why, out: &Output) -> Outcome {
-    let recovered = client.recover(&WhyRequest { reason }).await?;
+    let recovered = client.recover(&ReasonRequest { reason }).await?;
     // The GPUs are needed only for their indexes. The response contains everything else.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     out.show(&recovered, |look| host::recovered(&recovered, &gpus, look))?;

@@ -116,13 +116,13 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
         }
         args::Operation::Cancel { id, waiting } => {
             let one = client.cancel(id).await?;
-            watch_until(client, one, &[], true, waiting, out, taken_back).await
+            watch_until(client, one, &[], true, waiting, out, cancel_exit_status).await
         }
     }
 }
 
 /// Returns the exit status for a cancelled operation.
-fn taken_back(one: &Operation) -> u8 {
+fn cancel_exit_status(one: &Operation) -> u8 {
     match one.state {
         OperationState::RolledBack => 0,
         OperationState::Done => Code::Conflict.exit_status(),
@@ -131,12 +131,12 @@ fn taken_back(one: &Operation) -> u8 {
         | OperationState::Running
         | OperationState::Cancelling
         | OperationState::Interrupted
-        | OperationState::Failed => result(one),
+        | OperationState::Failed => exit_status(one),
     }
 }
 
 /// Returns the exit status for an operation that should succeed.
-fn result(one: &Operation) -> u8 {
+fn exit_status(one: &Operation) -> u8 {
     operation::error(one).filter(|_| !succeeded(one)).map_or(0, |error| error.code.exit_status())
 }
 
@@ -166,7 +166,7 @@ pub(super) async fn watch(
     waiting: &args::Waiting,
     out: &Output,
 ) -> Outcome {
-    watch_until(client, one, before, just, waiting, out, result).await
+    watch_until(client, one, before, just, waiting, out, exit_status).await
 }
 
 /// Does the same as [`watch`]. `status` computes the exit status.
@@ -283,7 +283,7 @@ async fn follow(
                     "gpushd now uses another state directory, where {} is another operation ({})",
                     other.id, other.kind
                 );
-                return Err(lost_sight(one, cause).into());
+                return Err(unknown_result_error(one, cause).into());
             }
             Ok(newer) => {
                 (away, told_away) = (None, false);
@@ -294,7 +294,7 @@ async fn follow(
                 // waiting.
                 let since = *away.get_or_insert_with(Instant::now);
                 if since.elapsed() > AWAY {
-                    return Err(lost_sight(one, error.error.message).into());
+                    return Err(unknown_result_error(one, error.error.message).into());
                 }
                 if since.elapsed() > super::SILENCE && !told_away {
                     told_away = true;
@@ -303,7 +303,7 @@ async fn follow(
                 tokio::time::sleep(RETRY).await;
             }
             Err(error) if error.code() == Code::NotFound && away.is_some() | (error.kind == Kind::Answer) => {
-                return Err(lost_sight(one, error.error.message).into());
+                return Err(unknown_result_error(one, error.error.message).into());
             }
             Err(error) => return Err(error.into()),
         }
@@ -319,8 +319,8 @@ fn same(one: &Operation, other: &Operation) -> bool {
 
 /// Returns the error if gpushd stopped during the operation and did not return, or no longer knows
 /// the operation.
-fn lost_sight(one: &Operation, cause: String) -> ApiError {
-    let changed = one.plans.iter().filter(|p| !plan::as_wanted(p)).map(|p| p.gpu).collect::<Vec<_>>();
+fn unknown_result_error(one: &Operation, cause: String) -> ApiError {
+    let changed = one.plans.iter().filter(|p| !plan::needs_no_change(p)).map(|p| p.gpu).collect::<Vec<_>>();
     let which = crate::render::status::gpu_numbers(&changed);
     ApiError::new(
         Code::Unreachable,

@@ -3,7 +3,7 @@
 use std::{os::unix::fs::FileTypeExt, path::Path};
 
 use gpush_api::{ApiError, Code};
-use gpush_core::parted::{self, File, Label, Wrong};
+use gpush_core::parted::{self, File, InvalidLabels, Label};
 use serde::Serialize;
 
 use crate::{args::Global, exit::Outcome, offline, output::Output};
@@ -22,8 +22,9 @@ struct Written<'a> {
 
 /// Reads a label of a mig-parted file, or of stdin for `-`. Errors in other labels do not matter.
 pub(super) fn read(path: &Path, label: Option<&str>) -> Result<(File, Label), ApiError> {
-    let (file, wrong) = File::salvage(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
-    let concerned = |wrong: &Wrong| label.is_none_or(|name| wrong.labels.iter().any(|label| label == name));
+    let (file, wrong) =
+        File::from_bytes_lenient(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
+    let concerned = |wrong: &InvalidLabels| label.is_none_or(|name| wrong.labels.iter().any(|label| label == name));
     if let Some(wrong) = wrong.filter(concerned) {
         return Err(ApiError::from(&wrong.errors));
     }
@@ -75,7 +76,7 @@ pub(super) fn export(
 pub(super) fn import(path: &Path, label: Option<&str>, out: &Output) -> Outcome {
     let Some(name) = label else {
         let (file, wrong) =
-            File::salvage(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
+            File::from_bytes_lenient(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
         let imported = parted::import(&file, None);
         return tell(out, &imported.text, &imported.remarks, wrong.as_ref().map(ApiError::from).as_ref());
     };

@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 /// Work of a start that is not finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Left {
+enum Unfinished {
     /// gpushd still works on it.
     Pending(String),
     /// gpushd makes no further attempt. The second text is the command that helps.
@@ -48,11 +48,11 @@ pub(super) fn run(global: &Global, timeout: Duration, quiet: bool, out: &Output)
 
 async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output) -> Outcome {
     let end = Instant::now() + timeout;
-    let mut last: Vec<Left> = Vec::new();
+    let mut last: Vec<Unfinished> = Vec::new();
     loop {
-        let left = match look(client).await {
+        let left = match read_unfinished(client).await {
             Ok(left) => left,
-            Err(error) if may_pass(&error) => vec![Left::Pending(error.error.message.clone())],
+            Err(error) if may_pass(&error) => vec![Unfinished::Pending(error.error.message.clone())],
             Err(error) => return Err(error.into()),
         };
         if left.is_empty() {
@@ -73,7 +73,7 @@ async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output)
     }
 }
 
-impl Left {
+impl Unfinished {
     fn text(&self) -> &str {
         match self {
             Self::Pending(text) | Self::Failed(text, _) => text,
@@ -81,12 +81,12 @@ impl Left {
     }
 }
 
-async fn look(client: &mut Client) -> Result<Vec<Left>, Error> {
+async fn read_unfinished(client: &mut Client) -> Result<Vec<Unfinished>, Error> {
     let health = client.health().await?;
     let gpus = client.gpus(false).await;
     let daemons = client.mps().await;
     match (gpus, daemons) {
-        (Ok(gpus), Ok(daemons)) => Ok(left(&health, &gpus, &daemons)),
+        (Ok(gpus), Ok(daemons)) => Ok(unfinished(&health, &gpus, &daemons)),
         // There is no driver, but no rule needs a driver.
         (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer && is_complete(&health) => Ok(Vec::new()),
         (Err(error), _) | (_, Err(error)) => Err(error),
@@ -99,27 +99,28 @@ fn is_complete(health: &Health) -> bool {
 }
 
 /// Returns what is not finished.
-fn left(health: &Health, gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<Left> {
+fn unfinished(health: &Health, gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<Unfinished> {
     if health.maintenance.is_some() {
         return Vec::new();
     }
     let is_complete = is_complete(health);
-    let layouts = (!is_complete).then(|| Left::Pending("the layouts of this boot are not applied yet".to_owned()));
+    let layouts =
+        (!is_complete).then(|| Unfinished::Pending("the layouts of this boot are not applied yet".to_owned()));
     let gpus = gpus.iter().filter_map(|gpu| of_gpu(gpu, is_complete));
     layouts.into_iter().chain(gpus).chain(daemons.iter().filter_map(of_daemon)).collect()
 }
 
-fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Left> {
+fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
     let index = gpu.index;
     match gpu.state {
         // In these states, an administrator must decide what to do.
         GpuState::Held | GpuState::Cordoned | GpuState::Maintenance | GpuState::Lost => return None,
         GpuState::Unknown | GpuState::Changing => {
             return (gpu.mode != Mode::Unmanaged)
-                .then(|| Left::Pending(format!("GPU {index} is being changed or read")));
+                .then(|| Unfinished::Pending(format!("GPU {index} is being changed or read")));
         }
         GpuState::Degraded => {
-            return Some(Left::Failed(format!("GPU {index} is degraded"), format!("gpushctl gpu show {index}")));
+            return Some(Unfinished::Failed(format!("GPU {index} is degraded"), format!("gpushctl gpu show {index}")));
         }
         GpuState::Ready => {}
     }
@@ -127,17 +128,17 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Left> {
     let text = format!("GPU {index}: {drift}");
     Some(match gpu.mode {
         // gpushd applies layouts only once on each boot.
-        Mode::Mig if is_complete => Left::Failed(text, format!("gpushctl apply {index}")),
-        Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive | Mode::Unmanaged => Left::Pending(text),
+        Mode::Mig if is_complete => Unfinished::Failed(text, format!("gpushctl apply {index}")),
+        Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive | Mode::Unmanaged => Unfinished::Pending(text),
     })
 }
 
-fn of_daemon(daemon: &MpsDaemon) -> Option<Left> {
+fn of_daemon(daemon: &MpsDaemon) -> Option<Unfinished> {
     let label = daemon.label();
     match daemon.state {
         MpsState::Ready => None,
         _ if daemon.stays_stopped || daemon.ends.is_some() => None,
-        MpsState::GivenUp => Some(Left::Failed(
+        MpsState::GivenUp => Some(Unfinished::Failed(
             format!("the MPS daemon of {label} failed too often"),
             format!("gpushctl mps show {}", daemon.target),
         )),
@@ -147,15 +148,17 @@ fn of_daemon(daemon: &MpsDaemon) -> Option<Left> {
         | MpsState::Hung
         | MpsState::BackingOff
         | MpsState::Draining
-        | MpsState::Stopping => Some(Left::Pending(format!("the MPS daemon of {label} is {}", daemon.state.name()))),
+        | MpsState::Stopping => {
+            Some(Unfinished::Pending(format!("the MPS daemon of {label} is {}", daemon.state.name())))
+        }
     }
 }
 
 /// Returns the error if something has failed finally.
-fn failed(left: &[Left]) -> Option<ApiError> {
+fn failed(left: &[Unfinished]) -> Option<ApiError> {
     let mut failed = left.iter().filter_map(|one| match one {
-        Left::Failed(text, next) => Some((text, next)),
-        Left::Pending(_) => None,
+        Unfinished::Failed(text, next) => Some((text, next)),
+        Unfinished::Pending(_) => None,
     });
     let (first, next) = failed.next()?;
     let mut error = ApiError::new(Code::Internal, "the host is not as the config says").cause(first.clone());
@@ -163,7 +166,7 @@ fn failed(left: &[Left]) -> Option<ApiError> {
     Some(error.hint(format!("run `{next}`")))
 }
 
-fn too_late(left: &[Left], timeout: Duration) -> ApiError {
+fn too_late(left: &[Unfinished], timeout: Duration) -> ApiError {
     let message = format!("gpushd has not finished the work of its start within {}", duration::format(timeout));
     let mut error = ApiError::new(Code::TimedOut, message);
     error.causes.extend(left.iter().map(|one| one.text().to_owned()));
@@ -189,23 +192,26 @@ mod tests {
         }
     }
 
-    fn texts(left: &[Left]) -> Vec<&str> {
-        left.iter().map(Left::text).collect()
+    fn texts(left: &[Unfinished]) -> Vec<&str> {
+        left.iter().map(Unfinished::text).collect()
     }
 
     #[test]
     fn nothing_is_left_on_a_host_that_is_as_the_config_says() {
-        assert_eq!(left(&health(true), &[fixtures::gpu(0, "A100", 40_960, None)], &[fixtures::mps::daemon(0)]), []);
+        assert_eq!(
+            unfinished(&health(true), &[fixtures::gpu(0, "A100", 40_960, None)], &[fixtures::mps::daemon(0)]),
+            []
+        );
     }
 
     #[test]
     fn layouts_are_pending_until_the_boot_is_complete_and_drift_has_failed_after_it() {
         let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
         (gpu.mode, gpu.drift) = (Mode::Mig, vec!["it has no instances".to_owned()]);
-        let before = left(&health(false), std::slice::from_ref(&gpu), &[]);
+        let before = unfinished(&health(false), std::slice::from_ref(&gpu), &[]);
         assert_eq!(texts(&before), ["the layouts of this boot are not applied yet", "GPU 0: it has no instances"]);
         assert_eq!(failed(&before), None);
-        let error = failed(&left(&health(true), &[gpu], &[])).expect("it has failed");
+        let error = failed(&unfinished(&health(true), &[gpu], &[])).expect("it has failed");
         assert_eq!(error.causes, ["GPU 0: it has no instances"]);
         assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0`"));
     }
@@ -215,11 +221,11 @@ mod tests {
         for state in [GpuState::Held, GpuState::Cordoned, GpuState::Maintenance, GpuState::Lost] {
             let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
             (gpu.state, gpu.mode, gpu.drift) = (state, Mode::Mig, vec!["it differs".to_owned()]);
-            assert_eq!(left(&health(true), &[gpu], &[]), [], "{state:?}");
+            assert_eq!(unfinished(&health(true), &[gpu], &[]), [], "{state:?}");
         }
         let mut stopped = fixtures::mps::daemon(0);
         (stopped.state, stopped.stays_stopped) = (MpsState::Stopped, true);
-        assert_eq!(left(&health(true), &[], &[stopped]), []);
+        assert_eq!(unfinished(&health(true), &[], &[stopped]), []);
     }
 
     #[test]
@@ -227,11 +233,11 @@ mod tests {
         let mut daemon = fixtures::mps::daemon(0);
         for state in [MpsState::Stopped, MpsState::Starting, MpsState::BackingOff, MpsState::Hung] {
             daemon.state = state;
-            let found = left(&health(true), &[], std::slice::from_ref(&daemon));
+            let found = unfinished(&health(true), &[], std::slice::from_ref(&daemon));
             assert_eq!((found.len(), failed(&found)), (1, None), "{state:?}");
         }
         daemon.state = MpsState::GivenUp;
-        let error = failed(&left(&health(true), &[], &[daemon.clone()])).expect("it has failed");
+        let error = failed(&unfinished(&health(true), &[], &[daemon.clone()])).expect("it has failed");
         assert_eq!(error.hint, Some(format!("run `gpushctl mps show {}`", daemon.target)));
     }
 }

@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, Process, WhyRequest};
+use gpush_api::{ApiError, Code, Gpu, Process, ReasonRequest};
 use gpush_client::Client;
 use gpush_core::{lease::usage, refusal};
 
-use super::drain::{Kept, Waited};
+use super::drain::{TemporaryCordons, Waited};
 use crate::{
     args::{SomeGpus, Why},
     exit::Outcome,
@@ -33,12 +33,12 @@ pub(super) async fn run(
     let indexes: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
     let reason = why.reason.clone().unwrap_or_else(|| format!("reset of {}", gpu_numbers(&indexes)));
     let Some(limit) = wait else { return idle(client, &gpus, &indexes, reason, out).await };
-    let (waited, kept) = Kept::idle(client, &mut gpus, &reason, limit, out).await?;
+    let (waited, kept) = TemporaryCordons::idle(client, &mut gpus, &reason, limit, out).await?;
     if waited != Waited::Idle {
         return Ok(waited.exit_status());
     }
     let outcome = idle(client, &gpus, &indexes, reason, out).await;
-    kept.give_back(client).await;
+    kept.clear(client).await;
     outcome
 }
 
@@ -49,11 +49,11 @@ async fn idle(client: &mut Client, gpus: &[Gpu], indexes: &[u32], reason: String
         refuse_in_use(gpu, super::lease::holders(gpu, &leases))?;
     }
     let numbers = gpu_numbers(indexes);
-    client.enter_maintenance(&WhyRequest { reason: Some(reason) }).await?;
+    client.enter_maintenance(&ReasonRequest { reason: Some(reason) }).await?;
     out.remark(&format!("{numbers}: resetting; gpushd is in maintenance meanwhile\n"));
     let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
     let result = reset(&uuids.join(","));
-    let left = client.leave_maintenance(&WhyRequest { reason: None }).await;
+    let left = client.leave_maintenance(&ReasonRequest { reason: None }).await;
     if let Err(mut error) = result {
         error.message = format!("{numbers}: {}", error.message);
         if left.is_err() {

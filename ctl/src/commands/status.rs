@@ -10,7 +10,7 @@ use crate::{
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
     render::{
-        Look,
+        Appearance,
         status::{Status, status, status_with_sensors},
         summary,
     },
@@ -29,7 +29,7 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(interrupt);
     loop {
-        let look = Look { now: jiff::Timestamp::now(), ..out.look };
+        let look = Appearance { now: jiff::Timestamp::now(), ..out.look };
         match read(client, args.summary, &args.which.selectors(), out).await {
             Ok((shown, _)) if out.json => out.json_line(&shown)?,
             Ok((shown, _)) => {
@@ -47,7 +47,7 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
     }
 }
 
-fn draw(shown: &Status, args: &StatusArgs, with_sensors: bool, look: &Look) -> String {
+fn draw(shown: &Status, args: &StatusArgs, with_sensors: bool, look: &Appearance) -> String {
     if args.summary {
         summary::summary(shown, look)
     } else if with_sensors {

@@ -4,13 +4,13 @@ use gpush_api::{AuditRecord, Gpu};
 use serde_json::Value;
 
 use super::{
-    Look,
+    Appearance,
     listing::Listing,
     table::{Align, Narrow},
 };
 
 /// Lists the records of `gpushctl audit`.
-pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Look) -> Listing {
+pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Appearance) -> Listing {
     let columns = [
         ("TIME", Align::Left),
         ("BY", Align::Left),
@@ -24,7 +24,7 @@ pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Look) -> Lis
         .names(records.iter().map(|record| record.sequence.to_string()))
 }
 
-fn row(record: &AuditRecord, gpus: &[Gpu], look: &Look) -> Vec<String> {
+fn row(record: &AuditRecord, gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     vec![
         look.clock(record.at),
         record.by.as_ref().map_or_else(
@@ -39,13 +39,13 @@ fn row(record: &AuditRecord, gpus: &[Gpu], look: &Look) -> Vec<String> {
 }
 
 /// Draws a record as one line, for `--follow`.
-pub(crate) fn line(record: &AuditRecord, gpus: &[Gpu], look: &Look) -> String {
+pub(crate) fn line(record: &AuditRecord, gpus: &[Gpu], look: &Appearance) -> String {
     row(record, gpus, look).join("  ").trim_end().to_owned() + "\n"
 }
 
 /// Names an object. For a GPU, returns its index, or the beginning of its UUID if the driver does
 /// not list the GPU. `--json` prints the complete UUID.
-pub(crate) fn object(object: &str, gpus: &[Gpu], look: &Look) -> String {
+pub(crate) fn object(object: &str, gpus: &[Gpu], look: &Appearance) -> String {
     if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == object) {
         return format!("GPU {}", gpu.index);
     }
@@ -58,14 +58,14 @@ fn short(uuid: &str) -> String {
 }
 
 /// Describes the other fields of a record: names with their values, including nested ones.
-fn detail(detail: &Value, gpus: &[Gpu], look: &Look) -> String {
+fn detail(detail: &Value, gpus: &[Gpu], look: &Appearance) -> String {
     let Value::Object(fields) = detail else {
         return if detail.is_null() { String::new() } else { look.clean(&detail.to_string()) };
     };
     let parts = fields.iter().filter(|(_, value)| !is_empty(value)).map(|(name, value)| match (name.as_str(), value) {
         ("gpus", Value::Array(all)) => all.iter().map(|one| one_gpu(one, gpus)).collect::<Vec<_>>().join("; "),
-        ("error", value) => words(value, gpus),
-        (name, value) => format!("{}: {}", name.replace('_', " "), words(value, gpus)),
+        ("error", value) => value_text(value, gpus),
+        (name, value) => format!("{}: {}", name.replace('_', " "), value_text(value, gpus)),
     });
     look.clean(&parts.collect::<Vec<_>>().join("; "))
 }
@@ -81,7 +81,7 @@ fn is_empty(value: &Value) -> bool {
 }
 
 /// Returns a value without the punctuation of JSON.
-fn words(value: &Value, gpus: &[Gpu]) -> String {
+fn value_text(value: &Value, gpus: &[Gpu]) -> String {
     let all = |parts: Vec<String>| parts.join(", ");
     match value {
         Value::Null => "none".to_owned(),
@@ -90,9 +90,10 @@ fn words(value: &Value, gpus: &[Gpu]) -> String {
         Value::String(text) => {
             gpus.iter().find(|gpu| gpu.uuid == *text).map_or_else(|| text.clone(), |gpu| format!("GPU {}", gpu.index))
         }
-        Value::Array(values) => all(values.iter().map(|value| words(value, gpus)).collect()),
+        Value::Array(values) => all(values.iter().map(|value| value_text(value, gpus)).collect()),
         Value::Object(fields) => {
-            let field = |(name, value): (&String, &Value)| format!("{} {}", name.replace('_', " "), words(value, gpus));
+            let field =
+                |(name, value): (&String, &Value)| format!("{} {}", name.replace('_', " "), value_text(value, gpus));
             all(fields.iter().filter(|(_, value)| !is_empty(value)).map(field).collect())
         }
     }
@@ -105,7 +106,7 @@ fn one_gpu(one: &Value, gpus: &[Gpu]) -> String {
             let known = gpus.iter().find(|gpu| gpu.uuid == uuid);
             format!("{} {wanted}", known.map_or_else(|| short(uuid), |gpu| format!("GPU {}", gpu.index)))
         }
-        _ => words(one, gpus),
+        _ => value_text(one, gpus),
     }
 }
 
@@ -136,7 +137,7 @@ mod tests {
             record(Some(Actor { uid: 7, user: None, pid: None }), "operation.cancel", "accepted", Value::Null),
             record(None, "mig.apply", "rolled_back", json!({"error": "operation op-3 was cancelled"})),
         ];
-        let look = Look { wraps: false, ..fixtures::look(80, Charset::Ascii) };
+        let look = Appearance { wraps: false, ..fixtures::look(80, Charset::Ascii) };
         let text = fixtures::plain(records(&all, &[], &look).text()).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT");
         insta::assert_snapshot!(text);
         let look = fixtures::look(60, Charset::Ascii);

@@ -6,17 +6,17 @@
 use gpush_api::Memory;
 
 use super::{
-    Charset, Look,
-    look::{QUIET, USED, gib, paint},
+    Appearance, Charset,
+    appearance::{QUIET, USED, gib, paint},
 };
 
 /// Draws memory as a bar of `columns`. The heavy part is the memory in use.
-pub(crate) fn line(memory: Memory, columns: usize, look: &Look) -> String {
+pub(crate) fn line(memory: Memory, columns: usize, look: &Appearance) -> String {
     part(memory.used_mib, memory.total_mib, columns, look)
 }
 
 /// Draws a bar of `columns`, in which the heavy part is `used` of `total`. In UTF-8 it has half columns.
-pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Look) -> String {
+pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Appearance) -> String {
     let (full, half, empty) = match look.charset {
         Charset::Utf8 => ("━", "╸", "·"),
         Charset::Ascii => ("#", "", "."),
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     fn drawn(used_mib: u64, total_mib: u64, charset: Charset) -> String {
-        let look = Look { width: 80, wraps: true, headings: true, charset, now: jiff::Timestamp::UNIX_EPOCH };
+        let look = Appearance { width: 80, wraps: true, headings: true, charset, now: jiff::Timestamp::UNIX_EPOCH };
         anstream::adapter::strip_str(&line(Memory { used_mib, total_mib }, 8, &look)).to_string()
     }
 

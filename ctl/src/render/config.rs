@@ -4,8 +4,8 @@ use gpush_api::{ApiError, ConfigView, Gpu, GpuPlan, PendingRestart, Plans, RuleV
 use gpush_core::isolation;
 
 use super::{
-    Look,
-    look::{NEW, NOTE, QUIET, STRONG, count, paint},
+    Appearance,
+    appearance::{NEW, NOTE, QUIET, STRONG, count, paint},
     policy,
     status::gpu_numbers,
     table::{Align, table},
@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Draws `gpushctl config show`.
-pub(crate) fn config(view: &ConfigView, look: &Look) -> String {
+pub(crate) fn config(view: &ConfigView, look: &Appearance) -> String {
     let mut out = match &view.path {
         Some(path) => format!("{}\n", paint(STRONG, &look.clean(path))),
         None => paint(NOTE, "no config file: built-in defaults, every GPU is unmanaged") + "\n",
@@ -38,12 +38,12 @@ pub(crate) fn config(view: &ConfigView, look: &Look) -> String {
 }
 
 /// Draws why the current file is not active.
-pub(crate) fn reload_failed(trouble: &ApiError, look: &Look) -> String {
+pub(crate) fn reload_failed(trouble: &ApiError, look: &Appearance) -> String {
     trouble::lines("reload failed", trouble, 0, look).join("\n") + "\n"
 }
 
 /// Draws the settings in the file that wait for a restart.
-fn pending(settings: &[PendingRestart], look: &Look) -> String {
+fn pending(settings: &[PendingRestart], look: &Appearance) -> String {
     let heading =
         format!("{} for a restart of gpushd:", if settings.len() == 1 { "One setting waits" } else { "Settings wait" });
     let value = |value: &Option<String>| value.as_ref().map_or_else(|| "not set".to_owned(), |text| look.clean(text));
@@ -53,7 +53,7 @@ fn pending(settings: &[PendingRestart], look: &Look) -> String {
 }
 
 /// Draws the rules in order, with the GPUs that each one claims.
-pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
+pub(crate) fn rules(rules: &[RuleView], look: &Appearance) -> String {
     let columns = [
         ("RULE", Align::Left),
         ("GPUS", Align::Left),
@@ -88,7 +88,7 @@ fn is_cut(plan: &GpuPlan) -> bool {
 }
 
 /// Describes what the mechanism of each rule isolates, one line each.
-fn isolation(view: &ConfigView, look: &Look) -> String {
+fn isolation(view: &ConfigView, look: &Appearance) -> String {
     let lines = view.rules.iter().flat_map(|rule| {
         let first = format!("{}: ", look.clean(&rule.name));
         look.wrap(&first, &isolation::sentence(view, rule))
@@ -104,7 +104,7 @@ pub(crate) fn checked(
     findings: &[String],
     plans: Option<&Plans>,
     gpus: &[Gpu],
-    look: &Look,
+    look: &Appearance,
 ) -> String {
     let path = view.path.as_deref().unwrap_or_default();
     let (rules_in, layouts) = (count(view.rules.len(), "rule"), count(view.layouts.len(), "layout"));

@@ -3,15 +3,15 @@
 use gpush_api::{DeviceUse, Gpu, GpuState, MigDevice};
 
 use super::{
-    Look,
+    Appearance,
+    appearance::{IDLE, NOTE, QUIET, USED, gib, paint},
     listing::Listing,
-    look::{IDLE, NOTE, QUIET, USED, gib, paint},
     status::gpu_numbers,
     table::{Align, Narrow},
 };
 
 /// Lists the devices of `gpushctl mig list`. `gpus` are the selected GPUs.
-pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Look) -> Listing {
+pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Appearance) -> Listing {
     use Align::{Left, Right};
     let columns = [
         ("GPU", Right),
@@ -37,7 +37,7 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Look) -> Listing 
         ]
     };
     // Do not cut UUIDs, because users copy them. So the line may be wider than a narrow terminal.
-    let wide = Look { width: look.width.max(110), ..*look };
+    let wide = Appearance { width: look.width.max(110), ..*look };
     Listing::new(&columns, devices.iter().map(row).collect(), Narrow { spare: &[], prose: true }, &wide)
         .names(devices.iter().map(|one| format!("{}:{}", one.gpu, one.instance)))
         .uuids(devices.iter().filter_map(|one| one.uuid.clone()))
@@ -61,7 +61,7 @@ fn usage(of: DeviceUse) -> String {
 }
 
 /// Describes the use of a device: processes, lease holders with the end of the lease, or why it is reserved.
-fn detail(one: &MigDevice, look: &Look) -> String {
+fn detail(one: &MigDevice, look: &Appearance) -> String {
     match one.usage {
         DeviceUse::Free => String::new(),
         DeviceUse::Reserved => one.reason.clone().unwrap_or_default(),

@@ -2,13 +2,13 @@
 
 use gpush_doctor::{Finding, Severity};
 
-use super::look::{BAD, Look, NOTE, PLAIN, count, paint};
+use super::appearance::{Appearance, BAD, NOTE, PLAIN, count, paint};
 
 /// Widths of the area and of the severity, in columns.
 const AREA: usize = 9;
 const SEVERITY: usize = 8;
 
-pub(crate) fn findings(findings: &[Finding], look: &Look) -> String {
+pub(crate) fn findings(findings: &[Finding], look: &Appearance) -> String {
     let mut lines = Vec::new();
     for finding in findings {
         let first = format!("{:<AREA$} {:<SEVERITY$} ", finding.area, finding.severity);

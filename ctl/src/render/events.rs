@@ -2,18 +2,18 @@
 
 use anstyle::Style;
 use gpush_api::{
-    Actor, ConfigChange, DriverChange, Event, Gpu, GpuAspect, GpuChange, GpuState, Happening, InstanceSeen,
+    Actor, ConfigChange, DriverChange, Event, EventPayload, Gpu, GpuAspect, GpuChange, GpuState, InstanceSummary,
     LeaseChange, LeaseState, OperationChange, OperationState, ResyncReason, UnleasedChange,
 };
-use gpush_client::Told;
+use gpush_client::ReceivedEvent;
 use jiff::Timestamp;
 
 use super::{
-    Look,
+    Appearance,
+    appearance::{BAD, NOTE, PLAIN, QUIET, broken, pad, paint, width},
     audit::object,
     gpu,
     listing::Listing,
-    look::{BAD, NOTE, PLAIN, QUIET, broken, pad, paint, width},
     mps, operation,
     status::gpu_numbers,
     table::{BELOW, PROSE},
@@ -24,41 +24,41 @@ use super::{
 const COLUMNS: (usize, usize) = (8, 11);
 
 /// Returns the time of an event. `None` for an event that this version does not know.
-pub(crate) fn time(told: &Told) -> Option<Timestamp> {
+pub(crate) fn time(told: &ReceivedEvent) -> Option<Timestamp> {
     match told {
-        Told::Known(event) => Some(event.at),
-        Told::Unknown(_) => None,
+        ReceivedEvent::Known(event) => Some(event.at),
+        ReceivedEvent::Unknown(_) => None,
     }
 }
 
 /// Returns whether an event is a step of an operation, and not its begin, its end or a note.
-pub(crate) fn is_step(told: &Told) -> bool {
-    let Told::Known(event) = told else { return false };
+pub(crate) fn is_step(told: &ReceivedEvent) -> bool {
+    let ReceivedEvent::Known(event) = told else { return false };
     match &event.what {
-        Happening::Operation(change) => {
+        EventPayload::Operation(change) => {
             let is_going = matches!(change.operation.state, OperationState::Running | OperationState::Cancelling);
             change.note.is_none() && is_going && change.progress.iter().any(|gpu| gpu.done > 0 || gpu.doing.is_some())
         }
         // While an operation changes a GPU, such an event shows only intermediate instances.
-        Happening::Gpu(change) => {
+        EventPayload::Gpu(change) => {
             let between = |aspect: &GpuAspect| matches!(aspect, GpuAspect::Instances | GpuAspect::Drift);
             change.state == GpuState::Changing && change.changed.iter().all(between)
         }
-        Happening::Config(_)
-        | Happening::Driver(_)
-        | Happening::Xid(_)
-        | Happening::Mps(_)
-        | Happening::Lease(_)
-        | Happening::Unleased(_)
-        | Happening::Change(_)
-        | Happening::Resync(_) => false,
+        EventPayload::Config(_)
+        | EventPayload::Driver(_)
+        | EventPayload::Xid(_)
+        | EventPayload::Mps(_)
+        | EventPayload::Lease(_)
+        | EventPayload::Unleased(_)
+        | EventPayload::Change(_)
+        | EventPayload::Resync(_) => false,
     }
 }
 
 /// Lists the events of `gpushctl events`.
-pub(crate) fn list(all: &[Told], gpus: &[Gpu], look: &Look) -> Listing {
+pub(crate) fn list(all: &[ReceivedEvent], gpus: &[Gpu], look: &Appearance) -> Listing {
     let rows = all.iter().map(|told| match told {
-        Told::Known(event) => {
+        ReceivedEvent::Known(event) => {
             let (about, (word, _), text) = columns(event, gpus, look);
             vec![
                 utc(event.at),
@@ -68,11 +68,13 @@ pub(crate) fn list(all: &[Told], gpus: &[Gpu], look: &Look) -> Listing {
                 look.clean(&text),
             ]
         }
-        Told::Unknown(value) => vec![String::new(), String::new(), String::new(), String::new(), value.to_string()],
+        ReceivedEvent::Unknown(value) => {
+            vec![String::new(), String::new(), String::new(), String::new(), value.to_string()]
+        }
     });
     let ids = all.iter().map(|told| match told {
-        Told::Known(event) => event.id.clone(),
-        Told::Unknown(_) => String::new(),
+        ReceivedEvent::Known(event) => event.id.clone(),
+        ReceivedEvent::Unknown(_) => String::new(),
     });
     Listing::of(vec!["TIME", "KIND", "OBJECT", "STATE", "TEXT"], rows.collect())
         .names(ids)
@@ -85,24 +87,24 @@ fn utc(at: Timestamp) -> String {
 }
 
 /// Draws one event, with a line break at the end.
-pub(crate) fn line(told: &Told, gpus: &[Gpu], look: &Look) -> String {
+pub(crate) fn line(told: &ReceivedEvent, gpus: &[Gpu], look: &Appearance) -> String {
     match told {
-        Told::Known(event) => known(event, gpus, look),
+        ReceivedEvent::Known(event) => known(event, gpus, look),
         // Print an event of a newer kind as received.
-        Told::Unknown(value) => format!("{}\n", look.clean(&value.to_string())),
+        ReceivedEvent::Unknown(value) => format!("{}\n", look.clean(&value.to_string())),
     }
 }
 
 /// Returns the object of an event, its state with a style, and the text.
-fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, Style), String) {
+fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static str, Style), String) {
     match &event.what {
-        Happening::Operation(change) => {
+        EventPayload::Operation(change) => {
             (change.operation.id.clone(), operation::state(change.operation.state), of_operation(change))
         }
-        Happening::Gpu(change) => (format!("GPU {}", change.gpu), gpu::state(change.state), of_gpu(change)),
-        Happening::Config(change) => of_config(change),
-        Happening::Driver(change) => of_driver(change),
-        Happening::Xid(xid) => {
+        EventPayload::Gpu(change) => (format!("GPU {}", change.gpu), gpu::state(change.state), of_gpu(change)),
+        EventPayload::Config(change) => of_config(change),
+        EventPayload::Driver(change) => of_driver(change),
+        EventPayload::Xid(xid) => {
             let about = xid.gpu.map_or_else(|| "GPU ?".to_owned(), |gpu| format!("GPU {gpu}"));
             let instance = match (xid.gi, xid.ci) {
                 (None, _) => String::new(),
@@ -111,20 +113,20 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, 
             };
             (about, ("xid", BAD), format!("Xid {}{instance}", xid.xid))
         }
-        Happening::Mps(change) => {
+        EventPayload::Mps(change) => {
             let about = change.gpu.map_or_else(|| change.target.clone(), |gpu| format!("GPU {gpu}"));
             let of = if change.uuid == change.gpu_uuid { String::new() } else { format!(" of {}", change.uuid) };
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
-        Happening::Lease(change) => (change.lease_id.to_string(), lease_state(change), of_lease(change)),
-        Happening::Unleased(change) => (format!("GPU {}", change.gpu), ("unleased", NOTE), of_unleased(change)),
-        Happening::Change(change) => {
+        EventPayload::Lease(change) => (change.lease_id.to_string(), lease_state(change), of_lease(change)),
+        EventPayload::Unleased(change) => (format!("GPU {}", change.gpu), ("unleased", NOTE), of_unleased(change)),
+        EventPayload::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
             let by = change.by.as_ref().map_or_else(|| "gpushd".to_owned(), name);
             (object(&change.object, gpus, look), ("change", NOTE), format!("{} by {by}{reason}", change.action))
         }
-        Happening::Resync(resync) => {
+        EventPayload::Resync(resync) => {
             let text = match resync.reason {
                 ResyncReason::OtherLife => "gpushd restarted; earlier events are not known",
                 ResyncReason::Missed => "some events are missing: more happened than gpushd keeps",
@@ -134,7 +136,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, 
     }
 }
 
-fn known(event: &Event, gpus: &[Gpu], look: &Look) -> String {
+fn known(event: &Event, gpus: &[Gpu], look: &Appearance) -> String {
     let (about, (word, style), text) = columns(event, gpus, look);
     let about = look.clean(&about);
     let clock = look.clock(event.at);
@@ -200,7 +202,7 @@ fn of_unleased(change: &UnleasedChange) -> String {
     let who = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
     let who = if who.is_empty() { "a process of another user".to_owned() } else { who };
     let device = change.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
-    format!("{who}{device} was {}: {}", change.step.words(), change.why)
+    format!("{who}{device} was {}: {}", change.step.log_text(), change.why)
 }
 
 fn of_gpu(change: &GpuChange) -> String {
@@ -234,7 +236,7 @@ fn standing(change: &GpuChange) -> String {
     if change.mig == Some(true) { format!(", has {}", instances(&change.instances)) } else { String::new() }
 }
 
-fn instances(all: &[InstanceSeen]) -> String {
+fn instances(all: &[InstanceSummary]) -> String {
     if all.is_empty() {
         return "no instance".to_owned();
     }
@@ -273,12 +275,12 @@ mod tests {
     use super::*;
     use crate::render::{Charset, fixtures};
 
-    fn operation(state: OperationState, doing: Option<&str>, note: Option<&str>, error: Option<&str>) -> Happening {
+    fn operation(state: OperationState, doing: Option<&str>, note: Option<&str>, error: Option<&str>) -> EventPayload {
         let step =
             StepState { gpu: 0, done: 2, total: 6, doing: doing.map(str::to_owned), rolling_back: false, error: None };
         let mut one = fixtures::operation(state);
         one.error = error.map(|text| ApiError::new(Code::Cancelled, text));
-        Happening::Operation(Box::new(OperationChange {
+        EventPayload::Operation(Box::new(OperationChange {
             operation: OperationSummary::from(&one),
             gpu_uuids: Vec::new(),
             progress: vec![step],
@@ -288,9 +290,9 @@ mod tests {
 
     #[test]
     fn each_kind_has_its_line() {
-        let look = Look { wraps: false, ..fixtures::look(80, Charset::Ascii) };
+        let look = Appearance { wraps: false, ..fixtures::look(80, Charset::Ascii) };
         let gpu = |changed: &[GpuAspect], state, instances| {
-            Happening::Gpu(Box::new(GpuChange {
+            EventPayload::Gpu(Box::new(GpuChange {
                 gpu: 3,
                 gpu_uuid: "GPU-3".into(),
                 changed: changed.to_vec(),
@@ -303,7 +305,7 @@ mod tests {
                 timeslice: None,
             }))
         };
-        let instance = InstanceSeen {
+        let instance = InstanceSummary {
             id: 2,
             profile: "3g.40gb".into(),
             placement: Placement { start: 4, size: 4 },
@@ -346,29 +348,29 @@ mod tests {
             gpu(&[GpuAspect::Appeared], GpuState::Ready, vec![instance.clone()]),
             gpu(&[GpuAspect::State, GpuAspect::Drift], GpuState::Changing, Vec::new()),
             gpu(&[GpuAspect::Mig, GpuAspect::Instances], GpuState::Ready, vec![instance.clone(), instance]),
-            Happening::Config(ConfigChange {
+            EventPayload::Config(ConfigChange {
                 taken: true,
                 error: None,
                 pending_restart: vec!["driver.read_ms".into()],
             }),
-            Happening::Config(ConfigChange {
+            EventPayload::Config(ConfigChange {
                 taken: false,
                 error: Some(error("the config x has errors")),
                 pending_restart: Vec::new(),
             }),
-            Happening::Driver(DriverChange { driver: Some(driver("550.1")), before: None, error: None }),
-            Happening::Driver(DriverChange {
+            EventPayload::Driver(DriverChange { driver: Some(driver("550.1")), before: None, error: None }),
+            EventPayload::Driver(DriverChange {
                 driver: Some(driver("560.1")),
                 before: Some("550.1".into()),
                 error: None,
             }),
-            Happening::Driver(DriverChange {
+            EventPayload::Driver(DriverChange {
                 driver: None,
                 before: Some("560.1".into()),
                 error: Some(error("the driver is not loaded")),
             }),
-            Happening::Xid(Xid { gpu: Some(3), gpu_uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
-            Happening::Mps(Box::new(MpsChange {
+            EventPayload::Xid(Xid { gpu: Some(3), gpu_uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
+            EventPayload::Mps(Box::new(MpsChange {
                 target: "g5d1b03a2".into(),
                 uuid: "GPU-5d1b03a2".into(),
                 gpu_uuid: "GPU-5d1b03a2".into(),
@@ -376,25 +378,25 @@ mod tests {
                 state: MpsState::BackingOff,
                 reasons: vec!["the daemon was ended by signal 9".into(), "gpushd restarts it".into()],
             })),
-            Happening::Unleased(Box::new(unleased.clone())),
-            Happening::Unleased(Box::new(hidden)),
-            Happening::Change(Change {
+            EventPayload::Unleased(Box::new(unleased.clone())),
+            EventPayload::Unleased(Box::new(hidden)),
+            EventPayload::Change(Change {
                 action: "operation.cancel".into(),
                 object: "op-17".into(),
                 by: Some(Actor { uid: 0, user: Some("root".into()), pid: None }),
                 reason: Some("not \u{1b}now".into()),
                 gpu_uuids: Vec::new(),
             }),
-            Happening::Resync(Resync { reason: ResyncReason::OtherLife }),
-            Happening::Resync(Resync { reason: ResyncReason::Missed }),
+            EventPayload::Resync(Resync { reason: ResyncReason::OtherLife }),
+            EventPayload::Resync(Resync { reason: ResyncReason::Missed }),
         ];
         let at = look.now;
         let lines = all.into_iter().map(|what| {
-            let told = Told::Known(Box::new(Event { id: "e-1".into(), at, what }));
+            let told = ReceivedEvent::Known(Box::new(Event { id: "e-1".into(), at, what }));
             fixtures::plain(&line(&told, &[], &look)).replace(&look.clock(at), "TIME")
         });
         insta::assert_snapshot!(lines.collect::<String>());
-        let young = Told::Unknown(serde_json::json!({"kind": "weather"}));
+        let young = ReceivedEvent::Unknown(serde_json::json!({"kind": "weather"}));
         assert_eq!(line(&young, &[], &look), "{\"kind\":\"weather\"}\n");
     }
 }

@@ -7,7 +7,7 @@ use gpush_api::{
 };
 use jiff::Timestamp;
 
-use super::{Charset, Look, status::Status};
+use super::{Appearance, Charset, status::Status};
 
 pub(crate) mod lease;
 pub(crate) mod mps;
@@ -15,8 +15,8 @@ pub(crate) mod mps;
 /// Time of the readings in all fixtures.
 pub(crate) const READ_AT: i64 = 1_790_000_000;
 
-pub(crate) fn look(width: usize, charset: Charset) -> Look {
-    Look { width, wraps: true, headings: true, charset, now: Timestamp::from_second(READ_AT + 3).unwrap() }
+pub(crate) fn look(width: usize, charset: Charset) -> Appearance {
+    Appearance { width, wraps: true, headings: true, charset, now: Timestamp::from_second(READ_AT + 3).unwrap() }
 }
 
 /// Returns the text of a snapshot, without colors.
@@ -279,14 +279,14 @@ pub(crate) fn plan() -> GpuPlan {
 }
 
 /// A plan without steps for the GPU `index` of [`mixed`].
-pub(crate) fn as_wanted(index: u32) -> GpuPlan {
+pub(crate) fn plan_without_steps(index: u32) -> GpuPlan {
     let gpu = &mixed()[index as usize];
     GpuPlan { gpu: index, uuid: gpu.uuid.clone(), name: gpu.name.clone(), steps: Vec::new(), ..plan() }
 }
 
 /// An operation with the plan for GPU 0. GPU 2 needs no change.
 pub(crate) fn operation(state: OperationState) -> Operation {
-    let plans = vec![plan(), as_wanted(2)];
+    let plans = vec![plan(), plan_without_steps(2)];
     let progress = plans.iter().map(|p| StepState {
         gpu: p.gpu,
         done: if state == OperationState::Done { p.steps.len() as u32 } else { 0 },

@@ -11,14 +11,15 @@ use anstyle::Style;
 use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mig, Mode, MpsDaemon, Process};
 
 use super::{
-    Look, bar,
+    Appearance,
+    appearance::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
+    bar,
     lease::below as lease,
-    look::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
     mps::list as mps,
-    overrides,
+    overrides, process_names,
     slices::{self, Use},
     status::gpu_numbers,
-    timeslice, who,
+    timeslice,
 };
 
 /// Number of blanks before each line below a heading.
@@ -65,7 +66,7 @@ impl Columns {
 }
 
 /// Describes how a GPU is shared, for its heading: `mig (training)`.
-fn sharing(gpu: &Gpu, look: &Look) -> String {
+fn sharing(gpu: &Gpu, look: &Appearance) -> String {
     match &gpu.rule {
         Some(rule) => format!("{} ({})", gpu.mode.name(), look.clean(rule)),
         None => mode(gpu).to_owned(),
@@ -95,7 +96,7 @@ pub(crate) fn state(state: GpuState) -> (&'static str, Style) {
 }
 
 /// Draws the heading: the GPU on the left, memory on the right. `others` are GPUs that share this drawing.
-pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Look) -> String {
+pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Appearance) -> String {
     let number = gpu_numbers(&[&[gpu.index], others].concat());
     let (state_word, state_style) = state(gpu.state);
     let state_word = if gpu.state == GpuState::Ready { "" } else { state_word };
@@ -142,7 +143,7 @@ pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Look) -> String {
 }
 
 /// Returns the lines of a GPU, in the order of their slices.
-pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
+pub(crate) fn rows(gpu: &Gpu, look: &Appearance) -> Vec<Row> {
     let mut rows = Vec::new();
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if mig.is_none() || !gpu.processes.is_empty() {
@@ -164,7 +165,7 @@ pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
     rows
 }
 
-fn instance_rows(instance: &GpuInstance, leases: &[LeaseUse], look: &Look) -> Vec<Row> {
+fn instance_rows(instance: &GpuInstance, leases: &[LeaseUse], look: &Appearance) -> Vec<Row> {
     let usage = Use::of(instance, leases);
     let mut row = Row {
         mark: usage.mark(look),
@@ -204,7 +205,7 @@ fn instance_rows(instance: &GpuInstance, leases: &[LeaseUse], look: &Look) -> Ve
 }
 
 /// Returns the width of a memory bar.
-fn bar_columns(look: &Look) -> usize {
+fn bar_columns(look: &Appearance) -> usize {
     match look.width {
         0..100 => 8,
         100..140 => 12,
@@ -219,7 +220,7 @@ fn short_uuid(uuid: &str) -> &str {
 
 /// Draws one line, aligned to `columns`. If there is no room for the pids, the processes are drawn
 /// on a second line.
-fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
+fn row(row: &Row, columns: Columns, look: &Appearance) -> Vec<String> {
     let mut out = " ".repeat(INDENT);
     let mut taken = INDENT;
     let push = |text: &str, style: Style, columns: usize, out: &mut String, taken: &mut usize| {
@@ -252,18 +253,18 @@ fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
     let mut below = None;
     if !row.remark.is_empty() {
         out += &paint(NOTE, &look.fit(row.remark, room));
-    } else if !look.wraps || who::least(&processes, look) <= room {
-        out += &who::line(&processes, room, look);
+    } else if !look.wraps || process_names::least(&processes, look) <= room {
+        out += &process_names::line(&processes, room, look);
     } else {
         let indent = INDENT + 2;
-        below = Some(" ".repeat(indent) + &who::line(&processes, look.width.saturating_sub(indent), look));
+        below = Some(" ".repeat(indent) + &process_names::line(&processes, look.width.saturating_sub(indent), look));
     }
     out.truncate(out.trim_end().len());
     std::iter::once(out).chain(below).collect()
 }
 
 /// Returns the notes on a GPU: state, drift, a pending reset, an old reading.
-pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
+pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |style: Style, label: &str, text: &str| {
         // An override is not a fault, because an administrator requested it.
@@ -353,7 +354,7 @@ fn unexplained(state: GpuState) -> &'static str {
 }
 
 /// Replaces the heading of a block with one for several GPUs that share the drawing.
-pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[u32], look: &Look) {
+pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[u32], look: &Appearance) {
     if let Some(first) = block.first_mut().filter(|_| !others.is_empty()) {
         *first = heading(gpu, others, look);
     }
@@ -380,7 +381,7 @@ pub(crate) fn block(
     users: &Users<'_>,
     columns: Columns,
     lines: bool,
-    look: &Look,
+    look: &Appearance,
 ) -> Vec<String> {
     let mut out = vec![heading(gpu, &[], look)];
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);

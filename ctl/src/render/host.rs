@@ -2,10 +2,10 @@
 
 use gpush_api::{Gpu, Maintenance, Recovered};
 
-use super::{Look, status::gpu_numbers};
+use super::{Appearance, status::gpu_numbers};
 
 /// Draws the state after `maintenance enter` or `leave`.
-pub(crate) fn maintenance(maintenance: Option<&Maintenance>, look: &Look) -> String {
+pub(crate) fn maintenance(maintenance: Option<&Maintenance>, look: &Appearance) -> String {
     let text = match maintenance {
         Some(maintenance) => {
             let reason = maintenance.reason.as_ref().map_or_else(String::new, |why| format!(" ({})", look.clean(why)));
@@ -20,7 +20,7 @@ pub(crate) fn maintenance(maintenance: Option<&Maintenance>, look: &Look) -> Str
 }
 
 /// Draws the result of `recover`.
-pub(crate) fn recovered(recovered: &Recovered, gpus: &[Gpu], look: &Look) -> String {
+pub(crate) fn recovered(recovered: &Recovered, gpus: &[Gpu], look: &Appearance) -> String {
     let Some(cause) = &recovered.cause else { return "Nothing to do: no GPU is held.\n".to_owned() };
     let mut lines = look.wrap("", &format!("The loss of the database is acknowledged: {}.", look.clean(cause)));
     if let Some(kept) = &recovered.kept {

@@ -4,8 +4,8 @@ use anstyle::Style;
 use gpush_core::isolation::{MECHANISMS, SOURCES, TABLE};
 
 use super::{
-    Look,
-    look::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
+    Appearance,
+    appearance::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
 };
 
 /// Width of a mechanism's name, in columns.
@@ -15,7 +15,7 @@ const NAMES: usize = 11;
 const ANSWERS: usize = 7;
 
 /// Draws `gpushctl explain isolation`.
-pub(crate) fn table(look: &Look) -> String {
+pub(crate) fn table(look: &Appearance) -> String {
     let mut out = String::new();
     for aspect in TABLE {
         out += &(paint(STRONG, aspect.name) + "\n");

@@ -3,7 +3,7 @@
 use anstream::adapter::strip_str;
 
 use super::{
-    Look,
+    Appearance,
     table::{Align, Narrow, fitted},
 };
 
@@ -19,7 +19,12 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// Creates a list that is drawn as a table.
-    pub(crate) fn new(columns: &[(&'static str, Align)], rows: Vec<Vec<String>>, narrow: Narrow, look: &Look) -> Self {
+    pub(crate) fn new(
+        columns: &[(&'static str, Align)],
+        rows: Vec<Vec<String>>,
+        narrow: Narrow,
+        look: &Appearance,
+    ) -> Self {
         let drawn = if rows.is_empty() { String::new() } else { fitted(columns, rows.clone(), narrow, 0, look) };
         Self { drawn, ..Self::of(columns.iter().map(|(name, _)| *name).collect(), rows) }
     }

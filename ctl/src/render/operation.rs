@@ -7,8 +7,8 @@ use gpush_api::{
 };
 
 use super::{
-    Look,
-    look::{BAD, GONE, NEW, NOTE, PLAIN, QUIET, count, paint, pci, product, width},
+    Appearance,
+    appearance::{BAD, GONE, NEW, NOTE, PLAIN, QUIET, count, paint, pci, product, width},
     overrides, plan,
     status::gpu_numbers,
     trouble,
@@ -70,10 +70,10 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
 /// Draws the result of an operation. `before` contains the GPUs before the operation, if they were
 /// read. `now` contains the current GPUs; their ids are used only if the operation has `just`
 /// ended.
-pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Look) -> String {
+pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Appearance) -> String {
     let (word, style) = outcome(operation);
     // An operation that has not begun has no plan yet.
-    let is_same = |p: &&GpuPlan| operation.begun && plan::as_wanted(p);
+    let is_same = |p: &&GpuPlan| operation.begun && plan::needs_no_change(p);
     let changed: Vec<_> = operation.plans.iter().filter(|p| !is_same(p)).collect();
     let same: Vec<u32> = operation.plans.iter().filter(is_same).map(|p| p.gpu).collect();
     let by = operation.by.user.as_ref().map_or_else(|| format!("uid {}", operation.by.uid), |u| look.clean(u));
@@ -97,17 +97,17 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         let number = gpu_numbers(&[plan.gpu]);
         out.push(plan::headline(&number, &look.clean(product(&plan.name)), &look.clean(address), look));
         match operation.state {
-            OperationState::Queued | OperationState::Waiting => out.extend(not_begun(plan, look)),
-            OperationState::RolledBack if !operation.begun => out.extend(not_begun(plan, look)),
-            OperationState::Done => out.extend(done(plan, was.as_ref(), gpu.as_ref().filter(|_| just), look)),
+            OperationState::Queued | OperationState::Waiting => out.extend(not_started_line(plan, look)),
+            OperationState::RolledBack if !operation.begun => out.extend(not_started_line(plan, look)),
+            OperationState::Done => out.extend(changes(plan, was.as_ref(), gpu.as_ref().filter(|_| just), look)),
             OperationState::Running | OperationState::Cancelling | OperationState::Interrupted => {
-                out.extend(under_way(operation, plan, look));
+                out.extend(progress_lines(operation, plan, look));
             }
-            OperationState::RolledBack => out.extend(as_before(operation, plan, look)),
+            OperationState::RolledBack => out.extend(unchanged_line(operation, plan, look)),
             OperationState::Failed if was_rolled_back(operation, plan.gpu) => {
-                out.extend(as_before(operation, plan, look));
+                out.extend(unchanged_line(operation, plan, look));
             }
-            OperationState::Failed => out.extend(under_way(operation, plan, look)),
+            OperationState::Failed => out.extend(progress_lines(operation, plan, look)),
         }
         if let Some(error) = error_of(operation, plan).filter(|error| !said.contains(error) && !is_cancelled(operation))
         {
@@ -146,8 +146,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
 }
 
 /// Draws that a GPU is unchanged, with its desired layout in the notation of the command line.
-fn not_begun(plan: &GpuPlan, look: &Look) -> Vec<String> {
-    look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.wanted())))
+fn not_started_line(plan: &GpuPlan, look: &Appearance) -> Vec<String> {
+    look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.end_state())))
 }
 
 /// Returns whether the steps of a GPU were rolled back because the operation failed on another GPU.
@@ -156,7 +156,7 @@ fn was_rolled_back(operation: &Operation, gpu: u32) -> bool {
 }
 
 /// Draws that a GPU is unchanged, and why. Omits the reason if the GPU's own error follows.
-fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
+fn unchanged_line(operation: &Operation, plan: &GpuPlan, look: &Appearance) -> Vec<String> {
     let mut failed: Vec<u32> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
     if failed.is_empty() || failed.contains(&plan.gpu) {
         return vec!["  as it was before".to_owned()];
@@ -179,7 +179,7 @@ fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError
 /// Draws which instances were destroyed, created and kept. Uses the plan for this, because the GPU
 /// may have changed since. Takes ids and UUIDs from `gpu`, the reading right after the operation,
 /// if it contains the planned instance.
-fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
+fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     let mut altered = false;
     for step in &plan.steps {
@@ -210,11 +210,12 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
             InstanceStep::CreateGpuInstance { .. } | InstanceStep::CreateCompute { .. } => {}
         }
     }
-    let made = made(plan, before, gpu);
+    let made = created_instances(plan, before, gpu);
     altered |= made.iter().any(|made| made.in_kept);
-    let widest = |of: fn(&Made) -> &str| made.iter().map(|made| width(&look.clean(of(made)))).max().unwrap_or(0);
+    let widest =
+        |of: fn(&CreatedInstance) -> &str| made.iter().map(|made| width(&look.clean(of(made)))).max().unwrap_or(0);
     let (what_width, ids_width) = (widest(|m| &m.what), widest(|m| &m.ids));
-    for Made { what, ids, uuid, .. } in &made {
+    for CreatedInstance { what, ids, uuid, .. } in &made {
         let what = look.clean(what);
         // Compute the padding here, because format widths would include the color codes.
         let line = format!("  + {what:<what_width$}  {ids}");
@@ -236,7 +237,7 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
 }
 
 /// An instance that the operation created.
-struct Made {
+struct CreatedInstance {
     /// Name, such as `3g.40gb@4` or `1c.3g.40gb in 3g.40gb@4`.
     what: String,
     /// Ids, such as `GI 2 CI 0`, if known.
@@ -248,7 +249,7 @@ struct Made {
 }
 
 /// Returns what the plan's steps created, in the order of the slices.
-fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
+fn created_instances(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<CreatedInstance> {
     let live = gpu.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let mut told: Vec<(u32, u32)> = Vec::new();
     let mut all = Vec::new();
@@ -260,7 +261,7 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
                     let it = live.iter().find(|i| i.placement == *placement && i.profile == *profile);
                     let ids = it.map_or_else(String::new, |i| format!("GI {}", i.id));
                     let what = format!("{profile}@{}", placement.start);
-                    all.push((*placement, Made { what, ids, uuid: String::new(), in_kept: false }));
+                    all.push((*placement, CreatedInstance { what, ids, uuid: String::new(), in_kept: false }));
                 }
             }
             InstanceStep::CreateCompute { gi_placement, profile, .. } => {
@@ -277,7 +278,7 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
                 let whole = parent.map_or(part.unwrap_or(profile), String::as_str);
                 let at = format!("{whole}@{}", gi_placement.start);
                 let found = live.iter().filter(|i| i.placement == *gi_placement && i.profile == whole).find_map(|i| {
-                    let fresh = |ci| parent.is_some() || !stayed(plan, before, i.id, ci);
+                    let fresh = |ci| parent.is_some() || !was_kept(plan, before, i.id, ci);
                     let is_it =
                         |c: &&ComputeInstance| c.profile == *profile && fresh(c.id) && !told.contains(&(i.id, c.id));
                     i.compute.iter().find(is_it).map(|c| (i.id, c))
@@ -286,7 +287,7 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
                 let what = if part.is_some() { format!("{profile} in {at}") } else { at };
                 all.push((
                     *gi_placement,
-                    Made {
+                    CreatedInstance {
                         what,
                         ids: found.map_or_else(String::new, |(gi, c)| format!("GI {gi} CI {}", c.id)),
                         uuid: found.and_then(|(_, c)| c.uuid.clone()).unwrap_or_default(),
@@ -303,7 +304,7 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
 
 /// Returns whether a compute instance existed before and had to be kept. Ids are reused, so this
 /// needs both the reading before the operation and the plan.
-fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
+fn was_kept(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
     let instances = before.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let was = instances.iter().any(|i| i.id == gi && i.compute.iter().any(|c| c.id == ci));
     was && !plan
@@ -312,7 +313,7 @@ fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
 }
 
 /// Describes the progress of the operation on a GPU.
-fn under_way(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
+fn progress_lines(operation: &Operation, plan: &GpuPlan, look: &Appearance) -> Vec<String> {
     let Some(progress) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { return Vec::new() };
     let way = match (progress.rolling_back, operation.state.is_final()) {
         (false, _) => "steps",

@@ -1,14 +1,14 @@
 //! Overrides, and the differences that a reload makes or would make.
 
 use gpush_api::{
-    ConfigDiff, Gpu, GpuDiff, LeaseTerms, Mode, Operation, Override, OverrideEnded, Overrides, Reloaded, SettingDiff,
-    WantedView,
+    ConfigDiff, DesiredView, Gpu, GpuDiff, LeaseTerms, Mode, Operation, Override, OverrideEnded, Overrides, Reloaded,
+    SettingDiff,
 };
 
 use super::{
-    Look,
+    Appearance,
+    appearance::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
     listing::Listing,
-    look::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
     policy,
     status::gpu_numbers,
     table::{Align, Narrow, table},
@@ -16,25 +16,25 @@ use super::{
 };
 
 /// Describes an override: `by alice 2 h ago: big run, expires in 3 h`.
-fn sentence(one: &Override, look: &Look) -> String {
+fn sentence(one: &Override, look: &Appearance) -> String {
     let expires = one.expires_at.map_or_else(String::new, |at| format!(", expires {}", look.ahead(at)));
     of(one, look) + &expires
 }
 
 /// Describes an override without its expiry, because the override may have ended.
-fn of(one: &Override, look: &Look) -> String {
+fn of(one: &Override, look: &Appearance) -> String {
     let by = one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user));
     let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&one.reason)) };
     format!("by {by} {}{reason}", look.ago(one.created_at))
 }
 
 /// Returns the index of the GPU, or its UUID if the driver does not list it.
-fn number(one: &Override, look: &Look) -> String {
+fn number(one: &Override, look: &Appearance) -> String {
     one.gpu.map_or_else(|| look.clean(&one.uuid), |index| index.to_string())
 }
 
 /// Lists the overrides of `gpushctl config overrides`.
-pub(crate) fn list(all: &Overrides, look: &Look) -> Listing {
+pub(crate) fn list(all: &Overrides, look: &Appearance) -> Listing {
     let columns = [
         ("GPU", Align::Left),
         ("LAYOUT", Align::Left),
@@ -63,7 +63,7 @@ pub(crate) fn list(all: &Overrides, look: &Look) -> Listing {
 }
 
 /// Draws the result of `gpushctl config overrides clear`.
-pub(crate) fn ended(ended: &OverrideEnded, look: &Look) -> String {
+pub(crate) fn ended(ended: &OverrideEnded, look: &Appearance) -> String {
     let one = &ended.ended;
     let which = one.gpu.map_or_else(|| look.clean(&one.uuid), |index| gpu_numbers(&[index]));
     let text = format!("{which}: cleared the override {}", of(one, look));
@@ -75,7 +75,7 @@ pub(crate) fn ended(ended: &OverrideEnded, look: &Look) -> String {
 }
 
 /// Draws the result of `gpushctl config reload`.
-pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
+pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
     let file = reloaded.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
     let mut out = format!("{file}: {}\n", paint(NEW, "loaded"));
     for finding in &reloaded.findings {
@@ -121,7 +121,7 @@ fn is_other(one: &GpuDiff) -> bool {
 }
 
 /// Draws `gpushctl config diff`.
-pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
+pub(crate) fn diff(diff: &ConfigDiff, look: &Appearance) -> String {
     let file = diff.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
     if !differs(diff) && diff.unseen.is_empty() {
         return format!("{file}: same as the config in use; the GPUs are as desired\n");
@@ -156,7 +156,7 @@ pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
     out
 }
 
-fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Look) -> String {
+fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Appearance) -> String {
     if settings.is_empty() {
         return String::new();
     }
@@ -176,7 +176,7 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Look) ->
 }
 
 /// Draws a GPU with its desired layouts, their sources, and the current layout.
-fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> String {
+fn block(one: &GpuDiff, wanted: &[(&str, Option<&DesiredView>)], look: &Appearance) -> String {
     let mut out = paint(STRONG, &format!("GPU {}", one.gpu)) + "\n";
     let mut line = |name: &str, text: &str| {
         let first = format!("  {}", pad(name, 13));
@@ -207,11 +207,11 @@ fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> 
     out
 }
 
-fn wish(view: &WantedView, look: &Look) -> String {
+fn wish(view: &DesiredView, look: &Appearance) -> String {
     let Some(rule) = view.rule.as_ref().map(|rule| look.clean(rule)) else { return "no rule".to_owned() };
     let layout =
         view.layout.as_ref().map_or_else(String::new, |layout| format!(": {}", look.clean(&layout.join(", "))));
-    let shared = policy::words(view.mps.as_ref(), view.timeslice.as_ref());
+    let shared = policy::describe(view.mps.as_ref(), view.timeslice.as_ref());
     let shared = shared.map_or_else(String::new, |words| format!("; {words}"));
     let leases = view.lease.map_or_else(String::new, terms);
     format!("{} ({rule}){layout}{shared}{leases}", view.mode.name())
@@ -234,7 +234,7 @@ fn terms(terms: LeaseTerms) -> String {
 }
 
 /// Describes what an operation that has just ended did to overrides, from the GPUs before and after it.
-pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu], look: &Look) -> Vec<String> {
+pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu], look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     let on = |gpus: &[Gpu], uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid)?.overridden.clone();
     for plan in &operation.plans {
@@ -265,7 +265,7 @@ fn drifts(gpus: &[Gpu], uuid: &str) -> bool {
 }
 
 /// Returns the note about an override below the drawing of its GPU, with its style.
-pub(crate) fn note(one: &Gpu, look: &Look) -> Option<(anstyle::Style, String)> {
+pub(crate) fn note(one: &Gpu, look: &Appearance) -> Option<(anstyle::Style, String)> {
     let over = one.overridden.as_ref()?;
     let text = format!("override {}", sentence(over, look));
     Some(match one.mode {

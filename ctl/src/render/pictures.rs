@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use gpush_api::{
-    Actor, ApiError, Code, ConfigDiff, ConfigView, Gpu, GpuDiff, GpuState, InstanceStep, MigModeStep, Mode, MpsPolicy,
-    MpsSettings, NamedLayout, OperationState, OperationSummary, Override, OverrideEnded, Overrides, PendingRestart,
-    Placement, Plans, Refusal, Reloaded, RuleView, SettingDiff, Step, TimesliceLevel, TimeslicePolicy, WantedView,
+    Actor, ApiError, Code, ConfigDiff, ConfigView, DesiredView, Gpu, GpuDiff, GpuState, InstanceStep, MigModeStep,
+    Mode, MpsPolicy, MpsSettings, NamedLayout, OperationState, OperationSummary, Override, OverrideEnded, Overrides,
+    PendingRestart, Placement, Plans, Refusal, Reloaded, RuleView, SettingDiff, Step, TimesliceLevel, TimeslicePolicy,
 };
 use insta::assert_snapshot;
 
 use super::{
-    Charset, Look, config, fixtures, gpu, look, operation, overrides, plan, profiles, show, status, table, trouble,
+    Appearance, Charset, appearance, config, fixtures, gpu, operation, overrides, plan, profiles, show, status, table,
+    trouble,
 };
 
 mod configs;
@@ -25,16 +26,16 @@ const UTF8: Charset = Charset::Utf8;
 
 /// Checks that a drawing fits its terminal, and returns it without colors. Do not use this for
 /// drawings with text that users copy.
-fn fits(text: &str, look: &Look) -> String {
+fn fits(text: &str, look: &Appearance) -> String {
     let plain = fixtures::plain(text);
     for line in plain.lines() {
-        assert!(look::width(line) <= look.width, "{} columns of {}: {line}", look::width(line), look.width);
+        assert!(appearance::width(line) <= look.width, "{} columns of {}: {line}", appearance::width(line), look.width);
     }
     assert!(!plain.lines().any(|l| l.ends_with(' ')), "blanks at the end of a line:\n{plain}");
     plain
 }
 
-fn drawn(status: &status::Status, brief: bool, look: &Look) -> String {
+fn drawn(status: &status::Status, brief: bool, look: &Appearance) -> String {
     fits(&status::status(status, brief, look), look)
 }
 

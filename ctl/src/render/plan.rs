@@ -13,8 +13,8 @@ use anstyle::Style;
 use gpush_api::{Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Reset, Step, TimesliceStep};
 
 use super::{
-    Look,
-    look::{GONE, NEW, NOTE, PLAIN, QUIET, STRONG, count, paint, pci, product, width},
+    Appearance,
+    appearance::{GONE, NEW, NOTE, PLAIN, QUIET, STRONG, count, paint, pci, product, width},
     slices::{self, Cell},
     status::gpu_numbers,
     trouble,
@@ -46,7 +46,7 @@ impl Tally {
 }
 
 /// Returns whether a plan is possible and has no steps.
-pub(crate) fn as_wanted(plan: &GpuPlan) -> bool {
+pub(crate) fn needs_no_change(plan: &GpuPlan) -> bool {
     plan.refusal.is_none() && plan.error.is_none() && plan.is_empty()
 }
 
@@ -121,7 +121,7 @@ fn within(profile: &str) -> &str {
 }
 
 /// Draws all plans. `gpus` are the current GPUs, if they are known.
-pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
+pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
     if plans.plans.is_empty() {
         return paint(
             NOTE,
@@ -163,13 +163,13 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
 /// Describes the target layout of a plan. If the GPU needs no change and has no MIG layout,
 /// describes how the GPU is shared.
 fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
-    let how = gpu.filter(|_| as_wanted(plan)).and_then(|gpu| match gpu.mode {
+    let how = gpu.filter(|_| needs_no_change(plan)).and_then(|gpu| match gpu.mode {
         Mode::Mps => Some("whole, shared through MPS"),
         Mode::Timeslice => Some("whole, time-sliced"),
         Mode::Exclusive => Some("whole"),
         Mode::Mig | Mode::Unmanaged => None,
     });
-    how.map_or_else(|| plan.wanted(), str::to_owned)
+    how.map_or_else(|| plan.end_state(), str::to_owned)
 }
 
 const NOTHING_CLAIMED: &str = "Name a GPU with --gpu and a layout, or add a rule: gpushctl config show";
@@ -181,13 +181,13 @@ struct Heading {
 }
 
 /// Returns `GPUs 0-3  A100-SXM4-80GB  07:00.0`.
-pub(crate) fn headline(numbers: &str, name: &str, address: &str, look: &Look) -> String {
+pub(crate) fn headline(numbers: &str, name: &str, address: &str, look: &Appearance) -> String {
     let gap = if address.is_empty() { "" } else { "  " };
     let room = look.width.saturating_sub(width(numbers) + 2 + gap.len() + width(address));
     format!("{}  {}{gap}{}", paint(STRONG, numbers), look.fit(name, room.max(16)), paint(QUIET, address))
 }
 
-fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
+fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
     if let Some(error) = &plan.error {
         return trouble::lines("refused", error, 2, look);
     }
@@ -196,7 +196,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
         let reason = serde_json::to_string(refusal).unwrap_or_default();
         return look.wrap("  refused: ", &look.clean(&reason));
     }
-    if as_wanted(plan) {
+    if needs_no_change(plan) {
         return vec![paint(NEW, "  as desired: nothing to do")];
     }
     let mut out = Vec::new();

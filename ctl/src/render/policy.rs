@@ -3,17 +3,17 @@
 use gpush_api::{MpsComputeMode, MpsPolicy, MpsUsers, RuleView, TimeslicePolicy};
 
 use super::{
-    Look,
-    look::{QUIET, count, pad, paint},
+    Appearance,
+    appearance::{QUIET, count, pad, paint},
     mps::memory,
 };
 
 /// Describes the limits of MPS clients, or the time-slicing settings. Returns `None` if the rule
 /// shares no GPU.
-pub(crate) fn words(mps: Option<&MpsPolicy>, timeslice: Option<&TimeslicePolicy>) -> Option<String> {
+pub(crate) fn describe(mps: Option<&MpsPolicy>, timeslice: Option<&TimeslicePolicy>) -> Option<String> {
     match (mps, timeslice) {
         (Some(policy), _) => Some(through_mps(policy)),
-        (None, Some(policy)) => Some(by_turns(policy)),
+        (None, Some(policy)) => Some(by_timeslicing(policy)),
         (None, None) => None,
     }
 }
@@ -38,18 +38,18 @@ fn through_mps(MpsPolicy { settings, max_clients, shares_percent, users, compute
     )
 }
 
-fn by_turns(TimeslicePolicy { replicas, level, compute_mode }: &TimeslicePolicy) -> String {
+fn by_timeslicing(TimeslicePolicy { replicas, level, compute_mode }: &TimeslicePolicy) -> String {
     let mode = compute_mode.map_or_else(|| "left as it is".to_owned(), |mode| mode.to_string());
     format!("{}, time-slice level {level}, compute mode {mode}", count(*replicas as usize, "replica"))
 }
 
 /// Describes the rules that share GPUs, one paragraph each.
-pub(crate) fn of_rules(rules: &[RuleView], look: &Look) -> String {
+pub(crate) fn of_rules(rules: &[RuleView], look: &Appearance) -> String {
     let shared: Vec<(String, String)> = rules
         .iter()
-        .filter_map(|rule| Some((look.clean(&rule.name), words(rule.mps.as_ref(), rule.timeslice.as_ref())?)))
+        .filter_map(|rule| Some((look.clean(&rule.name), describe(rule.mps.as_ref(), rule.timeslice.as_ref())?)))
         .collect();
-    let width = shared.iter().map(|(name, _)| super::look::width(name)).max().unwrap_or_default();
+    let width = shared.iter().map(|(name, _)| super::appearance::width(name)).max().unwrap_or_default();
     let mut out = String::new();
     for (name, words) in shared {
         let first = format!("{}  ", pad(&name, width));

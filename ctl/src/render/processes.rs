@@ -3,16 +3,17 @@
 use gpush_api::{GpuProcess, GpuProcesses, UnleasedPolicy, UnleasedStep};
 
 use super::{
-    Look,
+    Appearance,
+    appearance::{BAD, NOTE, QUIET, count, gib, paint},
     listing::Listing,
-    look::{BAD, NOTE, QUIET, count, gib, paint},
+    process_names,
     table::{Align, Narrow},
-    trouble, who,
+    trouble,
 };
 
 /// Returns the width of a command line on a terminal. The width is smaller if the table explains
 /// unleased processes.
-fn command_columns(unleased: bool, look: &Look) -> usize {
+fn command_columns(unleased: bool, look: &Appearance) -> usize {
     (look.width / if unleased { 4 } else { 3 }).clamp(16, 60)
 }
 
@@ -21,7 +22,7 @@ const NONE: &str = "-";
 
 /// Lists the processes of `gpushctl process list`. `unleased` is true if the user requested only
 /// unleased processes.
-pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Look) -> Listing {
+pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Appearance) -> Listing {
     let mut out = String::new();
     for one in &all.unknown {
         out += &(trouble::lines("!", &one.error, 0, look).join("\n") + "\n");
@@ -63,7 +64,7 @@ fn policy_words(policy: UnleasedPolicy, found: usize, exempt: usize) -> String {
     }
 }
 
-fn table(processes: &[GpuProcess], look: &Look) -> Listing {
+fn table(processes: &[GpuProcess], look: &Appearance) -> Listing {
     use Align::{Left, Right};
     let mut columns = vec![
         ("GPU", Left),
@@ -90,7 +91,7 @@ fn table(processes: &[GpuProcess], look: &Look) -> Listing {
         .uuids(processes.iter().map(|one| one.gpu_uuid.clone()))
 }
 
-fn row(one: &GpuProcess, room: usize, look: &Look) -> Vec<String> {
+fn row(one: &GpuProcess, room: usize, look: &Appearance) -> Vec<String> {
     let process = &one.process;
     let gpu = match &one.device {
         Some(device) => format!("{} {}", one.gpu, look.clean(device)),
@@ -103,14 +104,14 @@ fn row(one: &GpuProcess, room: usize, look: &Look) -> Vec<String> {
     };
     let command = match &process.command {
         Some(command) => look.fit(&look.clean(command), room),
-        None if user.is_none() && process.pid.is_none() => who::ANOTHER.to_owned(),
+        None if user.is_none() && process.pid.is_none() => process_names::ANOTHER.to_owned(),
         None => NONE.to_owned(),
     };
     vec![
         gpu,
         process.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         user.unwrap_or_else(|| NONE.to_owned()),
-        who::kind(process.kind).to_owned(),
+        process_names::kind(process.kind).to_owned(),
         process.memory_mib.map_or_else(|| NONE.to_owned(), gib),
         belongs(one, look),
         command,
@@ -118,7 +119,7 @@ fn row(one: &GpuProcess, room: usize, look: &Look) -> Vec<String> {
 }
 
 /// Describes what a process belongs to: the target that it serves, a lease, a job or a unit.
-fn belongs(one: &GpuProcess, look: &Look) -> String {
+fn belongs(one: &GpuProcess, look: &Appearance) -> String {
     if let Some(serves) = &one.serves {
         return look.clean(serves);
     }
@@ -135,7 +136,7 @@ fn belongs(one: &GpuProcess, look: &Look) -> String {
 
 /// Explains why a process is unleased, and what gpushd did. Each word is colored separately,
 /// because table cells break at blanks.
-fn unleased_cell(one: &GpuProcess, look: &Look) -> String {
+fn unleased_cell(one: &GpuProcess, look: &Appearance) -> String {
     let Some(why) = &one.unleased else { return String::new() };
     let painted =
         |style, text: &str| look.clean(text).split(' ').map(|w| paint(style, w)).collect::<Vec<_>>().join(" ");

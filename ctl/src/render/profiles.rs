@@ -3,9 +3,9 @@
 use gpush_api::{Engines, Gpu, GpuProfile, Placement};
 
 use super::{
-    Look,
+    Appearance,
+    appearance::{NOTE, gib, paint, product},
     listing::Listing,
-    look::{NOTE, gib, paint, product},
     plan::headline,
     status::gpu_numbers,
     table::{Align, Narrow, fitted, table},
@@ -54,7 +54,7 @@ const ENGINES: [(&str, CountOf); 5] =
     [("COPY", |e| e.copy), ("DEC", |e| e.decoder), ("ENC", |e| e.encoder), ("JPEG", |e| e.jpeg), ("OFA", |e| e.ofa)];
 
 /// Draws a table of GPU instance profiles. `gpus` are of one kind, so their profiles are the same, row by row.
-fn of_group(gpus: &[&Gpu], indent: usize, look: &Look) -> String {
+fn of_group(gpus: &[&Gpu], indent: usize, look: &Appearance) -> String {
     let all: Vec<&[GpuProfile]> = gpus.iter().filter_map(|g| g.mig.as_ref()).map(|m| m.profiles.as_slice()).collect();
     let Some(first) = all.first() else { return String::new() };
     // Omit a column that contains only zeros. For example, no GPU with MIG has encoders.
@@ -103,7 +103,7 @@ fn alike(a: &Gpu, b: &Gpu) -> bool {
 }
 
 /// Lists the profiles of `gpushctl mig profiles`, in every format.
-pub(crate) fn profiles(gpus: &[Gpu], look: &Look) -> Listing {
+pub(crate) fn profiles(gpus: &[Gpu], look: &Appearance) -> Listing {
     let all = || gpus.iter().flat_map(|gpu| gpu.mig.iter().flat_map(|mig| &*mig.profiles).map(move |one| (gpu, one)));
     let row = |(gpu, one): (&Gpu, &GpuProfile)| {
         vec![
@@ -126,7 +126,7 @@ pub(crate) fn profiles(gpus: &[Gpu], look: &Look) -> Listing {
 }
 
 /// Draws a table for each kind of GPU.
-pub(crate) fn tables(gpus: &[Gpu], look: &Look) -> String {
+pub(crate) fn tables(gpus: &[Gpu], look: &Appearance) -> String {
     let mut groups: Vec<Vec<&Gpu>> = Vec::new();
     for gpu in gpus {
         match groups.iter_mut().find(|group| alike(group[0], gpu)) {
@@ -158,7 +158,7 @@ pub(crate) fn tables(gpus: &[Gpu], look: &Look) -> String {
 }
 
 /// Draws the profiles of one GPU with their compute instance profiles, for `gpu show`.
-pub(crate) fn with_compute(gpu: &Gpu, indent: usize, look: &Look) -> String {
+pub(crate) fn with_compute(gpu: &Gpu, indent: usize, look: &Appearance) -> String {
     let Some(mig) = &gpu.mig else { return String::new() };
     let mut out = of_group(&[gpu], indent, look);
     let split: Vec<_> = mig.profiles.iter().filter(|p| p.compute.len() > 1).collect();

@@ -9,7 +9,7 @@ use std::io::Write;
 use gpush_api::{Operation, StepState};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{Charset, Look, look::count, plan, status::gpu_numbers};
+use super::{Appearance, Charset, appearance::count, plan, status::gpu_numbers};
 
 /// How progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ enum Shown {
 }
 
 impl Progress {
-    pub(crate) fn new(style: Style, operation: &Operation, look: &Look) -> Self {
+    pub(crate) fn new(style: Style, operation: &Operation, look: &Appearance) -> Self {
         let shown = match style {
             Style::Bars => bars(operation, look),
             Style::Lines => Shown::Lines(Box::new(anstream::stderr())),
@@ -64,7 +64,7 @@ impl Progress {
     }
 
     /// Shows what is new since the last call.
-    pub(crate) fn update(&mut self, operation: &Operation, look: &Look) {
+    pub(crate) fn update(&mut self, operation: &Operation, look: &Appearance) {
         let steps = steps(operation);
         if steps != self.steps {
             if let Shown::Bars(all, _) = &self.shown {
@@ -113,7 +113,7 @@ impl Progress {
 
     /// Prints the steps that take long. With bars, prints nothing, because the bars show these
     /// steps.
-    pub(crate) fn waiting(&mut self, operation: &Operation, look: &Look) {
+    pub(crate) fn waiting(&mut self, operation: &Operation, look: &Appearance) {
         let Shown::Lines(out) = &mut self.shown else { return };
         for (now, told) in operation.progress.iter().zip(&mut self.told) {
             let (Some(doing), false) = (&now.doing, now.error.is_some()) else { continue };
@@ -172,7 +172,7 @@ fn taking_back(now: &StepState) -> String {
     format!("GPU {}  rolling back {}{why}", now.gpu, count(now.done as usize, "step"))
 }
 
-fn bars(operation: &Operation, look: &Look) -> Shown {
+fn bars(operation: &Operation, look: &Appearance) -> Shown {
     let all = MultiProgress::new();
     let characters = match look.charset {
         Charset::Utf8 => "━╸─",
@@ -183,7 +183,7 @@ fn bars(operation: &Operation, look: &Look) -> Shown {
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars(characters);
     let bars = operation.plans.iter().map(|plan| {
-        if plan::as_wanted(plan) {
+        if plan::needs_no_change(plan) {
             return ProgressBar::hidden();
         }
         let bar = all.add(ProgressBar::new(plan::steps(plan).count() as u64).with_style(style.clone()));

@@ -3,16 +3,17 @@
 use gpush_api::{Architecture, ComputeMode, Gpu, Mig, Mode, MpsDaemon, NvLink, Process};
 
 use super::{
-    Look, gpu,
-    look::{QUIET, STRONG, count, gib, pad, paint, product},
+    Appearance,
+    appearance::{QUIET, STRONG, count, gib, pad, paint, product},
+    gpu,
     mps::list as mps,
-    profiles, sensors, slices,
+    process_names, profiles, sensors, slices,
     table::{Align, table},
-    timeslice, who,
+    timeslice,
 };
 
 /// Draws `gpushctl gpu show`. `daemons` are all daemons of the host.
-pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
+pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String {
     let mut out = Vec::new();
     out.push(format!("{}  {}", paint(STRONG, &format!("GPU {}", one.index)), look.clean(product(&one.name))));
     let mut fact = |name: &str, value: String| {
@@ -116,7 +117,7 @@ fn mig(mig: Option<&Mig>) -> String {
     }
 }
 
-fn nvlink(of: &NvLink, look: &Look) -> String {
+fn nvlink(of: &NvLink, look: &Appearance) -> String {
     let switches = of.switched.then(|| "NVSwitches".to_owned());
     let ends: Vec<String> = switches.into_iter().chain(of.peers.iter().map(|peer| look.clean(peer))).collect();
     format!("{} to {}", count(of.links as usize, "link"), ends.join(", "))
@@ -146,7 +147,7 @@ fn architecture(of: Architecture) -> &'static str {
 }
 
 /// Draws a table with one line per device: placement, ids, number of processes, and the complete UUID.
-fn devices(gpu: &Gpu, look: &Look) -> String {
+fn devices(gpu: &Gpu, look: &Appearance) -> String {
     use Align::{Left, Right};
     let columns = [("INSTANCE", Left), ("GI", Right), ("CI", Right), ("GIB", Right), ("USE", Left), ("MIG UUID", Left)];
     let mut rows = Vec::new();
@@ -177,12 +178,12 @@ fn devices(gpu: &Gpu, look: &Look) -> String {
         return none_yet(gpu, look);
     }
     // Do not cut UUIDs, because users copy them. So the line may be wider than a narrow terminal.
-    let wide = Look { width: look.width.max(110), ..*look };
+    let wide = Appearance { width: look.width.max(110), ..*look };
     table(&columns, rows, gpu::INDENT, &wide)
 }
 
 /// Says that a GPU has no instances, and names the command that creates instances.
-fn none_yet(gpu: &Gpu, look: &Look) -> String {
+fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
         (Some(_), Mode::Mig) => {
@@ -212,11 +213,16 @@ fn processes_in_words(n: usize) -> String {
 }
 
 /// Draws all processes of a GPU, each with the instance in which it runs.
-fn processes(gpu: &Gpu, look: &Look) -> String {
+fn processes(gpu: &Gpu, look: &Appearance) -> String {
     let mut lines = Vec::new();
     let mut push = |place: &str, process: &Process| {
         let memory = process.memory_mib.map_or_else(|| "-".to_owned(), |m| format!("{} GiB", gib(m)));
-        lines.push((place.to_owned(), who::kind(process.kind), memory, who::process(process, look)));
+        lines.push((
+            place.to_owned(),
+            process_names::kind(process.kind),
+            memory,
+            process_names::process(process, look),
+        ));
     };
     gpu.processes.iter().for_each(|p| push("whole GPU", p));
     for instance in gpu.mig.iter().flat_map(|m| &m.instances) {
@@ -228,11 +234,11 @@ fn processes(gpu: &Gpu, look: &Look) -> String {
             compute.processes.iter().for_each(|p| push(&place, p));
         }
     }
-    let place = lines.iter().map(|l| super::look::width(&l.0)).max().unwrap_or(0);
+    let place = lines.iter().map(|l| super::appearance::width(&l.0)).max().unwrap_or(0);
     let mut out = String::new();
     for (at, kind, memory, who) in lines {
         let left = format!("  {}  {}  {memory:>9}  ", pad(&at, place), pad(kind, 10));
-        let room = look.width.saturating_sub(super::look::width(&left));
+        let room = look.width.saturating_sub(super::appearance::width(&left));
         out += &format!("{left}{}\n", look.fit(&who, room));
     }
     out

@@ -12,8 +12,8 @@ use anstyle::Style;
 use gpush_api::{GpuInstance, LeaseUse, Mig, Placement, Process};
 
 use super::{
-    Charset, Look,
-    look::{IDLE, NOTE, QUIET, USED, pad, paint, width},
+    Appearance, Charset,
+    appearance::{IDLE, NOTE, QUIET, USED, pad, paint, width},
 };
 
 /// A width that is divisible by the number of slices of every known GPU model (4, 8 and 12).
@@ -24,7 +24,7 @@ const WIDEST: usize = 96;
 
 /// Returns the last column that text next to a drawing should use. On a wide terminal, a number at
 /// the right edge would be too far away from the drawing.
-pub(crate) fn edge(indent: usize, look: &Look) -> usize {
+pub(crate) fn edge(indent: usize, look: &Appearance) -> usize {
     look.width.min(indent + WIDEST + 1)
 }
 
@@ -104,7 +104,7 @@ impl Use {
         }
     }
 
-    pub(crate) fn mark(self, look: &Look) -> &'static str {
+    pub(crate) fn mark(self, look: &Appearance) -> &'static str {
         match self {
             Self::Busy => look.pick("●", "*"),
             Self::Granted => look.pick("◐", "%"),
@@ -135,7 +135,7 @@ pub(crate) fn inside(instance: &GpuInstance) -> Option<String> {
 }
 
 /// Draws the current instances of a GPU.
-pub(crate) fn of(mig: &Mig, leases: &[LeaseUse], indent: usize, look: &Look) -> Vec<String> {
+pub(crate) fn of(mig: &Mig, leases: &[LeaseUse], indent: usize, look: &Appearance) -> Vec<String> {
     let cells = mig.instances.iter().map(|instance| {
         let usage = Use::of(instance, leases);
         Cell::of(&instance.profile, instance.placement, usage.mark(look), inside(instance).as_deref(), usage.style())
@@ -145,7 +145,7 @@ pub(crate) fn of(mig: &Mig, leases: &[LeaseUse], indent: usize, look: &Look) -> 
 
 /// Draws cells and the free slices between them, as three lines. Returns no lines for a GPU without
 /// slices.
-pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Look) -> Vec<String> {
+pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Appearance) -> Vec<String> {
     if slices == 0 {
         return Vec::new();
     }
@@ -230,7 +230,7 @@ struct Glyphs {
 }
 
 impl Glyphs {
-    fn of(look: &Look) -> Self {
+    fn of(look: &Appearance) -> Self {
         match look.charset {
             Charset::Utf8 => Self {
                 line: "─",

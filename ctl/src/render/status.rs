@@ -4,8 +4,9 @@ use gpush_api::{Gpu, GpuState, Health, HealthStatus, Lease, Mode, MpsDaemon, Ver
 use serde::Serialize;
 
 use super::{
-    Look, gpu,
-    look::{BAD, NOTE, QUIET, STRONG, count, paint, width},
+    Appearance,
+    appearance::{BAD, NOTE, QUIET, STRONG, count, paint, width},
+    gpu,
     mps::list as mps,
     sensors,
     slices::{self, Use},
@@ -27,17 +28,17 @@ pub(crate) struct Status {
 
 /// Draws the status. With `brief`, omits the lines below each drawing, and groups GPUs that have
 /// the same drawing.
-pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
+pub(crate) fn status(status: &Status, brief: bool, look: &Appearance) -> String {
     draw(status, brief, false, look)
 }
 
 /// Draws the status with the sensors of each GPU, for `--watch` and `-o wide`. GPUs are not grouped, because their
 /// sensors differ.
-pub(crate) fn status_with_sensors(status: &Status, brief: bool, look: &Look) -> String {
+pub(crate) fn status_with_sensors(status: &Status, brief: bool, look: &Appearance) -> String {
     draw(status, brief, true, look)
 }
 
-fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Look) -> String {
+fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> String {
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
     let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
@@ -96,7 +97,7 @@ fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
     gpu
 }
 
-pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
+pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
     let mut words = vec![(STRONG, format!("gpushd {}", look.clean(&status.version.agent)))];
     let mut out = Vec::new();
     match &status.version.driver {
@@ -170,7 +171,7 @@ fn summary(gpus: &[Gpu]) -> String {
 }
 
 /// Returns the commands that help with the notes, once for all GPUs.
-fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
+fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     let mut step = |which: &[u32], one: &str, many: &str, command: &str| {
         if !which.is_empty() {

@@ -4,8 +4,8 @@ use gpush_api::{DeviceUse, Gpu, GpuState, Mode};
 use gpush_core::devices;
 
 use super::{
-    Look,
-    look::{NOTE, paint, product},
+    Appearance,
+    appearance::{NOTE, paint, product},
     status::{Status, gpu_numbers, header},
     table::{Align, Narrow, fitted},
 };
@@ -24,7 +24,7 @@ struct Totals {
 }
 
 /// Draws the summary.
-pub(crate) fn summary(status: &Status, look: &Look) -> String {
+pub(crate) fn summary(status: &Status, look: &Appearance) -> String {
     let mut out = header(status, look).join("\n") + "\n\n";
     let totals = totals(status);
     let columns = [

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::look::{Look, count, pad};
+use super::appearance::{Appearance, count, pad};
 
 /// The contents of a bundle. They are the file `bundle.json` in the archive. With `file`, they are
 /// the output of `--json`.
@@ -49,7 +49,7 @@ pub(crate) struct MissingPart {
 const SIZE: usize = 10;
 
 /// Lists each file with its size and purpose, then the parts that are missing.
-pub(crate) fn list(contents: &Contents, path: &Path, look: &Look) -> String {
+pub(crate) fn list(contents: &Contents, path: &Path, look: &Appearance) -> String {
     let mut lines = vec![format!("{} will contain:", look.clean(&path.display().to_string()))];
     let names = contents.files.iter().map(|file| file.name).chain(contents.missing.iter().map(|part| part.name));
     let columns = names.map(str::len).max().unwrap_or_default();
@@ -70,7 +70,7 @@ pub(crate) fn list(contents: &Contents, path: &Path, look: &Look) -> String {
 }
 
 /// Names the written file.
-pub(crate) fn written(contents: &Contents, bytes: usize, look: &Look) -> String {
+pub(crate) fn written(contents: &Contents, bytes: usize, look: &Appearance) -> String {
     let path = contents.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let files = count(contents.files.len() + 1, "file");
     format!("Wrote {} ({}, {files}). Read it before you send it.\n", look.clean(&path), size(bytes))

@@ -10,9 +10,10 @@ use anstream::adapter::strip_str;
 use gpush_api::{Gpu, OperationSummary};
 
 use super::{
-    Look, gpu,
+    Appearance,
+    appearance::{self, QUIET, gib, paint, product},
+    gpu,
     listing::Listing,
-    look::{self, QUIET, gib, paint, product},
     operation,
 };
 
@@ -46,7 +47,7 @@ pub(crate) struct Narrow {
 
 /// Draws a table without optional columns. Columns that are too wide for the terminal break at blanks. The first
 /// column, which names the row, breaks last. In a pipe, no column breaks.
-pub(crate) fn table(columns: &[(&str, Align)], rows: Vec<Vec<String>>, indent: usize, look: &Look) -> String {
+pub(crate) fn table(columns: &[(&str, Align)], rows: Vec<Vec<String>>, indent: usize, look: &Appearance) -> String {
     fitted(columns, rows, Narrow::default(), indent, look)
 }
 
@@ -56,7 +57,7 @@ pub(crate) fn fitted(
     mut rows: Vec<Vec<String>>,
     narrow: Narrow,
     indent: usize,
-    look: &Look,
+    look: &Appearance,
 ) -> String {
     let mut columns = columns.to_vec();
     let room = if look.wraps { look.width.saturating_sub(indent).max(40) } else { usize::MAX };
@@ -107,7 +108,7 @@ pub(crate) fn fitted(
 
 /// Returns the number of columns of a cell, without its color codes.
 fn width(cell: &str) -> usize {
-    look::width(&bare(cell))
+    appearance::width(&bare(cell))
 }
 
 fn bare(cell: &str) -> Cow<'_, str> {
@@ -117,7 +118,7 @@ fn bare(cell: &str) -> Cow<'_, str> {
 /// Breaks a cell into lines of `room` columns. No word is broken.
 fn broken(cell: &str, room: usize) -> Vec<String> {
     if !cell.contains('\x1b') {
-        return look::broken(cell, room);
+        return appearance::broken(cell, room);
     }
     let mut lines: Vec<String> = Vec::new();
     for word in cell.split_whitespace() {
@@ -183,7 +184,7 @@ fn lines(row: &[String], columns: &[(&str, Align)], widths: &[usize]) -> Vec<Str
 }
 
 /// Lists the GPUs of `gpushctl gpu list`.
-pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> Listing {
+pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
     use Align::{Left, Right};
     let columns = [
         ("GPU", Right),
@@ -235,7 +236,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> Listing {
 }
 
 /// Returns the beginning of a UUID with an ellipsis, or the whole UUID if it fits.
-fn shortened(uuid: &str, columns: usize, look: &Look) -> String {
+fn shortened(uuid: &str, columns: usize, look: &Appearance) -> String {
     if uuid.len() <= columns {
         return uuid.to_owned();
     }
@@ -256,7 +257,7 @@ fn mig(gpu: &Gpu) -> String {
 }
 
 /// Lists the operations of `gpushctl operation list`.
-pub(crate) fn operations(operations: &[OperationSummary], look: &Look) -> Listing {
+pub(crate) fn operations(operations: &[OperationSummary], look: &Appearance) -> Listing {
     use Align::{Left, Right};
     let columns = [
         ("ID", Left),

@@ -3,11 +3,11 @@
 use gpush_api::{Gpu, TimesliceState, TimesliceView};
 
 use super::{
-    Look,
+    Appearance,
+    appearance::{NOTE, QUIET, STRONG, count, pad, paint, product},
     listing::Listing,
-    look::{NOTE, QUIET, STRONG, count, pad, paint, product},
+    process_names,
     table::{Align, Narrow},
-    who,
 };
 
 /// The limits of time-slicing. They are shown wherever a time-sliced GPU is shown.
@@ -23,7 +23,7 @@ pub(crate) fn level(turns: &TimesliceView) -> String {
 }
 
 /// Draws the line below a GPU in `status`, and a note if there is a problem.
-pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
+pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Appearance) -> Vec<String> {
     let Some(turns) = &gpu.timeslice else { return Vec::new() };
     let margin = " ".repeat(indent);
     let read = read(turns, look);
@@ -38,7 +38,7 @@ pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
 }
 
 /// Describes when the level was read. This may be earlier than the reading of the GPU.
-fn read(turns: &TimesliceView, look: &Look) -> String {
+fn read(turns: &TimesliceView, look: &Appearance) -> String {
     let read = turns.read_at.filter(|_| turns.state == TimesliceState::Known);
     read.map(|at| format!(", read {}", look.ago(at))).unwrap_or_default()
 }
@@ -55,7 +55,7 @@ fn trouble(turns: &TimesliceView) -> Option<&str> {
 }
 
 /// Lists the GPUs of `gpushctl timeslice list`.
-pub(crate) fn list(gpus: &[Gpu], look: &Look) -> Listing {
+pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
     use Align::{Left, Right};
     let columns = [
         ("GPU", Right),
@@ -88,7 +88,7 @@ pub(crate) fn list(gpus: &[Gpu], look: &Look) -> Listing {
 }
 
 /// Draws `gpushctl timeslice show`.
-pub(crate) fn show(gpus: &[Gpu], look: &Look) -> String {
+pub(crate) fn show(gpus: &[Gpu], look: &Appearance) -> String {
     let mut out = String::new();
     for gpu in gpus {
         if !out.is_empty() {
@@ -101,7 +101,7 @@ pub(crate) fn show(gpus: &[Gpu], look: &Look) -> String {
         for drift in &gpu.drift {
             out += &(look.wrap("  ! drift: ", &look.clean(drift)).join("\n") + "\n");
         }
-        let users = gpu.processes.iter().map(|process| who::process(process, look)).collect::<Vec<_>>();
+        let users = gpu.processes.iter().map(|process| process_names::process(process, look)).collect::<Vec<_>>();
         let users = if users.is_empty() { "none".to_owned() } else { users.join(", ") };
         out += &(look.wrap(&format!("  {}", pad("processes", 14)), &users).join("\n") + "\n");
     }
@@ -109,7 +109,7 @@ pub(crate) fn show(gpus: &[Gpu], look: &Look) -> String {
 }
 
 /// Returns facts for `gpu show`, by name.
-pub(crate) fn facts(turns: &TimesliceView, look: &Look) -> Vec<(&'static str, String)> {
+pub(crate) fn facts(turns: &TimesliceView, look: &Appearance) -> Vec<(&'static str, String)> {
     let replicas = count(turns.replicas as usize, "replica");
     let since = turns.since.map(|since| format!(", first seen {}", look.ago(since))).unwrap_or_default();
     let since = read(turns, look) + &since;

@@ -4,13 +4,13 @@ use anstyle::Style;
 use gpush_api::ApiError;
 
 use super::{
-    Look,
-    look::{BAD, IDLE, QUIET, paint},
+    Appearance,
+    appearance::{BAD, IDLE, QUIET, paint},
 };
 
 /// Draws an error: `word: …`, its causes, its nested errors, its outcome and its hint. Each line starts with `indent`
 /// blanks.
-pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Look) -> Vec<String> {
+pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Appearance) -> Vec<String> {
     let mut out = labelled(word, BAD, &error.message, indent, look);
     for cause in &error.causes {
         out.extend(labelled("  cause", QUIET, cause, indent, look));
@@ -28,7 +28,7 @@ pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Look) ->
 }
 
 /// Draws `label: text` in as many lines as needed.
-fn labelled(label: &str, style: Style, text: &str, indent: usize, look: &Look) -> Vec<String> {
+fn labelled(label: &str, style: Style, text: &str, indent: usize, look: &Appearance) -> Vec<String> {
     let margin = " ".repeat(indent);
     let mut out = Vec::new();
     // A cause may have several lines, such as a line of a config file with a caret below it.

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use gpush_api::{Event, EventKind, Happening, OperationState};
+use gpush_api::{Event, EventKind, EventPayload, OperationState};
 
 use super::{Agent, PATIENCE};
 
@@ -119,16 +119,16 @@ impl Listener {
 #[must_use]
 pub fn state(event: &Event) -> Option<(&str, OperationState)> {
     match &event.what {
-        Happening::Operation(change) => Some((&change.operation.id, change.operation.state)),
-        Happening::Gpu(_)
-        | Happening::Config(_)
-        | Happening::Driver(_)
-        | Happening::Xid(_)
-        | Happening::Mps(_)
-        | Happening::Lease(_)
-        | Happening::Unleased(_)
-        | Happening::Change(_)
-        | Happening::Resync(_) => None,
+        EventPayload::Operation(change) => Some((&change.operation.id, change.operation.state)),
+        EventPayload::Gpu(_)
+        | EventPayload::Config(_)
+        | EventPayload::Driver(_)
+        | EventPayload::Xid(_)
+        | EventPayload::Mps(_)
+        | EventPayload::Lease(_)
+        | EventPayload::Unleased(_)
+        | EventPayload::Change(_)
+        | EventPayload::Resync(_) => None,
     }
 }
 

@@ -119,7 +119,7 @@ fn check(arguments: &Arguments) -> Result<Tally, Stop> {
                 for warning in &reading.warnings {
                     println!("  warning: {warning}");
                 }
-                let fixture = Fixture::of(&info, &reading, &cache.told());
+                let fixture = Fixture::of(&info, &reading, &cache.reported_profiles());
                 let text = serde_json::to_string_pretty(&fixture)?;
                 fs::write(fixtures.join(fixture.file_name()), text + "\n")?;
                 readings.push(reading);

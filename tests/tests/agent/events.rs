@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{Event, EventKind, GpuState, Happening, OperationState, ResyncReason};
+use gpush_api::{Event, EventKind, EventPayload, GpuState, OperationState, ResyncReason};
 use gpush_tests::{
     agent::{Agent, Listener, PATIENCE, number, state},
     host::Host,
@@ -55,7 +55,7 @@ fn each_change_is_one_event_in_order() {
         let mut done: Vec<u32> = told
             .iter()
             .filter_map(|event| match &event.what {
-                Happening::Operation(change) => Some(change.progress[gpu].done),
+                EventPayload::Operation(change) => Some(change.progress[gpu].done),
                 _ => None,
             })
             .collect();
@@ -67,7 +67,7 @@ fn each_change_is_one_event_in_order() {
     // The event that shows the GPU as free, with its new instances, comes before the end of the
     // operation. gpushd sends it even if no client reads the GPU.
     let gpu = told.iter().rev().find_map(|event| match &event.what {
-        Happening::Gpu(change) if change.gpu == 1 => Some(change),
+        EventPayload::Gpu(change) if change.gpu == 1 => Some(change),
         _ => None,
     });
     let gpu = gpu.unwrap_or_else(|| panic!("{told:?}"));
@@ -75,15 +75,15 @@ fn each_change_is_one_event_in_order() {
 
     agent.write_config("[log]\nlevel = \"nonsense\"\n");
     agent.signal(Signal::SIGHUP);
-    let Happening::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
+    let EventPayload::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
     assert!(!change.taken && change.error.unwrap().message.contains("has errors"));
     agent.write_config("[driver]\nread_ms = 9000\n");
     agent.signal(Signal::SIGHUP);
-    let Happening::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
+    let EventPayload::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
     assert_eq!((change.taken, change.pending_restart), (true, vec!["driver.read_ms".to_owned()]));
 
     host.sim("xid", &["63", "--gpu", "3"]);
-    let Happening::Xid(xid) = listener.next_of(EventKind::Xid).what else { panic!("another kind") };
+    let EventPayload::Xid(xid) = listener.next_of(EventKind::Xid).what else { panic!("another kind") };
     assert_eq!((xid.gpu, xid.xid, xid.gi), (Some(3), 63, None));
     assert_eq!(xid.gpu_uuid, agent.gpu(3).uuid);
 
@@ -100,8 +100,8 @@ fn driver_appearance_is_an_event() {
     let agent = Agent::start(&host, "");
     let mut listener = agent.listen("?kinds=driver", Some("before-0"));
     let mut next = || match listener.event().unwrap().what {
-        Happening::Driver(change) => (change.driver.is_some(), change.before.is_some(), change.error.is_some()),
-        Happening::Resync(resync) => {
+        EventPayload::Driver(change) => (change.driver.is_some(), change.before.is_some(), change.error.is_some()),
+        EventPayload::Resync(resync) => {
             assert_eq!(resync.reason, ResyncReason::OtherLife);
             (false, false, false)
         }
@@ -170,7 +170,10 @@ fn event_id_of_previous_agent_gets_resync() {
     let agent = Agent::start(&host, "");
     let mut listener = agent.listen("?kinds=operation", Some(&place));
     let first = listener.event().unwrap();
-    assert!(matches!(&first.what, Happening::Resync(resync) if resync.reason == ResyncReason::OtherLife), "{first:?}");
+    assert!(
+        matches!(&first.what, EventPayload::Resync(resync) if resync.reason == ResyncReason::OtherLife),
+        "{first:?}"
+    );
     // Later events follow the resync.
     let operation = agent.begin(&["0"], &["1g.6gb*4"]).unwrap();
     assert!(listener.until_end_of(&operation.id).len() > 3);
@@ -275,8 +278,8 @@ fn unread_event_stream_delays_nothing_and_bounds_memory() {
     assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
     // A listener that reads late first receives the events that gpushd had already sent. Then it
     // receives a resync instead of the missed events.
-    let heard = deaf.until(|event| matches!(event.what, Happening::Resync(_)));
-    let Some(Happening::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
+    let heard = deaf.until(|event| matches!(event.what, EventPayload::Resync(_)));
+    let Some(EventPayload::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
     assert_eq!(resync.reason, ResyncReason::Missed);
     assert_consecutive(&heard[..heard.len() - 1]);
     assert!(number(&heard[heard.len() - 1]) > number(&heard[heard.len() - 2]) + 1000);

@@ -10,7 +10,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use gpush_api::{AuditRecord, Code, Event, EventKind, Happening, OperationState, OperationSummary};
+use gpush_api::{AuditRecord, Code, Event, EventKind, EventPayload, OperationState, OperationSummary};
 use gpush_tests::{
     agent::{Agent, Setup, gi_at, truth},
     host::{Host, program},
@@ -176,7 +176,7 @@ fn events_continue_after_an_agent_restart() {
         let lines = lines_until(reader, |line| {
             let event: Event = serde_json::from_str(line).unwrap();
             match event.what {
-                Happening::Operation(change) => change.operation.state.is_final(),
+                EventPayload::Operation(change) => change.operation.state.is_final(),
                 _ => event.what.kind() == EventKind::Resync,
             }
         });
@@ -252,7 +252,7 @@ fn audit_needs_administrator_and_events_hide_pids() {
     let own: Vec<Event> = json(&run(&agent, &["events", "--json", "--kind", "operation"]));
     let pids = |events: &[Event]| {
         let pid = |event: &Event| match &event.what {
-            Happening::Operation(change) => change.operation.by.pid,
+            EventPayload::Operation(change) => change.operation.by.pid,
             _ => None,
         };
         events.iter().filter_map(pid).count()

@@ -1,6 +1,6 @@
 //! Clients keep the deadline of a drain even if their daemon ends. The API reports the deadline.
 
-use gpush_api::{Code, Happening, LeaseState, MpsState};
+use gpush_api::{Code, EventPayload, LeaseState, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::Host,
@@ -184,7 +184,7 @@ fn ended_server_is_reported_to_event_listeners() {
     let told = "a server ended";
     // A request makes gpushd probe the daemon.
     becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
-    let is = |what: &Happening| matches!(what, Happening::Mps(change) if change.reasons.concat().contains(told));
+    let is = |what: &EventPayload| matches!(what, EventPayload::Mps(change) if change.reasons.concat().contains(told));
     listener.until(|event| is(&event.what));
 }
 

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use gpush_api::{EventKind, Happening, MpsState};
+use gpush_api::{EventKind, EventPayload, MpsState};
 use gpush_tests::{
     agent::Listener,
     host::{Host, program},
@@ -19,7 +19,7 @@ use serde_json::json;
 
 /// Returns the state and the reasons of the next event.
 fn next(listener: &mut Listener) -> (MpsState, String) {
-    let Happening::Mps(change) = listener.next_of(EventKind::Mps).what else { panic!("an event of another kind") };
+    let EventPayload::Mps(change) = listener.next_of(EventKind::Mps).what else { panic!("an event of another kind") };
     assert_eq!((change.gpu, change.uuid.as_str()), (Some(0), change.gpu_uuid.as_str()));
     (change.state, change.reasons.join("; "))
 }

@@ -89,7 +89,7 @@ fn mode_change_is_one_operation_and_reaches_the_new_mode() {
             (_, false) => "whole, not shared through MPS",
             (_, true) => &plan.layout.join(", "),
         };
-        assert_eq!(plan.wanted(), words, "{how}");
+        assert_eq!(plan.end_state(), words, "{how}");
         let gpu = agent.gpu(0);
         assert_eq!(gpu.drift, [] as [String; 0], "{how}\n{}", agent.log());
         assert_eq!(mps::controls(&mps::base(&host)).len(), daemons, "{how}");

@@ -28,7 +28,9 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use gpush_api::{EventKind, GpuProcess, GpuProcesses, Happening, LeaseGrant, MpsState, UnleasedChange, UnleasedStep};
+use gpush_api::{
+    EventKind, EventPayload, GpuProcess, GpuProcesses, LeaseGrant, MpsState, UnleasedChange, UnleasedStep,
+};
 use gpush_tests::{
     agent::{Agent, Listener},
     host::Host,
@@ -147,7 +149,7 @@ impl Drop for Job {
 /// Returns the next event that reports this step for a process.
 fn step_event(listener: &mut Listener, pid: u32, step: UnleasedStep) -> UnleasedChange {
     loop {
-        let Happening::Unleased(change) = listener.next_of(EventKind::Unleased).what else {
+        let EventPayload::Unleased(change) = listener.next_of(EventKind::Unleased).what else {
             panic!("an event of another kind")
         };
         if change.pid == Some(pid) && change.step == step {

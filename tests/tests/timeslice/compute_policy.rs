@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
 use gpush_api::TimesliceLevel;
-use gpush_core::compute_policy::{Told, level_of, levels};
+use gpush_core::compute_policy::{LevelReport, level_of, levels};
 use gpush_tests::host::Host;
 
 /// Returns exit code and all output of `nvidia-smi compute-policy ARGS…`.
@@ -27,14 +27,14 @@ fn levels_are_read_back_as_set() {
     assert_eq!(told.len(), 13, "{text}");
     let of = |gpu: u32| level_of(&told, gpu, "", "").unwrap();
     for gpu in 0..8 {
-        assert_eq!(of(gpu), &Told::Level(TimesliceLevel::Default));
+        assert_eq!(of(gpu), &LevelReport::Level(TimesliceLevel::Default));
     }
     for (gpu, level) in (8..).zip(TimesliceLevel::ALL) {
-        assert_eq!(of(gpu), &Told::Level(level));
+        assert_eq!(of(gpu), &LevelReport::Level(level));
     }
-    assert_eq!(of(12), &Told::Unsupported);
+    assert_eq!(of(12), &LevelReport::Unsupported);
     host.fault("compute-policy-list --gpu 3 --rc GPU_IS_LOST");
     let (code, text) = run(&host, "--list -i 3,8");
     assert_eq!((code, levels(&text).len()), (15, 2), "{text}");
-    assert_eq!(level_of(&levels(&text), 3, "", ""), Some(&Told::Failed("GPU is lost".to_owned())));
+    assert_eq!(level_of(&levels(&text), 3, "", ""), Some(&LevelReport::Failed("GPU is lost".to_owned())));
 }

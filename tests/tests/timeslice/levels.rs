@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpush_api::{ComputeMode, GpuAspect, Happening, Health, TimesliceLevel, TimesliceState, TimesliceView};
+use gpush_api::{ComputeMode, EventPayload, GpuAspect, Health, TimesliceLevel, TimesliceState, TimesliceView};
 use gpush_tests::{
     agent::{Agent, Setup},
     around::Around,
@@ -151,9 +151,9 @@ async fn foreign_level_is_drift_and_is_repaired() {
         let log = agent.wait_for_log(said);
         assert_eq!(log.matches(said).count(), 1, "{said}:\n{log}");
     }
-    let aspect = |wanted: GpuAspect| move |event: &gpush_api::Event| matches!(&event.what, Happening::Gpu(change) if change.changed.contains(&wanted));
+    let aspect = |wanted: GpuAspect| move |event: &gpush_api::Event| matches!(&event.what, EventPayload::Gpu(change) if change.changed.contains(&wanted));
     let events = listener.until(aspect(GpuAspect::Timeslice));
-    let Happening::Gpu(change) = &events.last().unwrap().what else { panic!() };
+    let EventPayload::Gpu(change) = &events.last().unwrap().what else { panic!() };
     assert!(change.timeslice.is_some(), "{change:?}");
 }
 
@@ -378,8 +378,8 @@ fn level_has_read_time_and_reread_sends_no_event() {
     reload(&mut agent, LONG);
     let configs = std::cell::Cell::new(0);
     let events = listener.until(|event| {
-        configs.set(configs.get() + i32::from(matches!(event.what, Happening::Config(_))));
+        configs.set(configs.get() + i32::from(matches!(event.what, EventPayload::Config(_))));
         configs.get() == 2
     });
-    assert!(!events.iter().any(|event| matches!(event.what, Happening::Gpu(_))), "{events:#?}");
+    assert!(!events.iter().any(|event| matches!(event.what, EventPayload::Gpu(_))), "{events:#?}");
 }

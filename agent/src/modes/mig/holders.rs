@@ -7,7 +7,7 @@ use gpush_api::{ApiError, Code, Holder};
 use gpush_host::device_files;
 
 use super::MigMode;
-use crate::outside::Outside;
+use crate::host_services::HostServices;
 
 /// Maximum duration of a search of all processes.
 const SEARCH: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
 
 /// Returns whether a trusted user runs a fabric manager. Returns `false` if the search fails: a
 /// reset then requires more GPUs to be free, not fewer.
-pub(super) async fn fabric_manager_runs(outside: &Outside) -> bool {
+pub(super) async fn fabric_manager_runs(outside: &HostServices) -> bool {
     let proc = outside.proc.clone();
     let search = tokio::task::spawn_blocking(move || device_files::fabric_manager_runs(&proc));
     matches!(tokio::time::timeout(SEARCH, search).await, Ok(Ok(Ok(true))))

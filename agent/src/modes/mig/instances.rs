@@ -21,7 +21,7 @@ pub(crate) async fn execute(
 ) -> Result<(), Trouble> {
     let called = call(&driver.hardware, &gpu.uuid, step, instances).await;
     // Even a failed call may have changed the GPU.
-    driver.readings.outdate(&gpu.uuid);
+    driver.readings.invalidate(&gpu.uuid);
     let Err(error) = called else { return Ok(()) };
     let what = format!("{}: {} failed", gpu.label, step::describe_instance(step));
     let reading = driver.after_failed_call(gpu, &what, &error).await?;

@@ -36,7 +36,7 @@ use std::sync::Arc;
 use gpush_host::identity::Users;
 
 use super::driver::Driver;
-use crate::{outside::Outside, state::State};
+use crate::{host_services::HostServices, state::State};
 
 /// Text that says where the output of a helper unit is. The output may name processes of any user.
 /// So it goes to the log, which only root reads, and not into the operation, which every user may
@@ -47,7 +47,7 @@ pub(crate) const LOGGED: &str = "gpushd's log has its output: `journalctl -u gpu
 #[derive(Debug, Clone)]
 pub(crate) struct MigMode {
     pub(crate) driver: Driver,
-    pub(crate) outside: Arc<Outside>,
+    pub(crate) outside: Arc<HostServices>,
     pub(crate) users: Users,
     pub(crate) state: State,
 }

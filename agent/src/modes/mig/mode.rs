@@ -62,7 +62,7 @@ pub(crate) async fn execute(
     }
     let outcome = mig.reset(purpose, &due).await;
     for change in due {
-        if let Err(trouble) = put_into_force(mig, change, enable, &outcome).await {
+        if let Err(trouble) = verify_effective(mig, change, enable, &outcome).await {
             troubled.insert(change.position, trouble);
         }
     }
@@ -70,7 +70,7 @@ pub(crate) async fn execute(
 }
 
 /// Verifies that a mode is effective, after a reset or an attempt at one.
-async fn put_into_force(
+async fn verify_effective(
     mig: &MigMode,
     change: &ModeChange,
     enable: bool,
@@ -107,7 +107,7 @@ pub(crate) async fn set_pending(driver: &Driver, gpu: &GpuName, enable: bool) ->
 async fn set(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<SetModeResult, Trouble> {
     let what = format!("{}: {} failed", gpu.label, step::describe_mode(enable));
     let called = driver.hardware.set_mig_mode(&gpu.uuid, enable).await;
-    driver.readings.outdate(&gpu.uuid);
+    driver.readings.invalidate(&gpu.uuid);
     match called {
         Ok(change) if change.is(enable) => Ok(SetModeResult::InForce),
         Ok(change) => {

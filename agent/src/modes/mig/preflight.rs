@@ -90,9 +90,9 @@ impl MigMode {
         let Ok(minors) = minors(&self.driver.readings, &[uuid.to_owned()]) else { return Vec::new() };
         let Ok(found) = holders::scan(self, &minors).await else { return Vec::new() };
         for holder in &found {
-            tracing::warn!(gpu = uuid, "held by {}", judged::words(holder));
+            tracing::warn!(gpu = uuid, "held by {}", judged::describe(holder));
         }
-        found.into_iter().map(|holder| format!("held by {}", judged::words(&holders::blank(holder)))).collect()
+        found.into_iter().map(|holder| format!("held by {}", judged::describe(&holders::blank(holder)))).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use gpush_host::helper::{End, Job};
 use tokio_util::sync::CancellationToken;
 
 use super::{LOGGED, MigMode, holders, mode::ModeChange, preflight};
-use crate::outside::Outside;
+use crate::host_services::HostServices;
 
 /// Name of the helper step that resets GPUs.
 pub(crate) const RESET: &str = "reset";
@@ -45,9 +45,9 @@ impl From<ApiError> for NotReset {
 }
 
 /// A pause of driver calls. Dropping it ends the pause.
-struct Paused<'a>(&'a MigMode);
+struct PauseGuard<'a>(&'a MigMode);
 
-impl Drop for Paused<'_> {
+impl Drop for PauseGuard<'_> {
     fn drop(&mut self) {
         self.0.driver.hardware.unpause();
     }
@@ -57,7 +57,7 @@ impl Drop for Paused<'_> {
 ///
 /// # Errors
 /// [`Code::Resetting`] during a reset. The condition is temporary.
-pub(crate) fn not_resetting(outside: &Outside) -> Result<(), ApiError> {
+pub(crate) fn not_resetting(outside: &HostServices) -> Result<(), ApiError> {
     if outside.driverless.try_read().is_ok() {
         return Ok(());
     }
@@ -86,7 +86,7 @@ impl MigMode {
         let peers: Vec<String> = uuids.iter().filter(is_peer).cloned().collect();
         preflight::must_be_free(&self.driver.readings, &peers, purpose.changes).await?;
         let minors = preflight::minors(&self.driver.readings, &uuids)?;
-        let _paused = Paused(self);
+        let _paused = PauseGuard(self);
         self.driver.hardware.pause().await.map_err(|error| {
             ApiError::new(Code::DriverError, "gpushd cannot close its own handles of the GPU")
                 .cause(error.to_string())

@@ -1,6 +1,6 @@
 //! Selects the events that a listener receives.
 
-use gpush_api::{Event, EventKind, Happening};
+use gpush_api::{Event, EventKind, EventPayload};
 
 /// The events that a listener asked for.
 #[derive(Debug, Clone, Default)]
@@ -21,16 +21,16 @@ impl Filter {
 }
 
 /// Returns the UUIDs of the GPUs that an event concerns. An event about gpushd or the host has none.
-fn about(what: &Happening) -> &[String] {
+fn about(what: &EventPayload) -> &[String] {
     match what {
-        Happening::Operation(change) => &change.gpu_uuids,
-        Happening::Gpu(change) => std::slice::from_ref(&change.gpu_uuid),
-        Happening::Xid(xid) => std::slice::from_ref(&xid.gpu_uuid),
-        Happening::Mps(change) => std::slice::from_ref(&change.gpu_uuid),
-        Happening::Lease(change) => &change.gpu_uuids,
-        Happening::Unleased(change) => std::slice::from_ref(&change.gpu_uuid),
-        Happening::Change(change) => &change.gpu_uuids,
-        Happening::Config(_) | Happening::Driver(_) | Happening::Resync(_) => &[],
+        EventPayload::Operation(change) => &change.gpu_uuids,
+        EventPayload::Gpu(change) => std::slice::from_ref(&change.gpu_uuid),
+        EventPayload::Xid(xid) => std::slice::from_ref(&xid.gpu_uuid),
+        EventPayload::Mps(change) => std::slice::from_ref(&change.gpu_uuid),
+        EventPayload::Lease(change) => &change.gpu_uuids,
+        EventPayload::Unleased(change) => std::slice::from_ref(&change.gpu_uuid),
+        EventPayload::Change(change) => &change.gpu_uuids,
+        EventPayload::Config(_) | EventPayload::Driver(_) | EventPayload::Resync(_) => &[],
     }
 }
 
@@ -43,8 +43,10 @@ mod tests {
     #[test]
     fn filter_applies_kinds_and_gpus() {
         let event = |what| Event { id: String::new(), at: jiff::Timestamp::UNIX_EPOCH, what };
-        let xid = event(Happening::Xid(Xid { gpu: None, gpu_uuid: "GPU-1".to_owned(), xid: 31, gi: None, ci: None }));
-        let config = event(Happening::Config(ConfigChange { taken: true, error: None, pending_restart: Vec::new() }));
+        let xid =
+            event(EventPayload::Xid(Xid { gpu: None, gpu_uuid: "GPU-1".to_owned(), xid: 31, gi: None, ci: None }));
+        let config =
+            event(EventPayload::Config(ConfigChange { taken: true, error: None, pending_restart: Vec::new() }));
         let wanted = |kinds: Option<Vec<EventKind>>, gpus: Option<&str>| {
             let filter = Filter { kinds, gpus: gpus.map(|gpu| vec![gpu.to_owned()]) };
             (filter.wants(&xid), filter.wants(&config))

@@ -22,7 +22,7 @@ mod ring;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpush_api::{Event, Happening};
+use gpush_api::{Event, EventPayload};
 use jiff::Timestamp;
 use tokio::sync::watch as channel;
 
@@ -34,7 +34,7 @@ pub(crate) use self::{
 
 /// Number of events that are stored for clients that reconnect. That is some dozens of operations on eight GPUs, in
 /// about 1 MiB.
-const KEPT: usize = 1024;
+const CAPACITY: usize = 1024;
 
 /// All events of this run of gpushd. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -44,12 +44,12 @@ pub(crate) struct Events(Arc<Inner>);
 struct Inner {
     epoch: String,
     ring: Mutex<Ring>,
-    news: channel::Sender<News>,
+    news: channel::Sender<RingStatus>,
 }
 
 /// State that waiting listeners watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct News {
+struct RingStatus {
     last: u64,
     /// Whether no more events follow, so that streams end.
     closed: bool,
@@ -58,13 +58,13 @@ struct News {
 impl Events {
     /// Creates the events of one run of gpushd. `instance` is the UUID of the run.
     pub(crate) fn new(instance: &str) -> Self {
-        Self::keeping(instance, KEPT)
+        Self::keeping(instance, CAPACITY)
     }
 
     fn keeping(instance: &str, most: usize) -> Self {
         // Twelve hexadecimal digits distinguish two runs, and are short enough to type.
         let epoch = instance.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
-        let news = channel::Sender::new(News { last: 0, closed: false });
+        let news = channel::Sender::new(RingStatus { last: 0, closed: false });
         Self(Arc::new(Inner { epoch, ring: Mutex::new(Ring::new(most)), news }))
     }
 
@@ -75,7 +75,7 @@ impl Events {
     /// Publishes an event. A change that is recorded is published after its commit.
     ///
     /// Every user who may connect may read events. [`super::redact::event`] removes what a listener may not see.
-    pub(crate) fn publish(&self, what: Happening) {
+    pub(crate) fn publish(&self, what: EventPayload) {
         let mut ring = self.ring();
         let last = ring.push(|number| Event { id: self.id(number), at: Timestamp::now(), what });
         // The listeners are notified while the ring is locked, so that no listener sees a later

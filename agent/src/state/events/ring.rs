@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{Events, News};
+use super::{Events, RingStatus};
 
 /// Maximum number of events that a listener receives at once.
 const BATCH: usize = 32;
@@ -52,7 +52,7 @@ impl Ring {
 #[derive(Debug)]
 pub(crate) struct Cursor {
     events: Events,
-    news: watch::Receiver<News>,
+    news: watch::Receiver<RingStatus>,
     /// Number of the last event that the listener received.
     at: u64,
     /// Why the listener has missed events, if that is not reported yet.
@@ -86,7 +86,7 @@ impl Events {
     }
 
     /// Creates a listener that starts with the oldest stored event.
-    pub(crate) fn listen_to_all_kept(&self) -> Cursor {
+    pub(crate) fn listen_from_oldest(&self) -> Cursor {
         let news = self.0.news.subscribe();
         let ring = self.ring();
         let at = ring.last() - ring.kept.len() as u64;
@@ -102,7 +102,7 @@ impl Cursor {
     }
 
     /// Returns the events that are available now.
-    pub(crate) fn now(&mut self) -> Next {
+    pub(crate) fn poll(&mut self) -> Next {
         if let Some(reason) = self.resync.take() {
             return Next::Resync(reason);
         }
@@ -125,7 +125,7 @@ impl Cursor {
     /// Waits for the next events, until a deadline.
     pub(crate) async fn next(&mut self, until: Instant) -> Next {
         loop {
-            match self.now() {
+            match self.poll() {
                 Next::Nothing => {}
                 next => return next,
             }
@@ -143,14 +143,14 @@ impl Cursor {
 mod tests {
     use std::time::Duration;
 
-    use gpush_api::{ConfigChange, Happening};
+    use gpush_api::{ConfigChange, EventPayload};
 
     use super::*;
 
     fn publish(events: &Events, count: usize) {
         for _ in 0..count {
             let change = ConfigChange { taken: true, error: None, pending_restart: Vec::new() };
-            events.publish(Happening::Config(change));
+            events.publish(EventPayload::Config(change));
         }
     }
 
@@ -158,7 +158,7 @@ mod tests {
     fn heard(cursor: &mut Cursor) -> Vec<String> {
         let mut heard = Vec::new();
         loop {
-            match cursor.now() {
+            match cursor.poll() {
                 Next::Events(events) => {
                     heard.extend(events.iter().map(|event| event.id.rsplit_once('-').unwrap().1.to_owned()));
                 }
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(heard(&mut late), ["71", "72"]);
         assert_eq!(heard(&mut back), ["68", "69", "70", "71", "72"]);
         assert_eq!((heard(&mut early), late.id()), (Vec::new(), "8c1faaaa-72".to_owned()));
-        assert_eq!(heard(&mut events.listen_to_all_kept()).len(), 72);
+        assert_eq!(heard(&mut events.listen_from_oldest()).len(), 72);
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(heard(&mut slow), ["missed"]);
         assert_eq!(heard(&mut events.listen(Some("new-0"))), ["missed"]);
         assert_eq!(heard(&mut events.listen(Some("new-1"))), ["2", "3", "4", "5"]);
-        assert_eq!(heard(&mut events.listen_to_all_kept()), ["2", "3", "4", "5"]);
+        assert_eq!(heard(&mut events.listen_from_oldest()), ["2", "3", "4", "5"]);
         // An id that this run has not published belongs to a previous run.
         for other in ["old-3", "new-6", "new-", "new", "", "-", "new-x", "new--1"] {
             let mut cursor = events.listen(Some(other));

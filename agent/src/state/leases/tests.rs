@@ -42,9 +42,9 @@ fn member(target: &str) -> LeaseMember {
 /// Returns the lease events since the last call.
 fn events(cursor: &mut Cursor) -> Vec<(LeaseId, LeaseState, Option<EndReason>)> {
     let mut told = Vec::new();
-    while let Next::Events(events) = cursor.now() {
+    while let Next::Events(events) = cursor.poll() {
         for event in events {
-            if let Happening::Lease(change) = &event.what {
+            if let EventPayload::Lease(change) = &event.what {
                 told.push((change.lease_id, change.state, change.reason));
             }
         }
@@ -70,7 +70,7 @@ fn reservation_occupies_its_target_until_it_ends() {
     assert_eq!(state.leases().admitted("GPU-0"), BTreeSet::from([1000]));
     state.change_leases(|table| {
         table.reserved.remove(&first);
-        table.put(record(1, 1000, "GPU-0"));
+        table.insert(record(1, 1000, "GPU-0"));
     });
     assert_eq!(state.leases().members().count(), 2, "the lease, and the other reservation");
     state.change_leases(|table| table.reserved.remove(&second));
@@ -82,7 +82,7 @@ fn reservation_occupies_its_target_until_it_ends() {
 #[test]
 fn change_of_a_lease_copies_and_reports_no_other() {
     let state = State::empty();
-    state.change_leases(|table| (1..=100).for_each(|id| table.put(record(id, 1000, "GPU-0"))));
+    state.change_leases(|table| (1..=100).for_each(|id| table.insert(record(id, 1000, "GPU-0"))));
     let (before, mut cursor) = (state.leases(), state.events().listen(None));
     step(&state, Event::Released);
     let after = state.leases();
@@ -96,7 +96,7 @@ fn change_of_a_lease_copies_and_reports_no_other() {
 fn releasing_lease_keeps_its_capacity_without_admission() {
     let state = State::empty();
     let mut cursor = state.events().listen(None);
-    state.change_leases(|table| table.put(record(1, 1000, "GPU-0")));
+    state.change_leases(|table| table.insert(record(1, 1000, "GPU-0")));
     step(&state, Event::Released);
     assert!(state.leases().is_occupied("GPU-0"));
     assert_eq!(state.leases().admitted("GPU-0"), BTreeSet::new());

@@ -21,7 +21,7 @@ use tokio::{
 };
 
 /// How long a reading stays fresh.
-pub(crate) const LIFE: Duration = Duration::from_secs(1);
+pub(crate) const FRESH_FOR: Duration = Duration::from_secs(1);
 
 /// A moment on two clocks. The wall clock is for display and may be set back; the monotonic clock is for comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,14 +127,15 @@ impl<V: Clone + Send + 'static> Cached<V> {
         F: Future<Output = Result<V, DriverError>> + Send + 'static,
     {
         let mut state = self.state();
-        if state.running.is_some() || (!state.is_outdated() && state.begun.is_some_and(|begun| begun.elapsed() < LIFE))
+        if state.running.is_some()
+            || (!state.is_outdated() && state.begun.is_some_and(|begun| begun.elapsed() < FRESH_FOR))
         {
             return;
         }
         state.running = Some(Instant::now());
         drop(state);
         let reading = read();
-        let ended = Ended { cache: self.clone(), begun: Moment::now() };
+        let ended = RunningReading { cache: self.clone(), begun: Moment::now() };
         tokio::spawn(async move {
             let outcome = reading.await;
             ended.with(outcome);
@@ -175,14 +176,14 @@ impl<V: Clone + Send + 'static> Cached<V> {
     }
 
     /// Makes the next caller read again, and clears the error of the last attempt.
-    pub(crate) fn begin_anew(&self) {
+    pub(crate) fn restart(&self) {
         self.state().error = None;
-        self.outdate();
+        self.invalidate();
     }
 
     /// Makes the next caller read again. Finished readings become stale, and so does a reading in
     /// progress.
-    pub(crate) fn outdate(&self) {
+    pub(crate) fn invalidate(&self) {
         let mut state = self.state();
         state.changed = Some(Instant::now());
         if state.begun.is_some() {
@@ -192,18 +193,18 @@ impl<V: Clone + Send + 'static> Cached<V> {
 }
 
 /// A reading in progress. When dropped, it marks the reading as finished, even if its task panicked.
-struct Ended<V: Clone + Send + 'static> {
+struct RunningReading<V: Clone + Send + 'static> {
     cache: Cached<V>,
     begun: Moment,
 }
 
-impl<V: Clone + Send + 'static> Ended<V> {
+impl<V: Clone + Send + 'static> RunningReading<V> {
     fn with(self, outcome: Result<V, DriverError>) {
         self.cache.put(self.begun, outcome);
     }
 }
 
-impl<V: Clone + Send + 'static> Drop for Ended<V> {
+impl<V: Clone + Send + 'static> Drop for RunningReading<V> {
     fn drop(&mut self) {
         self.cache.state().running = None;
         self.cache.0.ended.send_modify(|count| *count += 1);
@@ -253,7 +254,7 @@ mod tests {
             async { Ok(8) }
         });
         assert_eq!(readings, 1, "it is still good");
-        tokio::time::advance(LIFE).await;
+        tokio::time::advance(FRESH_FOR).await;
         cache.refresh(|| async { Ok(8) });
         assert_eq!(cache.waited(SOON).await.good.map(|g| g.0), Some(8));
     }
@@ -263,7 +264,7 @@ mod tests {
         let cache = Cached::alone();
         cache.refresh(|| async { Ok(1) });
         assert!(!cache.waited(SOON).await.stale);
-        tokio::time::advance(LIFE).await;
+        tokio::time::advance(FRESH_FOR).await;
         let gate = Arc::new(Semaphore::new(0));
         let pass = Arc::clone(&gate);
         cache.refresh(|| async move {
@@ -288,7 +289,7 @@ mod tests {
         let cache = Cached::alone();
         cache.refresh(|| async { Ok(1) });
         cache.waited(SOON).await;
-        tokio::time::advance(LIFE).await;
+        tokio::time::advance(FRESH_FOR).await;
         cache.refresh(|| async { Err(DriverError::new(ErrorKind::GpuIsLost, "nvmlX")) });
         let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
@@ -309,7 +310,7 @@ mod tests {
         let cache = Cached::alone();
         cache.refresh(|| async { Ok(1) });
         assert!(!cache.waited(SOON).await.stale);
-        cache.outdate();
+        cache.invalidate();
         assert!(cache.last().stale);
         // A reading that was in progress when the value changed may show either value.
         tokio::time::advance(Duration::from_millis(1)).await;
@@ -320,7 +321,7 @@ mod tests {
             Ok(1)
         });
         tokio::time::advance(Duration::from_millis(1)).await;
-        cache.outdate();
+        cache.invalidate();
         gate.add_permits(1);
         let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));

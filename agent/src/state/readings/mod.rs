@@ -56,7 +56,7 @@ impl Readings {
     /// Creates the handle. Nothing is read until a caller requests it.
     pub(crate) fn new(hardware: Hardware, users: Users, state: State) -> Self {
         let to = state.clone();
-        let list = Cached::new(Box::new(move |list| to.listed(list)));
+        let list = Cached::new(Box::new(move |list| to.set_list(list)));
         Self(Arc::new(Inner { hardware, users, state, list, gpus: Mutex::default(), fresh: Mutex::default() }))
     }
 
@@ -71,7 +71,7 @@ impl Readings {
         }
         self.0.state.index_of(uuid)?;
         let (to, of) = (self.0.state.clone(), uuid.to_owned());
-        let cache = || Cached::new(Box::new(move |last| to.read(&of, last)));
+        let cache = || Cached::new(Box::new(move |last| to.set_reading(&of, last)));
         Some(self.gpus().entry(uuid.to_owned()).or_insert_with(cache).clone())
     }
 
@@ -85,7 +85,7 @@ impl Readings {
             if host.was_listed {
                 return Ok(Observed { host, late: BTreeSet::new() });
             }
-            return Err(words::nothing_seen(&maintenance));
+            return Err(words::not_read_error(&maintenance));
         }
         self.recent().await.map_err(|error| view::no_driver(&error))
     }
@@ -97,7 +97,7 @@ impl Readings {
     pub(crate) fn known(&self) -> Result<Arc<HostState>, ApiError> {
         let host = self.0.state.now();
         match (&host.driver, &host.maintenance) {
-            (_, Some(maintenance)) if !host.was_listed => Err(words::nothing_seen(maintenance)),
+            (_, Some(maintenance)) if !host.was_listed => Err(words::not_read_error(maintenance)),
             (Some(error), None) => Err(view::no_driver(error)),
             (_, _) => Ok(host),
         }
@@ -109,7 +109,7 @@ impl Readings {
     /// If there is no driver, or the driver has not answered yet.
     pub(crate) async fn recent(&self) -> Result<Observed, DriverError> {
         self.0.state.expire_overrides();
-        self.0.state.unsettled(&self.0.hardware.status().unsettled);
+        self.0.state.set_unsettled(&self.0.hardware.status().unsettled);
         // Known GPUs are read while the driver lists the GPUs.
         let known: Vec<String> = self.gpus().keys().cloned().collect();
         known.iter().for_each(|uuid| self.refresh(uuid));
@@ -142,7 +142,7 @@ impl Readings {
             return self.host().await;
         }
         self.0.state.expire_overrides();
-        self.0.state.unsettled(&self.0.hardware.status().unsettled);
+        self.0.state.set_unsettled(&self.0.hardware.status().unsettled);
         self.refresh(uuid);
         self.0.list.refresh(|| self.list());
         self.0.list.wait(patience(&self.0.list)).await;
@@ -161,9 +161,9 @@ impl Readings {
     }
 
     /// Makes the next caller read everything again, and clears earlier errors.
-    pub(crate) fn begin_anew(&self) {
-        self.0.list.begin_anew();
-        self.gpus().values().for_each(Cached::begin_anew);
+    pub(crate) fn restart(&self) {
+        self.0.list.restart();
+        self.gpus().values().for_each(Cached::restart);
     }
 
     /// Reads these GPUs. Each reading begins after the call.
@@ -209,16 +209,16 @@ impl Readings {
     }
 
     /// Makes the next caller read this GPU again, because the GPU has changed.
-    pub(crate) fn outdate(&self, uuid: &str) {
+    pub(crate) fn invalidate(&self, uuid: &str) {
         if let Some(cache) = self.cache(uuid) {
-            cache.outdate();
+            cache.invalidate();
         }
     }
 
     /// Makes the next caller read every GPU again.
-    pub(crate) fn outdate_all(&self) {
+    pub(crate) fn invalidate_all(&self) {
         let caches: Vec<Cached<Arc<Reading>>> = self.gpus().values().cloned().collect();
-        caches.iter().for_each(Cached::outdate);
+        caches.iter().for_each(Cached::invalidate);
     }
 
     fn refresh(&self, uuid: &str) {

@@ -334,7 +334,7 @@ pub struct MpsSetRequest {
 /// Answer of `POST /v1/mps/{target}/settings`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsSet {
+pub struct MpsSetResponse {
     /// Daemon after the change.
     pub daemon: MpsDaemon,
     /// Which clients the change applies to, one sentence each.
@@ -345,7 +345,7 @@ pub struct MpsSet {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsEndRequest {
+pub struct MpsActionRequest {
     /// For `stop` and `restart`: whether to proceed although clients or leases use the daemon. If
     /// true, the clients are ended. If false, gpushd refuses such a request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

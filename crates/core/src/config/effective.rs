@@ -7,7 +7,7 @@ use std::{
 
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
-use super::{Config, WantedLayout, leasing, rules::mode_name, sharing, timeslice};
+use super::{Config, RuleLayout, leasing, rules::mode_name, sharing, timeslice};
 use crate::{desired, layout::DYNAMIC};
 
 impl Config {
@@ -46,13 +46,13 @@ impl Config {
             let _ = writeln!(out, "match = {}", list(&matches));
             let _ = writeln!(out, "mode = {}", text(mode_name(rule.mode)));
             match &rule.layout {
-                Some(WantedLayout::Named(name)) => {
+                Some(RuleLayout::Named(name)) => {
                     let _ = writeln!(out, "layout = {}", text(name));
                 }
-                Some(WantedLayout::Inline(layout)) => {
+                Some(RuleLayout::Inline(layout)) => {
                     let _ = writeln!(out, "layout = {}", list(&layout.canonical()));
                 }
-                Some(WantedLayout::Dynamic) => {
+                Some(RuleLayout::Dynamic) => {
                     let _ = writeln!(out, "layout = {}", text(DYNAMIC));
                 }
                 None => {}
@@ -130,9 +130,9 @@ impl Config {
                     selectors: rule.matches.iter().map(ToString::to_string).collect(),
                     mode: rule.mode,
                     layout: rule.layout.as_ref().map(|layout| match layout {
-                        WantedLayout::Named(name) => vec![name.clone()],
-                        WantedLayout::Inline(layout) => layout.canonical(),
-                        WantedLayout::Dynamic => vec![DYNAMIC.to_owned()],
+                        RuleLayout::Named(name) => vec![name.clone()],
+                        RuleLayout::Inline(layout) => layout.canonical(),
+                        RuleLayout::Dynamic => vec![DYNAMIC.to_owned()],
                     }),
                     mps: rule.mps.clone(),
                     timeslice: rule.timeslice.clone(),

@@ -248,7 +248,7 @@ pub struct Rule {
     /// How the GPUs are shared.
     pub mode: Mode,
     /// Layout; set if and only if the mode is `mig`.
-    pub layout: Option<WantedLayout>,
+    pub layout: Option<RuleLayout>,
     /// How MPS clients share the GPUs. In mode `mps` it is always set. In mode `mig` it is set only
     /// if the file contains it, and it applies to the MIG devices that the layout shares.
     pub mps: Option<MpsPolicy>,
@@ -260,7 +260,7 @@ pub struct Rule {
 
 /// The layout of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WantedLayout {
+pub enum RuleLayout {
     /// A name in `[layouts]`, or `none`.
     Named(String),
     /// Entries in the rule.
@@ -273,7 +273,7 @@ impl Rule {
     /// Returns whether leases create the instances of the rule's GPUs on demand.
     #[must_use]
     pub fn is_dynamic(&self) -> bool {
-        self.mode == Mode::Mig && self.layout == Some(WantedLayout::Dynamic)
+        self.mode == Mode::Mig && self.layout == Some(RuleLayout::Dynamic)
     }
 
     /// Returns the name of the rule, or a label such as `rule 2`. `position` starts at 0.
@@ -321,9 +321,9 @@ impl Config {
     #[must_use]
     pub fn layout_of(&self, rule: &Rule) -> Option<Layout> {
         match rule.layout.as_ref()? {
-            WantedLayout::Named(name) => self.layout(name),
-            WantedLayout::Inline(layout) => Some(layout.clone()),
-            WantedLayout::Dynamic => None,
+            RuleLayout::Named(name) => self.layout(name),
+            RuleLayout::Inline(layout) => Some(layout.clone()),
+            RuleLayout::Dynamic => None,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use toml::de::DeTable;
 
 use super::reader::Reader;
-use crate::{diagnostic::Problem, quote::Quoted, supervisor::Policy};
+use crate::{diagnostic::Problem, quote::Quoted, supervisor::SupervisorPolicy};
 
 /// File name of the MPS server. The control daemon searches its PATH for this name.
 const SERVER: &str = "nvidia-cuda-mps-server";
@@ -63,9 +63,9 @@ impl Default for Mps {
 impl Mps {
     /// Returns the policy for the supervisors.
     #[must_use]
-    pub fn policy(&self) -> Policy {
+    pub fn policy(&self) -> SupervisorPolicy {
         let seconds = |seconds: u32| Duration::from_secs(u64::from(seconds));
-        Policy {
+        SupervisorPolicy {
             start: seconds(self.start_s),
             pause: seconds(self.pause_s),
             longest_pause: seconds(self.longest_pause_s),

@@ -124,49 +124,49 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
     let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, SLURM, QUOTA, LAYOUTS, RULE];
     let tables = tables.map(|section| section.table());
-    reader.strangers(top, TOP, &tables);
+    reader.report_unknown_keys(top, TOP, &tables);
     let mut config = Config::default();
     if let Some(flag) = reader.flag(top, "auto_reconcile") {
         config.auto_reconcile = flag;
     }
     if let Some(table) = reader.table(top, LOG) {
-        reader.strangers(table, LOG, &[]);
+        reader.report_unknown_keys(table, LOG, &[]);
         config.log = log(reader, table);
     }
     if let Some(table) = reader.table(top, DRIVER) {
-        reader.strangers(table, DRIVER, &[]);
+        reader.report_unknown_keys(table, DRIVER, &[]);
         config.driver = driver(reader, table);
     }
     if let Some(table) = reader.table(top, API) {
-        reader.strangers(table, API, &[]);
+        reader.report_unknown_keys(table, API, &[]);
         config.api = api(reader, table);
     }
     if let Some(table) = reader.table(top, ACCESS) {
-        reader.strangers(table, ACCESS, &[]);
+        reader.report_unknown_keys(table, ACCESS, &[]);
         config.access = access(reader, table);
     }
     if let Some(table) = reader.table(top, HEALTH) {
-        reader.strangers(table, HEALTH, &[]);
+        reader.report_unknown_keys(table, HEALTH, &[]);
         config.health = health(reader, table);
     }
     if let Some(table) = reader.table(top, MODE_CHANGE) {
-        reader.strangers(table, MODE_CHANGE, &[]);
+        reader.report_unknown_keys(table, MODE_CHANGE, &[]);
         config.mode_change = mode_change::read(reader, table);
     }
     if let Some(table) = reader.table(top, MPS) {
-        reader.strangers(table, MPS, &[]);
+        reader.report_unknown_keys(table, MPS, &[]);
         config.mps = mps::read(reader, table);
     }
     if let Some(table) = reader.table(top, PROCESSES) {
-        reader.strangers(table, PROCESSES, &[]);
+        reader.report_unknown_keys(table, PROCESSES, &[]);
         config.processes = processes::read(reader, table);
     }
     if let Some(table) = reader.table(top, LEASES) {
-        reader.strangers(table, LEASES, &[]);
+        reader.report_unknown_keys(table, LEASES, &[]);
         config.leases = quotas::leases(reader, table);
     }
     if let Some(table) = reader.table(top, SLURM) {
-        reader.strangers(table, SLURM, &[]);
+        reader.report_unknown_keys(table, SLURM, &[]);
         config.slurm = slurm::read(reader, table);
     }
     config.quotas = quotas::read(reader, top);

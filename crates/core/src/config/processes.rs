@@ -94,7 +94,7 @@ fn entry(reader: &mut Reader<'_>, item: Value<'_, '_>) -> Option<Allowed> {
         return None;
     };
     let before = reader.problems.len();
-    reader.strangers(table, ALLOW, &[]);
+    reader.report_unknown_keys(table, ALLOW, &[]);
     let exe = reader.absolute(table, "exe", "/usr/bin/nvtop");
     // 4294967295 is not a user id: the kernel uses this number for "no user".
     let uid = get(table, "uid").map(|_| reader.number(table, "uid", 0..=u32::MAX - 1, 1000));

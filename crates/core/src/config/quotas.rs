@@ -19,7 +19,7 @@ use crate::{
     diagnostic::Problem,
     duration,
     lease::{
-        placement::Policy,
+        placement::PlacementPolicy,
         quota::{Limits, MemoryAmount, Quota, Subject},
     },
     quote::Quoted,
@@ -30,7 +30,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Leases {
     /// How gpushd chooses among several possible placements of a lease.
-    pub placement: Policy,
+    pub placement: PlacementPolicy,
 }
 
 /// A `[[quota]]` table.
@@ -65,13 +65,13 @@ pub enum QuotaMemory {
     Host(u32),
 }
 
-const PLACEMENTS: [(&str, Policy); 2] = [("pack", Policy::Pack), ("spread", Policy::Spread)];
+const PLACEMENTS: [(&str, PlacementPolicy); 2] = [("pack", PlacementPolicy::Pack), ("spread", PlacementPolicy::Spread)];
 
 /// Returns the name of a placement policy in the config.
-pub(super) fn placement_name(policy: Policy) -> &'static str {
+pub(super) fn placement_name(policy: PlacementPolicy) -> &'static str {
     match policy {
-        Policy::Pack => "pack",
-        Policy::Spread => "spread",
+        PlacementPolicy::Pack => "pack",
+        PlacementPolicy::Spread => "spread",
     }
 }
 
@@ -102,7 +102,7 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Vec<QuotaRule>
             reader.report(Problem::new(header, "a quota is a table", "write [[quota]] above each quota"));
             continue;
         };
-        let meant = reader.strangers(table, QUOTA, &[]);
+        let meant = reader.report_unknown_keys(table, QUOTA, &[]);
         let subjects = subjects(reader, table, &header, &meant, &mut seen);
         quotas.push(quota(reader, table, subjects));
     }

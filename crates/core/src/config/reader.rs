@@ -97,7 +97,12 @@ impl<'t> Reader<'t> {
 
     /// Reports keys that do not belong to the section. Returns the known keys that the author
     /// probably meant. `tables` are the tables that the section may contain.
-    pub(super) fn strangers(&mut self, table: &DeTable<'_>, section: Section, tables: &[&str]) -> Vec<String> {
+    pub(super) fn report_unknown_keys(
+        &mut self,
+        table: &DeTable<'_>,
+        section: Section,
+        tables: &[&str],
+    ) -> Vec<String> {
         let mut meant_keys = Vec::new();
         for (key, value) in table {
             let name = key.get_ref().as_ref();

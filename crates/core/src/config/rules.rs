@@ -10,7 +10,7 @@ use gpush_api::Mode;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    Rule, WantedLayout, leasing,
+    Rule, RuleLayout, leasing,
     parse::{entries, layout_texts},
     reader::{Reader, Text, Value, get, key_span, unknown},
     schema::{RULE, RULE_MPS, RULE_TIMESLICE},
@@ -77,7 +77,7 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
         };
         let header = reader.clip(item.span());
         // If a key is misspelt, the key that it probably means is not reported as missing too.
-        let meant = reader.strangers(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
+        let meant = reader.report_unknown_keys(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
         let name = name(reader, table, &mut names);
         let matches = matches(reader, table, &header, &meant, position, &mut claims);
         let mode = mode(reader, table, &header, &meant);
@@ -213,7 +213,7 @@ fn layout(
     meant: &[String],
     mode: Option<Mode>,
     known: &[String],
-) -> Option<WantedLayout> {
+) -> Option<RuleLayout> {
     let Some(value) = get(table, "layout") else {
         if mode == Some(Mode::Mig) && !meant.iter().any(|key| key == "layout") {
             reader.report(Problem::new(
@@ -245,7 +245,7 @@ fn layout(
                 None
             }
             _ => entries(reader, &texts, value).map(|layout| {
-                if layout.is_none() { WantedLayout::Named(NONE.to_owned()) } else { WantedLayout::Inline(layout) }
+                if layout.is_none() { RuleLayout::Named(NONE.to_owned()) } else { RuleLayout::Inline(layout) }
             }),
         },
     }
@@ -255,14 +255,14 @@ fn reserved(name: &str) -> Option<&'static str> {
     [NONE, layout::DYNAMIC].into_iter().find(|word| name.eq_ignore_ascii_case(word))
 }
 
-fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &[String]) -> Option<WantedLayout> {
+fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &[String]) -> Option<RuleLayout> {
     match reserved(name) {
-        Some(NONE) => return Some(WantedLayout::Named(NONE.to_owned())),
-        Some(_) => return Some(WantedLayout::Dynamic),
+        Some(NONE) => return Some(RuleLayout::Named(NONE.to_owned())),
+        Some(_) => return Some(RuleLayout::Dynamic),
         None => {}
     }
     if known.iter().any(|other| other == name) {
-        return Some(WantedLayout::Named(name.to_owned()));
+        return Some(RuleLayout::Named(name.to_owned()));
     }
     let names: Vec<&str> = known.iter().map(String::as_str).chain([NONE, layout::DYNAMIC]).collect();
     // `none` is never suggested, because it destroys all idle instances.

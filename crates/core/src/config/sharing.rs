@@ -39,7 +39,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
         }
     };
     let table = reader.table(rule, RULE_MPS)?;
-    reader.strangers(table, RULE_MPS, &[]);
+    reader.report_unknown_keys(table, RULE_MPS, &[]);
     let default = default_of(mode);
     let settings = MpsSettings {
         percentage: percentage(reader, table).unwrap_or(default.settings.percentage),

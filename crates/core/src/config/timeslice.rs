@@ -34,7 +34,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
         }
     }
     let table = reader.table(rule, RULE_TIMESLICE)?;
-    reader.strangers(table, RULE_TIMESLICE, &[]);
+    reader.report_unknown_keys(table, RULE_TIMESLICE, &[]);
     let default = TimeslicePolicy::default();
     let levels = TimesliceLevel::ALL.map(|level| (level.name(), level));
     let policy = TimeslicePolicy {

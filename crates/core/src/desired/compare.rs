@@ -1,30 +1,30 @@
 //! Compares two configs by the desired state of each GPU.
 
-use gpush_api::{Gpu, GpuDiff, GpuState, WantedView};
+use gpush_api::{DesiredView, Gpu, GpuDiff, GpuState};
 
-use super::{Wish, claims, wishes};
+use super::{DesiredState, claims, desired_states};
 use crate::{config::Config, layout::DYNAMIC};
 
 /// Returns the desired state of each GPU, in order, without overrides.
-fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
-    let view = |(wish, claimed): (Wish, Option<usize>)| {
+fn desired_by_rule(config: &Config, gpus: &[Gpu]) -> Vec<DesiredView> {
+    let view = |(desired_state, claimed): (DesiredState, Option<usize>)| {
         let rule = claimed.and_then(|position| config.rules.get(position));
-        WantedView {
-            mode: wish.mode,
-            rule: wish.rule,
+        DesiredView {
+            mode: desired_state.mode,
+            rule: desired_state.rule,
             layout: match rule {
                 Some(rule) if rule.is_dynamic() => Some(vec![DYNAMIC.to_owned()]),
-                Some(_) | None => wish.configured.map(|layout| layout.canonical()),
+                Some(_) | None => desired_state.configured.map(|layout| layout.canonical()),
             },
             mps: rule.and_then(|rule| rule.mps.clone()),
             timeslice: rule.and_then(|rule| rule.timeslice.clone()),
             lease: rule.and_then(|rule| rule.lease),
         }
     };
-    wishes(config, gpus).into_iter().zip(claims(config, gpus)).map(view).collect()
+    desired_states(config, gpus).into_iter().zip(claims(config, gpus)).map(view).collect()
 }
 
-fn same(one: &WantedView, other: &WantedView) -> bool {
+fn same(one: &DesiredView, other: &DesiredView) -> bool {
     // An override remains valid if only the rule's name or the rule's MPS settings change.
     (one.mode, &one.layout) == (other.mode, &other.layout)
 }
@@ -34,7 +34,7 @@ fn same(one: &WantedView, other: &WantedView) -> bool {
 /// rules or layouts counts.
 #[must_use]
 pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String]) -> Vec<String> {
-    let (before, after) = (by_rule(old, gpus), by_rule(new, gpus));
+    let (before, after) = (desired_by_rule(old, gpus), desired_by_rule(new, gpus));
     let others = (&old.rules, &old.layouts) != (&new.rules, &new.layouts);
     let changed = |uuid: &&String| match gpus.iter().position(|gpu| gpu.uuid == **uuid) {
         Some(at) => !same(&before[at], &after[at]),
@@ -47,9 +47,9 @@ pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String])
 /// override, and on the hardware.
 #[must_use]
 pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec<GpuDiff> {
-    let mut file = in_file.map(|config| by_rule(config, gpus).into_iter());
+    let mut file = in_file.map(|config| desired_by_rule(config, gpus).into_iter());
     let diff =
-        |(gpu, in_force): (&Gpu, WantedView)| GpuDiff {
+        |(gpu, in_force): (&Gpu, DesiredView)| GpuDiff {
             gpu: gpu.index,
             gpu_uuid: gpu.uuid.clone(),
             in_file: file.as_mut().and_then(Iterator::next),
@@ -61,5 +61,5 @@ pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec
             drift: gpu.drift.clone(),
             drift_known: !gpu.stale && !matches!(gpu.state, GpuState::Lost | GpuState::Unknown),
         };
-    gpus.iter().zip(by_rule(in_force, gpus)).map(diff).collect()
+    gpus.iter().zip(desired_by_rule(in_force, gpus)).map(diff).collect()
 }

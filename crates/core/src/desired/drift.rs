@@ -6,25 +6,25 @@
 
 use gpush_api::{Gpu, GpuInstance, GpuState, Mig, Mode};
 
-use super::{Wish, turns};
+use super::{DesiredState, timeslice_state};
 use crate::{
     geometry::Geometry,
     layout::Layout,
-    plan::{Target, Wanted},
+    plan::{RequestedInstance, Target},
 };
 
 /// Returns the differences, one sentence each; empty if the GPU is in its desired state.
 #[must_use]
-pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
-    match wish.mode {
+pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
+    match desired_state.mode {
         Mode::Unmanaged => Vec::new(),
-        Mode::Exclusive | Mode::Mps => not_whole(wish.mode, gpu),
-        Mode::Timeslice => match not_whole(wish.mode, gpu) {
+        Mode::Exclusive | Mode::Mps => whole_gpu_obstacles(desired_state.mode, gpu),
+        Mode::Timeslice => match whole_gpu_obstacles(desired_state.mode, gpu) {
             // A partitioned GPU has no time-slice levels, and only one compute mode.
-            whole if whole.is_empty() => turns::drift(wish, gpu),
+            whole if whole.is_empty() => timeslice_state::drift(desired_state, gpu),
             not_whole => not_whole,
         },
-        Mode::Mig => match (&gpu.mig, &wish.layout) {
+        Mode::Mig => match (&gpu.mig, &desired_state.layout) {
             (None, _) => match gpu.state {
                 GpuState::Ready
                 | GpuState::Cordoned
@@ -37,7 +37,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
                 // The GPU cannot be read, so its instances are unknown.
                 GpuState::Unknown | GpuState::Lost => Vec::new(),
             },
-            (Some(mig), None) if wish.dynamic => mode_drift(mig),
+            (Some(mig), None) if desired_state.dynamic => mode_drift(mig),
             (Some(_), None) if gpu.overridden.is_some() => {
                 vec!["the layout of its override is not known to this gpushd".to_owned()]
             }
@@ -48,7 +48,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
 }
 
 /// Returns the obstacles to using the whole GPU, one sentence each.
-pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
+pub(crate) fn whole_gpu_obstacles(mode: Mode, gpu: &Gpu) -> Vec<String> {
     let wanted = mode.name();
     let Some(mig) = &gpu.mig else { return Vec::new() };
     match (mig.enabled, mig.pending_mode()) {
@@ -85,7 +85,7 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     match Target::resolve(&geometry, layout) {
-        Ok(target) => drift.extend(instances(&mig.instances, &target)),
+        Ok(target) => drift.extend(instance_drift(&mig.instances, &target)),
         Err(_) => drift.push(format!("the layout {layout} does not fit this GPU")),
     }
     drift
@@ -93,16 +93,19 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
 
 /// Returns sentences about instances. First come instances that differ only in their compute
 /// instances, then missing instances, then extra instances.
-fn instances(have: &[GpuInstance], target: &Target) -> Vec<String> {
+fn instance_drift(have: &[GpuInstance], target: &Target) -> Vec<String> {
     let mut have: Vec<&GpuInstance> = have.iter().collect();
     // Match the entries with a fixed placement first, because only one instance can match each of them.
-    let mut want: Vec<&Wanted> = target.instances.iter().collect();
+    let mut want: Vec<&RequestedInstance> = target.instances.iter().collect();
     want.sort_by_key(|wanted| wanted.at.is_none());
-    want.retain(|wanted| take(&mut have, |instance| serves(wanted, instance) && computes(wanted, instance)).is_none());
+    want.retain(|wanted| {
+        take_first(&mut have, |instance| matches_placement(wanted, instance) && has_same_compute(wanted, instance))
+            .is_none()
+    });
     let mut sentences = Vec::new();
-    want.retain(|wanted| match take(&mut have, |instance| serves(wanted, instance)) {
+    want.retain(|wanted| match take_first(&mut have, |instance| matches_placement(wanted, instance)) {
         Some(instance) => {
-            let (missing, extra) = computes_differ(wanted, instance);
+            let (missing, extra) = compute_difference(wanted, instance);
             let place = format!("compute instances of {}@{}", instance.profile, instance.placement.start);
             sentences.extend(differences(&format!("{place}: "), &missing, &extra));
             false
@@ -122,16 +125,16 @@ fn differences(place: &str, missing: &[String], extra: &[String]) -> Vec<String>
 }
 
 /// Removes and returns the first instance that fits.
-fn take<'a>(from: &mut Vec<&'a GpuInstance>, fits: impl Fn(&GpuInstance) -> bool) -> Option<&'a GpuInstance> {
+fn take_first<'a>(from: &mut Vec<&'a GpuInstance>, fits: impl Fn(&GpuInstance) -> bool) -> Option<&'a GpuInstance> {
     let at = from.iter().position(|instance| fits(instance))?;
     Some(from.remove(at))
 }
 
-fn serves(wanted: &Wanted, instance: &GpuInstance) -> bool {
+fn matches_placement(wanted: &RequestedInstance, instance: &GpuInstance) -> bool {
     wanted.profile_id == instance.profile_id && wanted.at.is_none_or(|at| at == instance.placement)
 }
 
-fn computes(wanted: &Wanted, instance: &GpuInstance) -> bool {
+fn has_same_compute(wanted: &RequestedInstance, instance: &GpuInstance) -> bool {
     let mut wants: Vec<u32> = wanted.compute.iter().map(|c| c.profile_id).collect();
     let mut has: Vec<u32> = instance.compute.iter().map(|c| c.profile_id).collect();
     wants.sort_unstable();
@@ -140,7 +143,7 @@ fn computes(wanted: &Wanted, instance: &GpuInstance) -> bool {
 }
 
 /// Returns the names of missing and of extra compute instances.
-fn computes_differ(wanted: &Wanted, instance: &GpuInstance) -> (Vec<String>, Vec<String>) {
+fn compute_difference(wanted: &RequestedInstance, instance: &GpuInstance) -> (Vec<String>, Vec<String>) {
     let mut extra: Vec<_> = instance.compute.iter().collect();
     let mut missing = Vec::new();
     for compute in &wanted.compute {

@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Code, Gpu, GpuInstance, GpuPlan, InstanceStep, Placement, Refusal, Step};
 
-use super::plan::{label, no_plan, refused, users_unknown, workable};
+use super::plan::{check_plannable, empty_plan, label, refused, unknown_users_error};
 use crate::{
     geometry::Geometry,
     layout::Layout,
     lease::placement::{Assignment, target},
-    plan::{self, Holds, entries, outcome},
+    plan::{self, ProtectedInstances, exact_layout, outcome},
 };
 
 /// Plans the part of a dynamic grant on one GPU, from a reading of the GPU with its leases.
@@ -26,9 +26,9 @@ use crate::{
 /// contains the reason. [`Refusal::Blocked`] names the instances in use.
 #[must_use]
 pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placement>) -> GpuPlan {
-    let empty = no_plan(gpu, &Layout::none());
+    let empty = empty_plan(gpu, &Layout::none());
     let fail = |error: ApiError| GpuPlan { error: Some(error), ..empty.clone() };
-    if let Err(error) = workable(gpu, false) {
+    if let Err(error) = check_plannable(gpu, false) {
         return fail(error);
     }
     let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) else {
@@ -39,17 +39,17 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
         let error = ApiError::new(Code::DriverError, format!("the MIG profiles of {} are not known", label(gpu)));
         return fail(error.hint("list them with `gpushctl mig profiles`").retryable());
     }
-    if let Some(instance) = not_to_be_destroyed(gpu, &mig.instances, assignment, created) {
+    if let Some(instance) = destroy_obstacle(gpu, &mig.instances, assignment, created) {
         return fail(changed(gpu, &instance));
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let target = target(&geometry, &mig.instances, gpu.index, assignment);
-    let holds = Holds::default().with_leases(&mig.instances, &gpu.leases);
-    match plan::plan_around(&geometry, &mig.instances, &target, &holds) {
-        Ok(plan) => match users_unknown(gpu, false, &plan.steps) {
+    let holds = ProtectedInstances::default().with_leases(&mig.instances, &gpu.leases);
+    match plan::plan_protecting(&geometry, &mig.instances, &target, &holds) {
+        Ok(plan) => match unknown_users_error(gpu, false, &plan.steps) {
             Some(error) => fail(error),
             None => {
-                let layout = entries(&outcome(&mig.instances, &plan.steps));
+                let layout = exact_layout(&outcome(&mig.instances, &plan.steps));
                 let steps = plan.steps.into_iter().map(Step::Instance).collect();
                 GpuPlan { layout, steps, keeps: plan.keeps, ..empty }
             }
@@ -65,7 +65,7 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
 
 /// Returns an instance that the assignment destroys although that is not allowed: the instance no
 /// longer exists, or another program created it.
-fn not_to_be_destroyed(
+fn destroy_obstacle(
     gpu: &Gpu,
     instances: &[GpuInstance],
     assignment: &Assignment,

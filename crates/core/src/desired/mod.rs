@@ -23,25 +23,25 @@ use crate::{
 
 mod compare;
 mod drift;
-mod each;
 mod grant;
 mod mode;
+mod override_effect;
+mod per_gpu;
 mod plan;
-mod standing;
-mod turns;
-mod way_out;
+mod plan_hints;
+mod timeslice_state;
 
 pub use compare::{changed_under, compare};
 pub use drift::drift;
-pub(crate) use drift::not_whole;
+pub(crate) use drift::whole_gpu_obstacles;
 pub use grant::{created_after, plan_grant};
 pub use mode::{is_switched, needs_reset, without_fabric_manager};
+pub use override_effect::{OverrideEffect, override_effects};
 pub use plan::plan_host;
-pub use standing::{Standing, standing};
 
 /// The desired state of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct DesiredState {
     /// Sharing mode.
     pub mode: Mode,
     /// Name or position of the rule that claims the GPU; `None` if no rule claims it.
@@ -59,7 +59,7 @@ pub struct Wish {
     pub timeslice: Option<TimeslicePolicy>,
 }
 
-impl Wish {
+impl DesiredState {
     /// Returns the desired state of a GPU that no rule claims.
     fn unmanaged() -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Wish {
 
     /// Returns whether the rule's mode needs the whole GPU, with MIG mode off.
     #[must_use]
-    pub fn wants_whole(&self) -> bool {
+    pub fn needs_whole_gpu(&self) -> bool {
         match self.mode {
             Mode::Exclusive | Mode::Mps | Mode::Timeslice => true,
             Mode::Mig | Mode::Unmanaged => false,
@@ -108,16 +108,16 @@ pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {
 
 /// Returns the desired state of each GPU, in order, from the config and the overrides.
 #[must_use]
-pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
-    claims(config, gpus).into_iter().zip(gpus).map(|(claimed, gpu)| wish(config, claimed, gpu)).collect()
+pub fn desired_states(config: &Config, gpus: &[Gpu]) -> Vec<DesiredState> {
+    claims(config, gpus).into_iter().zip(gpus).map(|(claimed, gpu)| desired_state(config, claimed, gpu)).collect()
 }
 
 /// Returns the desired state from the rule at position `claimed` and the GPU's override. An
 /// override has an effect only if the rule has mode `mig`.
 #[must_use]
-pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
+pub fn desired_state(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> DesiredState {
     let Some((position, rule)) = claimed.and_then(|position| Some((position, config.rules.get(position)?))) else {
-        return Wish::unmanaged();
+        return DesiredState::unmanaged();
     };
     let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
     let layout = match &gpu.overridden {
@@ -129,7 +129,15 @@ pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
     let timeslice = rule.timeslice.clone().filter(|_| rule.mode == Mode::Timeslice);
     let dynamic_rule = rule.is_dynamic();
     let dynamic = dynamic_rule && gpu.overridden.is_none();
-    Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured, dynamic_rule, dynamic, timeslice }
+    DesiredState {
+        mode: rule.mode,
+        rule: Some(rule.label(position)),
+        layout,
+        configured,
+        dynamic_rule,
+        dynamic,
+        timeslice,
+    }
 }
 
 /// Adds the desired state, and the drift from it, to the reading of a GPU. Sets the fields `mode`,
@@ -137,13 +145,13 @@ pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
 /// caller must have set it in `timeslice` before. `claimed` is the position of the GPU's rule, from
 /// [`claims`].
 pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
-    let wish = wish(config, claimed, gpu);
+    let desired_state = desired_state(config, claimed, gpu);
     // The instances of a lost GPU are unknown.
-    gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&wish, gpu) };
-    gpu.timeslice = turns::view(&wish, gpu);
-    gpu.mode = wish.mode;
-    gpu.layout = wish.layout_view();
-    gpu.rule = wish.rule;
+    gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&desired_state, gpu) };
+    gpu.timeslice = timeslice_state::view(&desired_state, gpu);
+    gpu.mode = desired_state.mode;
+    gpu.layout = desired_state.layout_view();
+    gpu.rule = desired_state.rule;
 }
 
 /// Calls [`describe`] for all GPUs of a host.
@@ -172,13 +180,13 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
             }
             silent += 1;
         }
-        findings.extend(at_odds(rule).map(|finding| format!("{label}: {finding}")));
+        findings.extend(compute_mode_conflict(rule).map(|finding| format!("{label}: {finding}")));
         if silent < rule.matches.len() && !claimed.contains(&Some(position)) {
             findings.push(format!("{label} claims no GPU: earlier rules claim all GPUs that it matches"));
         }
     }
     findings.extend(quota_selectors(config, gpus));
-    findings.extend(sharing::unfit(config, gpus));
+    findings.extend(sharing::unfit_settings(config, gpus));
     findings
 }
 
@@ -195,7 +203,7 @@ fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
 
 /// Returns a warning if the compute mode of a rule allows no process. The parser has already
 /// refused a number of replicas that the compute mode does not allow.
-fn at_odds(rule: &Rule) -> Option<String> {
+fn compute_mode_conflict(rule: &Rule) -> Option<String> {
     let TimeslicePolicy { replicas, compute_mode, .. } = rule.timeslice.as_ref()?;
     if *compute_mode != Some(ComputeMode::Prohibited) {
         return None;

@@ -31,7 +31,7 @@ pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
 }
 
 /// Returns why MIG mode cannot change now: processes or leases use the whole GPU.
-pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
+pub(super) fn whole_gpu_in_use(gpu: &Gpu) -> Option<Refusal> {
     let holder = |process: &gpush_api::Process| Holder {
         pid: process.pid,
         uid: process.uid,
@@ -60,16 +60,16 @@ enum Fabric {
 /// destroy instances of other GPUs. This function cannot check whether a fabric manager is running.
 /// If the host has NVSwitches, it assumes that one is running, unless the config says to stop it.
 pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
-    let stopped = holders::names(&config.mode_change.services, holders::FABRIC_MANAGER);
-    fill_in(config, gpus, plans, if stopped { Fabric::Unmanaged } else { Fabric::Managed });
+    let stopped = holders::contains_service(&config.mode_change.services, holders::FABRIC_MANAGER);
+    complete_resets(config, gpus, plans, if stopped { Fabric::Unmanaged } else { Fabric::Managed });
 }
 
 /// Completes the resets again, for a host without a running fabric manager.
 pub fn without_fabric_manager(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
-    fill_in(config, gpus, plans, Fabric::Unmanaged);
+    complete_resets(config, gpus, plans, Fabric::Unmanaged);
 }
 
-fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric) {
+fn complete_resets(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric) {
     let change = &config.mode_change;
     let changing: Vec<(String, Option<bool>)> =
         plans.iter().filter(|plan| plan.reset().is_some()).map(|plan| (plan.uuid.clone(), plan.mig_mode())).collect();
@@ -80,12 +80,13 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
         let Some(reset) = plan.reset_mut() else { continue };
         reset.services.clone_from(&change.services);
         reset.hooks = [&change.before, &change.after].into_iter().flatten().cloned().collect();
-        let peers = own.map(|own| together(config, gpus, own, fabric)).unwrap_or_default();
+        let peers = own.map(|own| reset_peers(config, gpus, own, fabric)).unwrap_or_default();
         reset.together = peers.iter().map(|at| Peer { gpu: gpus[*at].index, uuid: gpus[*at].uuid.clone() }).collect();
         let with_it = |gpu: &Gpu| changing.contains(&(gpu.uuid.clone(), sets));
         let in_the_way: Vec<String> =
-            peers.iter().map(|at| &gpus[*at]).filter(|gpu| !with_it(gpu)).filter_map(not_to_be_reset).collect();
-        let in_the_way: Vec<String> = in_the_way.into_iter().chain(against(plan, gpus, &peers, &whole)).collect();
+            peers.iter().map(|at| &gpus[*at]).filter(|gpu| !with_it(gpu)).filter_map(reset_obstacle).collect();
+        let in_the_way: Vec<String> =
+            in_the_way.into_iter().chain(blocked_by_same_request(plan, gpus, &peers, &whole)).collect();
         if in_the_way.is_empty() {
             continue;
         }
@@ -107,7 +108,7 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
 
 /// Returns why other GPUs of the same request prevent this reset: they get instances in the
 /// operation, which the later reset would destroy.
-fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Vec<String> {
+fn blocked_by_same_request(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Vec<String> {
     if plan.mig_mode() == Some(true) {
         return Vec::new();
     }
@@ -124,7 +125,7 @@ fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Ve
 
 /// Returns the positions of the GPUs that are reset together with the GPU at `own`: the GPUs of its
 /// group in the config and, if no fabric manager is running, the other GPUs on NVSwitches.
-fn together(config: &Config, gpus: &[Gpu], own: usize, fabric: Fabric) -> Vec<usize> {
+fn reset_peers(config: &Config, gpus: &[Gpu], own: usize, fabric: Fabric) -> Vec<usize> {
     let groups = config.mode_change.reset_together.iter().map(|group| group.matching(gpus));
     let mut peers: Vec<usize> = groups.filter(|group| group.contains(&own)).flatten().collect();
     if fabric == Fabric::Unmanaged && is_switched(&gpus[own]) {
@@ -142,7 +143,7 @@ pub fn is_switched(gpu: &Gpu) -> bool {
 }
 
 /// Returns why a GPU must not be reset; `None` if a reset would destroy nothing.
-fn not_to_be_reset(gpu: &Gpu) -> Option<String> {
+fn reset_obstacle(gpu: &Gpu) -> Option<String> {
     let instances = gpu.mig.as_ref().map_or(0, |mig| mig.instances.len());
     let what = if gpu.stale {
         "can't be read".to_owned()

@@ -9,13 +9,13 @@ use gpush_api::{
     Plans, Refusal, Step, USERS_UNKNOWN,
 };
 
-use super::{Wish, each, mode, way_out, wishes};
+use super::{DesiredState, desired_states, mode, per_gpu, plan_hints};
 use crate::{
     config::Config,
     geometry::Geometry,
     layout::{self, DYNAMIC, Layout, NONE},
     nearest::nearest,
-    plan::{self, Holds, Target},
+    plan::{self, ProtectedInstances, Target},
     preset::UUID_PREFIX,
     quote::Quoted,
     refusal,
@@ -44,43 +44,43 @@ enum PlanGoal {
 /// The request is invalid, matches no GPU, or names a GPU of another mode. If a GPU cannot have its
 /// layout or cannot be used, the function succeeds, and the plan of the GPU contains the reason.
 pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result<Plans, ApiError> {
-    let wishes = wishes(config, gpus);
+    let desired_states = desired_states(config, gpus);
     if let LayoutSource::PerGpu(each) = &request.layout {
-        let mut plans = each::plan(gpus, &wishes, &request.gpus, each)?;
+        let mut plans = per_gpu::plan(gpus, &desired_states, &request.gpus, each)?;
         mode::complete(config, gpus, &mut plans.plans);
         return Ok(plans);
     }
-    let given = given(config, &request.layout)?;
+    let given = layout_of_request(config, &request.layout)?;
     let named = !request.gpus.is_empty();
-    let chosen = chosen(gpus, &wishes, request)?;
-    let others = way_out::others(gpus, &wishes, given.is_none());
+    let chosen = selected_gpus(gpus, &desired_states, request)?;
+    let others = plan_hints::alternatives(gpus, &desired_states, given.is_none());
     let others = others.as_deref();
     let mut wanted = Vec::new();
     for at in chosen {
-        let (gpu, wish) = (&gpus[at], &wishes[at]);
+        let (gpu, desired_state) = (&gpus[at], &desired_states[at]);
         let own = named && request.layout == LayoutSource::Config;
         let aim = match &given {
             Some(layout) => PlanGoal::Layout(layout.clone()),
-            None if wish.wants_whole() => PlanGoal::Whole,
-            None if wish.dynamic || (own && wish.dynamic_rule) => PlanGoal::Dynamic,
-            None => PlanGoal::Layout(configured(gpu, wish, own, others)?),
+            None if desired_state.needs_whole_gpu() => PlanGoal::Whole,
+            None if desired_state.dynamic || (own && desired_state.dynamic_rule) => PlanGoal::Dynamic,
+            None => PlanGoal::Layout(desired_layout(gpu, desired_state, own, others)?),
         };
         if aim != PlanGoal::Whole {
-            claimed_otherwise(gpu, wish, others)?;
+            check_mode(gpu, desired_state, others)?;
         }
-        wanted.push((gpu, wish, aim));
+        wanted.push((gpu, desired_state, aim));
     }
     let explicit = given.is_some();
-    let plan = |(gpu, wish, aim): &(&Gpu, &Wish, PlanGoal)| {
+    let plan = |(gpu, desired_state, aim): &(&Gpu, &DesiredState, PlanGoal)| {
         let empty = match aim {
-            PlanGoal::Whole => return each::whole(gpu),
-            PlanGoal::Layout(layout) => no_plan(gpu, layout),
-            PlanGoal::Dynamic => GpuPlan { layout: vec![DYNAMIC.to_owned()], ..no_plan(gpu, &Layout::none()) },
+            PlanGoal::Whole => return per_gpu::plan_mig_off(gpu),
+            PlanGoal::Layout(layout) => empty_plan(gpu, layout),
+            PlanGoal::Dynamic => GpuPlan { layout: vec![DYNAMIC.to_owned()], ..empty_plan(gpu, &Layout::none()) },
         };
-        match (workable(gpu, named), aim) {
+        match (check_plannable(gpu, named), aim) {
             (Ok(()), _) if gpu.mig.is_none() => {
                 let refusal = Some(Refusal::NoMig);
-                GpuPlan { refusal, error: Some(no_mig(gpu, wish, others)), ..empty }
+                GpuPlan { refusal, error: Some(no_mig(gpu, desired_state, others)), ..empty }
             }
             (Ok(()), PlanGoal::Layout(layout)) => plan_gpu(gpu, layout, explicit),
             (Ok(()), PlanGoal::Dynamic | PlanGoal::Whole) => plan_dynamic(gpu, empty),
@@ -101,7 +101,7 @@ pub(super) fn label(gpu: &Gpu) -> String {
 }
 
 /// Returns the layout in the request; `None` if the request uses the layout of each rule.
-fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiError> {
+fn layout_of_request(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiError> {
     let layout = match source {
         LayoutSource::Config | LayoutSource::Wanted | LayoutSource::PerGpu(_) => return Ok(None),
         LayoutSource::Named(name) => match config.layout(name.trim()) {
@@ -135,7 +135,7 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
 }
 
 /// Returns the positions of the selected GPUs.
-fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<usize>, ApiError> {
+fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRequest) -> Result<Vec<usize>, ApiError> {
     if !request.gpus.is_empty() {
         return Selector::resolve(&request.gpus, gpus);
     }
@@ -145,11 +145,11 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
     };
     // A request for all GPUs never disables MIG, because that would destroy instances.
     let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending_mode());
-    let whole = |at: usize| match wishes[at].mode {
+    let whole = |at: usize| match desired_states[at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && !is_cut(at),
         Mode::Mig | Mode::Unmanaged => false,
     };
-    let of_mig = |at: usize| wishes[at].mode == Mode::Mig;
+    let of_mig = |at: usize| desired_states[at].mode == Mode::Mig;
     // A GPU without MIG that is already as its rule needs it is not listed.
     let claimed: Vec<usize> =
         (0..gpus.len()).filter(|at| of_mig(*at) || (whole(*at) && !gpus[*at].drift.is_empty())).collect();
@@ -166,7 +166,7 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
             says why",
         ));
     }
-    let to_be_whole = |at: &usize| match wishes[*at].mode {
+    let to_be_whole = |at: &usize| match desired_states[*at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && is_cut(*at),
         Mode::Mig | Mode::Unmanaged => false,
     };
@@ -180,50 +180,55 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
             .hint(format!("`gpushctl mig plan --gpu {index}` shows what would be destroyed")));
     }
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
-    Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
+    Err(error.hint(plan_hints::without_claim(gpus, desired_states, layout)))
 }
 
 /// Returns the desired layout of the GPU. With `own`, returns the rule's layout, regardless of an
 /// override.
-fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result<Layout, ApiError> {
-    if let Some(layout) = if own { &wish.configured } else { &wish.layout } {
+fn desired_layout(
+    gpu: &Gpu,
+    desired_state: &DesiredState,
+    own: bool,
+    others: Option<&str>,
+) -> Result<Layout, ApiError> {
+    if let Some(layout) = if own { &desired_state.configured } else { &desired_state.layout } {
         return Ok(layout.clone());
     }
-    if wish.has_rule_layout() {
+    if desired_state.has_rule_layout() {
         let message = format!("the layout of the override on {} is not known to this gpushd", label(gpu));
         let clear = format!("`gpushctl config overrides clear {}` (administrator) ends it", gpu.index);
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
-    claimed_otherwise(gpu, wish, others)?;
+    check_mode(gpu, desired_state, others)?;
     // The reading of a GPU that cannot be read shows no MIG, but the GPU may support MIG.
-    if gpu.mig.is_none() && workable(gpu, true).is_ok() {
-        return Err(no_mig(gpu, wish, others));
+    if gpu.mig.is_none() && check_plannable(gpu, true).is_ok() {
+        return Err(no_mig(gpu, desired_state, others));
     }
     let message = format!("no config rule has a layout for {}", label(gpu));
-    Err(ApiError::new(Code::NotFound, message).hint(way_out::without_layout(gpu)))
+    Err(ApiError::new(Code::NotFound, message).hint(plan_hints::without_layout(gpu)))
 }
 
 /// Refuses a GPU whose rule has a mode other than `mig`.
-pub(super) fn claimed_otherwise(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> Result<(), ApiError> {
-    let Some(rule) = &wish.rule else { return Ok(()) };
-    let mode = match wish.mode {
+pub(super) fn check_mode(gpu: &Gpu, desired_state: &DesiredState, others: Option<&str>) -> Result<(), ApiError> {
+    let Some(rule) = &desired_state.rule else { return Ok(()) };
+    let mode = match desired_state.mode {
         Mode::Mig => return Ok(()),
         Mode::Unmanaged => "unmanaged",
         Mode::Exclusive => "exclusive",
         Mode::Mps => "mps",
         Mode::Timeslice => "timeslice",
     };
-    let message = format!("{} is in mode {mode}, by {} of the config", label(gpu), way_out::rule(rule));
-    Err(ApiError::new(Code::Conflict, message).hint(way_out::of_another_mode(gpu, rule, others)))
+    let message = format!("{} is in mode {mode}, by {} of the config", label(gpu), plan_hints::rule_name(rule));
+    Err(ApiError::new(Code::Conflict, message).hint(plan_hints::for_other_mode(gpu, rule, others)))
 }
 
 /// Returns the error for a GPU without MIG.
-fn no_mig(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> ApiError {
-    refusal::explain(&Refusal::NoMig, gpu.index, &label(gpu)).hint(way_out::without_mig(wish, others))
+fn no_mig(gpu: &Gpu, desired_state: &DesiredState, others: Option<&str>) -> ApiError {
+    refusal::explain(&Refusal::NoMig, gpu.index, &label(gpu)).hint(plan_hints::without_mig(desired_state, others))
 }
 
 /// Refuses a GPU whose state does not allow a plan.
-pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
+pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     let refuse = |code, what: &str, hint: &str| {
         let mut error = ApiError::new(code, format!("{} {what}", label(gpu)));
         error.causes.extend(gpu.reasons.iter().cloned());
@@ -266,13 +271,13 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         GpuState::Lost => refuse(
             Code::GpuLost,
             "is lost: it has fallen off the bus",
-            &format!("{}; choose other GPUs with --gpu meanwhile", refusal::of_a_lost_one(&gpu.uuid)),
+            &format!("{}; choose other GPUs with --gpu meanwhile", refusal::lost_gpu_hint(&gpu.uuid)),
         ),
     }
 }
 
 /// Returns a plan without steps.
-pub(super) fn no_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
+pub(super) fn empty_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
     GpuPlan {
         gpu: gpu.index,
         uuid: gpu.uuid.clone(),
@@ -291,7 +296,7 @@ pub(super) fn refused(gpu: &Gpu, mut answer: GpuPlan, refusal: Refusal) -> GpuPl
 
 /// Returns the plan of one GPU, or a plan with the reason why there is none.
 pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
-    let mut answer = no_plan(gpu, layout);
+    let mut answer = empty_plan(gpu, layout);
     let refused = |answer, refusal| refused(gpu, answer, refusal);
     let Some(mig) = &gpu.mig else { return refused(answer, Refusal::NoMig) };
     // A GPU with MIG mode off has no instances, so the empty layout needs no steps.
@@ -311,15 +316,15 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         Err(refusal) => return refused(answer, refusal),
     };
     if !mig.enabled {
-        if let Some(refusal) = mode::used_whole(gpu) {
+        if let Some(refusal) = mode::whole_gpu_in_use(gpu) {
             return refused(answer, refusal);
         }
         answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
     }
     let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
-    let holds = Holds::default().with_leases(instances, &gpu.leases);
-    match plan::plan_around(&geometry, instances, &target, &holds) {
-        Ok(plan) => match users_unknown(gpu, !answer.is_empty(), &plan.steps) {
+    let holds = ProtectedInstances::default().with_leases(instances, &gpu.leases);
+    match plan::plan_protecting(&geometry, instances, &target, &holds) {
+        Ok(plan) => match unknown_users_error(gpu, !answer.is_empty(), &plan.steps) {
             None => {
                 answer.steps.extend(plan.steps.into_iter().map(Step::Instance));
                 GpuPlan { keeps: plan.keeps, ..answer }
@@ -339,11 +344,11 @@ fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
         answer.keeps = keeps.into_iter().map(|instance| instance.id).collect();
         return answer;
     }
-    if let Some(refusal) = mode::used_whole(gpu) {
+    if let Some(refusal) = mode::whole_gpu_in_use(gpu) {
         return refused(gpu, answer, refusal);
     }
     answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
-    match users_unknown(gpu, true, &[]) {
+    match unknown_users_error(gpu, true, &[]) {
         None => answer,
         error => GpuPlan { error, ..answer.without_steps() },
     }
@@ -352,7 +357,7 @@ fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
 /// Refuses changes while the processes on the GPU are not known. An instance without a known
 /// process may be in use, so the plan destroys no instance and does not change MIG mode. New
 /// instances do not affect any process.
-pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep]) -> Option<ApiError> {
+pub(super) fn unknown_users_error(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep]) -> Option<ApiError> {
     let destroys = steps.iter().any(|step| step.destroys().is_some());
     let spared = match (gpu.processes_known, changes_mode, destroys) {
         (true, _, _) | (false, false, false) => return None,

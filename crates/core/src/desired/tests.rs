@@ -179,12 +179,12 @@ fn first_matching_rule_claims_a_gpu() {
     let host = host();
     let claimed = claims(&config(), &host);
     assert_eq!(claimed, [Some(0), Some(0), Some(1), Some(2), Some(3), Some(4), None, None]);
-    let wishes = wishes(&config(), &host);
-    assert_eq!(wishes[0].rule.as_deref(), Some("training"));
-    assert_eq!(wishes[2].rule.as_deref(), Some("rule 2"));
-    assert_eq!(wishes[2].layout.as_ref().unwrap().to_string(), "3g.40gb,1c.3g.40gb*3");
-    assert_eq!((wishes[3].mode, &wishes[3].layout), (Mode::Exclusive, &None));
-    assert_eq!((wishes[7].mode, &wishes[7].rule), (Mode::Unmanaged, &None));
+    let desired_states = desired_states(&config(), &host);
+    assert_eq!(desired_states[0].rule.as_deref(), Some("training"));
+    assert_eq!(desired_states[2].rule.as_deref(), Some("rule 2"));
+    assert_eq!(desired_states[2].layout.as_ref().unwrap().to_string(), "3g.40gb,1c.3g.40gb*3");
+    assert_eq!((desired_states[3].mode, &desired_states[3].layout), (Mode::Exclusive, &None));
+    assert_eq!((desired_states[7].mode, &desired_states[7].rule), (Mode::Unmanaged, &None));
 }
 
 #[test]

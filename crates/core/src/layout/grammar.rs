@@ -278,7 +278,7 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
     };
     let Some(slices) = gpu_slices(name) else {
         let message = format!("{} is not a MIG profile name", Quoted(trimmed));
-        let meant = meant(&word);
+        let meant = suggest_entry(&word);
         let hint = match &meant {
             Some(meant) => format!("did you mean `{meant}`?"),
             None => SHAPE.to_owned(),
@@ -329,13 +329,13 @@ fn digits(text: &str) -> bool {
 
 /// Returns the entry that the user probably meant. The text must contain the right numbers in the
 /// right order; between them may be common typing errors.
-fn meant(word: &str) -> Option<String> {
+fn suggest_entry(word: &str) -> Option<String> {
     // NVML writes `MIG 3g.40gb`. Users write `1g.10gb x2` and `2x1g.10gb`.
     let word = word.strip_prefix("mig").map_or(word, |rest| rest.trim_start_matches([' ', '-', '_', '.']));
     let squeezed: String = word.chars().filter(|c| !c.is_whitespace()).collect();
     let (body, count) = match squeezed.split_once(['x', '×']) {
-        Some((body, count)) if count_like(count) => (body.to_owned(), Some(count.to_owned())),
-        Some((count, body)) if count_like(count) => (body.to_owned(), Some(count.to_owned())),
+        Some((body, count)) if is_count(count) => (body.to_owned(), Some(count.to_owned())),
+        Some((count, body)) if is_count(count) => (body.to_owned(), Some(count.to_owned())),
         Some(_) | None => (squeezed, None),
     };
     let mut figures: Vec<String> = Vec::new();
@@ -373,7 +373,7 @@ fn meant(word: &str) -> Option<String> {
     Some(format!("{compute}{name}{count}"))
 }
 
-fn count_like(text: &str) -> bool {
+fn is_count(text: &str) -> bool {
     matches!(text.parse::<u8>(), Ok(1..=MOST)) && digits(text)
 }
 

@@ -125,7 +125,7 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
         }
     }
     if mig.instances.iter().all(|i| !i.compute.is_empty() && i.compute.iter().all(|c| entry(&c.profile).is_some()))
-        && !says_all(mig, &counts)
+        && !is_complete(mig, &counts)
     {
         remarks.push(format!(
             "{who}: the file has only counts, not which GPU instance has which compute instances; the layout of the \
@@ -144,7 +144,7 @@ fn entry(profile: &str) -> Option<Entry> {
 }
 
 /// Returns whether a plan for these counts would leave the GPU unchanged.
-fn says_all(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
+fn is_complete(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
     let entries = counts.iter().filter_map(|(name, count)| Some(Entry { count: *count, ..entry(name)? })).collect();
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let target = Target::resolve(&geometry, &Layout { entries });

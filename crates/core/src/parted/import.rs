@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-use super::{DeviceId, Devices, File, Group, Label, Want};
+use super::{DesiredMode, DeviceId, Devices, File, Group, Label};
 use crate::{
     layout::{DYNAMIC, Layout, NONE},
     quote::Quoted,
@@ -62,7 +62,7 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     for label in &file.labels {
         let mut known: Vec<&Layout> = Vec::new();
         for group in &label.groups {
-            let Want::On(layout) = &group.want else { continue };
+            let DesiredMode::On(layout) = &group.want else { continue };
             if layout.is_none() || known.contains(&layout) {
                 continue;
             }
@@ -73,8 +73,8 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
             header = "";
         }
         let has_none = |group: &Group| match &group.want {
-            Want::On(layout) => layout.is_none(),
-            Want::Off => true,
+            DesiredMode::On(layout) => layout.is_none(),
+            DesiredMode::Off => true,
         };
         if known.is_empty() {
             without.push(Quoted(&label.name).to_string());
@@ -138,7 +138,7 @@ struct Claimed {
 
 fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String>) {
     let mut claimed = Claimed::default();
-    if label.groups.iter().any(|group| group.want == Want::Off) {
+    if label.groups.iter().any(|group| group.want == DesiredMode::Off) {
         remarks.push("mode exclusive reports enabled MIG mode as drift, and does not disable it".to_owned());
     }
     // In the file, the last group that matches a GPU applies. In the config, the first rule that
@@ -166,13 +166,13 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
         let selectors: Vec<String> = selectors.into_iter().map(string).collect();
         let _ = writeln!(text, "\n[[gpu]]\nmatch = [{}]", selectors.join(", "));
         match want {
-            Want::On(layout) if layout.is_none() => {
+            DesiredMode::On(layout) if layout.is_none() => {
                 let _ = writeln!(text, "mode = \"mig\"\nlayout = \"{NONE}\"");
             }
-            Want::On(layout) => {
+            DesiredMode::On(layout) => {
                 let _ = writeln!(text, "mode = \"mig\"\nlayout = {}", entries(layout));
             }
-            Want::Off => {
+            DesiredMode::Off => {
                 let _ = writeln!(text, "mode = \"exclusive\"");
             }
         }
@@ -199,7 +199,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
         }
         Devices::All if group.filter.is_empty() => {
             claimed.all = true;
-            if group.want != Want::Off {
+            if group.want != DesiredMode::Off {
                 remarks.push(format!(
                     "{place}: the rule for all GPUs fails on GPUs without MIG: if the host has some, put a rule for \
                     them before it, such as match = [\"NVIDIA L4\"], mode = \"unmanaged\""

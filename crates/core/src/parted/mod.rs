@@ -55,7 +55,7 @@ pub struct File {
 
 /// The invalid labels of a file that also has valid labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wrong {
+pub struct InvalidLabels {
     /// Names of all invalid labels. They include labels that were not parsed because the file has
     /// too many problems.
     pub labels: Vec<String>,
@@ -63,8 +63,8 @@ pub struct Wrong {
     pub errors: FileErrors,
 }
 
-impl From<&Wrong> for ApiError {
-    fn from(wrong: &Wrong) -> Self {
+impl From<&InvalidLabels> for ApiError {
+    fn from(wrong: &InvalidLabels) -> Self {
         let (label, is) = if wrong.labels.len() == 1 { ("label", "is") } else { ("labels", "are") };
         let names: Vec<String> = wrong.labels.iter().map(|name| Quoted(name).to_string()).collect();
         let whole = Self::from(&wrong.errors);
@@ -92,7 +92,7 @@ pub struct Group {
     /// GPUs of these models that the group applies to.
     pub devices: Devices,
     /// The desired state.
-    pub want: Want,
+    pub want: DesiredMode,
 }
 
 /// `devices`
@@ -106,7 +106,7 @@ pub enum Devices {
 
 /// `mig-enabled` and `mig-devices`
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Want {
+pub enum DesiredMode {
     /// MIG mode off.
     Off,
     /// MIG mode on, with the instances of this layout, which may be empty.
@@ -119,7 +119,7 @@ impl File {
     /// # Errors
     /// All problems of the file, up to a maximum number.
     pub fn from_bytes(bytes: &[u8], path: &str) -> Result<Self, FileErrors> {
-        match Self::salvage(bytes, path)? {
+        match Self::from_bytes_lenient(bytes, path)? {
             (file, None) => Ok(file),
             (_, Some(wrong)) => Err(wrong.errors),
         }
@@ -130,7 +130,7 @@ impl File {
     /// # Errors
     /// The same as for [`File::from_bytes`], but only if no label is valid or a problem is outside
     /// all labels.
-    pub fn salvage(bytes: &[u8], path: &str) -> Result<(Self, Option<Wrong>), FileErrors> {
+    pub fn from_bytes_lenient(bytes: &[u8], path: &str) -> Result<(Self, Option<InvalidLabels>), FileErrors> {
         read::bytes(bytes, path)
     }
 }

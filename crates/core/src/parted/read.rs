@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{
-    File, Group, Label, MOST_BYTES, Want, Wrong,
+    DesiredMode, File, Group, InvalidLabels, Label, MOST_BYTES,
     yaml::{self, Node, NodeKind},
 };
 use crate::{
@@ -26,7 +26,7 @@ const GROUP: [&str; 4] = ["devices", "device-filter", "mig-enabled", "mig-device
 
 /// Parses the valid labels. If only labels are invalid, also returns the problems of the invalid
 /// labels.
-pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), FileErrors> {
+pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<InvalidLabels>), FileErrors> {
     let fail = |text: &str, problem| Err(FileErrors::new(Document::MigParted, path, text, vec![problem]));
     if bytes.len() > MOST_BYTES {
         let what = format!("the file has more than {MOST_BYTES} bytes");
@@ -61,7 +61,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), F
     if beyond_labels || labels.is_empty() {
         return Err(errors);
     }
-    Ok((File { path: path.to_owned(), labels }, Some(Wrong { labels: wrong, errors })))
+    Ok((File { path: path.to_owned(), labels }, Some(InvalidLabels { labels: wrong, errors })))
 }
 
 pub(super) struct PartedReader<'t> {
@@ -90,12 +90,17 @@ impl PartedReader<'_> {
     }
 
     /// Returns whether the maximum number of problems is reached, so that parsing can stop.
-    pub(super) fn full(&self) -> bool {
+    pub(super) fn has_max_problems(&self) -> bool {
         self.problems.len() >= MOST_PROBLEMS
     }
 
     /// Reports keys that are not in `known`. Returns the known keys that the author probably meant.
-    fn strangers(&mut self, entries: &[yaml::MapEntry], known: &[&'static str], place: &str) -> Vec<&'static str> {
+    fn report_unknown_keys(
+        &mut self,
+        entries: &[yaml::MapEntry],
+        known: &[&'static str],
+        place: &str,
+    ) -> Vec<&'static str> {
         let mut all = Vec::new();
         for (key, _) in entries {
             let name = key.text().unwrap_or_default();
@@ -124,7 +129,7 @@ impl PartedReader<'_> {
             self.report(&root.span, what, "write `version: v1` first, then `mig-configs:`");
             return Vec::new();
         };
-        let meant = self.strangers(entries, &TOP, "at the top of the file");
+        let meant = self.report_unknown_keys(entries, &TOP, "at the top of the file");
         match get(entries, "version") {
             Some(node) if node.text() == Some("v1") => {}
             Some(node) => {
@@ -140,7 +145,11 @@ impl PartedReader<'_> {
         match get(entries, "mig-configs") {
             Some(node) => self.labels(node),
             None => {
-                if !meant.contains(&"mig-configs") && !self.full() && meant.is_empty() && has_all_known(entries) {
+                if !meant.contains(&"mig-configs")
+                    && !self.has_max_problems()
+                    && meant.is_empty()
+                    && has_all_known(entries)
+                {
                     self.report(&root.span, "the file has no `mig-configs`", "write mig-configs: and labels below");
                 }
                 Vec::new()
@@ -163,7 +172,7 @@ impl PartedReader<'_> {
         let mut labels = Vec::new();
         for (key, value) in entries {
             let before = self.problems.len();
-            let label = if self.full() { None } else { self.label(key, value) };
+            let label = if self.has_max_problems() { None } else { self.label(key, value) };
             match label.filter(|_| self.problems.len() == before) {
                 Some(label) => labels.push(label),
                 None => self.wrong.push(key.text().unwrap_or_default().to_owned()),
@@ -201,7 +210,7 @@ impl PartedReader<'_> {
     }
 
     fn group(&mut self, node: &Node) -> Option<Group> {
-        if self.full() {
+        if self.has_max_problems() {
             return None;
         }
         let NodeKind::Map(entries) = &node.kind else {
@@ -209,7 +218,7 @@ impl PartedReader<'_> {
             self.report(&node.span, what, format!("its keys are: {}", GROUP.join(", ")));
             return None;
         };
-        let meant = self.strangers(entries, &GROUP, "in a group");
+        let meant = self.report_unknown_keys(entries, &GROUP, "in a group");
         let filter = match get(entries, "device-filter") {
             Some(value) => self.filter(value)?,
             None => Vec::new(),
@@ -230,17 +239,17 @@ impl PartedReader<'_> {
         };
         let layout = get(entries, "mig-devices").map(|value| (value, self.layout(value)));
         let want = match (enabled?, layout) {
-            (false, None) => Want::Off,
+            (false, None) => DesiredMode::Off,
             (false, Some((_, layout))) if layout.as_ref().is_none_or(Layout::is_none) => {
                 layout?;
-                Want::Off
+                DesiredMode::Off
             }
             (false, Some((value, _))) => {
                 let hint = "write mig-enabled: true, or leave mig-devices out";
                 self.report(&value.span, "`mig-enabled: false` with instances", hint);
                 return None;
             }
-            (true, Some((_, layout))) => Want::On(layout?),
+            (true, Some((_, layout))) => DesiredMode::On(layout?),
             (true, None) => {
                 let hint = "write mig-devices: {\"1g.10gb\": 7}, or {} for no instance";
                 self.missing(node, "mig-devices", &meant, hint);

@@ -5,7 +5,7 @@
 
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuState, Remedy};
 
-use super::{Devices, File, Group, Label, Want};
+use super::{DesiredMode, Devices, File, Group, Label};
 use crate::{
     quote::Quoted,
     selector::{Selector, inventory},
@@ -37,8 +37,8 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     let place = |group: &Group| format!("{}:{}", file.path, group.line);
     let mut wants: Vec<Option<&Group>> = vec![None; gpus.len()];
     for group in &label.groups {
-        let parts = of_the_parts(group, gpus, &place(group))?;
-        for at in numbered(group, gpus, &parts, &place(group))? {
+        let parts = matching_filter(group, gpus, &place(group))?;
+        for at in matching_devices(group, gpus, &parts, &place(group))? {
             // If several groups match a GPU, the last group applies, as in mig-parted.
             wants[at] = Some(group);
         }
@@ -56,7 +56,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     }
     let meant = |at: &usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(at));
     let left_out: Vec<usize> = (0..gpus.len())
-        .filter(|at| chosen.is_none() && wants[*at].is_some_and(|group| leaves_out(group, &gpus[*at])))
+        .filter(|at| chosen.is_none() && wants[*at].is_some_and(|group| skips(group, &gpus[*at])))
         .collect();
     left_out.iter().for_each(|at| wants[*at] = None);
     if let Some(at) = left_out.first()
@@ -72,9 +72,9 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
         .filter_map(|at| {
             let want = &wants[at]?.want;
             let (mig, layout) = match want {
-                Want::Off => (false, Vec::new()),
-                Want::On(layout) if layout.is_none() => (true, Vec::new()),
-                Want::On(layout) => (true, layout.canonical()),
+                DesiredMode::Off => (false, Vec::new()),
+                DesiredMode::On(layout) if layout.is_none() => (true, Vec::new()),
+                DesiredMode::On(layout) => (true, layout.canonical()),
             };
             Some(GpuLayout { gpu: gpus[at].uuid.clone(), mig, layout })
         })
@@ -106,20 +106,20 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
 /// Returns whether the group skips a GPU, because the group enables MIG on all GPUs and this GPU
 /// does not support MIG. A GPU that cannot be read may support MIG. It is not skipped, and its plan
 /// reports the problem.
-fn leaves_out(group: &Group, gpu: &Gpu) -> bool {
+fn skips(group: &Group, gpu: &Gpu) -> bool {
     let readable = match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => true,
         GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
     let turns_mig_on = match group.want {
-        Want::On(_) => true,
-        Want::Off => false,
+        DesiredMode::On(_) => true,
+        DesiredMode::Off => false,
     };
     gpu.mig.is_none() && readable && turns_mig_on && group.devices == Devices::All
 }
 
 /// Returns the positions of the GPUs that match the filter.
-fn of_the_parts(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, ApiError> {
+fn matching_filter(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, ApiError> {
     if group.filter.is_empty() {
         return Ok((0..gpus.len()).collect());
     }
@@ -139,7 +139,7 @@ fn of_the_parts(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, 
 }
 
 /// Returns the positions in `parts` whose GPUs `devices` contains.
-fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
+fn matching_devices(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
     let indexes = match &group.devices {
         Devices::All => return Ok(parts.to_vec()),
         // A group that matches no model of this host may contain indexes of other hosts.

@@ -123,7 +123,7 @@ impl PartedReader<'_> {
             let (profile, count) = (self.profile(key), self.count(key, value));
             let (Some(profile), Some(count)) = (profile, count) else {
                 well = false;
-                if self.full() {
+                if self.has_max_problems() {
                     break;
                 }
                 continue;

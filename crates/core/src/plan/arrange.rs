@@ -7,17 +7,17 @@ use gpush_api::{GpuInstance, Placement};
 
 use crate::geometry::{Geometry, Slices, Spot};
 
-use super::Holds;
+use super::ProtectedInstances;
 use super::capacity::Demand;
 use super::compute::{self, Adaptation};
 use super::objective::Cost;
 use super::search::{Candidate, ItemGroup, SearchProblem, rank};
-use super::target::{Target, Wanted};
+use super::target::{RequestedInstance, Target};
 
 /// A requested GPU instance with its placement.
 #[derive(Debug)]
 pub(super) struct Placed<'a> {
-    pub(super) wanted: &'a Wanted,
+    pub(super) wanted: &'a RequestedInstance,
     pub(super) placement: Placement,
     /// The existing GPU instance that is kept; `None` for a new GPU instance.
     pub(super) kept: Option<&'a GpuInstance>,
@@ -38,7 +38,7 @@ pub(super) struct Arrangement<'a> {
 
 /// Returns whether the target fits on an empty GPU.
 pub(super) fn fits(geometry: &Geometry, target: &Target) -> bool {
-    arrange(geometry, &[], target, &Holds::default()).is_some()
+    arrange(geometry, &[], target, &ProtectedInstances::default()).is_some()
 }
 
 /// Returns the best arrangement. It destroys instances in use only if every possible arrangement
@@ -47,14 +47,14 @@ pub(super) fn arrange<'a>(
     geometry: &Geometry,
     instances: &'a [GpuInstance],
     target: &'a Target,
-    holds: &Holds,
+    holds: &ProtectedInstances,
 ) -> Option<Arrangement<'a>> {
     let demand = Demand::of(geometry, target);
     if !demand.is_met() {
         return None;
     }
     let kinds = kinds(geometry, instances, target, holds)?;
-    let further: Vec<Slices> = demand.further().flat_map(|p| p.spots.iter().map(|s| s.slices)).collect();
+    let further: Vec<Slices> = demand.additional_profiles().flat_map(|p| p.spots.iter().map(|s| s.slices)).collect();
     let mut destroy_all = Cost::NONE;
     for instance in instances {
         destroy_all += compute::cost_of_all(instance, holds);
@@ -66,7 +66,7 @@ pub(super) fn arrange<'a>(
     for (thing, &position) in members.iter().flatten().enumerate() {
         let wanted = &target.instances[position];
         let placement = spots(geometry, wanted)[answer.candidate(thing)].placement;
-        let kept = standing(instances, wanted, placement);
+        let kept = existing_instance(instances, wanted, placement);
         let compute = compute::adapt(geometry.profile(wanted.profile_id), &wanted.compute, kept, holds)?;
         placed[position] = Some(Placed { wanted, placement, kept, compute });
     }
@@ -86,7 +86,12 @@ struct ProfileKind {
 
 /// Returns the kinds of a target, those that are hardest to place first. Returns `None` if the
 /// compute instances of a kind do not fit into its GPU instance.
-fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds: &Holds) -> Option<Vec<ProfileKind>> {
+fn kinds(
+    geometry: &Geometry,
+    instances: &[GpuInstance],
+    target: &Target,
+    holds: &ProtectedInstances,
+) -> Option<Vec<ProfileKind>> {
     let mut kinds: Vec<ProfileKind> = Vec::with_capacity(target.instances.len());
     for (position, wanted) in target.instances.iter().enumerate() {
         if let Some(kind) = kinds.iter_mut().find(|k| target.instances[k.members[0]] == *wanted) {
@@ -100,7 +105,7 @@ fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds:
         }
         let mut candidates = Vec::new();
         for spot in spots(geometry, wanted).iter() {
-            let saving = match standing(instances, wanted, spot.placement) {
+            let saving = match existing_instance(instances, wanted, spot.placement) {
                 Some(instance) => {
                     compute::cost_of_all(instance, holds)
                         - compute::adapt(profile, &wanted.compute, Some(instance), holds)?.cost
@@ -117,15 +122,19 @@ fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds:
 }
 
 /// Returns the possible spots for a requested GPU instance.
-fn spots<'a>(geometry: &'a Geometry, wanted: &Wanted) -> Cow<'a, [Spot]> {
+fn spots<'a>(geometry: &'a Geometry, wanted: &RequestedInstance) -> Cow<'a, [Spot]> {
     match (wanted.at, geometry.profile(wanted.profile_id)) {
-        (Some(at), _) => Cow::Owned(vec![Spot::at(at)]),
+        (Some(at), _) => Cow::Owned(vec![Spot::from_placement(at)]),
         (None, Some(profile)) => Cow::Borrowed(&profile.spots),
         (None, None) => Cow::Borrowed(&[]),
     }
 }
 
 /// Returns the existing GPU instance that has the requested profile at this placement.
-fn standing<'a>(instances: &'a [GpuInstance], wanted: &Wanted, placement: Placement) -> Option<&'a GpuInstance> {
+fn existing_instance<'a>(
+    instances: &'a [GpuInstance],
+    wanted: &RequestedInstance,
+    placement: Placement,
+) -> Option<&'a GpuInstance> {
     instances.iter().find(|i| i.profile_id == wanted.profile_id && i.placement == placement)
 }

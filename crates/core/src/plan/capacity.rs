@@ -61,12 +61,12 @@ impl<'a> Demand<'a> {
         self.instances <= MOST_INSTANCES
             && self.compute <= u32::from(self.geometry.compute_slices)
             && self.numbers().all(|(profile, number)| number <= u32::from(profile.profile.max))
-            && self.short_engine().is_none()
+            && self.insufficient_engine().is_none()
     }
 
     /// Returns the profiles of which one more instance is possible. Checks counts, compute slices
     /// and engines.
-    pub(crate) fn further(&self) -> impl Iterator<Item = &'a Profile> {
+    pub(crate) fn additional_profiles(&self) -> impl Iterator<Item = &'a Profile> {
         self.geometry.profiles.iter().zip(&self.numbers).map(|(p, n)| (p, *n)).filter_map(|(profile, number)| {
             let possible = self.instances < MOST_INSTANCES
                 && number < u32::from(profile.profile.max)
@@ -77,7 +77,7 @@ impl<'a> Demand<'a> {
     }
 
     /// Returns the first kind of engine of which the GPU has too few, as an index of [`ENGINES`].
-    pub(super) fn short_engine(&self) -> Option<usize> {
+    pub(super) fn insufficient_engine(&self) -> Option<usize> {
         (0..ENGINES.len()).find(|&e| self.engines[e] > self.geometry.engines[e])
     }
 }

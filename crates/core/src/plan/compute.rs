@@ -11,10 +11,10 @@ use gpush_api::{ComputeInstance, GpuInstance, Placement};
 
 use crate::geometry::{Compute, MOST_INSTANCES, Profile, Slices, Spot};
 
-use super::Holds;
+use super::ProtectedInstances;
 use super::objective::Cost;
 use super::search::{Candidate, ItemGroup, SearchProblem, rank};
-use super::target::WantedCompute;
+use super::target::RequestedCompute;
 
 /// The changes that give a GPU instance its requested compute instances.
 #[derive(Debug, Default)]
@@ -30,22 +30,22 @@ pub(super) struct Adaptation {
 
 /// Returns whether a compute instance must be kept: it is leased, a process runs in it, or the
 /// driver reports a process only for its GPU instance.
-pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> bool {
+pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance, holds: &ProtectedInstances) -> bool {
     let is_leased = !holds.leases(instance.id, compute.id).is_empty();
     is_leased || !compute.processes.is_empty() || !instance.processes.is_empty()
 }
 
 /// Returns the cost of destroying one compute instance alone.
-fn cost_of(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> Cost {
+fn cost_of(instance: &GpuInstance, compute: &ComputeInstance, holds: &ProtectedInstances) -> Cost {
     Cost::in_use(usize::from(in_use(instance, compute, holds)))
-        + Cost::held(usize::from(holds.has_compute_instance(instance.id, compute.id)))
+        + Cost::with_mps_daemon(usize::from(holds.has_compute_instance(instance.id, compute.id)))
 }
 
 /// Returns the cost of destroying a GPU instance with its compute instances.
-pub(super) fn cost_of_all(instance: &GpuInstance, holds: &Holds) -> Cost {
+pub(super) fn cost_of_all(instance: &GpuInstance, holds: &ProtectedInstances) -> Cost {
     let mut cost = Cost::gpu_instances(1)
         + Cost::slices(usize::from(instance.placement.size))
-        + Cost::held(usize::from(holds.has_gpu_instance(instance.id)));
+        + Cost::with_mps_daemon(usize::from(holds.has_gpu_instance(instance.id)));
     if instance.compute.is_empty() {
         cost += Cost::in_use(usize::from(!instance.processes.is_empty()));
     }
@@ -64,26 +64,26 @@ fn cost_of_adding(instance: Option<&GpuInstance>, create: &[(usize, Option<Place
 }
 
 /// Returns whether the compute instances fit together into one GPU instance of the profile.
-pub(super) fn fits(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
-    adapt(profile, wanted, None, &Holds::default()).is_some()
+pub(super) fn fits(profile: Option<&Profile>, wanted: &[RequestedCompute]) -> bool {
+    adapt(profile, wanted, None, &ProtectedInstances::default()).is_some()
 }
 
 /// Returns the best changes from the compute instances of `instance` to `wanted`. For a new GPU
 /// instance, `instance` is `None`. Returns `None` if `wanted` does not fit into one GPU instance.
 pub(super) fn adapt(
     profile: Option<&Profile>,
-    wanted: &[WantedCompute],
+    wanted: &[RequestedCompute],
     instance: Option<&GpuInstance>,
-    holds: &Holds,
+    holds: &ProtectedInstances,
 ) -> Option<Adaptation> {
-    if let Some(simple) = as_it_is(profile, wanted, instance) {
+    if let Some(simple) = trivial_adaptation(profile, wanted, instance) {
         return Some(simple);
     }
     if !within_capacity(profile, wanted) {
         return None;
     }
     let standing = instance.map_or_else(Vec::new, |i| PresentCompute::of(profile, i, holds));
-    let (groups, members) = group(profile, wanted, &standing);
+    let (groups, members) = group_equal(profile, wanted, &standing);
     let mut destroy_all = Cost::NONE;
     for compute in &standing {
         destroy_all += compute.saving;
@@ -98,10 +98,10 @@ pub(super) fn adapt(
         let choice = answer.candidate(thing);
         let want = &wanted[position];
         let spot = spots(profile, want)[choice];
-        match standing.iter().position(|s| s.is(want, spot)) {
+        match standing.iter().position(|s| s.matches(want, spot)) {
             Some(kept) => stays[kept] = true,
             None => {
-                let placed = told && is_ours_to_place(profile, want);
+                let placed = told && is_placed_by_gpush(profile, want);
                 create.push((position, placed.then_some(spot.placement)));
             }
         }
@@ -117,7 +117,11 @@ pub(super) fn adapt(
 /// Handles the common case without a search. The request is one compute instance that occupies the
 /// whole GPU instance, and the existing GPU instance, if any, has no compute instance or exactly
 /// this one.
-fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Option<&GpuInstance>) -> Option<Adaptation> {
+fn trivial_adaptation(
+    profile: Option<&Profile>,
+    wanted: &[RequestedCompute],
+    instance: Option<&GpuInstance>,
+) -> Option<Adaptation> {
     let ([want], Some(whole)) = (wanted, profile?.whole()) else { return None };
     if want.profile_id != whole.profile.id || want.at.is_some() {
         return None;
@@ -133,7 +137,7 @@ fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Optio
 }
 
 /// Checks only slices and counts, because the search checks placements.
-fn within_capacity(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
+fn within_capacity(profile: Option<&Profile>, wanted: &[RequestedCompute]) -> bool {
     let Some(profile) = profile else { return wanted.len() <= MOST_INSTANCES };
     let known = || wanted.iter().filter_map(|w| profile.compute(w.profile_id));
     let slices: u32 = known().map(|c| u32::from(c.profile.slices)).sum();
@@ -152,18 +156,18 @@ struct PresentCompute {
 }
 
 impl PresentCompute {
-    fn of(profile: Option<&Profile>, instance: &GpuInstance, holds: &Holds) -> Vec<Self> {
+    fn of(profile: Option<&Profile>, instance: &GpuInstance, holds: &ProtectedInstances) -> Vec<Self> {
         let mut taken = Slices::NONE;
         for compute in &instance.compute {
-            taken = taken.and(compute.placement.map_or(Slices::NONE, Slices::of));
+            taken = taken.union(compute.placement.map_or(Slices::NONE, Slices::of));
         }
         let mut standing = Vec::with_capacity(instance.compute.len());
         for compute in &instance.compute {
             let spot = match compute.placement {
-                Some(placement) => Spot::at(placement),
+                Some(placement) => Spot::from_placement(placement),
                 None => {
                     let guess = guess(profile.and_then(|p| p.compute(compute.profile_id)), taken);
-                    taken = taken.and(guess.slices);
+                    taken = taken.union(guess.slices);
                     guess
                 }
             };
@@ -173,7 +177,7 @@ impl PresentCompute {
         standing
     }
 
-    fn is(&self, want: &WantedCompute, spot: Spot) -> bool {
+    fn matches(&self, want: &RequestedCompute, spot: Spot) -> bool {
         // The start and the profile identify the instance. Its size may differ from the planned
         // size, because the driver may reserve more slots than planned.
         self.profile_id == want.profile_id && self.spot.placement.start == spot.placement.start
@@ -184,26 +188,26 @@ impl PresentCompute {
 /// free spot.
 fn guess(profile: Option<&Compute>, taken: Slices) -> Spot {
     profile
-        .and_then(|p| p.spots.iter().find(|s| !s.slices.meets(taken)).or_else(|| p.spots.first()))
+        .and_then(|p| p.spots.iter().find(|s| !s.slices.overlaps(taken)).or_else(|| p.spots.first()))
         .copied()
-        .unwrap_or(SOMEWHERE)
+        .unwrap_or(UNKNOWN_SPOT)
 }
 
 /// The spot of a compute instance whose profile and placement are unknown. It occupies all slices.
-const SOMEWHERE: Spot = Spot { placement: Placement { start: 0, size: u8::MAX }, slices: Slices::ALL };
+const UNKNOWN_SPOT: Spot = Spot { placement: Placement { start: 0, size: u8::MAX }, slices: Slices::ALL };
 
 /// Returns the possible spots for a requested compute instance.
-fn spots<'a>(profile: Option<&'a Profile>, want: &WantedCompute) -> Cow<'a, [Spot]> {
+fn spots<'a>(profile: Option<&'a Profile>, want: &RequestedCompute) -> Cow<'a, [Spot]> {
     match (want.at, profile.and_then(|p| p.compute(want.profile_id))) {
-        (Some(at), _) => Cow::Owned(vec![Spot::at(at)]),
+        (Some(at), _) => Cow::Owned(vec![Spot::from_placement(at)]),
         (None, Some(compute)) => Cow::Borrowed(&compute.spots),
-        (None, None) => Cow::Owned(vec![SOMEWHERE]),
+        (None, None) => Cow::Owned(vec![UNKNOWN_SPOT]),
     }
 }
 
 /// Returns whether gpush chooses the placement: several placements are possible, and the driver
 /// reports placements.
-fn is_ours_to_place(profile: Option<&Profile>, want: &WantedCompute) -> bool {
+fn is_placed_by_gpush(profile: Option<&Profile>, want: &RequestedCompute) -> bool {
     match profile.and_then(|p| p.compute(want.profile_id)) {
         Some(compute) => compute.placeable && compute.spots.len() > 1,
         None => want.at.is_some(),
@@ -212,9 +216,9 @@ fn is_ours_to_place(profile: Option<&Profile>, want: &WantedCompute) -> bool {
 
 /// Groups equal requested compute instances, those that are hardest to place first. Also returns,
 /// for each group, the positions of its members in the request.
-fn group(
+fn group_equal(
     profile: Option<&Profile>,
-    wanted: &[WantedCompute],
+    wanted: &[RequestedCompute],
     standing: &[PresentCompute],
 ) -> (Vec<ItemGroup>, Vec<Vec<usize>>) {
     let mut members: Vec<Vec<usize>> = Vec::with_capacity(wanted.len());
@@ -230,7 +234,7 @@ fn group(
         .map(|alike| {
             let want = &wanted[alike[0]];
             let candidate = |spot: &Spot| {
-                let there = standing.iter().find(|s| s.is(want, *spot));
+                let there = standing.iter().find(|s| s.matches(want, *spot));
                 Candidate {
                     slices: there.map_or(spot.slices, |s| s.spot.slices),
                     rank: rank(spot.placement.start, want.profile_id),

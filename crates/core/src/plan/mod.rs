@@ -63,9 +63,9 @@ mod target;
 
 pub(crate) use capacity::Demand;
 
-pub use outcome::{entries, others, outcome};
+pub use outcome::{exact_layout, foreign_instances, outcome};
 pub use partial_restore::{Missing, PartialRestore, partial_restore};
-pub use target::{Target, Wanted, WantedCompute};
+pub use target::{RequestedCompute, RequestedInstance, Target};
 
 /// A plan: its steps, and the instances that it keeps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -81,14 +81,14 @@ pub struct Plan {
 /// Leased instances, which a plan never destroys, and instances with an MPS daemon, which a plan
 /// destroys only if no other plan is possible.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Holds {
+pub struct ProtectedInstances {
     gpu_instances: BTreeSet<u32>,
     compute_instances: BTreeSet<(u32, u32)>,
     /// Leases, by the ids of their GPU instance and compute instance.
     leases: BTreeMap<(u32, u32), Vec<LeaseUse>>,
 }
 
-impl Holds {
+impl ProtectedInstances {
     /// Adds a GPU instance with an MPS daemon, by its id.
     pub fn add_gpu_instance(&mut self, gi: u32) {
         self.gpu_instances.insert(gi);
@@ -133,7 +133,7 @@ impl Holds {
 /// # Errors
 /// The simplest reason why no plan is possible.
 pub fn plan(geometry: &Geometry, instances: &[GpuInstance], target: &Target) -> Result<Plan, Refusal> {
-    plan_around(geometry, instances, target, &Holds::default())
+    plan_protecting(geometry, instances, target, &ProtectedInstances::default())
 }
 
 /// Returns a plan that changes a GPU from `instances` to `target` and respects `holds`.
@@ -141,16 +141,16 @@ pub fn plan(geometry: &Geometry, instances: &[GpuInstance], target: &Target) -> 
 /// # Errors
 /// The simplest reason why no plan is possible. Leased instances are in use. Instances with an MPS
 /// daemon are destroyed only if no other plan is possible.
-pub fn plan_around(
+pub fn plan_protecting(
     geometry: &Geometry,
     instances: &[GpuInstance],
     target: &Target,
-    holds: &Holds,
+    holds: &ProtectedInstances,
 ) -> Result<Plan, Refusal> {
     let Some(best) = arrange::arrange(geometry, instances, target, holds) else {
         return Err(refusal::smallest_reason(geometry, target));
     };
-    if best.cost.touches_use() {
+    if best.cost.destroys_in_use() {
         return Err(refusal::blocked(&best, holds));
     }
     let mut kept: Vec<&GpuInstance> = best.placed.iter().filter_map(|p| p.kept).collect();

@@ -38,7 +38,7 @@ impl Cost {
     }
 
     /// Returns the cost of destroying instances with an MPS daemon.
-    pub(super) fn held(n: usize) -> Self {
+    pub(super) fn with_mps_daemon(n: usize) -> Self {
         Self::field(n, 3)
     }
 
@@ -58,7 +58,7 @@ impl Cost {
     }
 
     /// Returns whether the plan destroys instances in use.
-    pub(super) fn touches_use(self) -> bool {
+    pub(super) fn destroys_in_use(self) -> bool {
         self >= Self::in_use(1)
     }
 }
@@ -90,10 +90,10 @@ mod tests {
     #[test]
     fn one_higher_class_outweighs_all_lower_ones() {
         let most = 64;
-        assert!(Cost::in_use(1) > Cost::held(most) + Cost::gpu_instances(most));
-        assert!(Cost::held(1) > Cost::gpu_instances(most) + Cost::compute_instances(most));
+        assert!(Cost::in_use(1) > Cost::with_mps_daemon(most) + Cost::gpu_instances(most));
+        assert!(Cost::with_mps_daemon(1) > Cost::gpu_instances(most) + Cost::compute_instances(most));
         assert!(Cost::gpu_instances(1) > Cost::compute_instances(most) + Cost::slices(most));
         assert!(Cost::compute_instances(1) > Cost::slices(most));
-        assert!(!(Cost::held(most) + Cost::gpu_instances(most)).touches_use());
+        assert!(!(Cost::with_mps_daemon(most) + Cost::gpu_instances(most)).destroys_in_use());
     }
 }

@@ -51,7 +51,7 @@ pub fn outcome<'a>(before: &[GpuInstance], steps: impl IntoIterator<Item = &'a I
 
 /// Returns a layout that describes exactly these GPU instances, with their placements.
 #[must_use]
-pub fn entries(instances: &[GpuInstance]) -> Vec<String> {
+pub fn exact_layout(instances: &[GpuInstance]) -> Vec<String> {
     let entry = |instance: &GpuInstance, compute: &ComputeInstance| {
         let share = compute.profile.split_once("c.").map(|(slices, _)| format!("{slices}c.")).unwrap_or_default();
         format!("{share}{}@{}", instance.profile, instance.placement.start)
@@ -64,7 +64,7 @@ pub fn entries(instances: &[GpuInstance]) -> Vec<String> {
 /// Returns the ids of the GPU instances in `now` that belong to other programs. These are instances
 /// that are in neither `before` nor `after`, or that have a compute instance that is in neither.
 #[must_use]
-pub fn others(now: &[GpuInstance], before: &[GpuInstance], after: &[GpuInstance]) -> BTreeSet<u32> {
+pub fn foreign_instances(now: &[GpuInstance], before: &[GpuInstance], after: &[GpuInstance]) -> BTreeSet<u32> {
     let ours = |instance: &GpuInstance| {
         let is_same = |one: &&GpuInstance| (one.profile_id, one.placement) == (instance.profile_id, instance.placement);
         let known: Vec<&GpuInstance> = before.iter().chain(after).filter(is_same).collect();

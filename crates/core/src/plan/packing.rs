@@ -10,7 +10,7 @@ use gpush_api::{Placement, Refusal};
 use crate::geometry::{MOST_INSTANCES, Profile};
 
 use super::compute;
-use super::target::{Wanted, WantedCompute};
+use super::target::{RequestedCompute, RequestedInstance};
 
 /// Compute instances that may share GPU instances.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Pack<'a> {
     /// Position in the target's list at which the GPU instances are inserted.
     pub(super) position: usize,
     /// Compute instances, in the written order.
-    pub(super) compute: Vec<WantedCompute>,
+    pub(super) compute: Vec<RequestedCompute>,
 }
 
 impl<'a> Pack<'a> {
@@ -31,14 +31,14 @@ impl<'a> Pack<'a> {
     }
 
     /// Returns the GPU instances, with the compute instances in them.
-    pub(super) fn into_instances(self) -> Result<Vec<Wanted>, Refusal> {
+    pub(super) fn into_instances(self) -> Result<Vec<RequestedInstance>, Refusal> {
         let slices =
-            |c: &WantedCompute| self.profile.compute(c.profile_id).map_or(0, |p| usize::from(p.profile.slices));
+            |c: &RequestedCompute| self.profile.compute(c.profile_id).map_or(0, |p| usize::from(p.profile.slices));
         let all: usize = self.compute.iter().map(slices).sum();
         let fewest = all.div_ceil(usize::from(self.profile.profile.slices).max(1)).max(1);
         let most = if self.at.is_some() { 1 } else { usize::from(self.profile.profile.max).min(MOST_INSTANCES) };
         let packed = (fewest..=most).find_map(|bins| {
-            let mut bins: Vec<Vec<WantedCompute>> = vec![Vec::new(); bins];
+            let mut bins: Vec<Vec<RequestedCompute>> = vec![Vec::new(); bins];
             fill(self.profile, &self.compute, &mut bins).then_some(bins)
         });
         let Some(bins) = packed else {
@@ -47,7 +47,7 @@ impl<'a> Pack<'a> {
                 compute: self.compute.into_iter().map(|c| c.profile).collect(),
             });
         };
-        let wanted = |compute| Wanted {
+        let wanted = |compute| RequestedInstance {
             profile_id: self.profile.profile.id,
             at: self.at,
             compute,
@@ -59,7 +59,7 @@ impl<'a> Pack<'a> {
 
 /// Puts each compute instance into the first bin that leaves enough room for all later compute
 /// instances.
-fn fill(profile: &Profile, compute: &[WantedCompute], bins: &mut [Vec<WantedCompute>]) -> bool {
+fn fill(profile: &Profile, compute: &[RequestedCompute], bins: &mut [Vec<RequestedCompute>]) -> bool {
     let Some((first, later)) = compute.split_first() else { return true };
     for n in 0..bins.len() {
         // A bin with the same content as an earlier bin gives the same result.

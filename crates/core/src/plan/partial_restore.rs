@@ -13,7 +13,7 @@ use crate::geometry::{Geometry, Slices};
 
 use super::arrange::fits;
 use super::compute;
-use super::target::{Target, Wanted};
+use super::target::{RequestedInstance, Target};
 
 /// The part of a previous layout that can be restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,11 +57,11 @@ pub fn partial_restore(
     }
     for instance in previous.iter().filter(|p| standing.iter().all(|i| !is_same(p, i))) {
         let slices = Slices::of(instance.placement);
-        let meets = |i: &&&GpuInstance| Slices::of(i.placement).meets(slices);
+        let meets = |i: &&&GpuInstance| Slices::of(i.placement).overlaps(slices);
         let mut behind: Vec<Placement> = standing.iter().filter(meets).map(|i| i.placement).collect();
         if behind.is_empty() {
             let mut more = found.target.clone();
-            more.instances.push(wanted(geometry, instance));
+            more.instances.push(requested_instance(geometry, instance));
             if fits(geometry, &more) {
                 found.target = more;
                 continue;
@@ -78,13 +78,13 @@ impl PartialRestore {
     /// Keeps an instance. It either does not change, or gets back as many of its previous compute
     /// instances as possible.
     fn keep(&mut self, geometry: &Geometry, instance: &GpuInstance, before: Option<&GpuInstance>, whole: bool) {
-        let as_it_stands = wanted(geometry, instance);
+        let as_it_stands = requested_instance(geometry, instance);
         let Some(before) = before else {
             self.stays.push(blocker(instance));
             self.target.instances.push(as_it_stands);
             return;
         };
-        let former = wanted(geometry, before);
+        let former = requested_instance(geometry, before);
         let mut kept = as_it_stands.clone();
         if !whole && instance.compute.iter().all(|c| c.placement.is_some()) {
             let users = instance.compute.iter().map(|c| !c.processes.is_empty());
@@ -92,7 +92,7 @@ impl PartialRestore {
             kept.compute.retain(|_| users.next().unwrap_or(true));
             for compute in &former.compute {
                 let free = kept.compute.iter().all(|k| match (k.at, compute.at) {
-                    (Some(one), Some(other)) => !Slices::of(one).meets(Slices::of(other)),
+                    (Some(one), Some(other)) => !Slices::of(one).overlaps(Slices::of(other)),
                     (None, _) | (_, None) => false,
                 });
                 if free {
@@ -123,7 +123,7 @@ fn is_same(one: &GpuInstance, other: &GpuInstance) -> bool {
     (one.profile_id, one.placement) == (other.profile_id, other.placement)
 }
 
-fn wanted(geometry: &Geometry, instance: &GpuInstance) -> Wanted {
+fn requested_instance(geometry: &Geometry, instance: &GpuInstance) -> RequestedInstance {
     let mut target = Target::of_instances(geometry, std::slice::from_ref(instance));
     target.instances.remove(0)
 }

@@ -11,11 +11,11 @@ use crate::geometry::{ENGINES, Geometry, Profile, Slices};
 
 use crate::nearest::{distance, fold};
 
-use super::Holds;
+use super::ProtectedInstances;
 use super::arrange::{Arrangement, fits};
 use super::capacity::Demand;
 use super::compute;
-use super::target::{Target, Wanted};
+use super::target::{RequestedInstance, Target};
 
 /// Maximum number of suggested names.
 const MOST_NAMES: usize = 3;
@@ -85,7 +85,7 @@ fn compute_does_not_fit(geometry: &Geometry, target: &Target) -> Option<Refusal>
 fn placements_overlap(target: &Target) -> Option<Refusal> {
     let fixed = || target.instances.iter().filter_map(|w| w.at.map(|at| (w, Slices::of(at))));
     fixed().enumerate().find_map(|(n, (first, slices))| {
-        let (second, _) = fixed().skip(n + 1).find(|(_, others)| others.meets(slices))?;
+        let (second, _) = fixed().skip(n + 1).find(|(_, others)| others.overlaps(slices))?;
         Some(Refusal::PlacementsOverlap { first: first.to_string(), second: second.to_string() })
     })
 }
@@ -119,7 +119,7 @@ fn too_many_slices(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> 
 }
 
 fn no_engine(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> {
-    demand.short_engine().map(|e| Refusal::NoEngine {
+    demand.insufficient_engine().map(|e| Refusal::NoEngine {
         engine: ENGINES[e].to_owned(),
         wanted: u32::from(demand.engines[e]),
         have: u32::from(geometry.engines[e]),
@@ -141,19 +141,19 @@ fn no_arrangement(geometry: &Geometry, target: &Target) -> Refusal {
         })
         .flatten();
     let entries = match smallest {
-        Some(subset) => members(all, subset).map(Wanted::to_string).collect(),
-        None => all.iter().map(Wanted::to_string).collect(),
+        Some(subset) => members(all, subset).map(RequestedInstance::to_string).collect(),
+        None => all.iter().map(RequestedInstance::to_string).collect(),
     };
     Refusal::NoArrangement { entries }
 }
 
-fn members(all: &[Wanted], subset: u32) -> impl Iterator<Item = &Wanted> {
+fn members(all: &[RequestedInstance], subset: u32) -> impl Iterator<Item = &RequestedInstance> {
     all.iter().enumerate().filter(move |(n, _)| subset & (1 << n) != 0).map(|(_, wanted)| wanted)
 }
 
 /// Returns the instances in use that the best arrangement would destroy. No smaller set exists,
 /// because the search minimizes the number of these instances first.
-pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &Holds) -> Refusal {
+pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &ProtectedInstances) -> Refusal {
     let mut blockers = Vec::new();
     for instance in &arrangement.destroyed {
         blockers.extend(users(instance, 0..instance.compute.len(), holds));
@@ -177,7 +177,7 @@ pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &Holds) -> Refusal {
 fn users(
     instance: &GpuInstance,
     positions: impl Iterator<Item = usize>,
-    holds: &Holds,
+    holds: &ProtectedInstances,
 ) -> impl Iterator<Item = Blocker> {
     positions.map(|n| &instance.compute[n]).filter(|c| compute::in_use(instance, c, holds)).map(|c| {
         let holders = c.processes.iter().chain(&instance.processes).cloned().collect();

@@ -116,7 +116,7 @@ fn insert_largest(largest: &mut [Cost], mut value: Cost) {
     }
 }
 
-struct Best {
+struct BestArrangement {
     cost: Cost,
     room: usize,
     ranks: [u64; MOST_INSTANCES],
@@ -130,7 +130,7 @@ struct PlanSearch<'a> {
     /// For each item, the largest possible saving of this item and all later items together.
     most_saved: [Cost; MOST_INSTANCES + 1],
     chosen: [u8; MOST_INSTANCES],
-    best: Option<Best>,
+    best: Option<BestArrangement>,
 }
 
 impl PlanSearch<'_> {
@@ -139,30 +139,30 @@ impl PlanSearch<'_> {
             return;
         }
         let Some(&group) = self.things.get(thing) else {
-            return self.weigh(taken, cost);
+            return self.compare_with_best(taken, cost);
         };
         let problem = self.problem;
         let after_twin = thing > 0 && self.things[thing - 1] == group;
         let first = if after_twin { usize::from(self.chosen[thing - 1]) + 1 } else { 0 };
         let candidates = &problem.groups[group].candidates;
         for (n, candidate) in candidates.iter().enumerate().skip(first) {
-            if !candidate.slices.meets(taken) {
+            if !candidate.slices.overlaps(taken) {
                 self.chosen[thing] = n as u8;
-                self.place(thing + 1, taken.and(candidate.slices), cost - candidate.saving);
+                self.place(thing + 1, taken.union(candidate.slices), cost - candidate.saving);
             }
         }
     }
 
     /// Compares a complete arrangement with the best one so far.
-    fn weigh(&mut self, taken: Slices, cost: Cost) {
-        let room = self.problem.further.iter().filter(|spot| !spot.meets(taken)).count();
+    fn compare_with_best(&mut self, taken: Slices, cost: Cost) {
+        let room = self.problem.further.iter().filter(|spot| !spot.overlaps(taken)).count();
         let ranks = self.ranks();
         let better = self
             .best
             .as_ref()
             .is_none_or(|best| (cost, Reverse(room), &ranks) < (best.cost, Reverse(best.room), &best.ranks));
         if better {
-            self.best = Some(Best { cost, room, ranks, chosen: self.chosen });
+            self.best = Some(BestArrangement { cost, room, ranks, chosen: self.chosen });
         }
     }
 

@@ -17,18 +17,18 @@ use super::{packing, refusal};
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Target {
     /// GPU instances, in the order of the layout.
-    pub instances: Vec<Wanted>,
+    pub instances: Vec<RequestedInstance>,
 }
 
 /// A requested GPU instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedInstance {
     /// Profile id, as the driver reports it.
     pub profile_id: u32,
     /// Fixed placement; `None` if any placement is allowed.
     pub at: Option<Placement>,
     /// The exact set of compute instances, which may be empty.
-    pub compute: Vec<WantedCompute>,
+    pub compute: Vec<RequestedCompute>,
     /// Profile name.
     pub profile: String,
 }
@@ -36,7 +36,7 @@ pub struct Wanted {
 /// A requested compute instance. The type does not say whether its MIG device is shared, because a
 /// change of sharing does not need a new instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WantedCompute {
+pub struct RequestedCompute {
     /// Profile id that the driver reports within the GPU instance profile.
     pub profile_id: u32,
     /// Fixed placement in compute slots; `None` if any placement is allowed.
@@ -61,7 +61,7 @@ impl Target {
                 Some(start) => Some(placement_at(profile, start)?),
                 None => None,
             };
-            let compute = wanted_compute(profile, entry)?;
+            let compute = requested_compute(profile, entry)?;
             match entry.compute_slices {
                 Some(slices) if slices != profile.profile.slices => {
                     let pack = match packs.iter_mut().find(|p| p.profile == profile && p.at == at) {
@@ -74,7 +74,7 @@ impl Target {
                     };
                     pack.compute.extend((0..entry.count).map(|_| compute.clone()));
                 }
-                Some(_) | None => instances.extend((0..entry.count).map(|_| Wanted {
+                Some(_) | None => instances.extend((0..entry.count).map(|_| RequestedInstance {
                     profile_id: profile.profile.id,
                     at,
                     compute: vec![compute.clone()],
@@ -101,13 +101,13 @@ impl Target {
     /// suffice to create them again.
     #[must_use]
     pub fn of_instances(geometry: &Geometry, instances: &[GpuInstance]) -> Self {
-        let wanted = |instance: &GpuInstance| Wanted {
+        let wanted = |instance: &GpuInstance| RequestedInstance {
             profile_id: instance.profile_id,
             at: Some(instance.placement),
             compute: instance
                 .compute
                 .iter()
-                .map(|c| WantedCompute { profile_id: c.profile_id, at: c.placement, profile: c.profile.clone() })
+                .map(|c| RequestedCompute { profile_id: c.profile_id, at: c.placement, profile: c.profile.clone() })
                 .collect(),
             profile: geometry
                 .profile(instance.profile_id)
@@ -117,7 +117,7 @@ impl Target {
     }
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for RequestedInstance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.profile)?;
         match self.at {
@@ -137,14 +137,14 @@ fn placement_at(profile: &Profile, start: u8) -> Result<Placement, Refusal> {
 }
 
 /// Returns the compute instance of an entry.
-fn wanted_compute(profile: &Profile, entry: &Entry) -> Result<WantedCompute, Refusal> {
+fn requested_compute(profile: &Profile, entry: &Entry) -> Result<RequestedCompute, Refusal> {
     let found: Option<&Compute> = match entry.compute_slices {
         None => profile.whole(),
         Some(slices) => profile.compute_of(slices),
     };
     match found {
         Some(compute) => {
-            Ok(WantedCompute { profile_id: compute.profile.id, at: None, profile: compute.profile.name.clone() })
+            Ok(RequestedCompute { profile_id: compute.profile.id, at: None, profile: compute.profile.name.clone() })
         }
         None => {
             let slices = entry.compute_slices.unwrap_or(profile.profile.slices);

@@ -22,9 +22,9 @@ pub(super) struct SharedDevice<'a> {
 /// Returns the display name of a MIG device: `2g.20gb@2`. For a part of a GPU instance, the name
 /// contains the compute slot: `1c.3g.40gb@0/2`. The name does not depend on other devices.
 #[must_use]
-pub fn words(instance: &GpuInstance, compute: &ComputeInstance) -> String {
+pub fn device_name(instance: &GpuInstance, compute: &ComputeInstance) -> String {
     let start = instance.placement.start;
-    if part(&compute.profile).is_none() {
+    if compute_slices_of(&compute.profile).is_none() {
         return format!("{}@{start}", instance.profile);
     }
     let slot = compute.placement.map_or(compute.id, |placement| u32::from(placement.start));
@@ -32,21 +32,23 @@ pub fn words(instance: &GpuInstance, compute: &ComputeInstance) -> String {
 }
 
 impl SharedDevice<'_> {
-    pub(super) fn words(&self) -> String {
-        words(self.instance, self.compute)
+    pub(super) fn display_name(&self) -> String {
+        device_name(self.instance, self.compute)
     }
 
     /// Returns the number of compute slices of the device; if it is unknown, the number of the
     /// whole GPU.
     pub(super) fn slices(&self, mig: &Mig) -> u8 {
-        part(&self.compute.profile).or_else(|| whole(&self.instance.profile)).unwrap_or(mig.compute_slices)
+        compute_slices_of(&self.compute.profile)
+            .or_else(|| gpu_slices_of(&self.instance.profile))
+            .unwrap_or(mig.compute_slices)
     }
 
-    fn is_in(&self, had: &BTreeSet<String>) -> bool {
+    fn was_shared(&self, had: &BTreeSet<String>) -> bool {
         self.compute.uuid.as_ref().is_some_and(|uuid| had.contains(uuid))
     }
 
-    fn place(&self) -> (u8, Option<u8>, u32, u32) {
+    fn position(&self) -> (u8, Option<u8>, u32, u32) {
         let slot = self.compute.placement.map(|placement| placement.start);
         (self.instance.placement.start, slot, self.instance.id, self.compute.id)
     }
@@ -80,7 +82,7 @@ impl DeviceKind {
         };
         let compute = match (compute, entry.compute_slices) {
             (Some(compute), _) => compute.profile.name.clone(),
-            (None, Some(slices)) if whole(&profile) != Some(slices) => format!("{slices}c.{profile}"),
+            (None, Some(slices)) if gpu_slices_of(&profile) != Some(slices) => format!("{slices}c.{profile}"),
             (None, Some(_) | None) => profile.clone(),
         };
         Self::new(&profile, &compute)
@@ -89,12 +91,12 @@ impl DeviceKind {
 
 /// Returns the number of compute slices in the name of a compute instance profile: 1 for
 /// `1c.3g.40gb`.
-fn part(compute_profile: &str) -> Option<u8> {
+fn compute_slices_of(compute_profile: &str) -> Option<u8> {
     compute_profile.split_once("c.")?.0.parse().ok()
 }
 
 /// Returns the number of compute slices in the name of a GPU instance profile: 3 for `3g.40gb`.
-fn whole(profile: &str) -> Option<u8> {
+fn gpu_slices_of(profile: &str) -> Option<u8> {
     profile.split_once('g')?.0.parse().ok()
 }
 
@@ -127,38 +129,38 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) 
     }
     let mut chosen = Vec::new();
     for (kind, mut places) in wanted {
-        let mut pool: Vec<SharedDevice<'a>> = all(mig).filter(|device| device.kind() == kind).collect();
-        pool.sort_by_key(|device| (!device.is_in(had), device.place()));
+        let mut pool: Vec<SharedDevice<'a>> = all_devices(mig).filter(|device| device.kind() == kind).collect();
+        pool.sort_by_key(|device| (!device.was_shared(had), device.position()));
         let anywhere = places.remove(&None).unwrap_or_default();
         for (start, wanted) in places {
             let is_here = |device: &SharedDevice<'_>| Some(device.instance.placement.start) == start;
-            chosen.extend(take(&mut pool, wanted.shared, is_here));
+            chosen.extend(take_matching(&mut pool, wanted.shared, is_here));
             // Entries without `:mps` select devices from the other end of the order, so that
             // devices that are already shared remain for the `:mps` entries.
             pool.reverse();
-            take(&mut pool, wanted.plain, is_here);
+            take_matching(&mut pool, wanted.plain, is_here);
             pool.reverse();
         }
-        chosen.extend(take(&mut pool, anywhere.shared, |_| true));
+        chosen.extend(take_matching(&mut pool, anywhere.shared, |_| true));
     }
-    chosen.sort_by_key(SharedDevice::place);
+    chosen.sort_by_key(SharedDevice::position);
     chosen
 }
 
 /// Returns the existing devices that were shared before, sorted by placement.
-pub(super) fn standing<'a>(mig: &'a Mig, had: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
-    let mut devices: Vec<SharedDevice<'a>> = all(mig).filter(|device| device.is_in(had)).collect();
-    devices.sort_by_key(SharedDevice::place);
+pub(super) fn previously_shared<'a>(mig: &'a Mig, had: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
+    let mut devices: Vec<SharedDevice<'a>> = all_devices(mig).filter(|device| device.was_shared(had)).collect();
+    devices.sort_by_key(SharedDevice::position);
     devices
 }
 
-fn all(mig: &Mig) -> impl Iterator<Item = SharedDevice<'_>> {
+fn all_devices(mig: &Mig) -> impl Iterator<Item = SharedDevice<'_>> {
     let of = |instance| move |compute| SharedDevice { instance, compute };
     mig.instances.iter().flat_map(move |instance| instance.compute.iter().map(of(instance)))
 }
 
 /// Removes and returns the first `count` devices that fit.
-fn take<'a>(
+fn take_matching<'a>(
     pool: &mut Vec<SharedDevice<'a>>,
     count: usize,
     fits: impl Fn(&SharedDevice<'a>) -> bool,

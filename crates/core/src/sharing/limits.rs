@@ -4,14 +4,14 @@ use gpush_api::{
     ApiError, Architecture, Code, Gpu, GpuInstance, MPS_CLIENTS, MemoryLimit, Mig, Mode, MpsSettings, TimesliceLevel,
 };
 
-use super::{Target, label, too_old};
+use super::{SharingTarget, label, mps_unsupported_reason};
 use crate::{config::Config, desired};
 
 /// Returns the maximum number of clients of a MIG device. According to NVIDIA's MIG guide, it is
 /// proportional to the size of the compute instance. If `wanted` is more than a GPU's default, the
 /// driver is assumed to support that number.
 #[must_use]
-pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
+pub fn max_device_clients(wanted: u32, slices: u8, of: u8) -> u32 {
     let whole = wanted.max(MPS_CLIENTS);
     let part = whole * u32::from(slices) / u32::from(of).max(1);
     wanted.min(part.max(1))
@@ -22,39 +22,41 @@ pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
 ///
 /// # Errors
 /// The memory limit is higher than the memory, so it would have no effect.
-pub fn fits(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), ApiError> {
-    match over(settings, memory_mib) {
-        Some(limit) => Err(ApiError::new(Code::BadRequest, sentence(limit, label, memory_mib))
+pub fn check_memory_limit(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), ApiError> {
+    match excessive_limit(settings, memory_mib) {
+        Some(limit) => Err(ApiError::new(Code::BadRequest, limit_message(limit, label, memory_mib))
             .hint(format!("use at most {memory_mib}M, or leave it out for no limit"))),
         None => Ok(()),
     }
 }
 
-/// Returns the problem that [`fits`] reports, as a clause.
-pub(super) fn too_much(target: &Target) -> Option<String> {
+/// Returns the problem that [`check_memory_limit`] reports, as a clause.
+pub(super) fn memory_problem(target: &SharingTarget) -> Option<String> {
     let memory_mib = target.memory_mib?;
-    over(&target.policy.settings, memory_mib).map(|limit| sentence(limit, "it", memory_mib))
+    excessive_limit(&target.policy.settings, memory_mib).map(|limit| limit_message(limit, "it", memory_mib))
 }
 
 /// Returns settings of rules that GPUs cannot provide with any layout, one sentence each. With this
 /// function, a config check finds them before a GPU is shared.
 #[must_use]
-pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+pub fn unfit_settings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let mut findings = Vec::new();
-    let wishes = desired::wishes(config, gpus).into_iter().zip(desired::claims(config, gpus));
-    for (gpu, (wish, claimed)) in gpus.iter().zip(wishes) {
+    let desired_states = desired::desired_states(config, gpus).into_iter().zip(desired::claims(config, gpus));
+    for (gpu, (desired_state, claimed)) in gpus.iter().zip(desired_states) {
         let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { continue };
         let settings = rule.mps_policy().settings;
         let mut check = |memory_mib: u64, label: &str| {
-            findings.extend(over(&settings, memory_mib).map(|limit| sentence(limit, label, memory_mib)));
+            findings
+                .extend(excessive_limit(&settings, memory_mib).map(|limit| limit_message(limit, label, memory_mib)));
         };
-        match wish.mode {
+        match desired_state.mode {
             Mode::Mps => {
                 check(gpu.memory.total_mib, &label(gpu.index, None));
-                findings.extend(too_old(gpu).map(|reason| format!("{}: {reason}", label(gpu.index, None))));
+                findings
+                    .extend(mps_unsupported_reason(gpu).map(|reason| format!("{}: {reason}", label(gpu.index, None))));
             }
             Mode::Mig => {
-                let entries = wish.layout.iter().flat_map(|layout| &layout.entries);
+                let entries = desired_state.layout.iter().flat_map(|layout| &layout.entries);
                 for entry in entries.filter(|entry| entry.share.is_some()) {
                     let profiles = gpu.mig.iter().flat_map(|mig| mig.profiles.iter());
                     if let Some(profile) = profiles.into_iter().find(|profile| profile.name == entry.profile) {
@@ -68,7 +70,7 @@ pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
                     .as_ref()
                     .map(|policy| policy.level)
                     .filter(|level| *level != TimesliceLevel::Default);
-                let told = level.filter(|_| !takes_levels(gpu.architecture));
+                let told = level.filter(|_| !may_support_levels(gpu.architecture));
                 let what = |level| {
                     format!(
                         "{}: {} is older than Turing and does not support time-slice levels such as {level}",
@@ -87,7 +89,7 @@ pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
 
 /// Returns whether `nvidia-smi compute-policy` may be able to set time-slice levels. Only an
 /// attempt shows whether the GPU supports levels.
-fn takes_levels(architecture: Architecture) -> bool {
+fn may_support_levels(architecture: Architecture) -> bool {
     match architecture {
         Architecture::Legacy | Architecture::Volta => false,
         Architecture::Turing
@@ -108,11 +110,11 @@ pub(super) fn memory_of(mig: &Mig, instance: &GpuInstance) -> Option<u64> {
 
 /// Returns the memory limit if it is higher than the memory. Returns `None` if the memory is
 /// unknown.
-fn over(settings: &MpsSettings, memory_mib: u64) -> Option<MemoryLimit> {
+fn excessive_limit(settings: &MpsSettings, memory_mib: u64) -> Option<MemoryLimit> {
     settings.memory_limit_mib.filter(|limit| memory_mib > 0 && limit.mib() > memory_mib)
 }
 
-fn sentence(limit: MemoryLimit, label: &str, memory_mib: u64) -> String {
+fn limit_message(limit: MemoryLimit, label: &str, memory_mib: u64) -> String {
     let limit = match (limit.mib() / 1024, limit.mib() % 1024) {
         (gib, 0) => format!("{gib}G"),
         _ => limit.to_string(),

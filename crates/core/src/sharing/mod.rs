@@ -21,20 +21,20 @@ use gpush_api::{Architecture, Gpu, GpuState, Mode, MpsPolicy};
 
 use crate::{
     config::{Config, Rule},
-    desired::{self, Wish},
+    desired::{self, DesiredState},
 };
 
 mod devices;
 mod limits;
 mod names;
 
-pub use devices::words;
-pub use limits::{fits, most_clients, unfit};
+pub use devices::device_name;
+pub use limits::{check_memory_limit, max_device_clients, unfit_settings};
 pub use names::{name_of, resolve, short_name};
 
 /// A GPU or MIG device that should have an MPS daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct SharingTarget {
     /// UUID of the GPU or MIG device that the daemon sees.
     pub uuid: String,
     /// Index of the GPU.
@@ -51,7 +51,7 @@ pub struct Target {
     pub full_gpu: bool,
 }
 
-impl Target {
+impl SharingTarget {
     /// Returns the name for messages: `GPU 0`, or `GPU 0, 2g.20gb@2`.
     #[must_use]
     pub fn label(&self) -> String {
@@ -64,7 +64,7 @@ impl Target {
 pub struct Finding {
     /// UUID of the GPU or MIG device; `None` if the driver does not report it.
     pub target: Option<String>,
-    /// Name of the target for messages, as in [`Target::label`].
+    /// Name of the target for messages, as in [`SharingTarget::label`].
     pub label: String,
     /// The reason, as a clause.
     pub reason: String,
@@ -75,7 +75,7 @@ impl Finding {
         Self { target: Some(gpu.uuid.clone()), label: label(gpu.index, None), reason: reason.into() }
     }
 
-    fn of(target: &Target, reason: impl Into<String>) -> Self {
+    fn of(target: &SharingTarget, reason: impl Into<String>) -> Self {
         Self { target: Some(target.uuid.clone()), label: target.label(), reason: reason.into() }
     }
 }
@@ -90,7 +90,7 @@ impl fmt::Display for Finding {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sharing {
     /// Targets, sorted by GPU and placement.
-    pub targets: Vec<Target>,
+    pub targets: Vec<SharingTarget>,
     /// Desired sharing that is not possible.
     pub findings: Vec<Finding>,
     /// UUIDs of GPUs whose MIG devices cannot be read now. The daemons of these GPUs do not change.
@@ -103,7 +103,7 @@ pub struct Sharing {
 pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
     for (gpu, claimed) in gpus.iter().zip(desired::claims(config, gpus)) {
-        one(&mut sharing, config, claimed, gpu, had);
+        decide_one(&mut sharing, config, claimed, gpu, had);
     }
     sharing
 }
@@ -113,33 +113,34 @@ pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing 
 #[must_use]
 pub fn decide_gpu(config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
-    one(&mut sharing, config, claimed, gpu, had);
+    decide_one(&mut sharing, config, claimed, gpu, had);
     sharing
 }
 
-fn one(sharing: &mut Sharing, config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) {
+fn decide_one(sharing: &mut Sharing, config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) {
     let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { return };
-    let wish = desired::wish(config, claimed, gpu);
-    match wish.mode {
-        Mode::Mps => whole(sharing, gpu, rule, had),
-        Mode::Mig => cut(sharing, gpu, &wish, rule, had),
+    let desired_state = desired::desired_state(config, claimed, gpu);
+    match desired_state.mode {
+        Mode::Mps => decide_whole(sharing, gpu, rule, had),
+        Mode::Mig => decide_mig(sharing, gpu, &desired_state, rule, had),
         Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
     }
 }
 
 /// Returns only the targets of [`decide`].
 #[must_use]
-pub fn targets(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<Target> {
+pub fn targets(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<SharingTarget> {
     decide(config, gpus, had).targets
 }
 
 /// Finds a target among the current GPUs. Returns the index of its GPU and, for a MIG device, the
 /// display name.
 #[must_use]
-pub fn place(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
+pub fn locate_target(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
     let only = BTreeSet::from([uuid.to_owned()]);
     gpus.iter().find_map(|gpu| {
-        let device = || devices::standing(gpu.mig.as_ref()?, &only).first().map(devices::SharedDevice::words);
+        let device =
+            || devices::previously_shared(gpu.mig.as_ref()?, &only).first().map(devices::SharedDevice::display_name);
         if gpu.uuid == uuid { Some((gpu.index, None)) } else { Some((gpu.index, Some(device()?))) }
     })
 }
@@ -151,17 +152,17 @@ pub fn findings(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<St
 }
 
 /// Determines the sharing of a whole GPU.
-fn whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) {
-    if let Some(reason) = too_old(gpu) {
+fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) {
+    if let Some(reason) = mps_unsupported_reason(gpu) {
         sharing.findings.push(Finding::of_gpu(gpu, reason));
         return;
     }
-    let in_the_way = desired::not_whole(Mode::Mps, gpu);
+    let in_the_way = desired::whole_gpu_obstacles(Mode::Mps, gpu);
     if !in_the_way.is_empty() {
         sharing.findings.extend(in_the_way.into_iter().map(|reason| Finding::of_gpu(gpu, reason)));
         return;
     }
-    let target = Target {
+    let target = SharingTarget {
         uuid: gpu.uuid.clone(),
         gpu: gpu.index,
         gpu_uuid: gpu.uuid.clone(),
@@ -170,12 +171,12 @@ fn whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) 
         policy: rule.mps_policy(),
         full_gpu: true,
     };
-    settle(sharing, gpu, vec![target], had);
+    accept_targets(sharing, gpu, vec![target], had);
 }
 
 /// Determines the sharing of a GPU's MIG devices, if the layout shares some of them.
-fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSet<String>) {
-    let known = match (&wish.layout, &gpu.overridden) {
+fn decide_mig(sharing: &mut Sharing, gpu: &Gpu, desired_state: &DesiredState, rule: &Rule, had: &BTreeSet<String>) {
+    let known = match (&desired_state.layout, &gpu.overridden) {
         (Some(layout), _) if layout.shared().is_none() => return,
         (layout @ Some(_), _) => layout.as_ref(),
         // The layout of the override is unknown, so existing sharing does not change.
@@ -183,7 +184,7 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
         (None, None) => return,
     };
     let Some(mig) = &gpu.mig else {
-        if !is_seen(gpu) {
+        if !is_current(gpu) {
             sharing.unseen.insert(gpu.uuid.clone());
         }
         return;
@@ -194,19 +195,19 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
     }
     let devices = match known {
         Some(layout) => devices::shared(layout, mig, had),
-        None => devices::standing(mig, had),
+        None => devices::previously_shared(mig, had),
     };
     let mut targets = Vec::new();
     for device in devices {
-        let words = device.words();
+        let words = device.display_name();
         let Some(uuid) = &device.compute.uuid else {
             let label = label(gpu.index, Some(&words));
             sharing.findings.push(Finding { target: None, label, reason: "its UUID is not known".to_owned() });
             continue;
         };
         let policy = rule.mps_policy();
-        let max_clients = most_clients(policy.max_clients, device.slices(mig), mig.compute_slices);
-        targets.push(Target {
+        let max_clients = max_device_clients(policy.max_clients, device.slices(mig), mig.compute_slices);
+        targets.push(SharingTarget {
             uuid: uuid.clone(),
             gpu: gpu.index,
             gpu_uuid: gpu.uuid.clone(),
@@ -216,31 +217,31 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
             full_gpu: false,
         });
     }
-    settle(sharing, gpu, targets, had);
+    accept_targets(sharing, gpu, targets, had);
 }
 
 /// Adds those targets that the state of the GPU allows, and reports the others.
-fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet<String>) {
-    let start = start(gpu);
+fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>, had: &BTreeSet<String>) {
+    let start = daemon_start(gpu);
     for target in targets {
         match start {
-            Start::New => {}
-            Start::Never(why) | Start::OnlyWhatWas(why) => {
-                let stays = matches!(start, Start::OnlyWhatWas(_)) && had.contains(&target.uuid);
+            DaemonStart::New => {}
+            DaemonStart::Never(why) | DaemonStart::OnlyWhatWas(why) => {
+                let stays = matches!(start, DaemonStart::OnlyWhatWas(_)) && had.contains(&target.uuid);
                 if !stays {
                     sharing.findings.push(Finding::of(&target, why));
                     continue;
                 }
             }
         }
-        sharing.findings.extend(limits::too_much(&target).map(|reason| Finding::of(&target, reason)));
+        sharing.findings.extend(limits::memory_problem(&target).map(|reason| Finding::of(&target, reason)));
         sharing.targets.push(target);
     }
 }
 
 /// Whether new daemons may be started on a GPU.
 #[derive(Debug, Clone, Copy)]
-enum Start {
+enum DaemonStart {
     New,
     /// No: existing daemons are kept, but no new one starts. Contains the reason.
     OnlyWhatWas(&'static str),
@@ -248,24 +249,26 @@ enum Start {
     Never(&'static str),
 }
 
-fn start(gpu: &Gpu) -> Start {
+fn daemon_start(gpu: &Gpu) -> DaemonStart {
     match gpu.state {
-        GpuState::Lost => Start::Never("the GPU is lost: it has fallen off the bus"),
-        GpuState::Unknown => Start::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it"),
-        GpuState::Maintenance => Start::OnlyWhatWas("the GPU is in maintenance, so no MPS daemon is started on it"),
-        GpuState::Held => Start::OnlyWhatWas("the GPU is held, so no MPS daemon is started on it"),
-        GpuState::Degraded => Start::OnlyWhatWas("the GPU is degraded, so no MPS daemon is started on it"),
-        GpuState::Changing => Start::OnlyWhatWas("the GPU is being changed; its MPS daemon starts afterwards"),
+        GpuState::Lost => DaemonStart::Never("the GPU is lost: it has fallen off the bus"),
+        GpuState::Unknown => DaemonStart::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it"),
+        GpuState::Maintenance => {
+            DaemonStart::OnlyWhatWas("the GPU is in maintenance, so no MPS daemon is started on it")
+        }
+        GpuState::Held => DaemonStart::OnlyWhatWas("the GPU is held, so no MPS daemon is started on it"),
+        GpuState::Degraded => DaemonStart::OnlyWhatWas("the GPU is degraded, so no MPS daemon is started on it"),
+        GpuState::Changing => DaemonStart::OnlyWhatWas("the GPU is being changed; its MPS daemon starts afterwards"),
         GpuState::Ready | GpuState::Cordoned if gpu.stale => {
-            Start::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it")
+            DaemonStart::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it")
         }
         // A cordon does not stop daemons: admission keeps new clients away.
-        GpuState::Ready | GpuState::Cordoned => Start::New,
+        GpuState::Ready | GpuState::Cordoned => DaemonStart::New,
     }
 }
 
 /// Returns whether the reading of the GPU's instances is current.
-fn is_seen(gpu: &Gpu) -> bool {
+fn is_current(gpu: &Gpu) -> bool {
     match gpu.state {
         GpuState::Unknown | GpuState::Maintenance => false,
         // The devices of a lost GPU certainly no longer exist.
@@ -276,7 +279,7 @@ fn is_seen(gpu: &Gpu) -> bool {
 
 /// Returns why the GPU does not support MPS with limits; `None` if it does.
 #[must_use]
-pub fn too_old(gpu: &Gpu) -> Option<String> {
+pub fn mps_unsupported_reason(gpu: &Gpu) -> Option<String> {
     match gpu.architecture {
         Architecture::Legacy => Some(format!("{} is older than Volta, so MPS cannot limit its clients", gpu.name)),
         Architecture::Volta

@@ -71,7 +71,7 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     if let Some(at) = daemons.iter().position(|daemon| is(&daemon.target) || is(&name_of(daemon)) || is(&daemon.uuid)) {
         return Ok(at);
     }
-    let meant: Vec<usize> = (0..daemons.len()).filter(|at| begins(&daemons[*at].uuid, typed)).collect();
+    let meant: Vec<usize> = (0..daemons.len()).filter(|at| is_uuid_prefix(&daemons[*at].uuid, typed)).collect();
     match meant.as_slice() {
         [at] => Ok(*at),
         [] => Err(no_such_target(typed, daemons)),
@@ -84,7 +84,7 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
 }
 
 /// Returns whether a UUID begins with the text. The text must contain `GPU-` or `MIG-` and at least one digit.
-fn begins(uuid: &str, typed: &str) -> bool {
+fn is_uuid_prefix(uuid: &str, typed: &str) -> bool {
     let kind = |text: &str| text.split_once('-').is_some_and(|(kind, rest)| !kind.is_empty() && !rest.is_empty());
     kind(typed) && uuid.get(..typed.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(typed))
 }

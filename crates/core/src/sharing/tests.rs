@@ -50,11 +50,11 @@ fn put(gpu: &mut Gpu, profile: &str, start: u8, slots: &[(&str, u8)]) {
     mig.instances.push(instance);
 }
 
-fn words_of(targets: &[Target]) -> Vec<String> {
-    targets.iter().map(Target::label).collect()
+fn words_of(targets: &[SharingTarget]) -> Vec<String> {
+    targets.iter().map(SharingTarget::label).collect()
 }
 
-fn uuids(targets: &[Target]) -> BTreeSet<String> {
+fn uuids(targets: &[SharingTarget]) -> BTreeSet<String> {
     targets.iter().map(|target| target.uuid.clone()).collect()
 }
 
@@ -67,7 +67,7 @@ fn shared_double_memory_entry_means_its_own_profile() {
     let shared = |layout: &str| -> Vec<String> {
         let layout = Layout::parse(layout).unwrap();
         let shared = devices::shared(&layout, gpus[0].mig.as_ref().unwrap(), &BTreeSet::new());
-        shared.iter().map(devices::SharedDevice::words).collect()
+        shared.iter().map(devices::SharedDevice::display_name).collect()
     };
     assert_eq!(shared("1g.20gb:mps, 1c.1g.20gb"), ["1g.20gb@2"]);
     assert_eq!(shared("1c.1g.20gb:mps, 1g.20gb"), ["1c.1g.20gb@0/0"]);
@@ -113,7 +113,7 @@ fn whole_gpu_that_cannot_be_shared_is_reported() {
         }
     }
     let _ = writeln!(shown, "# by its parts alone");
-    for finding in unfit(&config, &gpus[..3]) {
+    for finding in unfit_settings(&config, &gpus[..3]) {
         let _ = writeln!(shown, "{finding}");
     }
     insta::assert_snapshot!(shown);
@@ -223,14 +223,14 @@ fn failed_reading_keeps_sharing() {
 #[test]
 fn memory_limit_above_the_memory_is_reported() {
     let limit = |mib| MpsSettings { memory_limit_mib: MemoryLimit::of_mib(mib), ..MpsSettings::default() };
-    assert!(fits(&limit(81_920), 81_920, "GPU 0").is_ok());
-    assert!(fits(&MpsSettings::default(), 1, "GPU 0").is_ok());
-    assert!(fits(&limit(90 << 10), 0, "GPU 0").is_ok(), "what is not known is no less");
-    let ApiError { code, message, hint, .. } = fits(&limit(90 << 10), 81_920, "GPU 0").unwrap_err();
+    assert!(check_memory_limit(&limit(81_920), 81_920, "GPU 0").is_ok());
+    assert!(check_memory_limit(&MpsSettings::default(), 1, "GPU 0").is_ok());
+    assert!(check_memory_limit(&limit(90 << 10), 0, "GPU 0").is_ok(), "what is not known is no less");
+    let ApiError { code, message, hint, .. } = check_memory_limit(&limit(90 << 10), 81_920, "GPU 0").unwrap_err();
     assert_eq!((code, message.as_str()), (Code::BadRequest, "memory limit 90G is more than GPU 0 has, 80 GiB"));
     assert_eq!(hint.unwrap(), "use at most 81920M, or leave it out for no limit");
     assert_eq!(
-        fits(&limit(1537), 1536, "GPU 0").unwrap_err().message,
+        check_memory_limit(&limit(1537), 1536, "GPU 0").unwrap_err().message,
         "memory limit 1537M is more than GPU 0 has, 1.5 GiB"
     );
 
@@ -256,9 +256,9 @@ fn client_limit_is_proportional_to_the_device() {
     for (wanted, slices, of, most) in
         [(48, 1, 7, 6), (48, 7, 7, 48), (60, 1, 7, 8), (4, 1, 7, 4), (1, 1, 7, 1), (48, 2, 4, 24)]
     {
-        assert_eq!(most_clients(wanted, slices, of), most, "{wanted} {slices}/{of}");
+        assert_eq!(max_device_clients(wanted, slices, of), most, "{wanted} {slices}/{of}");
     }
-    assert_eq!(most_clients(48, 0, 0), 1);
+    assert_eq!(max_device_clients(48, 0, 0), 1);
 }
 
 proptest! {

@@ -55,7 +55,7 @@ impl Bracket {
     /// Returns whether gpushd records the bracket in the journal before opening it, so that a later
     /// gpushd can close it.
     #[must_use]
-    pub fn is_noted(&self) -> bool {
+    pub fn is_recorded(&self) -> bool {
         match self {
             Self::Service { .. } | Self::HookAfter { .. } => true,
             Self::Timeslice | Self::MpsDaemon { .. } | Self::HookBefore { .. } => false,

@@ -124,7 +124,7 @@ proptest! {
         let mig = gpu.mig.as_mut().unwrap();
         let end = plan::outcome(&mig.instances, steps.iter().copied());
         mig.instances = numbered(plan::outcome(&mig.instances, steps[..cut].iter().copied()));
-        let layout = plan::entries(&end);
+        let layout = plan::exact_layout(&end);
         let layout: Vec<&str> = layout.iter().map(String::as_str).collect();
         let target = if LAYOUTS[to].is_empty() { &[] } else { &layout[..] };
         let rest = remaining(&plan, plan_of(&gpu, !LAYOUTS[to].is_empty(), target));
@@ -176,7 +176,7 @@ proptest! {
         let expected = (change.services.len(), usize::from(after), usize::from(before));
         prop_assert_eq!(surrounded, if some_reset { expected } else { (0, 0, 0) });
         // A bracket from the journal is the same as the recorded one.
-        for bracket in all.iter().filter(|bracket| bracket.is_noted()) {
+        for bracket in all.iter().filter(|bracket| bracket.is_recorded()) {
             let json = serde_json::to_value(bracket).unwrap();
             prop_assert_eq!(&serde_json::from_value::<Bracket>(json).unwrap(), bracket);
         }

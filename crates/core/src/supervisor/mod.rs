@@ -42,17 +42,17 @@
 //! started. The machine then takes no action until the caller reports whether the daemon is
 //! desired.
 
-mod words;
+mod types;
 
 use std::{collections::VecDeque, time::Duration};
 
-pub use self::words::{Effect, Event, Instant, Policy, State};
+pub use self::types::{Instant, SupervisorEffect, SupervisorEvent, SupervisorPolicy, SupervisorState};
 
 /// The state machine of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Supervisor {
-    policy: Policy,
-    state: State,
+    policy: SupervisorPolicy,
+    state: SupervisorState,
     /// Whether the daemon is desired; `None` until the caller reports whether it is.
     wanted: Option<bool>,
     /// Number of clients; `None` while it is unknown. It is unknown if the daemon was found or does
@@ -71,49 +71,57 @@ const SILENCES: u32 = 2;
 impl Supervisor {
     /// Creates the state machine of a daemon whose state is not known yet.
     #[must_use]
-    pub fn new(policy: Policy) -> Self {
-        Self { policy, state: State::Stopped, wanted: None, clients: Some(0), leased: false, failed: VecDeque::new() }
+    pub fn new(policy: SupervisorPolicy) -> Self {
+        Self {
+            policy,
+            state: SupervisorState::Stopped,
+            wanted: None,
+            clients: Some(0),
+            leased: false,
+            failed: VecDeque::new(),
+        }
     }
 
     /// Returns the state of the daemon.
     #[must_use]
-    pub fn state(&self) -> &State {
+    pub fn state(&self) -> &SupervisorState {
         &self.state
     }
 
     /// Returns whether new users may be admitted.
     #[must_use]
     pub fn admits(&self) -> bool {
-        matches!(self.state, State::Ready { .. }) && self.wanted()
+        matches!(self.state, SupervisorState::Ready { .. }) && self.is_desired()
     }
 
     /// Returns whether only lease holders keep their access, because the daemon drains.
     #[must_use]
     pub fn serves_leases(&self) -> bool {
-        matches!(self.state, State::Draining { .. }) && self.leased
+        matches!(self.state, SupervisorState::Draining { .. }) && self.leased
     }
 
     /// Returns whether users of a found daemon keep their access until its state is known.
     #[must_use]
-    pub fn may_go_on(&self) -> bool {
-        matches!(self.state, State::Found { .. } | State::Ready { .. }) && self.wanted != Some(false)
+    pub fn keeps_access(&self) -> bool {
+        matches!(self.state, SupervisorState::Found { .. } | SupervisorState::Ready { .. })
+            && self.wanted != Some(false)
     }
 
-    /// Returns the time at which the caller must send [`Event::Tick`]; `None` if no timer runs.
+    /// Returns the time at which the caller must send [`SupervisorEvent::Tick`]; `None` if no timer runs.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self.state {
-            State::Draining { until, .. } => until,
-            State::Starting { until } | State::BackingOff { until } | State::Stopping { until, killed: false, .. } => {
-                Some(until)
-            }
-            State::Stopped
-            | State::Found { .. }
-            | State::Ready { .. }
-            | State::Hung { .. }
-            | State::Fault { .. }
-            | State::GivenUp
-            | State::Stopping { killed: true, .. } => None,
+            SupervisorState::Draining { until, .. } => until,
+            SupervisorState::Starting { until }
+            | SupervisorState::BackingOff { until }
+            | SupervisorState::Stopping { until, killed: false, .. } => Some(until),
+            SupervisorState::Stopped
+            | SupervisorState::Found { .. }
+            | SupervisorState::Ready { .. }
+            | SupervisorState::Hung { .. }
+            | SupervisorState::Fault { .. }
+            | SupervisorState::GivenUp
+            | SupervisorState::Stopping { killed: true, .. } => None,
         }
     }
 
@@ -121,28 +129,28 @@ impl Supervisor {
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         match self.state {
-            State::Found { pid }
-            | State::Ready { pid, .. }
-            | State::Hung { pid, .. }
-            | State::Fault { pid }
-            | State::Draining { pid, .. } => Some(pid),
-            State::Stopped
-            | State::Starting { .. }
-            | State::BackingOff { .. }
-            | State::GivenUp
-            | State::Stopping { .. } => None,
+            SupervisorState::Found { pid }
+            | SupervisorState::Ready { pid, .. }
+            | SupervisorState::Hung { pid, .. }
+            | SupervisorState::Fault { pid }
+            | SupervisorState::Draining { pid, .. } => Some(pid),
+            SupervisorState::Stopped
+            | SupervisorState::Starting { .. }
+            | SupervisorState::BackingOff { .. }
+            | SupervisorState::GivenUp
+            | SupervisorState::Stopping { .. } => None,
         }
     }
 
     /// Returns whether the daemon is desired.
     #[must_use]
-    pub fn wanted(&self) -> bool {
+    pub fn is_desired(&self) -> bool {
         self.wanted == Some(true)
     }
 
     /// Returns whether the caller has reported if the daemon is desired.
     #[must_use]
-    pub fn is_told(&self) -> bool {
+    pub fn is_desired_known(&self) -> bool {
         self.wanted.is_some()
     }
 
@@ -169,259 +177,268 @@ impl Supervisor {
     }
 
     /// Replaces the policy.
-    pub fn set_policy(&mut self, policy: Policy) {
+    pub fn set_policy(&mut self, policy: SupervisorPolicy) {
         self.policy = policy;
     }
 
     /// Processes an event. Returns the effects, in order. After the call, [`Self::admits`] says
     /// whether new users may be admitted.
-    pub fn step(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
+    pub fn step(&mut self, event: &SupervisorEvent, now: Instant) -> Vec<SupervisorEffect> {
         match event {
-            Event::Wanted(wanted) => {
+            SupervisorEvent::Wanted(wanted) => {
                 self.wanted = Some(*wanted);
-                self.pursue(now)
+                self.advance(now)
             }
-            Event::StartAnyway => {
+            SupervisorEvent::StartAnyway => {
                 self.wanted = Some(true);
                 match self.state {
-                    State::GivenUp | State::BackingOff { .. } => {
+                    SupervisorState::GivenUp | SupervisorState::BackingOff { .. } => {
                         self.failed.clear();
-                        self.state = State::Stopped;
+                        self.state = SupervisorState::Stopped;
                     }
-                    State::Stopped
-                    | State::Starting { .. }
-                    | State::Found { .. }
-                    | State::Ready { .. }
-                    | State::Hung { .. }
-                    | State::Fault { .. }
-                    | State::Draining { .. }
-                    | State::Stopping { .. } => {}
+                    SupervisorState::Stopped
+                    | SupervisorState::Starting { .. }
+                    | SupervisorState::Found { .. }
+                    | SupervisorState::Ready { .. }
+                    | SupervisorState::Hung { .. }
+                    | SupervisorState::Fault { .. }
+                    | SupervisorState::Draining { .. }
+                    | SupervisorState::Stopping { .. } => {}
                 }
-                self.pursue(now)
+                self.advance(now)
             }
-            Event::Leave(within) => {
+            SupervisorEvent::Leave(within) => {
                 self.wanted = Some(false);
-                let served = matches!(self.state, State::Ready { .. } | State::Draining { served: true, .. });
+                let served = matches!(
+                    self.state,
+                    SupervisorState::Ready { .. } | SupervisorState::Draining { served: true, .. }
+                );
                 match self.pid() {
                     Some(pid) if !self.is_unused() && *within != Some(Duration::ZERO) => {
-                        self.state = State::Draining { pid, until: within.map(|within| now + within), served };
+                        self.state =
+                            SupervisorState::Draining { pid, until: within.map(|within| now + within), served };
                         Vec::new()
                     }
                     Some(_) => self.stop(now),
-                    None => self.pursue(now),
+                    None => self.advance(now),
                 }
             }
-            Event::Restart => {
+            SupervisorEvent::Restart => {
                 self.wanted = Some(true);
-                if self.pid().is_some() { self.stop(now) } else { self.pursue(now) }
+                if self.pid().is_some() { self.stop(now) } else { self.advance(now) }
             }
-            Event::Found { pid } => {
+            SupervisorEvent::Found { pid } => {
                 match self.state {
                     // The next probe shows whether the daemon serves. The caller reports whether it
                     // is desired.
-                    State::Stopped | State::BackingOff { .. } | State::GivenUp => {
-                        (self.state, self.clients) = (State::Found { pid: *pid }, None);
+                    SupervisorState::Stopped | SupervisorState::BackingOff { .. } | SupervisorState::GivenUp => {
+                        (self.state, self.clients) = (SupervisorState::Found { pid: *pid }, None);
                     }
-                    State::Starting { .. }
-                    | State::Found { .. }
-                    | State::Ready { .. }
-                    | State::Hung { .. }
-                    | State::Fault { .. }
-                    | State::Draining { .. }
-                    | State::Stopping { .. } => {}
+                    SupervisorState::Starting { .. }
+                    | SupervisorState::Found { .. }
+                    | SupervisorState::Ready { .. }
+                    | SupervisorState::Hung { .. }
+                    | SupervisorState::Fault { .. }
+                    | SupervisorState::Draining { .. }
+                    | SupervisorState::Stopping { .. } => {}
                 }
                 Vec::new()
             }
-            Event::Occupied => {
-                if let State::Starting { .. } = self.state {
-                    self.state = State::BackingOff { until: now + self.policy.pause };
+            SupervisorEvent::Occupied => {
+                if let SupervisorState::Starting { .. } = self.state {
+                    self.state = SupervisorState::BackingOff { until: now + self.policy.pause };
                 }
-                self.pursue(now)
+                self.advance(now)
             }
-            Event::Answers { pid } => {
+            SupervisorEvent::Answers { pid } => {
                 match self.state {
-                    State::Starting { .. }
-                    | State::Found { .. }
-                    | State::Ready { .. }
-                    | State::Hung { .. }
-                    | State::Fault { .. } => {
-                        self.state = State::Ready { pid: *pid, silences: 0 };
+                    SupervisorState::Starting { .. }
+                    | SupervisorState::Found { .. }
+                    | SupervisorState::Ready { .. }
+                    | SupervisorState::Hung { .. }
+                    | SupervisorState::Fault { .. } => {
+                        self.state = SupervisorState::Ready { pid: *pid, silences: 0 };
                     }
-                    State::Stopped
-                    | State::BackingOff { .. }
-                    | State::GivenUp
-                    | State::Draining { .. }
-                    | State::Stopping { .. } => {}
+                    SupervisorState::Stopped
+                    | SupervisorState::BackingOff { .. }
+                    | SupervisorState::GivenUp
+                    | SupervisorState::Draining { .. }
+                    | SupervisorState::Stopping { .. } => {}
                 }
-                self.pursue(now)
+                self.advance(now)
             }
-            Event::Fault => {
+            SupervisorEvent::Fault => {
                 match self.state {
-                    State::Found { pid } | State::Ready { pid, .. } | State::Hung { pid, .. } => {
-                        self.state = State::Fault { pid };
+                    SupervisorState::Found { pid }
+                    | SupervisorState::Ready { pid, .. }
+                    | SupervisorState::Hung { pid, .. } => {
+                        self.state = SupervisorState::Fault { pid };
                     }
-                    State::Draining { pid, until, .. } => {
-                        self.state = State::Draining { pid, until, served: false };
+                    SupervisorState::Draining { pid, until, .. } => {
+                        self.state = SupervisorState::Draining { pid, until, served: false };
                     }
-                    State::Stopped
-                    | State::Starting { .. }
-                    | State::Fault { .. }
-                    | State::BackingOff { .. }
-                    | State::GivenUp
-                    | State::Stopping { .. } => {}
+                    SupervisorState::Stopped
+                    | SupervisorState::Starting { .. }
+                    | SupervisorState::Fault { .. }
+                    | SupervisorState::BackingOff { .. }
+                    | SupervisorState::GivenUp
+                    | SupervisorState::Stopping { .. } => {}
                 }
-                self.pursue(now)
+                self.advance(now)
             }
-            Event::Silent => self.silent(now),
-            Event::Busy => self.busy(),
-            Event::Ended => self.ended(now),
-            Event::Clients(clients) => {
+            SupervisorEvent::Silent => self.silent(now),
+            SupervisorEvent::Busy => self.busy(),
+            SupervisorEvent::Ended => self.ended(now),
+            SupervisorEvent::Clients(clients) => {
                 self.clients = *clients;
                 match self.state {
-                    State::Draining { .. } if self.is_unused() => self.stop(now),
-                    State::Hung { .. } => self.hung(now),
-                    State::Stopped
-                    | State::Starting { .. }
-                    | State::Found { .. }
-                    | State::Ready { .. }
-                    | State::Fault { .. }
-                    | State::BackingOff { .. }
-                    | State::GivenUp
-                    | State::Draining { .. }
-                    | State::Stopping { .. } => Vec::new(),
+                    SupervisorState::Draining { .. } if self.is_unused() => self.stop(now),
+                    SupervisorState::Hung { .. } => self.hung(now),
+                    SupervisorState::Stopped
+                    | SupervisorState::Starting { .. }
+                    | SupervisorState::Found { .. }
+                    | SupervisorState::Ready { .. }
+                    | SupervisorState::Fault { .. }
+                    | SupervisorState::BackingOff { .. }
+                    | SupervisorState::GivenUp
+                    | SupervisorState::Draining { .. }
+                    | SupervisorState::Stopping { .. } => Vec::new(),
                 }
             }
-            Event::Leased(leased) => {
+            SupervisorEvent::Leased(leased) => {
                 self.leased = *leased;
                 match self.state {
-                    State::Draining { .. } if self.is_unused() => self.stop(now),
-                    State::Stopped
-                    | State::Starting { .. }
-                    | State::Found { .. }
-                    | State::Ready { .. }
-                    | State::Hung { .. }
-                    | State::Fault { .. }
-                    | State::BackingOff { .. }
-                    | State::GivenUp
-                    | State::Draining { .. }
-                    | State::Stopping { .. } => Vec::new(),
+                    SupervisorState::Draining { .. } if self.is_unused() => self.stop(now),
+                    SupervisorState::Stopped
+                    | SupervisorState::Starting { .. }
+                    | SupervisorState::Found { .. }
+                    | SupervisorState::Ready { .. }
+                    | SupervisorState::Hung { .. }
+                    | SupervisorState::Fault { .. }
+                    | SupervisorState::BackingOff { .. }
+                    | SupervisorState::GivenUp
+                    | SupervisorState::Draining { .. }
+                    | SupervisorState::Stopping { .. } => Vec::new(),
                 }
             }
-            Event::Tick => self.tick(now),
+            SupervisorEvent::Tick => self.tick(now),
         }
     }
 
     /// Returns the effects that lead towards the desired state.
-    fn pursue(&mut self, now: Instant) -> Vec<Effect> {
+    fn advance(&mut self, now: Instant) -> Vec<SupervisorEffect> {
         let Some(wanted) = self.wanted else { return Vec::new() };
         match (wanted, &self.state) {
-            (true, State::Stopped) => self.start(now),
-            (false, State::Starting { .. }) => self.stop(now),
-            (false, State::BackingOff { .. } | State::GivenUp) => {
-                self.state = State::Stopped;
+            (true, SupervisorState::Stopped) => self.start(now),
+            (false, SupervisorState::Starting { .. }) => self.stop(now),
+            (false, SupervisorState::BackingOff { .. } | SupervisorState::GivenUp) => {
+                self.state = SupervisorState::Stopped;
                 Vec::new()
             }
-            (false, State::Ready { pid, .. } | State::Hung { pid, .. } | State::Fault { pid }) => {
+            (false, SupervisorState::Ready { pid, .. } | SupervisorState::Hung { pid, .. } | SupervisorState::Fault { pid }) => {
                 if self.is_unused() {
                     return self.stop(now);
                 }
-                let served = matches!(self.state, State::Ready { .. });
-                self.state = State::Draining { pid: *pid, until: None, served };
+                let served = matches!(self.state, SupervisorState::Ready { .. });
+                self.state = SupervisorState::Draining { pid: *pid, until: None, served };
                 Vec::new()
             }
             // The daemon was not stopped yet, so it has served continuously.
-            (true, State::Draining { pid, served: true, .. }) => {
-                self.state = State::Ready { pid: *pid, silences: 0 };
+            (true, SupervisorState::Draining { pid, served: true, .. }) => {
+                self.state = SupervisorState::Ready { pid: *pid, silences: 0 };
                 Vec::new()
             }
-            (true, State::Draining { pid, served: false, .. }) => {
-                self.state = State::Hung { pid: *pid, silences: 0 };
+            (true, SupervisorState::Draining { pid, served: false, .. }) => {
+                self.state = SupervisorState::Hung { pid: *pid, silences: 0 };
                 Vec::new()
             }
             (
                 true,
-                State::Starting { .. }
-                | State::Found { .. }
-                | State::Ready { .. }
-                | State::Hung { .. }
-                | State::Fault { .. }
-                | State::BackingOff { .. }
-                | State::GivenUp
-                | State::Stopping { .. },
+                SupervisorState::Starting { .. }
+                | SupervisorState::Found { .. }
+                | SupervisorState::Ready { .. }
+                | SupervisorState::Hung { .. }
+                | SupervisorState::Fault { .. }
+                | SupervisorState::BackingOff { .. }
+                | SupervisorState::GivenUp
+                | SupervisorState::Stopping { .. },
             )
             // A found daemon is probed for clients before it is stopped.
-            | (false, State::Stopped | State::Found { .. } | State::Draining { .. } | State::Stopping { .. }) => {
+            | (false, SupervisorState::Stopped | SupervisorState::Found { .. } | SupervisorState::Draining { .. } | SupervisorState::Stopping { .. }) => {
                 Vec::new()
             }
         }
     }
 
-    fn start(&mut self, now: Instant) -> Vec<Effect> {
+    fn start(&mut self, now: Instant) -> Vec<SupervisorEffect> {
         self.clients = Some(0);
-        self.state = State::Starting { until: now + self.policy.start };
-        vec![Effect::Start]
+        self.state = SupervisorState::Starting { until: now + self.policy.start };
+        vec![SupervisorEffect::Start]
     }
 
-    fn stop(&mut self, now: Instant) -> Vec<Effect> {
-        self.state = State::Stopping { until: now + self.policy.stop, killed: false, failed: false };
-        vec![Effect::Quit]
+    fn stop(&mut self, now: Instant) -> Vec<SupervisorEffect> {
+        self.state = SupervisorState::Stopping { until: now + self.policy.stop, killed: false, failed: false };
+        vec![SupervisorEffect::Quit]
     }
 
-    fn silent(&mut self, now: Instant) -> Vec<Effect> {
+    fn silent(&mut self, now: Instant) -> Vec<SupervisorEffect> {
         match self.state {
-            State::Ready { pid, silences } if silences + 1 < SILENCES => {
-                self.state = State::Ready { pid, silences: silences + 1 };
+            SupervisorState::Ready { pid, silences } if silences + 1 < SILENCES => {
+                self.state = SupervisorState::Ready { pid, silences: silences + 1 };
                 Vec::new()
             }
-            State::Ready { pid, .. } => {
-                self.state = State::Hung { pid, silences: SILENCES };
+            SupervisorState::Ready { pid, .. } => {
+                self.state = SupervisorState::Hung { pid, silences: SILENCES };
                 let mut effects = self.hung(now);
                 if effects.is_empty() {
-                    effects.push(Effect::TellHung);
+                    effects.push(SupervisorEffect::TellHung);
                 }
                 effects
             }
-            State::Found { pid } | State::Fault { pid } => {
-                self.state = State::Hung { pid, silences: SILENCES };
+            SupervisorState::Found { pid } | SupervisorState::Fault { pid } => {
+                self.state = SupervisorState::Hung { pid, silences: SILENCES };
                 self.hung(now)
             }
-            State::Hung { pid, silences } => {
-                self.state = State::Hung { pid, silences: silences.saturating_add(1) };
+            SupervisorState::Hung { pid, silences } => {
+                self.state = SupervisorState::Hung { pid, silences: silences.saturating_add(1) };
                 self.hung(now)
             }
-            State::Stopped
-            | State::Starting { .. }
-            | State::BackingOff { .. }
-            | State::GivenUp
-            | State::Draining { .. }
-            | State::Stopping { .. } => Vec::new(),
+            SupervisorState::Stopped
+            | SupervisorState::Starting { .. }
+            | SupervisorState::BackingOff { .. }
+            | SupervisorState::GivenUp
+            | SupervisorState::Draining { .. }
+            | SupervisorState::Stopping { .. } => Vec::new(),
         }
     }
 
     /// Handles a probe that fails because another process holds the control connection. That
     /// process also blocks new clients, so admission is closed. The daemon itself works.
-    fn busy(&mut self) -> Vec<Effect> {
+    fn busy(&mut self) -> Vec<SupervisorEffect> {
         match self.state {
-            State::Ready { pid, silences } if silences + 1 < SILENCES => {
-                self.state = State::Ready { pid, silences: silences + 1 };
+            SupervisorState::Ready { pid, silences } if silences + 1 < SILENCES => {
+                self.state = SupervisorState::Ready { pid, silences: silences + 1 };
             }
-            State::Found { pid } | State::Ready { pid, .. } | State::Hung { pid, .. } | State::Fault { pid } => {
-                self.state = State::Hung { pid, silences: 0 };
+            SupervisorState::Found { pid }
+            | SupervisorState::Ready { pid, .. }
+            | SupervisorState::Hung { pid, .. }
+            | SupervisorState::Fault { pid } => {
+                self.state = SupervisorState::Hung { pid, silences: 0 };
             }
-            State::Stopped
-            | State::Starting { .. }
-            | State::BackingOff { .. }
-            | State::GivenUp
-            | State::Draining { .. }
-            | State::Stopping { .. } => {}
+            SupervisorState::Stopped
+            | SupervisorState::Starting { .. }
+            | SupervisorState::BackingOff { .. }
+            | SupervisorState::GivenUp
+            | SupervisorState::Draining { .. }
+            | SupervisorState::Stopping { .. } => {}
         }
         Vec::new()
     }
 
     /// Kills a hung daemon if it has no clients, or if the policy allows killing it with clients.
     /// Waits until the caller has reported whether the daemon is desired.
-    fn hung(&mut self, now: Instant) -> Vec<Effect> {
-        let is_silent = matches!(self.state, State::Hung { silences, .. } if silences >= SILENCES);
+    fn hung(&mut self, now: Instant) -> Vec<SupervisorEffect> {
+        let is_silent = matches!(self.state, SupervisorState::Hung { silences, .. } if silences >= SILENCES);
         let is_spared = !self.is_idle() && !self.policy.restart_hung_with_clients;
         if !is_silent || is_spared || self.wanted.is_none() {
             return Vec::new();
@@ -429,31 +446,31 @@ impl Supervisor {
         self.kill_failed(now)
     }
 
-    fn kill_failed(&mut self, now: Instant) -> Vec<Effect> {
-        self.state = State::Stopping { until: now + self.policy.stop, killed: true, failed: true };
-        vec![Effect::Kill]
+    fn kill_failed(&mut self, now: Instant) -> Vec<SupervisorEffect> {
+        self.state = SupervisorState::Stopping { until: now + self.policy.stop, killed: true, failed: true };
+        vec![SupervisorEffect::Kill]
     }
 
-    fn ended(&mut self, now: Instant) -> Vec<Effect> {
+    fn ended(&mut self, now: Instant) -> Vec<SupervisorEffect> {
         self.clients = Some(0);
         match self.state {
-            State::Starting { .. }
-            | State::Found { .. }
-            | State::Ready { .. }
-            | State::Hung { .. }
-            | State::Fault { .. }
-            | State::Stopping { failed: true, .. } => self.failed(now),
-            State::Draining { .. } | State::Stopping { failed: false, .. } => {
-                self.state = State::Stopped;
-                self.pursue(now)
+            SupervisorState::Starting { .. }
+            | SupervisorState::Found { .. }
+            | SupervisorState::Ready { .. }
+            | SupervisorState::Hung { .. }
+            | SupervisorState::Fault { .. }
+            | SupervisorState::Stopping { failed: true, .. } => self.failed(now),
+            SupervisorState::Draining { .. } | SupervisorState::Stopping { failed: false, .. } => {
+                self.state = SupervisorState::Stopped;
+                self.advance(now)
             }
-            State::Stopped | State::BackingOff { .. } | State::GivenUp => Vec::new(),
+            SupervisorState::Stopped | SupervisorState::BackingOff { .. } | SupervisorState::GivenUp => Vec::new(),
         }
     }
 
-    fn failed(&mut self, now: Instant) -> Vec<Effect> {
-        if !self.wanted() {
-            self.state = State::Stopped;
+    fn failed(&mut self, now: Instant) -> Vec<SupervisorEffect> {
+        if !self.is_desired() {
+            self.state = SupervisorState::Stopped;
             return Vec::new();
         }
         while self.failed.front().is_some_and(|at| *at + self.policy.within <= now) {
@@ -462,39 +479,39 @@ impl Supervisor {
         self.failed.push_back(now);
         let count = self.failed.len();
         if count >= self.policy.failures {
-            self.state = State::GivenUp;
-            return vec![Effect::TellGivenUp];
+            self.state = SupervisorState::GivenUp;
+            return vec![SupervisorEffect::TellGivenUp];
         }
         let doubled = |times: usize| u32::try_from(times).map_or(u32::MAX, |times| 2_u32.saturating_pow(times));
         let pause = match count {
             0 | 1 => Duration::ZERO,
             more => self.policy.pause.saturating_mul(doubled(more - 2)).min(self.policy.longest_pause),
         };
-        self.state = State::BackingOff { until: now + pause };
+        self.state = SupervisorState::BackingOff { until: now + pause };
         Vec::new()
     }
 
-    fn tick(&mut self, now: Instant) -> Vec<Effect> {
+    fn tick(&mut self, now: Instant) -> Vec<SupervisorEffect> {
         match self.state {
             // The daemon did not answer in time. It is started again only after its process has
             // ended.
-            State::Starting { until } if until <= now => self.kill_failed(now),
-            State::BackingOff { until } if until <= now => self.start(now),
-            State::Draining { until: Some(until), .. } if until <= now => self.stop(now),
-            State::Stopping { until, killed: false, failed } if until <= now => {
-                self.state = State::Stopping { until, killed: true, failed };
-                vec![Effect::Kill]
+            SupervisorState::Starting { until } if until <= now => self.kill_failed(now),
+            SupervisorState::BackingOff { until } if until <= now => self.start(now),
+            SupervisorState::Draining { until: Some(until), .. } if until <= now => self.stop(now),
+            SupervisorState::Stopping { until, killed: false, failed } if until <= now => {
+                self.state = SupervisorState::Stopping { until, killed: true, failed };
+                vec![SupervisorEffect::Kill]
             }
-            State::Stopped
-            | State::Starting { .. }
-            | State::Found { .. }
-            | State::Ready { .. }
-            | State::Hung { .. }
-            | State::Fault { .. }
-            | State::BackingOff { .. }
-            | State::GivenUp
-            | State::Draining { .. }
-            | State::Stopping { .. } => Vec::new(),
+            SupervisorState::Stopped
+            | SupervisorState::Starting { .. }
+            | SupervisorState::Found { .. }
+            | SupervisorState::Ready { .. }
+            | SupervisorState::Hung { .. }
+            | SupervisorState::Fault { .. }
+            | SupervisorState::BackingOff { .. }
+            | SupervisorState::GivenUp
+            | SupervisorState::Draining { .. }
+            | SupervisorState::Stopping { .. } => Vec::new(),
         }
     }
 }

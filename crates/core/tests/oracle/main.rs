@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
 mod dice;
+mod model_states;
 mod objective;
-mod part;
 mod sequences;
 mod splits;
 mod whole;
@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gpush_core::geometry::Geometry;
 use gpush_core::plan::Target;
 
-use part::{Part, some_of, subsets};
+use model_states::{ModelStates, some_of, subsets};
 use whole::{Case, Tally, compare};
 
 /// Tests every state of a GPU model, with every subset of its instances in use, and with every
 /// feasible target.
 fn exhaust(key: &str, matchings: bool) -> Tally {
-    let part = Part::of(key);
+    let part = ModelStates::of(key);
     let geometry = Geometry::of_model(&part.model);
     let targets: Vec<(u64, Target)> = part.multisets().into_iter().map(|m| (m, wire::target(&part, m, 0))).collect();
     let next = AtomicUsize::new(0);
@@ -74,7 +74,7 @@ fn a100_plans_match_the_oracle() {
 #[test]
 fn targets_of_up_to_eight_instances_match_the_oracle() {
     for key in ["a30-24", "a100-80", "h100-80-sxm"] {
-        let part = Part::of(key);
+        let part = ModelStates::of(key);
         let geometry = Geometry::of_model(&part.model);
         let mut tally = Tally::default();
         let mut dice = dice::Dice::new(8);

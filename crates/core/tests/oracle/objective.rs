@@ -9,26 +9,26 @@ use std::cmp::{Ordering, Reverse};
 use std::fmt;
 
 use gpush_core::geometry::Geometry;
-use gpush_core::plan::plan_around;
+use gpush_core::plan::plan_protecting;
 
 use crate::dice::Dice;
-use crate::part::{Part, compute_states};
+use crate::model_states::{ModelStates, compute_states};
 use crate::splits::Sample;
 
 /// Counts of destroyed objects: in use, held, GPU instances, compute instances in kept GPU
 /// instances, memory slices.
-pub(crate) type Toll = [u32; 5];
+pub(crate) type Cost = [u32; 5];
 
 /// The values by which plans are compared: destroyed objects, remaining placements, and the start
 /// and profile id of each GPU instance.
-pub(crate) type Worth = (Toll, Reverse<u32>, Vec<(u8, u32)>);
+pub(crate) type PlanValue = (Cost, Reverse<u32>, Vec<(u8, u32)>);
 
 /// A property of plans. For `Room`, more is better. For all other properties, less is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Criterion {
     /// Destroyed instances in use. This is a hard constraint, so it comes first in every objective.
     InUse,
-    /// Destroyed instances that are held ([`gpush_core::plan::Holds`]).
+    /// Destroyed instances that are held ([`gpush_core::plan::ProtectedInstances`]).
     Held,
     /// Destroyed GPU instances.
     GpuInstances,
@@ -64,18 +64,18 @@ impl Objective {
     }
 
     /// Compares two plans. `Less` means that the first plan is better.
-    pub(crate) fn compare(&self, a: &Worth, b: &Worth) -> Ordering {
+    pub(crate) fn compare(&self, a: &PlanValue, b: &PlanValue) -> Ordering {
         let by = |criterion| match criterion {
             Criterion::Room => a.1.cmp(&b.1),
             Criterion::Rank => a.2.cmp(&b.2),
-            toll => compare_toll(toll, &a.0, &b.0),
+            toll => compare_cost(toll, &a.0, &b.0),
         };
         self.first_difference(by)
     }
 
     /// Compares only the destroyed objects.
-    pub(crate) fn compare_tolls(&self, a: &Toll, b: &Toll) -> Ordering {
-        self.first_difference(|criterion| compare_toll(criterion, a, b))
+    pub(crate) fn compare_costs(&self, a: &Cost, b: &Cost) -> Ordering {
+        self.first_difference(|criterion| compare_cost(criterion, a, b))
     }
 
     fn first_difference(&self, by: impl Fn(Criterion) -> Ordering) -> Ordering {
@@ -87,7 +87,7 @@ impl Objective {
     }
 }
 
-fn compare_toll(criterion: Criterion, a: &Toll, b: &Toll) -> Ordering {
+fn compare_cost(criterion: Criterion, a: &Cost, b: &Cost) -> Ordering {
     let at = match criterion {
         Criterion::InUse => 0,
         Criterion::Held => 1,
@@ -139,7 +139,7 @@ impl Mutation {
 
 /// Returns whether a planner with the objective of the mutant could return another plan than the
 /// right one.
-fn notices(mutant: &Objective, right: &Worth, finals: &[Worth]) -> bool {
+fn detects(mutant: &Objective, right: &PlanValue, finals: &[PlanValue]) -> bool {
     // If the other plan is equally good under the mutant, the mutant may return either.
     finals.iter().any(|other| match mutant.compare(other, right) {
         Ordering::Less => true,
@@ -149,8 +149,8 @@ fn notices(mutant: &Objective, right: &Worth, finals: &[Worth]) -> bool {
 }
 
 /// Plans samples on one GPU model. Counts, for each mutation, the samples that detect it.
-fn noticed(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
-    let part = Part::of(key);
+fn count_detections(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
+    let part = ModelStates::of(key);
     let geometry = Geometry::of_model(&part.model);
     let states: Vec<_> = part.model.gi_profiles.iter().map(compute_states).collect();
     let objective = Objective::planners();
@@ -158,22 +158,22 @@ fn noticed(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
     let mut dice = Dice::new(seed);
     let mut planned = 0;
     for _ in 0..samples {
-        let sample = Sample::roll(&part, &states, &mut dice);
+        let sample = Sample::random(&part, &states, &mut dice);
         let (instances, holds) = sample.instances(&part);
-        let ways = sample.ways(&part, &states);
+        let ways = sample.all_assignment_costs(&part, &states);
         let finals = sample.finals(&part, &ways, &objective, false);
         let Some(right) = finals.iter().min_by(|a, b| objective.compare(a, b)) else { continue };
         if right.0[0] > 0 {
             // The sample is blocked, so there is no plan to compare.
             continue;
         }
-        let plan = plan_around(&geometry, &instances, &sample.target(&part), &holds).unwrap();
-        assert_eq!(&sample.carry_out(&part, &plan), right, "{key}: {sample:?} {plan:?}");
+        let plan = plan_protecting(&geometry, &instances, &sample.target(&part), &holds).unwrap();
+        assert_eq!(&sample.execute(&part, &plan), right, "{key}: {sample:?} {plan:?}");
         planned += 1;
         for (mutation, count) in &mut counts {
             let mutant = mutation.of(&objective);
             let finals = sample.finals(&part, &ways, &mutant, false);
-            *count += usize::from(notices(&mutant, right, &finals));
+            *count += usize::from(detects(&mutant, right, &finals));
         }
     }
     println!("{key}: {samples} samples, {planned} planned");
@@ -187,7 +187,7 @@ const FEWEST: usize = 10;
 fn each_rule_of_the_objective_decides_cases() {
     let mut total: Vec<(Mutation, usize)> = Mutation::all().into_iter().map(|mutation| (mutation, 0)).collect();
     for (seed, key) in ["a30-24", "a100-80", "h100-80-sxm", "rtxpro6000-96"].into_iter().enumerate() {
-        for ((_, sum), (_, count)) in total.iter_mut().zip(noticed(key, 8_000, seed as u64)) {
+        for ((_, sum), (_, count)) in total.iter_mut().zip(count_detections(key, 8_000, seed as u64)) {
             *sum += count;
         }
     }

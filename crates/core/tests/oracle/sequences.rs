@@ -4,12 +4,12 @@
 use gpush_core::geometry::Geometry;
 
 use crate::dice::Dice;
-use crate::part::{Multiset, Part, State, members, some_of};
+use crate::model_states::{ModelStates, Multiset, State, members, some_of};
 use crate::whole::{Case, Tally, compare};
 use crate::wire;
 
 /// Returns a random target, possible or not, that resembles possible states of the GPU.
-fn any_target(part: &Part, dice: &mut Dice, possible: &[Multiset]) -> (Multiset, State) {
+fn any_target(part: &ModelStates, dice: &mut Dice, possible: &[Multiset]) -> (Multiset, State) {
     let mut multiset = *dice.pick(possible);
     let mut fixed = 0;
     match dice.below(4) {
@@ -36,7 +36,7 @@ fn any_target(part: &Part, dice: &mut Dice, possible: &[Multiset]) -> (Multiset,
 
 /// Executes random steps on one GPU model.
 pub(crate) fn walk(key: &str, steps: usize, seed: u64) -> Tally {
-    let part = Part::of(key);
+    let part = ModelStates::of(key);
     let geometry = Geometry::of_model(&part.model);
     let possible = part.multisets();
     let mut dice = Dice::new(seed);

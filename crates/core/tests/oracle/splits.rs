@@ -10,11 +10,11 @@ use std::collections::BTreeSet;
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement, Refusal};
 use gpush_core::geometry::Geometry;
-use gpush_core::plan::{Holds, Plan, Target, Wanted, WantedCompute, plan_around};
+use gpush_core::plan::{Plan, ProtectedInstances, RequestedCompute, RequestedInstance, Target, plan_protecting};
 
 use crate::dice::Dice;
-use crate::objective::{Objective, Toll, Worth};
-use crate::part::{Multiset, Part, Slot, State, compute_states, is_possible_compute, members, profiles};
+use crate::model_states::{ModelStates, Multiset, Slot, State, compute_states, is_possible_compute, members, profiles};
+use crate::objective::{Cost, Objective, PlanValue};
 use crate::whole::Tally;
 use crate::wire::{gi_of, pair_of, process};
 
@@ -24,15 +24,15 @@ type Split = Vec<(usize, Option<u8>)>;
 
 /// `tolls[placement][request]`: the least cost of assigning the placement to the requested GPU
 /// instance; `None` if the request does not fit there.
-type Tolls = Vec<Vec<Option<Toll>>>;
+type Costs = Vec<Vec<Option<Cost>>>;
 
-fn sum(a: Toll, b: Toll) -> Toll {
+fn sum(a: Cost, b: Cost) -> Cost {
     std::array::from_fn(|n| a[n] + b[n])
 }
 
 /// An existing compute instance.
 #[derive(Debug, Clone)]
-struct Standing {
+struct ExistingCompute {
     slot: Slot,
     busy: bool,
     held: bool,
@@ -40,8 +40,8 @@ struct Standing {
 
 /// An existing GPU instance.
 #[derive(Debug, Clone, Default)]
-struct StandingGpu {
-    compute: Vec<Standing>,
+struct ExistingGpuInstance {
+    compute: Vec<ExistingCompute>,
     /// Whether the driver reports a process for it, but for none of its compute instances.
     busy: bool,
     held: bool,
@@ -52,22 +52,24 @@ struct StandingGpu {
 pub(crate) struct Sample {
     state: State,
     /// The existing GPU instances, by the position of their pair.
-    standing: Vec<StandingGpu>,
+    standing: Vec<ExistingGpuInstance>,
     multiset: Multiset,
     /// Profile position, fixed start and compute instances of each requested GPU instance.
     wanted: Vec<(usize, Option<u8>, Split)>,
 }
 
 impl Sample {
-    pub(crate) fn roll(part: &Part, states: &[Vec<Vec<Slot>>], dice: &mut Dice) -> Self {
+    pub(crate) fn random(part: &ModelStates, states: &[Vec<Vec<Slot>>], dice: &mut Dice) -> Self {
         let state = part.states[dice.below(part.states.len())].state;
-        let mut standing = vec![StandingGpu::default(); part.pairs.len()];
+        let mut standing = vec![ExistingGpuInstance::default(); part.pairs.len()];
         let (quiet, unheld) = (dice.one_in(2), dice.one_in(2));
         for pair in members(state) {
             let compute = dice.pick(&states[part.pairs[pair].profile]).clone();
-            let stand = |slot| Standing { slot, busy: !quiet && dice.one_in(4), held: !unheld && dice.one_in(4) };
+            let stand =
+                |slot| ExistingCompute { slot, busy: !quiet && dice.one_in(4), held: !unheld && dice.one_in(4) };
             let compute = compute.into_iter().map(stand).collect();
-            standing[pair] = StandingGpu { compute, busy: !quiet && dice.one_in(10), held: !unheld && dice.one_in(6) };
+            standing[pair] =
+                ExistingGpuInstance { compute, busy: !quiet && dice.one_in(10), held: !unheld && dice.one_in(6) };
         }
         // Most targets have exactly or almost the same profiles as the state, so that many
         // instances can be kept.
@@ -93,8 +95,8 @@ impl Sample {
         Self { state, standing, multiset, wanted }
     }
 
-    pub(crate) fn instances(&self, part: &Part) -> (Vec<GpuInstance>, Holds) {
-        let mut holds = Holds::default();
+    pub(crate) fn instances(&self, part: &ModelStates) -> (Vec<GpuInstance>, ProtectedInstances) {
+        let mut holds = ProtectedInstances::default();
         let processes = |busy: bool, pid| if busy { vec![process(pid)] } else { Vec::new() };
         let instances = members(self.state)
             .map(|n| {
@@ -131,19 +133,19 @@ impl Sample {
         (instances, holds)
     }
 
-    pub(crate) fn target(&self, part: &Part) -> Target {
+    pub(crate) fn target(&self, part: &ModelStates) -> Target {
         let wanted = |(p, start, split): &(usize, Option<u8>, Split)| {
             let profile = &part.model.gi_profiles[*p];
             let at = |start: &u8, placements: &[(u8, u8)]| {
                 let (start, size) = *placements.iter().find(|(s, _)| s == start).unwrap();
                 Placement { start, size }
             };
-            let compute = split.iter().map(|(c, start)| WantedCompute {
+            let compute = split.iter().map(|(c, start)| RequestedCompute {
                 profile_id: profile.compute[*c].id,
                 at: start.map(|s| at(&s, &profile.compute[*c].placements)),
                 profile: profile.compute[*c].name.clone(),
             });
-            Wanted {
+            RequestedInstance {
                 profile_id: profile.id,
                 at: start.map(|s| at(&s, &profile.placements)),
                 compute: compute.collect(),
@@ -153,28 +155,34 @@ impl Sample {
         Target { instances: self.wanted.iter().map(wanted).collect() }
     }
 
-    fn in_use(&self, pair: usize, compute: &Standing) -> bool {
+    fn in_use(&self, pair: usize, compute: &ExistingCompute) -> bool {
         compute.busy || self.standing[pair].busy
     }
 
     /// Returns the cost of destroying these compute instances of a GPU instance.
-    fn toll_of<'a>(&self, pair: usize, destroyed: impl Iterator<Item = &'a Standing>) -> Toll {
+    fn cost_of<'a>(&self, pair: usize, destroyed: impl Iterator<Item = &'a ExistingCompute>) -> Cost {
         destroyed.fold([0; 5], |toll, c| sum(toll, [u32::from(self.in_use(pair, c)), u32::from(c.held), 0, 0, 0]))
     }
 
     /// Returns the cost of destroying a whole GPU instance.
-    fn toll_of_all(&self, part: &Part, pair: usize) -> Toll {
+    fn cost_of_all(&self, part: &ModelStates, pair: usize) -> Cost {
         let standing = &self.standing[pair];
         let charged_to_itself = u32::from(standing.busy && standing.compute.is_empty());
         sum(
-            self.toll_of(pair, standing.compute.iter()),
+            self.cost_of(pair, standing.compute.iter()),
             [charged_to_itself, u32::from(standing.held), 1, 0, u32::from(part.pairs[pair].size)],
         )
     }
 
     /// Returns the costs of all ways to assign the placement of `pair` to a requested GPU instance;
     /// empty if the requested compute instances do not fit.
-    fn tolls_of_giving(&self, part: &Part, states: &[Vec<Vec<Slot>>], pair: usize, split: &Split) -> BTreeSet<Toll> {
+    fn assignment_costs(
+        &self,
+        part: &ModelStates,
+        states: &[Vec<Vec<Slot>>],
+        pair: usize,
+        split: &Split,
+    ) -> BTreeSet<Cost> {
         let ends = states[part.pairs[pair].profile].iter().filter(|end| is_split(end, split));
         if self.state >> pair & 1 == 0 {
             return ends.map(|_| [0; 5]).take(1).collect();
@@ -186,17 +194,21 @@ impl Sample {
             // be added to it.
             let only_adds = destroyed().count() == 0 && end.len() > standing.len();
             let in_use = u32::from(only_adds && self.standing[pair].busy);
-            sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0])
+            sum(self.cost_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0])
         })
         .collect()
     }
 
     /// Returns, for each placement and each requested GPU instance, the costs of all ways to assign
     /// one to the other.
-    pub(crate) fn ways(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Vec<Vec<BTreeSet<Toll>>> {
+    pub(crate) fn all_assignment_costs(
+        &self,
+        part: &ModelStates,
+        states: &[Vec<Vec<Slot>>],
+    ) -> Vec<Vec<BTreeSet<Cost>>> {
         let of = |pair: usize| {
             let ways = |(profile, _, split): &(usize, Option<u8>, Split)| match *profile == part.pairs[pair].profile {
-                true => self.tolls_of_giving(part, states, pair, split),
+                true => self.assignment_costs(part, states, pair, split),
                 false => BTreeSet::new(),
             };
             self.wanted.iter().map(ways).collect()
@@ -206,29 +218,35 @@ impl Sample {
 
     /// Returns the best cost for each assignment. With `remakes`, an instance may also be destroyed
     /// and created again at its placement. Under the planner's objective, that is never better.
-    fn best_ways(&self, part: &Part, ways: &[Vec<BTreeSet<Toll>>], objective: &Objective, remakes: bool) -> Tolls {
-        let best = |pair: usize, tolls: &BTreeSet<Toll>| -> Option<Toll> {
+    fn best_assignment_costs(
+        &self,
+        part: &ModelStates,
+        ways: &[Vec<BTreeSet<Cost>>],
+        objective: &Objective,
+        remakes: bool,
+    ) -> Costs {
+        let best = |pair: usize, tolls: &BTreeSet<Cost>| -> Option<Cost> {
             let stands = self.state >> pair & 1 == 1;
-            let again = (remakes && stands && !tolls.is_empty()).then(|| self.toll_of_all(part, pair));
-            tolls.iter().copied().chain(again).min_by(|a, b| objective.compare_tolls(a, b))
+            let again = (remakes && stands && !tolls.is_empty()).then(|| self.cost_of_all(part, pair));
+            tolls.iter().copied().chain(again).min_by(|a, b| objective.compare_costs(a, b))
         };
-        let of = |(pair, wanted): (usize, &Vec<BTreeSet<Toll>>)| wanted.iter().map(|tolls| best(pair, tolls)).collect();
+        let of = |(pair, wanted): (usize, &Vec<BTreeSet<Cost>>)| wanted.iter().map(|tolls| best(pair, tolls)).collect();
         ways.iter().enumerate().map(of).collect()
     }
 
     /// Returns the least cost of assigning the placements of `pairs` to the requests that are not
     /// `served` yet.
-    fn hand_out(
+    fn assign(
         &self,
-        part: &Part,
+        part: &ModelStates,
         objective: &Objective,
-        tolls: &Tolls,
+        tolls: &Costs,
         pairs: &[usize],
         served: u32,
-    ) -> Option<Toll> {
+    ) -> Option<Cost> {
         let Some((pair, rest)) = pairs.split_first() else { return Some([0; 5]) };
         let place = part.pairs[*pair];
-        let mut best: Option<Toll> = None;
+        let mut best: Option<Cost> = None;
         for (n, (profile, start, split)) in self.wanted.iter().enumerate() {
             let twin_waits =
                 (0..n).any(|m| served >> m & 1 == 0 && self.wanted[m] == (*profile, *start, split.clone()));
@@ -237,8 +255,8 @@ impl Sample {
                 continue;
             }
             let Some(toll) = tolls[*pair][n] else { continue };
-            let Some(others) = self.hand_out(part, objective, tolls, rest, served | 1 << n) else { continue };
-            best = best.into_iter().chain([sum(toll, others)]).min_by(|a, b| objective.compare_tolls(a, b));
+            let Some(others) = self.assign(part, objective, tolls, rest, served | 1 << n) else { continue };
+            best = best.into_iter().chain([sum(toll, others)]).min_by(|a, b| objective.compare_costs(a, b));
         }
         best
     }
@@ -246,18 +264,18 @@ impl Sample {
     /// Returns, for each final state, the value of the best way to reach it.
     pub(crate) fn finals(
         &self,
-        part: &Part,
-        ways: &[Vec<BTreeSet<Toll>>],
+        part: &ModelStates,
+        ways: &[Vec<BTreeSet<Cost>>],
         objective: &Objective,
         remakes: bool,
-    ) -> Vec<Worth> {
-        let tolls = self.best_ways(part, ways, objective, remakes);
+    ) -> Vec<PlanValue> {
+        let tolls = self.best_assignment_costs(part, ways, objective, remakes);
         let worth = |n: &usize| {
             let end = &part.states[*n];
             let pairs: Vec<usize> = members(end.state).collect();
-            let mut toll = self.hand_out(part, objective, &tolls, &pairs, 0)?;
+            let mut toll = self.assign(part, objective, &tolls, &pairs, 0)?;
             for gone in members(self.state & !end.state) {
-                toll = sum(toll, self.toll_of_all(part, gone));
+                toll = sum(toll, self.cost_of_all(part, gone));
             }
             Some((toll, Reverse(end.room), end.ranks.clone()))
         };
@@ -265,14 +283,14 @@ impl Sample {
     }
 
     /// Returns the best value under the planner's objective; `None` if no final state is possible.
-    fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<Worth> {
+    fn best(&self, part: &ModelStates, states: &[Vec<Vec<Slot>>]) -> Option<PlanValue> {
         let objective = Objective::planners();
-        let finals = self.finals(part, &self.ways(part, states), &objective, true);
+        let finals = self.finals(part, &self.all_assignment_costs(part, states), &objective, true);
         finals.into_iter().min_by(|a, b| objective.compare(a, b))
     }
 
     /// Executes the plan step by step, checks the result, and returns its value.
-    pub(crate) fn carry_out(&self, part: &Part, plan: &Plan) -> Worth {
+    pub(crate) fn execute(&self, part: &ModelStates, plan: &Plan) -> PlanValue {
         let mut state = self.state;
         let mut slots: Vec<BTreeSet<Slot>> =
             self.standing.iter().map(|s| s.compute.iter().map(|c| c.slot).collect()).collect();
@@ -284,7 +302,7 @@ impl Sample {
                     let pair = pair_of(*gi);
                     let standing = &self.standing[pair].compute[*ci as usize];
                     assert!(slots[pair].remove(&standing.slot) && lost[pair].insert(*ci as usize), "{self:?}");
-                    toll = sum(toll, self.toll_of(pair, [standing].into_iter()));
+                    toll = sum(toll, self.cost_of(pair, [standing].into_iter()));
                 }
                 InstanceStep::DestroyGpuInstance { gi, .. } => {
                     let pair = pair_of(*gi);
@@ -335,7 +353,7 @@ impl Sample {
 
 /// Returns a feasible target whose profiles differ from those of the state in one or two. For such a
 /// target, an instance must be destroyed or created elsewhere, and several choices are possible.
-fn neighbour(part: &Part, own: Multiset, dice: &mut Dice) -> Multiset {
+fn neighbour(part: &ModelStates, own: Multiset, dice: &mut Dice) -> Multiset {
     for _ in 0..40 {
         let mut multiset = own;
         if own != 0 && dice.one_in(2) {
@@ -369,20 +387,20 @@ fn is_split(end: &[Slot], split: &Split) -> bool {
 
 /// Compares samples on one GPU model.
 pub(crate) fn sample(key: &str, samples: usize, seed: u64) -> Tally {
-    let part = Part::of(key);
+    let part = ModelStates::of(key);
     let geometry = Geometry::of_model(&part.model);
     let states: Vec<Vec<Vec<Slot>>> = part.model.gi_profiles.iter().map(compute_states).collect();
     let mut dice = Dice::new(seed);
     let mut tally = Tally::default();
     for _ in 0..samples {
-        let sample = Sample::roll(&part, &states, &mut dice);
+        let sample = Sample::random(&part, &states, &mut dice);
         let (instances, holds) = sample.instances(&part);
         let target = sample.target(&part);
         let best = sample.best(&part, &states);
-        match (best, plan_around(&geometry, &instances, &target, &holds)) {
+        match (best, plan_protecting(&geometry, &instances, &target, &holds)) {
             (Some(best), Ok(plan)) => {
                 tally.planned += 1;
-                assert_eq!(sample.carry_out(&part, &plan), best, "{key}: {sample:?} {plan:?}");
+                assert_eq!(sample.execute(&part, &plan), best, "{key}: {sample:?} {plan:?}");
                 assert_eq!(best.0[0], 0, "{key}: {sample:?}");
             }
             (Some((toll, ..)), Err(Refusal::Blocked { blockers })) => {

@@ -6,7 +6,7 @@ use gpush_api::{GpuInstance, InstanceStep, Refusal};
 use gpush_core::geometry::Geometry;
 use gpush_core::plan::{Target, plan};
 
-use crate::part::{Multiset, Part, State, members, subsets};
+use crate::model_states::{ModelStates, Multiset, State, members, subsets};
 use crate::wire::{gi_of, pair_of};
 
 /// One case: the existing instances, the instances in use, the request, and the fixed placements.
@@ -48,7 +48,7 @@ enum Verdict {
 
 /// Tries every final state. With `matchings`, also tries every choice of instances to keep,
 /// although it is never better to keep fewer.
-fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
+fn verdict(part: &ModelStates, case: Case, matchings: bool) -> Verdict {
     let finals = part.by_multiset.get(&case.multiset).map_or(&[][..], Vec::as_slice);
     let finals = || finals.iter().map(|n| &part.states[*n]).filter(|f| f.state & case.fixed == case.fixed);
     let mut best: Option<(_, State)> = None;
@@ -78,7 +78,7 @@ fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
 /// Compares the oracle and the planner: both must agree on feasibility and on the optimum, and the
 /// steps must be executable.
 pub(crate) fn compare(
-    part: &Part,
+    part: &ModelStates,
     geometry: &Geometry,
     instances: &[GpuInstance],
     target: &Target,
@@ -89,7 +89,7 @@ pub(crate) fn compare(
     match (verdict(part, case, matchings), plan(geometry, instances, target)) {
         (Verdict::Final(end), Ok(plan)) => {
             tally.planned += 1;
-            let carried_out = carry_out(part, case, &plan.steps);
+            let carried_out = execute(part, case, &plan.steps);
             assert_eq!(carried_out, end, "{}: another final state: {case:x?}", part.model.key);
             assert!(members(case.state & end).all(|n| plan.keeps.contains(&gi_of(n))), "{case:x?}");
             assert_eq!(plan.keeps.len() as u32, (case.state & end).count_ones(), "{case:x?}");
@@ -116,7 +116,7 @@ pub(crate) fn compare(
 
 /// Executes the steps. Every intermediate state must be possible. No step may destroy an instance
 /// that is in use or that is part of the result.
-fn carry_out(part: &Part, case: Case, steps: &[InstanceStep]) -> State {
+fn execute(part: &ModelStates, case: Case, steps: &[InstanceStep]) -> State {
     let mut state = case.state;
     // GPU instances that have a compute instance.
     let mut whole = case.state;

@@ -1,9 +1,9 @@
 //! Conversions between the oracle's sets and the planner's types.
 
 use gpush_api::{ComputeInstance, GpuInstance, Placement, Process, ProcessKind};
-use gpush_core::plan::{Target, Wanted, WantedCompute};
+use gpush_core::plan::{RequestedCompute, RequestedInstance, Target};
 
-use crate::part::{Multiset, Part, State, members, profiles};
+use crate::model_states::{ModelStates, Multiset, State, members, profiles};
 
 /// Returns the id of the GPU instance at a pair. The id differs from the placement, so that tests
 /// detect a confusion of the two.
@@ -29,7 +29,7 @@ pub(crate) fn process(pid: u32) -> Process {
 
 /// Returns the instances of a state. Each has one compute instance that occupies the whole GPU
 /// instance. The instances in `busy` have a process.
-pub(crate) fn instances(part: &Part, state: State, busy: State) -> Vec<GpuInstance> {
+pub(crate) fn instances(part: &ModelStates, state: State, busy: State) -> Vec<GpuInstance> {
     members(state)
         .map(|n| {
             let pair = part.pairs[n];
@@ -57,17 +57,17 @@ pub(crate) fn instances(part: &Part, state: State, busy: State) -> Vec<GpuInstan
 
 /// Returns the target of a multiset. The pairs in `fixed` have fixed placements; the other
 /// instances may be placed anywhere.
-pub(crate) fn target(part: &Part, multiset: Multiset, fixed: State) -> Target {
+pub(crate) fn target(part: &ModelStates, multiset: Multiset, fixed: State) -> Target {
     let mut fixed: Vec<usize> = members(fixed).collect();
     let instances = profiles(multiset)
         .map(|p| {
             let profile = &part.model.gi_profiles[p];
             let whole = profile.compute.iter().find(|c| c.name == profile.name).unwrap();
             let at = fixed.iter().position(|n| part.pairs[*n].profile == p).map(|n| part.pairs[fixed.swap_remove(n)]);
-            Wanted {
+            RequestedInstance {
                 profile_id: profile.id,
                 at: at.map(|pair| Placement { start: pair.start, size: pair.size }),
-                compute: vec![WantedCompute { profile_id: whole.id, at: None, profile: whole.name.clone() }],
+                compute: vec![RequestedCompute { profile_id: whole.id, at: None, profile: whole.name.clone() }],
                 profile: profile.name.clone(),
             }
         })

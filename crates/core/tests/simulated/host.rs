@@ -80,18 +80,18 @@ impl Host {
 
     /// Executes steps. The driver must accept each step, and no step may replace an instance in
     /// use.
-    pub(crate) fn carry_out(&mut self, steps: &[InstanceStep]) {
+    pub(crate) fn execute(&mut self, steps: &[InstanceStep]) {
         let used = self.in_use();
         for step in steps {
             let before = self.read();
-            if let Err(refused) = self.carry_out_one(step) {
+            if let Err(refused) = self.execute_step(step) {
                 panic!("{step:?} refused with {refused:?} on {before:?}");
             }
         }
         assert_eq!(self.in_use(), used);
     }
 
-    fn carry_out_one(&mut self, step: &InstanceStep) -> Result<(), silicon::Return> {
+    fn execute_step(&mut self, step: &InstanceStep) -> Result<(), silicon::Return> {
         let machine = &mut self.machine;
         match step {
             InstanceStep::DestroyCompute { gi, ci, .. } => {

@@ -116,15 +116,15 @@ fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
         };
         if dice.one_in(4) {
             let cut = dice.below(plan.steps.len() + 1);
-            host.carry_out(&plan.steps[..cut]);
+            host.execute(&plan.steps[..cut]);
             let exact = Target::of_instances(&geometry, &before);
             let back = gpush_core::plan::plan(&geometry, &host.read(), &exact).unwrap();
             assert!(back.steps.len() <= 2 * cut.max(plan.steps.len()));
-            host.carry_out(&back.steps);
+            host.execute(&back.steps);
             assert_eq!(host::shape(&host.read()), host::shape(&before));
             tally.taken_back += 1;
         } else {
-            host.carry_out(&plan.steps);
+            host.execute(&plan.steps);
             let now = host.read();
             assert_is(&target, &plan, &now);
             let again = gpush_core::plan::plan(&geometry, &now, &target).unwrap();

@@ -70,7 +70,7 @@ pub enum CgroupKind {
 
 /// The cgroup to which a request would bind a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum BindRequest {
     /// A new scope for the calling process, which becomes the program that uses the lease.
     NewScope,
     /// The cgroup that the calling process is already in. No process is moved.
@@ -79,7 +79,7 @@ pub enum Wish {
 
 /// What a lease is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Choice {
+pub enum BindTarget {
     /// A new scope, into which the calling process is moved.
     NewScope,
     /// This cgroup. No process is moved.
@@ -143,26 +143,32 @@ impl CgroupKind {
     /// `uid` is the process's user. `is_on_this_host` is true if the process is in gpushd's own
     /// namespaces. `is_all_of` returns whether all processes of a cgroup belong to this user.
     #[must_use]
-    pub fn choose(self, wish: Wish, uid: u32, is_on_this_host: bool, is_all_of: impl Fn(&str) -> bool) -> Choice {
+    pub fn choose(
+        self,
+        wish: BindRequest,
+        uid: u32,
+        is_on_this_host: bool,
+        is_all_of: impl Fn(&str) -> bool,
+    ) -> BindTarget {
         let scope = |otherwise: &'static str| match wish {
             // The process may be in a container that was not recognized. Moving the process out of
             // it would remove the container's limits.
-            Wish::NewScope if !is_on_this_host => Choice::None("the calling process is in other namespaces"),
-            Wish::NewScope => Choice::NewScope,
-            Wish::Present => Choice::None(otherwise),
+            BindRequest::NewScope if !is_on_this_host => BindTarget::None("the calling process is in other namespaces"),
+            BindRequest::NewScope => BindTarget::NewScope,
+            BindRequest::Present => BindTarget::None(otherwise),
         };
         match self {
             // The process keeps the limits and devices of its job or container.
-            Self::SlurmJob { cgroup, .. } | Self::Container { cgroup } => Choice::Cgroup(cgroup),
+            Self::SlurmJob { cgroup, .. } | Self::Container { cgroup } => BindTarget::Cgroup(cgroup),
             Self::Session { cgroup, uid: of } => match wish {
-                Wish::Present if of == uid => Choice::Cgroup(cgroup),
-                Wish::Present | Wish::NewScope => scope("the login session is another user's"),
+                BindRequest::Present if of == uid => BindTarget::Cgroup(cgroup),
+                BindRequest::Present | BindRequest::NewScope => scope("the login session is another user's"),
             },
-            Self::Unit { cgroup } if is_all_of(&cgroup) => Choice::Cgroup(cgroup),
+            Self::Unit { cgroup } if is_all_of(&cgroup) => BindTarget::Cgroup(cgroup),
             Self::Unit { .. } => scope("other users have processes in the unit of the calling process"),
             Self::UserManager { .. } => scope("the user's own service manager started the calling process"),
-            Self::Lease { .. } => Choice::None("the calling process is in the scope of another lease"),
-            Self::Other => Choice::None("the calling process is in no unit of systemd"),
+            Self::Lease { .. } => BindTarget::None("the calling process is in the scope of another lease"),
+            Self::Other => BindTarget::None("the calling process is in no unit of systemd"),
         }
     }
 }

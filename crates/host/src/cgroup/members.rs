@@ -53,7 +53,7 @@ pub fn processes(cgroup: &str) -> Option<Vec<u32>> {
 /// Waits until no process is left in a cgroup and below it, or the cgroup no longer exists.
 ///
 /// It waits for one process at a time to end, so it uses no CPU time while the processes run.
-pub async fn emptied(cgroup: &str) {
+pub async fn wait_until_empty(cgroup: &str) {
     let mut pause = PAUSE.0;
     loop {
         let Some(pids) = processes(cgroup) else { return };
@@ -66,7 +66,7 @@ pub async fn emptied(cgroup: &str) {
             if let Ok(Some(process)) = AsyncPidFd::open(pid)
                 && !process.has_ended()
             {
-                process.ended().await;
+                process.wait_until_ended().await;
                 waited = true;
                 break;
             }
@@ -175,7 +175,7 @@ mod tests {
         both.sort_unstable();
         assert_eq!(processes(&name), Some(both));
         assert_eq!(children(&name), [format!("{name}/below")]);
-        let waiting = tokio::spawn(async move { emptied(&name).await });
+        let waiting = tokio::spawn(async move { wait_until_empty(&name).await });
         first.kill().unwrap();
         first.wait().unwrap();
         tokio::task::yield_now().await;

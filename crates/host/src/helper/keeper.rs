@@ -25,7 +25,7 @@ const KEPT: usize = 32 * 1024;
 /// How long the keeper reads output after the program has ended. Without this limit, a child that
 /// inherited the pipe could block the keeper.
 /// the keeper.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const OUTPUT_DRAIN: Duration = Duration::from_millis(200);
 
 /// The program's `PATH`.
 const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -53,7 +53,7 @@ fn keep(run: &RunDir) -> io::Result<()> {
     let _ = sd_notify::notify(true, &[sd_notify::NotifyState::Ready]);
     let mut out = io::stdout();
     let _ = out.write_all(b"begun\n").and_then(|()| out.flush());
-    run.conclude(&execute(&spec, &lock)?)
+    run.record_outcome(&execute(&spec, &lock)?)
 }
 
 fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
@@ -78,7 +78,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
     };
     // Closes the keeper's write end of the pipe.
     drop(command);
-    let kept = listen(reader);
+    let kept = read_output(reader);
     let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
     let (tx, ended) = mpsc::channel();
     thread::spawn(move || tx.send(child.wait()));
@@ -112,12 +112,12 @@ fn end_of(status: ExitStatus) -> End {
 }
 
 /// Output of a program up to a limit. The rest is read and discarded, so that the program does not block.
-struct Kept {
+struct CapturedOutput {
     bytes: Arc<Mutex<Vec<u8>>>,
     closed: mpsc::Receiver<()>,
 }
 
-fn listen(mut from: PipeReader) -> Kept {
+fn read_output(mut from: PipeReader) -> CapturedOutput {
     let (bytes, (tx, closed)) = (Arc::new(Mutex::new(Vec::new())), mpsc::channel());
     let kept = Arc::clone(&bytes);
     thread::spawn(move || {
@@ -129,12 +129,12 @@ fn listen(mut from: PipeReader) -> Kept {
         }
         let _ = tx.send(());
     });
-    Kept { bytes, closed }
+    CapturedOutput { bytes, closed }
 }
 
-impl Kept {
+impl CapturedOutput {
     fn output(self) -> String {
-        let _ = self.closed.recv_timeout(LAST_WORDS);
+        let _ = self.closed.recv_timeout(OUTPUT_DRAIN);
         String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }
 }

@@ -118,7 +118,7 @@ impl Helpers {
         }
         if let Err(why) = self.launcher.launch(&run).await {
             // The keeper may still start, unless gpushd takes the lock before the keeper does.
-            match run.void() {
+            match run.cancel() {
                 Ok(true) => return Err(not_run(&job, &why)),
                 Ok(false) => {}
                 Err(error) => return Err(not_run(&job, &format!("{why}; {error}"))),
@@ -127,10 +127,12 @@ impl Helpers {
         let ended = follow(&run, job.deadline + GRACE + HANGS).await;
         match &ended.end {
             End::Void => return Err(not_run(&job, "its keeper process did not start")),
-            end if job.routine => tracing::debug!(operation = job.operation, "{} {end}{}", job.step, ended.said()),
+            end if job.routine => {
+                tracing::debug!(operation = job.operation, "{} {end}{}", job.step, ended.output_suffix())
+            }
             End::Exited(0) => tracing::info!(operation = job.operation, "{} succeeded", job.step),
             End::Exited(_) | End::Signalled(_) | End::TimedOut | End::NotStarted(_) | End::Lost | End::Hangs => {
-                tracing::warn!(operation = job.operation, "{} {}{}", job.step, ended.end, ended.said());
+                tracing::warn!(operation = job.operation, "{} {}{}", job.step, ended.end, ended.output_suffix());
             }
         }
         Ok(ended)
@@ -166,7 +168,11 @@ impl Helpers {
             });
             let ended = follow(&run, patience).await;
             let (step, end) = (run.step(), &ended.end);
-            tracing::info!(operation = operation, "{step}, started by the previous gpushd, {end}{}", ended.said());
+            tracing::info!(
+                operation = operation,
+                "{step}, started by the previous gpushd, {end}{}",
+                ended.output_suffix()
+            );
             if !matches!(end, End::Exited(0) | End::Void) {
                 failed.push(format!("{step} {end}"));
             }
@@ -204,7 +210,7 @@ async fn follow(run: &RunDir, patience: Duration) -> Ended {
     let until = tokio::time::Instant::now() + patience;
     let mut pause = POLL.0;
     loop {
-        if let Some(ended) = run.concluded() {
+        if let Some(ended) = run.final_outcome() {
             return ended;
         }
         if tokio::time::Instant::now() >= until {

@@ -75,7 +75,7 @@ pub struct Ended {
 
 impl Ended {
     /// Returns the output as the end of a sentence, `: …`; empty if there is none.
-    pub fn said(&self) -> String {
+    pub fn output_suffix(&self) -> String {
         let lines: Vec<&str> = self.output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let said: String = text::plain(&lines.join(" | ")).chars().take(SHOWN).collect();
         if said.is_empty() { said } else { format!(": {said}") }
@@ -159,7 +159,7 @@ impl RunDir {
         self.write("begun", b"")
     }
 
-    pub(super) fn conclude(&self, ended: &Ended) -> io::Result<()> {
+    pub(super) fn record_outcome(&self, ended: &Ended) -> io::Result<()> {
         self.write("outcome.json", &serde_json::to_vec(ended)?)
     }
 
@@ -180,18 +180,18 @@ impl RunDir {
     }
 
     /// Prevents the run from beginning. Returns `false` if it has begun or ended.
-    pub(super) fn void(&self) -> io::Result<bool> {
+    pub(super) fn cancel(&self) -> io::Result<bool> {
         let Some(_lock) = self.lock()? else { return Ok(false) };
         if self.outcome().is_some() || self.dir.join("begun").exists() {
             return Ok(false);
         }
-        self.conclude(&Ended { end: End::Void, output: String::new() })?;
+        self.record_outcome(&Ended { end: End::Void, output: String::new() })?;
         Ok(true)
     }
 
     /// Returns the end of the run, if it has ended: the recorded outcome, or else what the released
     /// lock implies.
-    pub(super) fn concluded(&self) -> Option<Ended> {
+    pub(super) fn final_outcome(&self) -> Option<Ended> {
         if let Some(ended) = self.outcome() {
             return Some(ended);
         }
@@ -202,7 +202,7 @@ impl RunDir {
         }
         let end = if self.dir.join("begun").exists() { End::Lost } else { End::Void };
         let ended = Ended { end, output: String::new() };
-        if let Err(error) = self.conclude(&ended) {
+        if let Err(error) = self.record_outcome(&ended) {
             tracing::warn!("{}: cannot record its end: {error}", self.name);
         }
         Some(ended)
@@ -241,7 +241,7 @@ mod tests {
             grace_ms: 1,
         };
         let create = || RunDir::create(scratch.path(), "op-1.reset", &spec).unwrap();
-        let end = |run: &RunDir| run.concluded().map(|ended| ended.end);
+        let end = |run: &RunDir| run.final_outcome().map(|ended| ended.end);
         // gpushd created the run, but it never began. Now its keeper can no longer begin it.
         let run = create();
         assert_eq!((run.name(), run.operation(), run.step()), ("op-1.reset.1", "op-1", "reset"));
@@ -254,21 +254,21 @@ mod tests {
         run.begin().unwrap();
         assert!(run.runs() && run.lock().unwrap().is_none());
         drop(lock);
-        assert_eq!((end(&run), run.void().unwrap()), (None, false));
+        assert_eq!((end(&run), run.cancel().unwrap()), (None, false));
         // Keeper and program have ended, and no outcome is recorded.
         drop(program);
         assert_eq!(end(&run), Some(End::Lost));
-        assert!(!run.void().unwrap() && !run.runs());
+        assert!(!run.cancel().unwrap() && !run.runs());
         // With a recorded outcome, the lock no longer matters.
         let run = create();
         let _lock = run.lock().unwrap().unwrap();
-        run.conclude(&Ended { end: End::Exited(3), output: " a\n\n\u{1b}b ".to_owned() }).unwrap();
+        run.record_outcome(&Ended { end: End::Exited(3), output: " a\n\n\u{1b}b ".to_owned() }).unwrap();
         assert_eq!(end(&run), Some(End::Exited(3)));
-        assert_eq!(run.outcome().unwrap().said(), ": a | ?b");
+        assert_eq!(run.outcome().unwrap().output_suffix(), ": a | ?b");
         assert!(!run.runs());
         // Voided before it began.
         let run = create();
-        assert!(run.void().unwrap());
+        assert!(run.cancel().unwrap());
         assert_eq!(RunDir::all(scratch.path(), "op-1").len(), 4);
         assert!(RunDir::all(scratch.path(), "op-12").is_empty());
     }

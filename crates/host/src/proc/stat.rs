@@ -24,13 +24,13 @@ fn is_living(stat: &Stat) -> bool {
     !has_ended || stat.num_threads > 1
 }
 
-fn living(pid: impl AnyPid) -> Option<Stat> {
+fn stat_if_alive(pid: impl AnyPid) -> Option<Stat> {
     stat(pid).filter(is_living)
 }
 
 /// Returns whether a process is alive.
 pub fn is_alive(pid: impl AnyPid) -> bool {
-    living(pid).is_some()
+    stat_if_alive(pid).is_some()
 }
 
 /// Set in the flags of a process that is exiting (`PF_EXITING`).
@@ -51,7 +51,7 @@ pub fn is_ending(pid: impl AnyPid) -> bool {
 /// Returns whether a process with this pid is alive and began at least `ago` ago. A younger process
 /// is a different process that got the same pid.
 pub fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
-    let Some(stat) = living(pid) else { return false };
+    let Some(stat) = stat_if_alive(pid) else { return false };
     let ticks = now().saturating_sub(stat.starttime);
     Duration::from_secs(ticks) / ticks_per_second() + ROUNDING >= ago
 }
@@ -64,7 +64,7 @@ pub fn now() -> u64 {
 
 /// Returns the start of a process in clock ticks since boot; `None` if there is no such process.
 pub fn start(pid: impl AnyPid) -> Option<u64> {
-    living(pid).map(|stat| stat.starttime)
+    stat_if_alive(pid).map(|stat| stat.starttime)
 }
 
 /// Identifies the program that a process executes: its start time, and the addresses of its environment. They do not
@@ -77,7 +77,7 @@ pub struct Image {
 
 /// Returns the image of a process; `None` if there is no such process, or gpushd may not see its addresses.
 pub fn image(pid: impl AnyPid) -> Option<Image> {
-    let stat = living(pid)?;
+    let stat = stat_if_alive(pid)?;
     let environment = (stat.env_start?, stat.env_end?);
     // Without permission, the kernel reports 0 for both addresses.
     (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
@@ -95,7 +95,7 @@ pub fn parent(pid: impl AnyPid) -> Option<u32> {
 
 /// Returns the resources that the ended children of a process used: page faults plus clock ticks.
 /// Each child that runs and ends increases this number.
-pub fn charged(pid: impl AnyPid) -> Option<u64> {
+pub fn child_resource_use(pid: impl AnyPid) -> Option<u64> {
     let stat = stat(pid)?;
     let time = u64::try_from(stat.cutime).ok()? + u64::try_from(stat.cstime).ok()?;
     Some(stat.cminflt + stat.cmajflt + time)
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn pid_without_process_gives_nothing() {
         for pid in [i32::MAX, 0, -1, i32::MIN] {
-            assert_eq!((start(pid), parent(pid), charged(pid)), (None, None, None), "{pid}");
+            assert_eq!((start(pid), parent(pid), child_resource_use(pid)), (None, None, None), "{pid}");
             assert!(!is_alive(pid) && !is_suspended(pid), "{pid}");
         }
         assert_eq!(start(u32::MAX), None);
@@ -194,8 +194,8 @@ mod tests {
 
     #[test]
     fn process_is_charged_for_children_that_ended() {
-        let before = charged(std::process::id()).unwrap();
+        let before = child_resource_use(std::process::id()).unwrap();
         assert!(Command::new("true").status().unwrap().success());
-        assert!(charged(std::process::id()).unwrap() > before);
+        assert!(child_resource_use(std::process::id()).unwrap() > before);
     }
 }

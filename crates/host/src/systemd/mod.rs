@@ -41,14 +41,14 @@ pub use self::state::State;
 use crate::error_chain;
 
 /// How long one call may take.
-const ANSWER: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a caller waits for a job. A job that takes longer continues.
-const JOB: Duration = Duration::from_secs(10);
+const JOB_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time between two reads of a unit that sends no signal. systemd unloads a unit that is no longer
 /// needed, and sends no signal for that.
-const REREAD: Duration = Duration::from_millis(250);
+const REREAD_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Returns whether systemd is the service manager of this host, by the rule of `sd_booted(3)`.
 pub fn is_the_service_manager() -> bool {
@@ -147,7 +147,7 @@ impl Manager {
     pub async fn start(&self, unit: &str) -> Result<u32, Error> {
         let what = format!("start {unit}");
         let manager = self.manager().await?;
-        run_job(&manager, &what, unit, JOB, || manager.start_unit(unit, "replace")).await?;
+        run_job(&manager, &what, unit, JOB_TIMEOUT, || manager.start_unit(unit, "replace")).await?;
         let state = self.state(unit).await?;
         state.main_pid.ok_or(Error::Job { what, result: state.result })
     }
@@ -206,7 +206,7 @@ impl Manager {
             ("PIDs", Value::from(vec![scope.process])),
         ];
         let run = job_ends(&what, ends, manager.start_transient_unit(&scope.name, "fail", &properties, &[]));
-        timeout(JOB, run).await.unwrap_or(Err(Error::Deadline { what, after: JOB }))
+        timeout(JOB_TIMEOUT, run).await.unwrap_or(Err(Error::Deadline { what, after: JOB_TIMEOUT }))
     }
 
     /// Checks that systemd can be reached, and connects if needed.
@@ -286,7 +286,7 @@ impl Manager {
             if is(&state) || Instant::now() >= until {
                 return Ok(state);
             }
-            let next = until.min(Instant::now() + REREAD);
+            let next = until.min(Instant::now() + REREAD_INTERVAL);
             if let Ok(None) = timeout_at(next, changes.next()).await {
                 return Err(closed());
             }
@@ -295,13 +295,13 @@ impl Manager {
 
     /// Returns a proxy on a connection that was alive a moment ago.
     async fn manager(&self) -> Result<SystemManagerProxy<'static>, Error> {
-        let connection = self.alive().await?;
+        let connection = self.live_connection().await?;
         let builder = SystemManagerProxy::builder(&connection).cache_properties(CacheProperties::No);
         builder.build().await.map_err(Error::Bus)
     }
 
     /// Returns the connection, or a new one when it is not alive.
-    async fn alive(&self) -> Result<Connection, Error> {
+    async fn live_connection(&self) -> Result<Connection, Error> {
         let mut link = self.connection.lock().await;
         if let Some(link) = link.as_ref()
             && is_alive(&link.connection).await
@@ -336,9 +336,9 @@ impl Manager {
 
 impl Link {
     async fn new() -> Result<Self, Error> {
-        let connected = timeout(ANSWER, Connection::system()).await;
+        let connected = timeout(CALL_TIMEOUT, Connection::system()).await;
         let what = "answer a connection".to_owned();
-        let connection = connected.map_err(|_| Error::Deadline { what, after: ANSWER })?.map_err(Error::Bus)?;
+        let connection = connected.map_err(|_| Error::Deadline { what, after: CALL_TIMEOUT })?.map_err(Error::Bus)?;
         Ok(Self { connection, is_subscribed: false })
     }
 }
@@ -347,18 +347,18 @@ impl Link {
 /// policy refuses and logs pings.
 async fn is_alive(connection: &Connection) -> bool {
     let asked = async { DBusProxy::new(connection).await?.get_id().await };
-    matches!(timeout(ANSWER, asked).await, Ok(Ok(_)))
+    matches!(timeout(CALL_TIMEOUT, asked).await, Ok(Ok(_)))
 }
 
 /// Makes one call within its deadline.
 async fn call<T>(what: &str, answer: impl Future<Output = zbus::Result<T>>) -> Result<T, Error> {
-    match timeout(ANSWER, answer).await {
+    match timeout(CALL_TIMEOUT, answer).await {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(zbus::Error::MethodError(name, message, _))) => {
             Err(Error::Refused { what: what.to_owned(), name: name.to_string(), message: message.unwrap_or_default() })
         }
         Ok(Err(error)) => Err(Error::Bus(error)),
-        Err(_) => Err(Error::Deadline { what: what.to_owned(), after: ANSWER }),
+        Err(_) => Err(Error::Deadline { what: what.to_owned(), after: CALL_TIMEOUT }),
     }
 }
 
@@ -411,7 +411,7 @@ async fn ends_of_jobs(manager: &SystemManagerProxy<'_>, unit: &str) -> Result<Me
         let rule = rule.path(proxy.path())?.interface(proxy.interface())?.member("JobRemoved")?.arg(2, unit)?.build();
         MessageStream::for_match_rule(rule, proxy.connection(), None).await
     };
-    timeout(ANSWER, rule).await.map_err(|_| closed())?.map_err(Error::Bus)
+    timeout(CALL_TIMEOUT, rule).await.map_err(|_| closed())?.map_err(Error::Bus)
 }
 
 /// Makes systemd send signals to this connection. It is not an error if the connection is already

@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, Code, MpsUsers};
-use gpush_core::supervisor::Event;
+use gpush_core::supervisor::SupervisorEvent;
 use tokio::time::Instant;
 
 use super::task::{DEADLINE, SupervisorTask};
@@ -25,7 +25,7 @@ impl SupervisorTask {
         let served = self.spec.as_ref().and_then(|spec| spec.user);
         if let Some(uid) = newcomer.filter(|_| !self.is_multi_user()) {
             match served {
-                Some(other) if other != uid => self.hand_over(uid).await?,
+                Some(other) if other != uid => self.switch_user(uid).await?,
                 Some(_) => {}
                 None => self.record_user(uid)?,
             }
@@ -48,10 +48,10 @@ impl SupervisorTask {
         if drains_for_them && !leased {
             // The program of a lease may have connected since the last probe, so the clients are
             // unknown until the next probe.
-            self.step(Event::Clients(None)).await;
+            self.step(SupervisorEvent::Clients(None)).await;
         }
         // Revokes the access of users whose leases have ended.
-        self.step(Event::Leased(leased)).await;
+        self.step(SupervisorEvent::Leased(leased)).await;
         if drains_for_them && !leased {
             self.abort_probe();
             self.probe_now(None);
@@ -59,7 +59,7 @@ impl SupervisorTask {
     }
 
     /// Ends the daemon of the previous user, and starts a daemon for user `uid`.
-    async fn hand_over(&mut self, uid: u32) -> Result<(), ApiError> {
+    async fn switch_user(&mut self, uid: u32) -> Result<(), ApiError> {
         // The daemon has no clients, so it ends quickly and the next daemon starts quickly.
         let until = Instant::now() + DEADLINE + DEADLINE;
         if !self.close_and_check_empty().await {
@@ -77,7 +77,7 @@ impl SupervisorTask {
         // to the previous user.
         self.next_user = Some(uid);
         self.users.clear();
-        self.step(Event::Restart).await;
+        self.step(SupervisorEvent::Restart).await;
         self.reopen_admission();
         let is_theirs =
             |task: &Self| task.supervisor.admits() && task.spec.as_ref().is_some_and(|spec| spec.user == Some(uid));
@@ -112,7 +112,7 @@ impl SupervisorTask {
         if is_idle && self.is_multi_user() != self.desires_multi_user() {
             if self.close_and_check_empty().await {
                 tracing::info!(mps = self.target, multi_user = self.desires_multi_user(), "restarted for its users");
-                self.step(Event::Restart).await;
+                self.step(SupervisorEvent::Restart).await;
             }
             self.reopen_admission();
         }
@@ -158,7 +158,7 @@ impl SupervisorTask {
             // A client may have connected before admission was closed, and a probe in progress may
             // have missed that client. If the new probe takes too long, the number of clients
             // remains unknown.
-            self.step(Event::Clients(None)).await;
+            self.step(SupervisorEvent::Clients(None)).await;
             self.abort_probe();
             self.probe_now(None);
             self.run_until(Instant::now() + DEADLINE + DEADLINE, |task| task.probe.is_none()).await;
@@ -185,7 +185,7 @@ impl SupervisorTask {
         let Some(spec) = &self.spec else { return };
         let open = self.supervisor.admits()
             || self.supervisor.serves_leases()
-            || self.keeps_found_access && self.supervisor.may_go_on();
+            || self.keeps_found_access && self.supervisor.keeps_access();
         let access = (spec.tenure, if open && !self.admission_closed { self.users.clone() } else { BTreeSet::new() });
         if self.access.as_ref() == Some(&access) {
             return;

@@ -61,7 +61,7 @@ pub(super) async fn probe(
         let what = format!("process {} of uid {} answers in place of {pid}", daemon.pid, daemon.uid);
         return Err(SessionError::Foreign(what).into());
     }
-    let at_first = proc::charged(pid);
+    let at_first = proc::child_resource_use(pid);
     let mut health = Health { reports_states: before.reports_states, log: before.log.clone(), ..Health::default() };
     for server in control.servers(deadline).await? {
         let state = match health.reports_states {
@@ -100,7 +100,7 @@ pub(super) async fn probe(
         health.servers.push((server, state));
     }
     health.note_lost_server(before);
-    health.log.read(logs, (at_first, proc::charged(pid)));
+    health.log.read(logs, (at_first, proc::child_resource_use(pid)));
     health.log.serves(&health.clients);
     health.find_pending(pid, control.directory()).await;
     Ok(health)
@@ -211,7 +211,7 @@ impl Health {
     }
 
     /// Returns the number of clients, including those that wait for a server. `None` if it is not known.
-    pub(super) fn inside(&self) -> Option<usize> {
+    pub(super) fn client_count(&self) -> Option<usize> {
         (!self.clients_unknown && !self.waiting.others).then(|| self.clients.len() + self.waiting().len())
     }
 
@@ -242,7 +242,7 @@ fn describe_lost_server(at: Instant, clients: usize) -> String {
 }
 
 /// Describes why a daemon did not answer.
-pub(super) fn silence(error: &ControlError, place: &TargetDir, spec: Option<&Spec>) -> String {
+pub(super) fn describe_no_reply(error: &ControlError, place: &TargetDir, spec: Option<&Spec>) -> String {
     let pipe = spec.map(|spec| place.pipe(spec.tenure));
     match (error, pipe) {
         (ControlError::Session(SessionError::Absent { .. }), Some(pipe)) if !pipe.exists() => {

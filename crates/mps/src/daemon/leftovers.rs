@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_core::supervisor::State;
+use gpush_core::supervisor::SupervisorState;
 use gpush_host::proc;
 use tokio::time::{Instant, sleep};
 
@@ -33,7 +33,7 @@ impl SupervisorTask {
         let mut left = launcher::processes(&self.dir, &self.uuid);
         // Omit the orphans that the systemd launcher tracks: it reports their running unit itself.
         left.retain(|part| !(part.is_orphan && self.launcher.tracks_orphans()));
-        if left.is_empty() && !self.dir.is_taken() {
+        if left.is_empty() && !self.dir.is_locked() {
             return false;
         }
         // A process that started after the daemon's last reply is not a client. It got the pid of a
@@ -62,7 +62,7 @@ impl SupervisorTask {
             (1, _) => "still serves 1 client".to_owned(),
             (more, _) => format!("still serves {more} clients"),
         };
-        let then = if self.supervisor.wanted() { ": gpushd starts another daemon when it has ended" } else { "" };
+        let then = if self.supervisor.is_desired() { ": gpushd starts another daemon when it has ended" } else { "" };
         self.problems = vec![format!("{what}, {serves}{then}")];
         true
     }
@@ -70,7 +70,7 @@ impl SupervisorTask {
     /// Checks leftovers where no daemon is desired.
     pub(super) async fn clear_leftovers(&mut self) {
         let before = self.leftovers.take();
-        if *self.supervisor.state() != State::Stopped || self.process.is_some() {
+        if *self.supervisor.state() != SupervisorState::Stopped || self.process.is_some() {
             return;
         }
         let (until, now) = (before.and_then(|behind| behind.until), Instant::now());
@@ -107,7 +107,7 @@ impl SupervisorTask {
         let killed = launcher::kill(&locks);
         let until = Instant::now() + GONE.0;
         while Instant::now() < until {
-            if killed.iter().all(DaemonProcess::has_ended) && !self.dir.is_taken() {
+            if killed.iter().all(DaemonProcess::has_ended) && !self.dir.is_locked() {
                 return true;
             }
             sleep(GONE.1).await;

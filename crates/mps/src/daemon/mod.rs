@@ -45,7 +45,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings};
-use gpush_core::supervisor::{Policy, State};
+use gpush_core::supervisor::{SupervisorPolicy, SupervisorState};
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -81,11 +81,11 @@ pub use self::{
 };
 
 /// How long a caller that only reads a report waits for a probe.
-const SOON: Duration = Duration::from_millis(250);
+const PROBE_WAIT: Duration = Duration::from_millis(250);
 
 /// Maximum age of the report of a draining daemon. It is longer than that of other daemons, because
 /// each probe adds lines to the daemon's log.
-const DRAINED: Duration = Duration::from_secs(5);
+const DRAINING_REPORT_AGE: Duration = Duration::from_secs(5);
 
 /// Pause before gpushd replaces a task that panicked.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -101,7 +101,7 @@ pub struct Desired {
     /// UUID of the GPU that is the target or contains it.
     pub gpu_uuid: String,
     /// Timeouts and limits of the supervisor.
-    pub supervision: Policy,
+    pub supervision: SupervisorPolicy,
     /// Interval between two probes.
     pub health: Duration,
     /// Path of `nvidia-cuda-mps-control`.
@@ -162,7 +162,7 @@ type Reply = oneshot::Sender<Result<(), ApiError>>;
 #[derive(Debug, Clone)]
 pub struct Report {
     /// State of the supervisor.
-    pub state: State,
+    pub state: SupervisorState,
     /// Since when the supervisor is in that state.
     pub since: Timestamp,
     /// Whether the daemon is desired.
@@ -268,7 +268,7 @@ impl Daemon {
     }
 
     /// Returns the last report.
-    pub fn seen(&self) -> Report {
+    pub fn last_report(&self) -> Report {
         self.seen.borrow().clone()
     }
 
@@ -293,22 +293,23 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Self::send`].
-    pub async fn look(&self) -> Result<(), ApiError> {
-        tokio::time::timeout(SOON, self.send(DaemonRequest::Probe)).await.unwrap_or(Ok(()))
+    pub async fn probe(&self) -> Result<(), ApiError> {
+        tokio::time::timeout(PROBE_WAIT, self.send(DaemonRequest::Probe)).await.unwrap_or(Ok(()))
     }
 
     /// Returns a report that is not older than `older`, if the daemon answers soon. Otherwise returns the last report.
     pub async fn fresh(&self, older: Duration) -> Report {
-        let seen = self.seen();
+        let seen = self.last_report();
         // Even without a probe, gpushd notices when the process of a client ends. So an older
         // report is sufficient for a draining daemon.
-        let older = if matches!(seen.state, State::Draining { .. }) { older.max(DRAINED) } else { older };
+        let older =
+            if matches!(seen.state, SupervisorState::Draining { .. }) { older.max(DRAINING_REPORT_AGE) } else { older };
         if seen.pid.is_none() || seen.answered.is_some_and(|answered| answered.elapsed() < older) {
             return seen;
         }
         // If the daemon is hung, the report does not change.
-        let _as_it_was = self.look().await;
-        self.seen()
+        let _as_it_was = self.probe().await;
+        self.last_report()
     }
 }
 

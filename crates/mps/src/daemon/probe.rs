@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use gpush_core::supervisor::{Event, State};
+use gpush_core::supervisor::{SupervisorEvent, SupervisorState};
 use gpush_host::proc;
 use tokio::{task::JoinHandle, time::Instant};
 
@@ -110,12 +110,12 @@ impl SupervisorTask {
     /// Handles the result of a probe.
     pub(super) async fn handle_probe(&mut self, result: Result<ProbeResult, ControlError>) {
         let Some(pid) = self.process.as_ref().map(|process| process.pid) else { return };
-        let starting = matches!(self.supervisor.state(), State::Starting { .. });
+        let starting = matches!(self.supervisor.state(), SupervisorState::Starting { .. });
         match result {
             Ok(ProbeResult { health, settings }) => {
                 self.record_drift(&settings, starting);
                 let fault = health.fault();
-                let inside = health.inside();
+                let inside = health.client_count();
                 if !self.is_multi_user() {
                     pending::log_blocked(&self.target, &self.health, &health);
                 }
@@ -128,8 +128,9 @@ impl SupervisorTask {
                 self.problems = fault.clone().into_iter().collect();
                 self.connection_holders.clear();
                 self.note_protocol(pid);
-                self.step(Event::Clients(inside)).await;
-                self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
+                self.step(SupervisorEvent::Clients(inside)).await;
+                self.step(if fault.is_some() { SupervisorEvent::Fault } else { SupervisorEvent::Answers { pid } })
+                    .await;
             }
             // The daemon does not listen on its socket yet.
             Err(_) if starting => {
@@ -142,7 +143,7 @@ impl SupervisorTask {
 
     /// Handles a probe without a reply.
     async fn handle_silence(&mut self, pid: i32, error: &ControlError) {
-        self.problems = vec![health::silence(error, &self.dir, self.spec.as_ref())];
+        self.problems = vec![health::describe_no_reply(error, &self.dir, self.spec.as_ref())];
         self.problems.extend(protocol_in_use::unsupported(pid));
         if proc::is_suspended(pid) {
             self.problems.push(format!("it is suspended: `kill -CONT {pid}` resumes it"));
@@ -164,9 +165,9 @@ impl SupervisorTask {
         // Clients may have connected since the last probe. Only the driver can list them.
         let clients = (self.sources.driver_clients)().await;
         self.health.add_driver_clients(clients.as_deref());
-        let inside = self.health.inside();
-        self.step(Event::Clients(inside)).await;
-        self.step(if is_busy { Event::Busy } else { Event::Silent }).await;
+        let inside = self.health.client_count();
+        self.step(SupervisorEvent::Clients(inside)).await;
+        self.step(if is_busy { SupervisorEvent::Busy } else { SupervisorEvent::Silent }).await;
         self.next_probe = self.next_probe.map(|at| at.min(Instant::now() + self.probe_interval().min(DEADLINE)));
     }
 

@@ -15,8 +15,8 @@ const LARGEST: u64 = 1 << 20;
 /// Describes the protocol in use with the daemon of this pid, and the version of the daemon's
 /// program. That version may differ from the driver's version. Uses the driver's version if the
 /// program contains none.
-pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String {
-    let (own, tried) = (program_version(pid), tried());
+pub(super) fn describe(control: &Control, pid: i32, driver: Option<&str>) -> String {
+    let (own, tried) = (program_version(pid), tested_branches());
     let version = match (&own, driver) {
         (Some(own), _) => format!("version {own}, "),
         (None, Some(driver)) => format!("of driver {driver}, "),
@@ -34,7 +34,7 @@ pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String
 }
 
 /// Lists the driver branches with which the protocol was tested.
-fn tried() -> String {
+fn tested_branches() -> String {
     let [first @ .., last] = TESTED.map(|branch| branch.to_string());
     format!("{} and {last}", first.join(", "))
 }
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn driver_version_is_used_when_the_program_names_none() {
         let control = Control::of(Path::new("/nowhere"));
-        let words = |driver| words(&control, i32::MAX, driver);
+        let words = |driver| describe(&control, i32::MAX, driver);
         assert_eq!(words(Some("550.163.01")), "of driver 550.163.01, direct connection");
         assert_eq!(words(Some("580.65.06")), "of driver 580.65.06, direct connection (tested with 535, 550 and 555)");
         assert_eq!(words(None), "direct connection (tested with 535, 550 and 555)");

@@ -5,7 +5,7 @@ use std::{mem::discriminant, time::Duration};
 
 use crate::protocol::control::Protocol;
 use gpush_api::{MpsPolicy, MpsUsers};
-use gpush_core::supervisor::State;
+use gpush_core::supervisor::SupervisorState;
 use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
 
@@ -23,7 +23,7 @@ impl SupervisorTask {
         let driver = self.desired.as_ref().and_then(|desired| desired.driver.clone());
         let now = (control.protocol(), driver);
         if self.protocol.as_ref().is_none_or(|(of, _)| *of != now) {
-            let words = protocol_in_use::words(control, pid, now.1.as_deref());
+            let words = protocol_in_use::describe(control, pid, now.1.as_deref());
             if now.0 != Protocol::Direct {
                 tracing::warn!(mps = self.target, "connected: {words}");
             }
@@ -33,7 +33,7 @@ impl SupervisorTask {
 
     /// Returns the deadline of a drain: `Some(None)` for a drain without one, `None` if the daemon does not drain.
     pub(super) fn drain_deadline(&self) -> Option<Option<Instant>> {
-        if let State::Draining { until, .. } = self.supervisor.state() {
+        if let SupervisorState::Draining { until, .. } = self.supervisor.state() {
             Some(until.map(|until| self.started_at + until))
         } else {
             None
@@ -49,7 +49,7 @@ impl SupervisorTask {
         Report {
             state: self.supervisor.state().clone(),
             since: self.since,
-            wanted: self.supervisor.wanted(),
+            wanted: self.supervisor.is_desired(),
             policy: self.desired.as_ref().map(|desired| {
                 let users = self.users_served();
                 MpsPolicy { users, ..desired.policy.clone() }
@@ -70,16 +70,16 @@ impl SupervisorTask {
                 .map(|until| at(until - self.started_at)),
             failures: self.supervisor.failures(),
             next_start: match self.supervisor.state() {
-                State::BackingOff { until } => Some(at(*until)),
-                State::Stopped
-                | State::Starting { .. }
-                | State::Found { .. }
-                | State::Ready { .. }
-                | State::Hung { .. }
-                | State::Fault { .. }
-                | State::GivenUp
-                | State::Draining { .. }
-                | State::Stopping { .. } => None,
+                SupervisorState::BackingOff { until } => Some(at(*until)),
+                SupervisorState::Stopped
+                | SupervisorState::Starting { .. }
+                | SupervisorState::Found { .. }
+                | SupervisorState::Ready { .. }
+                | SupervisorState::Hung { .. }
+                | SupervisorState::Fault { .. }
+                | SupervisorState::GivenUp
+                | SupervisorState::Draining { .. }
+                | SupervisorState::Stopping { .. } => None,
             },
             trouble: self.problems.clone(),
             news: None,

@@ -56,7 +56,7 @@ pub enum Server<'a> {
 impl Server<'_> {
     /// Describes the server.
     #[must_use]
-    pub fn words(self) -> String {
+    pub fn describe(self) -> String {
         match self {
             Self::Of(target) => format!("MPS server of {target}"),
             Self::Foreign => "MPS server of a daemon that gpushd did not start".to_owned(),
@@ -184,7 +184,7 @@ mod tests {
     /// A server of a user also holds the lock. Processes that the user makes this server start are
     /// not servers.
     #[test]
-    fn child_of_a_users_server_is_no_server() {
+    fn child_of_a_users_server_is_not_a_server() {
         if !nix::unistd::geteuid().is_root() {
             return println!("SKIPPED children of servers: only root has processes of others");
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::protocol::{
     command::Pid,
-    control::{Control, ControlError, shown},
+    control::{Control, ControlError, as_reported},
 };
 use gpush_api::{MemoryLimit, MpsSettings, Percentage};
 
@@ -72,7 +72,11 @@ pub(super) async fn apply(
     for ServerSettings { server, limit, first_limit, .. } in
         servers.iter_mut().filter(|has| has.limit != has.first_limit)
     {
-        changes.push(format!("memory limit {} at a server, not {}", words(*limit), words(*first_limit)));
+        changes.push(format!(
+            "memory limit {} at a server, not {}",
+            describe_limit(*limit),
+            describe_limit(*first_limit)
+        ));
         // The daemon cannot remove a server's limit. So if the server had no limit at first, the
         // current limit stays.
         match *first_limit {
@@ -84,8 +88,12 @@ pub(super) async fn apply(
         }
     }
     let limit = control.default_memory_limit(deadline).await?;
-    if limit != wanted.memory_limit_mib.map(shown) {
-        changes.push(format!("memory limit {}, not {}", words(limit), words(wanted.memory_limit_mib)));
+    if limit != wanted.memory_limit_mib.map(as_reported) {
+        changes.push(format!(
+            "memory limit {}, not {}",
+            describe_limit(limit),
+            describe_limit(wanted.memory_limit_mib)
+        ));
         control.set_default_memory_limit(wanted.memory_limit_mib, deadline).await?;
     }
     let priority = control.default_priority(deadline).await?;
@@ -102,14 +110,14 @@ pub(super) fn own_limits<'a>(
     servers: &'a [ServerSettings],
     daemon: &MpsSettings,
 ) -> impl Iterator<Item = String> + use<'a> {
-    let now = daemon.memory_limit_mib.map(shown);
+    let now = daemon.memory_limit_mib.map(as_reported);
     servers.iter().filter(move |has| has.limit != now).map(|has| {
         let limit = has.limit.map_or_else(|| "no memory limit".to_owned(), |limit| format!("memory limit {limit}"));
         format!("a server was started with {limit}, and keeps it until it ends")
     })
 }
 
-fn words(limit: Option<MemoryLimit>) -> String {
+fn describe_limit(limit: Option<MemoryLimit>) -> String {
     limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string())
 }
 

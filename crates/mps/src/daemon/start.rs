@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::protocol::control::Control;
 use gpush_api::{ApiError, Code, MpsUsers};
-use gpush_core::supervisor::Event;
+use gpush_core::supervisor::SupervisorEvent;
 use gpush_host::{helper::Helpers, proc};
 use tokio::time::Instant;
 
@@ -42,7 +42,7 @@ impl SupervisorTask {
                 // If the driver is slow, gpushd learns the desired state late. If it revoked access
                 // until then, programs that start in the meantime would run without MPS.
                 self.keeps_found_access = self.users == (self.sources.recorded_users)();
-                self.step(Event::Found { pid }).await;
+                self.step(SupervisorEvent::Found { pid }).await;
                 self.next_probe = Some(Instant::now());
             }
             Ok(LockOwner::Free) => {}
@@ -52,7 +52,7 @@ impl SupervisorTask {
     }
 
     /// Starts a daemon, or adopts a running one. An error is returned as the event for the supervisor.
-    pub(super) async fn start(&mut self) -> Result<(), Event> {
+    pub(super) async fn start(&mut self) -> Result<(), SupervisorEvent> {
         (self.effective, self.start_interval, self.next_probe, self.drift) = (None, START_INTERVAL.0, None, None);
         self.leftovers = None;
         if self.adopt_running() {
@@ -67,7 +67,7 @@ impl SupervisorTask {
         // only afterwards.
         if self.check_leftovers().await {
             self.problems.extend(foreign.then(|| FOREIGN.to_owned()));
-            return Err(Event::Occupied);
+            return Err(SupervisorEvent::Occupied);
         }
         self.last_reply = None;
         if let Err(error) = self.launcher.check_free(&self.dir).await {
@@ -79,7 +79,7 @@ impl SupervisorTask {
             Err(error) => {
                 tracing::error!(mps = self.target, "it can't be started: {error}");
                 self.problems = [vec![error.message], error.causes].concat();
-                return Err(Event::Ended);
+                return Err(SupervisorEvent::Ended);
             }
         };
         match self.launcher.start(&self.dir).await {
@@ -189,17 +189,17 @@ impl SupervisorTask {
 
     /// Returns a control connection to the daemon with this spec.
     fn control_of(&self, spec: &Spec, pid: i32) -> Arc<Control> {
-        Arc::new(Control::of(&self.dir.pipe(spec.tenure)).only(pid).with_front(&spec.name))
+        Arc::new(Control::of(&self.dir.pipe(spec.tenure)).with_expected_pid(pid).with_front(&spec.name))
     }
 
-    fn record_start_error(&mut self, error: StartError) -> Event {
+    fn record_start_error(&mut self, error: StartError) -> SupervisorEvent {
         let (why, event) = match error {
-            StartError::Later(why) => (why, Event::Occupied),
-            StartError::Failed(why) => (format!("it can't be started: {why}"), Event::Ended),
+            StartError::Later(why) => (why, SupervisorEvent::Occupied),
+            StartError::Failed(why) => (format!("it can't be started: {why}"), SupervisorEvent::Ended),
         };
         // gpushd retries, but logs each reason only once.
         if self.problems.first() != Some(&why) {
-            if event == Event::Occupied {
+            if event == SupervisorEvent::Occupied {
                 tracing::info!(mps = self.target, "{why}");
             } else {
                 tracing::error!(mps = self.target, "{why}");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gpush_core::supervisor::{Event, State};
+use gpush_core::supervisor::{SupervisorEvent, SupervisorState};
 use gpush_host::proc;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -67,12 +67,12 @@ impl SupervisorTask {
         let was_closed = std::mem::replace(&mut self.admission_closed, true);
         self.update_access();
         let reason = self.launcher.exit_reason(&self.dir, process).await;
-        if matches!(self.supervisor.state(), State::Stopping { .. }) {
+        if matches!(self.supervisor.state(), SupervisorState::Stopping { .. }) {
             tracing::info!(mps = self.target, "the MPS daemon {reason}");
             self.problems.clear();
             self.health = Health::default();
             // The remaining servers have no clients, but still use the GPU and hold the lock.
-            if self.dir.is_taken() {
+            if self.dir.is_locked() {
                 self.launcher.kill(&self.dir, None).await;
             }
         } else {
@@ -82,7 +82,7 @@ impl SupervisorTask {
         (self.control, self.effective, self.protocol) = (None, None, None);
         self.connection_holders.clear();
         self.admission_closed = was_closed;
-        self.step(Event::Ended).await;
+        self.step(SupervisorEvent::Ended).await;
         if self.process.is_none() {
             self.health.servers.retain(|(server, _)| proc::is_alive(*server));
             self.health.clients.retain(|(server, _)| proc::is_alive(*server));
@@ -93,7 +93,7 @@ impl SupervisorTask {
 /// Tells the daemon to end the GPU work of a client. Returns whether the daemon received the
 /// command.
 pub(super) async fn terminate(target: &str, control: &Control, server: i32, client: i32) -> bool {
-    match control.say(&Command::TerminateClient { server, client }, DEADLINE).await {
+    match control.send(&Command::TerminateClient { server, client }, DEADLINE).await {
         Ok(_) => true,
         Err(error) => {
             tracing::warn!(mps = target, "cannot ask client {client} to end: {error}");

@@ -41,7 +41,7 @@ const LARGEST: u32 = 9_999_999;
 
 /// Number of attempts to take a lock that another process holds, and the pause between attempts.
 const TRIES: u32 = 20;
-const AGAIN: Duration = Duration::from_millis(2);
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 /// The parameters that a daemon is started with: the content of `spec.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,9 +162,9 @@ impl TargetDir {
         }
         let pipe = self.pipe(spec.tenure);
         directory(&pipe, 0o700)?;
-        sweep(&pipe)?;
+        remove_files(&pipe)?;
         // The user gets no access until the daemon serves.
-        acl::admit(&pipe, &BTreeSet::new())?;
+        acl::grant_access(&pipe, &BTreeSet::new())?;
         self.write_spec(spec)
     }
 
@@ -185,7 +185,7 @@ impl TargetDir {
     /// # Errors
     /// The access list cannot be read.
     pub(super) fn users_with_access(&self, tenure: u32) -> io::Result<BTreeSet<u32>> {
-        acl::admitted(&self.pipe(tenure))
+        acl::users_with_access(&self.pipe(tenure))
     }
 
     /// Grants access to a pipe directory to exactly these users.
@@ -193,7 +193,7 @@ impl TargetDir {
     /// # Errors
     /// The file system has no access lists, or refuses.
     pub(super) fn set_access(&self, tenure: u32, uids: &BTreeSet<u32>) -> io::Result<()> {
-        acl::admit(&self.pipe(tenure), uids)
+        acl::grant_access(&self.pipe(tenure), uids)
     }
 
     /// Takes the lock; `None` if a process of a daemon runs here.
@@ -212,11 +212,11 @@ impl TargetDir {
 
     /// Returns whether a process of a daemon runs here. The check itself takes the lock for a
     /// moment.
-    pub fn is_taken(&self) -> bool {
+    pub fn is_locked(&self) -> bool {
         self.dir.join("lock").exists() && !matches!(self.lock(), Ok(Some(_)))
     }
 
-    /// Takes the lock for a process that becomes a daemon. Retries, because [`Self::is_taken`] holds the lock for a
+    /// Takes the lock for a process that becomes a daemon. Retries, because [`Self::is_locked`] holds the lock for a
     /// moment.
     ///
     /// # Errors
@@ -226,7 +226,7 @@ impl TargetDir {
             if let Some(lock) = self.lock()? {
                 return Ok(Some(lock));
             }
-            std::thread::sleep(AGAIN);
+            std::thread::sleep(RETRY_PAUSE);
         }
         self.lock()
     }
@@ -292,7 +292,7 @@ pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
 
 /// Removes the files that a killed daemon left in its pipe directory. A client that finds a stale
 /// socket runs without MPS, and a new daemon overwrites only a part of a stale pid file.
-fn sweep(pipe: &Path) -> io::Result<()> {
+fn remove_files(pipe: &Path) -> io::Result<()> {
     for entry in fs::read_dir(pipe)? {
         let entry = entry?;
         let kind = entry.file_type()?;
@@ -327,7 +327,7 @@ mod tests {
     fn pipe_directory_of_a_user_is_emptied_before_each_start() {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
-        assert!(!place.is_taken() && place.spec().is_none());
+        assert!(!place.is_locked() && place.spec().is_none());
         place.create(&spec(scratch.path(), 1)).unwrap();
         place.set_access(1, &BTreeSet::from([1000])).unwrap();
         fs::write(place.pipe(1).join("nvidia-cuda-mps-control.pid"), "4711").unwrap();
@@ -335,16 +335,16 @@ mod tests {
         // The same user again: old files are removed, and access is revoked until the daemon serves.
         place.create(&spec(scratch.path(), 1)).unwrap();
         assert_eq!(fs::read_dir(place.pipe(1)).unwrap().count(), 0);
-        assert_eq!(acl::admitted(&place.pipe(1)).unwrap(), BTreeSet::new());
+        assert_eq!(acl::users_with_access(&place.pipe(1)).unwrap(), BTreeSet::new());
         // Another user.
         place.create(&spec(scratch.path(), 2)).unwrap();
         assert!(!place.pipe(1).exists() && place.pipe(2).is_dir());
         assert_eq!(TargetDir::all(scratch.path()), [(place.clone(), spec(scratch.path(), 2))]);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(place.dir()), mode(&place.dir().join("spec.json"))), (0o711, 0o600));
-        assert!(!place.is_taken());
+        assert!(!place.is_locked());
         let lock = place.lock().unwrap().unwrap();
-        assert!(place.is_taken() && place.lock().unwrap().is_none());
+        assert!(place.is_locked() && place.lock().unwrap().is_none());
         drop(lock);
         place.remove();
         assert!(!place.dir().exists());

@@ -21,7 +21,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, MpsSettings};
-use gpush_core::supervisor::{Effect, Event, Policy, State, Supervisor};
+use gpush_core::supervisor::{Supervisor, SupervisorEffect, SupervisorEvent, SupervisorPolicy, SupervisorState};
 use gpush_host::proc;
 use jiff::Timestamp;
 use tokio::{
@@ -114,7 +114,7 @@ pub(super) struct SupervisorTask {
     /// Since when the daemon has been in its current state.
     pub(super) since: Timestamp,
     /// State, pid and presence of leftovers, as last published.
-    pub(super) last_published: (Discriminant<State>, Option<i32>, bool),
+    pub(super) last_published: (Discriminant<SupervisorState>, Option<i32>, bool),
 }
 
 /// The event that woke the task.
@@ -127,7 +127,7 @@ enum Wakeup {
 
 impl SupervisorTask {
     pub(super) fn new(target: &str, uuid: &str, dir: TargetDir, launcher: Launcher, sources: Sources) -> Self {
-        let supervisor = Supervisor::new(Policy::default());
+        let supervisor = Supervisor::new(SupervisorPolicy::default());
         Self {
             target: target.to_owned(),
             uuid: uuid.to_owned(),
@@ -241,7 +241,7 @@ impl SupervisorTask {
                 Some(callers)
             }
             Wakeup::TimerFired => {
-                self.step(Event::Tick).await;
+                self.step(SupervisorEvent::Tick).await;
                 None
             }
             Wakeup::ProbeDue => {
@@ -264,7 +264,7 @@ impl SupervisorTask {
     fn waits_for_living_clients(&self) -> bool {
         let clients = self.health.clients.iter().map(|(_, client)| *client);
         let mut clients = clients.chain(self.health.pending()).peekable();
-        matches!(self.supervisor.state(), State::Draining { .. })
+        matches!(self.supervisor.state(), SupervisorState::Draining { .. })
             && self.last_reply.is_some_and(|reply| reply.elapsed() < self.probe_interval().min(DRAIN_PROBE))
             && (clients.peek().is_some() || self.supervisor.serves_leases())
             && clients.all(proc::is_alive)
@@ -295,7 +295,7 @@ impl SupervisorTask {
         if is_desired {
             self.desired = desired;
         }
-        if self.supervisor.is_told() && is_desired == self.supervisor.wanted() {
+        if self.supervisor.is_desired_known() && is_desired == self.supervisor.is_desired() {
             if !is_desired {
                 self.clear_leftovers().await;
             }
@@ -308,7 +308,7 @@ impl SupervisorTask {
             self.close_and_check_empty().await;
         }
         self.check_leases().await;
-        self.step(Event::Wanted(is_desired)).await;
+        self.step(SupervisorEvent::Wanted(is_desired)).await;
         self.reopen_admission();
         self.supervisor.pid().is_some()
     }
@@ -316,7 +316,7 @@ impl SupervisorTask {
     async fn handle_request(&mut self, request: DaemonRequest) -> Result<(), ApiError> {
         match request {
             DaemonRequest::Start => {
-                self.step(Event::StartAnyway).await;
+                self.step(SupervisorEvent::StartAnyway).await;
                 self.start_result()?;
             }
             DaemonRequest::CloseAdmission => self.close_unless_used().await?,
@@ -326,14 +326,14 @@ impl SupervisorTask {
                     self.close_unless_used().await?;
                 }
                 self.kill_leftovers().await;
-                self.step(Event::Leave(Some(Duration::ZERO))).await;
+                self.step(SupervisorEvent::Leave(Some(Duration::ZERO))).await;
                 self.clear_leftovers().await;
                 self.reopen_admission();
             }
             DaemonRequest::Drain(within) => {
                 self.close_and_check_empty().await;
                 self.check_leases().await;
-                self.step(Event::Leave(within)).await;
+                self.step(SupervisorEvent::Leave(within)).await;
                 self.drain_leftovers(within.map(|within| Instant::now() + within)).await;
                 self.reopen_admission();
             }
@@ -342,7 +342,7 @@ impl SupervisorTask {
                     self.close_unless_used().await?;
                 }
                 self.kill_leftovers().await;
-                self.step(Event::Restart).await;
+                self.step(SupervisorEvent::Restart).await;
                 self.reopen_admission();
             }
             DaemonRequest::Users(users) => {
@@ -377,7 +377,7 @@ impl SupervisorTask {
     }
 
     /// Passes an event to the supervisor and executes its effects, which may cause another event.
-    pub(super) async fn step(&mut self, event: Event) {
+    pub(super) async fn step(&mut self, event: SupervisorEvent) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
             let effects = self.supervisor.step(&event, self.now());
@@ -385,13 +385,13 @@ impl SupervisorTask {
             self.update_access();
             for effect in effects {
                 match effect {
-                    Effect::Start => next = self.start().await.err(),
-                    Effect::Quit => self.begin_stop(),
-                    Effect::Kill => match &self.process {
+                    SupervisorEffect::Start => next = self.start().await.err(),
+                    SupervisorEffect::Quit => self.begin_stop(),
+                    SupervisorEffect::Kill => match &self.process {
                         Some(process) => self.launcher.kill(&self.dir, Some(process)).await,
-                        None => next = Some(Event::Ended),
+                        None => next = Some(SupervisorEvent::Ended),
                     },
-                    Effect::TellGivenUp => {
+                    SupervisorEffect::TellGivenUp => {
                         tracing::error!(
                             mps = self.target,
                             "given up: it failed {} \
@@ -399,7 +399,7 @@ impl SupervisorTask {
                             self.supervisor.failures()
                         );
                     }
-                    Effect::TellHung => tracing::error!(
+                    SupervisorEffect::TellHung => tracing::error!(
                         mps = self.target,
                         "hangs with {}, so gpushd does not restart it",
                         match self.supervisor.clients() {
@@ -411,13 +411,18 @@ impl SupervisorTask {
             }
         }
         self.next_probe = match self.supervisor.state() {
-            State::Starting { .. } | State::Found { .. } => self.next_probe.or_else(|| Some(Instant::now())),
-            State::Ready { .. } | State::Hung { .. } | State::Fault { .. } => {
+            SupervisorState::Starting { .. } | SupervisorState::Found { .. } => {
+                self.next_probe.or_else(|| Some(Instant::now()))
+            }
+            SupervisorState::Ready { .. } | SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {
                 self.next_probe.or_else(|| Some(Instant::now() + self.probe_interval()))
             }
-            State::Draining { .. } => Some(Instant::now() + DRAINING),
-            State::Stopped if self.leftovers.is_some() => self.next_probe,
-            State::Stopped | State::BackingOff { .. } | State::GivenUp | State::Stopping { .. } => None,
+            SupervisorState::Draining { .. } => Some(Instant::now() + DRAINING),
+            SupervisorState::Stopped if self.leftovers.is_some() => self.next_probe,
+            SupervisorState::Stopped
+            | SupervisorState::BackingOff { .. }
+            | SupervisorState::GivenUp
+            | SupervisorState::Stopping { .. } => None,
         };
     }
 

@@ -44,7 +44,7 @@ fn daemon(base: &Path, sources: Sources) -> Daemon {
 
 /// Returns the desired state of a daemon that gpushd gives up after two failures.
 fn desired(base: &Path) -> Option<Box<Desired>> {
-    let supervision = Policy { pause: Duration::from_millis(5), failures: 2, ..Policy::default() };
+    let supervision = SupervisorPolicy { pause: Duration::from_millis(5), failures: 2, ..SupervisorPolicy::default() };
     Some(Box::new(Desired {
         policy: MpsPolicy::default(),
         gpu_uuid: "GPU-1".to_owned(),
@@ -62,7 +62,7 @@ async fn until(daemon: &Daemon, is: impl Fn(&Report) -> bool) -> Report {
     let mut reports = daemon.seen.clone();
     let waits = reports.wait_for(|report| is(report));
     let found = tokio::time::timeout(Duration::from_secs(20), waits).await;
-    found.unwrap_or_else(|_| panic!("not in time: {:#?}", daemon.seen())).unwrap().clone()
+    found.unwrap_or_else(|_| panic!("not in time: {:#?}", daemon.last_report())).unwrap().clone()
 }
 
 #[tokio::test(start_paused = true)]
@@ -85,7 +85,7 @@ async fn task_that_panics_is_replaced() {
     // The next task handles requests as usual.
     daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
     daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
-    assert!(daemon.seen().trouble[0].contains("may have clients"), "{:?}", daemon.seen());
+    assert!(daemon.last_report().trouble[0].contains("may have clients"), "{:?}", daemon.last_report());
 }
 
 #[tokio::test]
@@ -93,11 +93,11 @@ async fn program_that_ends_at_once_is_given_up_after_its_failures() {
     let scratch = tempfile::tempdir().unwrap();
     let daemon = daemon(scratch.path(), Answers::new(Some(Vec::new())).sources());
     daemon.send(DaemonRequest::SetDesired(desired(scratch.path()))).await.unwrap();
-    let report = until(&daemon, |report| report.state == State::GivenUp).await;
+    let report = until(&daemon, |report| report.state == SupervisorState::GivenUp).await;
     assert_eq!((report.failures, report.pid), (2, None), "{report:#?}");
     assert!(report.wanted && !report.trouble.is_empty(), "{report:#?}");
     daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
-    assert_eq!(daemon.seen().state, State::Stopped);
+    assert_eq!(daemon.last_report().state, SupervisorState::Stopped);
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn start_waits_while_the_host_forbids_it() {
     *answers.blocked.lock().unwrap() = Some("the host is in maintenance".to_owned());
     let daemon = daemon(scratch.path(), answers.sources());
     daemon.send(DaemonRequest::SetDesired(desired(scratch.path()))).await.unwrap();
-    let report = until(&daemon, |report| matches!(report.state, State::BackingOff { .. })).await;
+    let report = until(&daemon, |report| matches!(report.state, SupervisorState::BackingOff { .. })).await;
     assert_eq!((report.failures, report.trouble.as_slice()), (0, ["the host is in maintenance".to_owned()].as_slice()));
     assert!(!scratch.path().join("g1").exists(), "gpushd prepares no directory");
     *answers.blocked.lock().unwrap() = None;

@@ -117,7 +117,7 @@ impl Control {
 
     /// Limits the connection to the daemon with this pid.
     #[must_use]
-    pub fn only(self, pid: Pid) -> Self {
+    pub fn with_expected_pid(self, pid: Pid) -> Self {
         Self { only: Some(pid), ..self }
     }
 
@@ -138,7 +138,7 @@ impl Control {
     ///
     /// # Errors
     /// See [`ControlError`]. After [`SessionError::Silent`] the command may have taken effect.
-    pub async fn say(&self, command: &Command, deadline: Duration) -> Result<Answer, ControlError> {
+    pub async fn send(&self, command: &Command, deadline: Duration) -> Result<Answer, ControlError> {
         let until = Instant::now() + deadline;
         let _turn = tokio::time::timeout_at(until, self.turn.lock()).await.map_err(|_| ControlError::Busy)?;
         let mut greeted = false;
@@ -146,7 +146,7 @@ impl Control {
             let left = until.saturating_duration_since(Instant::now());
             let line = command.to_string();
             match self.ask(command, &line, left).await {
-                Ok(answer) => return judged(&line, answer),
+                Ok(answer) => return check_refusal(&line, answer),
                 Err(SessionError::Closed) if command.ends_the_daemon() => return Err(SessionError::Closed.into()),
                 Err(SessionError::Closed) if Instant::now() + AGAIN >= until => return Err(ControlError::Busy),
                 Err(SessionError::Closed) => {
@@ -176,7 +176,7 @@ impl Control {
             return Err(SessionError::Foreign(self.foreign.get().cloned().unwrap_or_default()));
         };
         if let Some(meant) = self.only {
-            front::is_of(meant, &self.directory)?;
+            front::check_lock_holder(meant, &self.directory)?;
         }
         front::ask(front, &self.directory, command, until.saturating_duration_since(Instant::now())).await
     }
@@ -184,15 +184,15 @@ impl Control {
     /// Returns the process that answers.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn daemon(&self, deadline: Duration) -> Result<Daemon, ControlError> {
-        Ok(self.say(&Command::ServerList, deadline).await?.daemon)
+        Ok(self.send(&Command::ServerList, deadline).await?.daemon)
     }
 
     /// Returns the pids of the daemon's servers.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn servers(&self, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
         self.pids(Command::ServerList, deadline).await
     }
@@ -201,7 +201,7 @@ impl Control {
     /// ending.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn clients(&self, server: Pid, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
         self.pids(Command::ClientList(server), deadline).await
     }
@@ -214,7 +214,7 @@ impl Control {
     /// Returns the state of a server.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::Unknown`] from daemons before version 550.
+    /// As [`Control::send`]; [`ControlError::Unknown`] from daemons before version 550.
     pub async fn server_state(&self, server: Pid, deadline: Duration) -> Result<MpsServerState, ControlError> {
         let command = Command::ServerStatus(server);
         let text = self.text(command, deadline).await?;
@@ -230,7 +230,7 @@ impl Control {
     /// Returns the active thread percentage of the next server.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn default_percentage(&self, deadline: Duration) -> Result<Percentage, ControlError> {
         let text = self.text(Command::DefaultPercentage, deadline).await?;
         text.trim().parse().map_err(|_| strange(Command::DefaultPercentage, &text))
@@ -239,7 +239,7 @@ impl Control {
     /// Sets the active thread percentage of the next server, and reads it back.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::NotSet`].
+    /// As [`Control::send`]; [`ControlError::NotSet`].
     pub async fn set_default_percentage(&self, to: Percentage, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetDefaultPercentage(to), deadline).await?;
         let has = self.default_percentage(deadline).await?;
@@ -249,7 +249,7 @@ impl Control {
     /// Returns the priority of the next clients.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn default_priority(&self, deadline: Duration) -> Result<Priority, ControlError> {
         let text = self.text(Command::DefaultPriority, deadline).await?;
         let number = text.trim().parse().ok();
@@ -259,7 +259,7 @@ impl Control {
     /// Sets the priority of the next clients, and reads it back.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::NotSet`].
+    /// As [`Control::send`]; [`ControlError::NotSet`].
     pub async fn set_default_priority(&self, to: Priority, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetDefaultPriority(to), deadline).await?;
         let has = self.default_priority(deadline).await?;
@@ -270,7 +270,7 @@ impl Control {
     /// down to whole GiB, so the real limit may be higher.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn default_memory_limit(&self, deadline: Duration) -> Result<Option<MemoryLimit>, ControlError> {
         limit(Command::DefaultMemoryLimit, &self.text(Command::DefaultMemoryLimit, deadline).await?)
     }
@@ -279,7 +279,7 @@ impl Control {
     /// report.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::NotSet`].
+    /// As [`Control::send`]; [`ControlError::NotSet`].
     pub async fn set_default_memory_limit(
         &self,
         to: Option<MemoryLimit>,
@@ -289,13 +289,13 @@ impl Control {
         self.text(command, deadline).await?;
         let has = self.default_memory_limit(deadline).await?;
         let words = |limit: Option<MemoryLimit>| limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
-        if has == to.map(shown) { Ok(()) } else { Err(not_set(words(to), words(has))) }
+        if has == to.map(as_reported) { Ok(()) } else { Err(not_set(words(to), words(has))) }
     }
 
     /// Starts a server for a user. [`Control::servers`] shows whether the start succeeded.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn start_server(&self, uid: u32, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::StartServer { uid }, deadline).await.map(|_| ())
     }
@@ -304,9 +304,9 @@ impl Control {
     /// shows that.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn quit(&self, force_after_s: Option<u32>, deadline: Duration) -> Result<(), ControlError> {
-        match self.say(&Command::Quit { force_after_s }, deadline).await {
+        match self.send(&Command::Quit { force_after_s }, deadline).await {
             Ok(_) | Err(ControlError::Session(SessionError::Closed)) => Ok(()),
             Err(error) => Err(error),
         }
@@ -314,7 +314,7 @@ impl Control {
 
     /// Returns the reply with one line for each frame. The frames have no line breaks.
     pub(crate) async fn text(&self, command: Command, deadline: Duration) -> Result<String, ControlError> {
-        Ok(self.say(&command, deadline).await?.text.join("\n"))
+        Ok(self.send(&command, deadline).await?.text.join("\n"))
     }
 }
 
@@ -328,13 +328,13 @@ pub(crate) fn limit(command: Command, said: &str) -> Result<Option<MemoryLimit>,
 
 /// Returns a limit as the daemon reports it: from 1 GiB on, rounded down to whole GiB.
 #[must_use]
-pub fn shown(limit: MemoryLimit) -> MemoryLimit {
+pub fn as_reported(limit: MemoryLimit) -> MemoryLimit {
     let whole = limit.mib() / 1024 * 1024;
     MemoryLimit::of_mib(whole).unwrap_or(limit)
 }
 
 /// Separates refusals from values. A refusal is a text with status 0, like a value.
-fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
+fn check_refusal(line: &str, answer: Answer) -> Result<Answer, ControlError> {
     let said = answer.text.first().map_or("", |first| first.trim());
     let refused = ["Insufficient privileges", "Not enough privilege", "Invalid", "Failed"];
     if said.starts_with("Unknown command") {

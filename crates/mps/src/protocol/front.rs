@@ -92,7 +92,7 @@ fn absent(directory: &Path, cause: io::Error) -> SessionError {
 
 /// Checks that the expected process holds the lock of a directory. The front-end does not check this, and connects to
 /// any process that listens.
-pub(crate) fn is_of(meant: i32, directory: &Path) -> Result<(), SessionError> {
+pub(crate) fn check_lock_holder(meant: i32, directory: &Path) -> Result<(), SessionError> {
     match holder(directory) {
         Ok(Daemon { pid, .. }) if pid != meant => Err(SessionError::Another { pid, meant }),
         Ok(_) => Ok(()),

@@ -40,7 +40,7 @@ const CONTROL_SOCKETS: [&str; 2] = ["control_privileged", "control"];
 pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
     let peers = ControlSockets::of(directory).peers(daemon)?.accepted;
     let mut holders = Vec::new();
-    for (pid, _) in having(&peers)? {
+    for (pid, _) in processes_with_sockets(&peers)? {
         // Servers are children of the daemon, and stay connected while they run.
         if pid != daemon && Ok(pid) != Pid::try_from(std::process::id()) && parent(pid) != Some(daemon) {
             holders.push(pid);
@@ -84,7 +84,7 @@ pub fn unlisted_clients(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Res
     if peers.is_empty() {
         return Ok(unlisted);
     }
-    let having = having(&peers)?;
+    let having = processes_with_sockets(&peers)?;
     let us = Pid::try_from(std::process::id()).unwrap_or_default();
     let is_ours = |pid: Pid| {
         let parent = parent(pid);
@@ -155,7 +155,7 @@ impl ControlSockets {
 }
 
 /// Returns the processes that have any of these sockets, with those sockets.
-fn having(sockets: &BTreeSet<u64>) -> io::Result<Vec<(Pid, BTreeSet<u64>)>> {
+fn processes_with_sockets(sockets: &BTreeSet<u64>) -> io::Result<Vec<(Pid, BTreeSet<u64>)>> {
     if sockets.is_empty() {
         return Ok(Vec::new());
     }

@@ -11,7 +11,7 @@ use gpush_api::{MemoryLimit, Percentage};
 
 use super::{
     command::{Command, Pid},
-    control::{Control, ControlError, limit, not_set, shown, strange},
+    control::{Control, ControlError, as_reported, limit, not_set, strange},
 };
 
 /// A row of the client table.
@@ -31,7 +31,7 @@ impl Control {
     /// Returns the active thread percentage of a server's next clients.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::ServerBusy`].
+    /// As [`Control::send`]; [`ControlError::ServerBusy`].
     pub async fn percentage(&self, server: Pid, deadline: Duration) -> Result<Percentage, ControlError> {
         let command = Command::Percentage(server);
         let text = self.text(command, deadline).await?;
@@ -44,7 +44,7 @@ impl Control {
     /// Sets the active thread percentage of a server's next clients, and reads it back.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::ServerBusy`], [`ControlError::NotSet`].
+    /// As [`Control::send`]; [`ControlError::ServerBusy`], [`ControlError::NotSet`].
     pub async fn set_percentage(&self, server: Pid, to: Percentage, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetPercentage(server, to), deadline).await?;
         let has = self.percentage(server, deadline).await?;
@@ -55,7 +55,7 @@ impl Control {
     /// down to whole GiB. Returns `None` if there is no limit, or if the server is busy.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn memory_limit(&self, server: Pid, deadline: Duration) -> Result<Option<MemoryLimit>, ControlError> {
         let command = Command::MemoryLimit(server);
         limit(command, &self.text(command, deadline).await?)
@@ -65,19 +65,19 @@ impl Control {
     /// report.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::NotSet`], also from a busy server.
+    /// As [`Control::send`]; [`ControlError::NotSet`], also from a busy server.
     pub async fn set_memory_limit(&self, server: Pid, to: MemoryLimit, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetMemoryLimit(server, to), deadline).await?;
         let has = self.memory_limit(server, deadline).await?;
         let words = has.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
-        if has == Some(shown(to)) { Ok(()) } else { Err(not_set(to, words)) }
+        if has == Some(as_reported(to)) { Ok(()) } else { Err(not_set(to, words)) }
     }
 
     /// Ends a server when its clients have ended, or at once with SIGINT. `Ok` does not mean that
     /// the server has ended: only the end of its process shows that.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn shutdown_server(&self, server: Pid, force: bool, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::ShutdownServer { server, force }, deadline).await.map(|_| ())
     }
@@ -86,7 +86,7 @@ impl Control {
     /// reach the server, a text precedes the status.
     ///
     /// # Errors
-    /// As [`Control::say`]; [`ControlError::Refused`] if the status is not 0.
+    /// As [`Control::send`]; [`ControlError::Refused`] if the status is not 0.
     pub async fn terminate_client(&self, server: Pid, client: Pid, deadline: Duration) -> Result<(), ControlError> {
         let command = Command::TerminateClient { server, client };
         let text = self.text(command, deadline).await?;
@@ -100,7 +100,7 @@ impl Control {
     /// Returns all clients; empty if there is no server, or if the server is busy.
     ///
     /// # Errors
-    /// As [`Control::say`].
+    /// As [`Control::send`].
     pub async fn processes(&self, deadline: Duration) -> Result<Vec<Process>, ControlError> {
         match self.text(Command::Processes, deadline).await {
             Ok(text) => table(&text).ok_or_else(|| strange(Command::Processes, &text)),

@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings as sys;
 use super::{
     compute_instance::OpenGpuInstance,
     names, narrow,
-    profiles::{ask_older, given, no_such_profile, placement, version},
+    profiles::{ask_older, no_such_profile, parse_name, placement, version},
 };
 use crate::error::DriverError;
 
@@ -125,7 +125,7 @@ impl OpenGpuInstance<'_> {
             nvml!(self.gpu.driver, nvmlGpuInstanceGetComputeInstanceProfileInfoV(self.handle, index, engines, pointer))
         }?;
         let figures = (info.id, info.sliceCount, info.instanceCount, info.multiprocessorCount);
-        Ok((bare(index, figures), given(&info.name)))
+        Ok((bare(index, figures), parse_name(&info.name)))
     }
 
     fn compute_figures_v2(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {
@@ -141,7 +141,7 @@ impl OpenGpuInstance<'_> {
             )
         }?;
         let figures = (info.id, info.sliceCount, info.instanceCount, info.multiprocessorCount);
-        Ok((bare(index, figures), given(&info.name)))
+        Ok((bare(index, figures), parse_name(&info.name)))
     }
 
     fn compute_figures_v1(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {

@@ -39,15 +39,14 @@ fn explain(name: &OsStr, error: NvmlError) -> DriverError {
         NvmlError::FailedToLoadSymbol(text) => {
             DriverError::new(ErrorKind::NotNvml, "nvmlInit_v2").detail(format!("{path}: {text}"))
         }
-        NvmlError::LibloadingError(error) => {
-            DriverError::new(ErrorKind::LibraryMissing, "loading NVML").detail(loader_words(&path, &error.to_string()))
-        }
+        NvmlError::LibloadingError(error) => DriverError::new(ErrorKind::LibraryMissing, "loading NVML")
+            .detail(loader_message(&path, &error.to_string())),
         other => wrapped("nvmlInit_v2")(other),
     }
 }
 
 /// Returns the loader's message. Adds the library if the message does not name it.
-fn loader_words(path: &str, message: &str) -> String {
+fn loader_message(path: &str, message: &str) -> String {
     if message.contains(path) { message.to_owned() } else { format!("{path}: {message}") }
 }
 

@@ -23,11 +23,13 @@ impl Gpu<'_> {
         for port in 0..PORTS {
             let mut end = sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
             // SAFETY: the call writes one integer.
-            match unsafe { nvml!(self.driver, nvmlDeviceGetNvLinkRemoteDeviceType(self.own(), port, &raw mut end)) } {
+            match unsafe {
+                nvml!(self.driver, nvmlDeviceGetNvLinkRemoteDeviceType(self.device_handle(), port, &raw mut end))
+            } {
                 Ok(()) => {}
                 // This GPU has no more ports.
                 Err(error) if error.kind == ErrorKind::InvalidArgument => break,
-                Err(error) if silent(&error) => continue,
+                Err(error) if is_nothing_reported(&error) => continue,
                 Err(error) => return Err(error.on(&self.uuid)),
             }
             match end {
@@ -52,15 +54,17 @@ impl Gpu<'_> {
         // SAFETY: a struct of integers and bytes, for which all zeroes are a valid value.
         let mut pci: sys::nvmlPciInfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: the call fills the struct.
-        match unsafe { nvml!(self.driver, nvmlDeviceGetNvLinkRemotePciInfo_v2(self.own(), port, &raw mut pci)) } {
+        match unsafe {
+            nvml!(self.driver, nvmlDeviceGetNvLinkRemotePciInfo_v2(self.device_handle(), port, &raw mut pci))
+        } {
             Ok(()) => Ok(Some(format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device))),
-            Err(error) if silent(&error) => Ok(None),
+            Err(error) if is_nothing_reported(&error) => Ok(None),
             Err(error) => Err(error.on(&self.uuid)),
         }
     }
 }
 
 /// Returns whether an error only means that there is nothing to report.
-fn silent(error: &DriverError) -> bool {
+fn is_nothing_reported(error: &DriverError) -> bool {
     matches!(error.kind, ErrorKind::NotSupported | ErrorKind::MissingSymbol | ErrorKind::FunctionNotFound)
 }

@@ -77,7 +77,7 @@ impl Gpu<'_> {
     }
 
     /// Returns the GPU's own handle, for [`Self::processes`].
-    pub(super) fn own(&self) -> nvmlDevice_t {
+    pub(super) fn device_handle(&self) -> nvmlDevice_t {
         self.handle
     }
 }

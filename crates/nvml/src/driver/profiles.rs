@@ -129,7 +129,7 @@ impl Gpu<'_> {
             jpeg: info.jpegCount,
             ofa: info.ofaCount,
             memory_mib: info.memorySizeMB,
-            name: given(&info.name),
+            name: parse_name(&info.name),
             gfx: Some(info.capabilities & sys::NVML_GPU_INSTANCE_PROFILE_CAPS_GFX != 0),
         })
     }
@@ -151,7 +151,7 @@ impl Gpu<'_> {
             jpeg: info.jpegCount,
             ofa: info.ofaCount,
             memory_mib: info.memorySizeMB,
-            name: given(&info.name),
+            name: parse_name(&info.name),
             gfx: None,
         })
     }
@@ -240,7 +240,7 @@ impl Gpu<'_> {
 }
 
 /// Returns a name from the driver without its prefix; `None` if it is empty.
-pub(super) fn given(buffer: &[std::os::raw::c_char]) -> Option<String> {
+pub(super) fn parse_name(buffer: &[std::os::raw::c_char]) -> Option<String> {
     text(buffer).map(|name| names::plain(&name)).filter(|name| !name.is_empty())
 }
 

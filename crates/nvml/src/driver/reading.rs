@@ -34,7 +34,7 @@ impl ProfileCache {
     /// Returns the ids of the GPU instance profiles whose compute instance profiles the driver has reported. For the
     /// others, a rule computes them.
     #[must_use]
-    pub fn told(&self) -> Vec<u32> {
+    pub fn reported_profiles(&self) -> Vec<u32> {
         self.told.iter().map(|(id, _)| *id).collect()
     }
 
@@ -128,7 +128,7 @@ impl Gpu<'_> {
             nvml!(
                 self.driver,
                 nvmlDeviceGetRemappedRows(
-                    self.own(),
+                    self.device_handle(),
                     &raw mut rows.correctable,
                     &raw mut rows.uncorrectable,
                     &raw mut pending,
@@ -204,7 +204,7 @@ impl Gpu<'_> {
         cache: &mut ProfileCache,
         warnings: &mut Vec<Unread>,
     ) -> Result<(GpuInstance, Vec<OpenComputeInstance<'d>>), DriverError> {
-        self.learn(open, cache, warnings);
+        self.cache_compute_profiles(open, cache, warnings);
         let compute = open.compute_instances()?;
         let mut memory = None;
         for ci in &compute {
@@ -227,7 +227,7 @@ impl Gpu<'_> {
     }
 
     /// Queries the compute instance profiles of a GPU instance profile, but only once.
-    fn learn(&self, open: &OpenGpuInstance<'_>, cache: &mut ProfileCache, warnings: &mut Vec<Unread>) {
+    fn cache_compute_profiles(&self, open: &OpenGpuInstance<'_>, cache: &mut ProfileCache, warnings: &mut Vec<Unread>) {
         if cache.compute(open.profile_id).is_some() {
             return;
         }
@@ -247,7 +247,7 @@ impl Gpu<'_> {
     ) -> (Vec<Entry>, bool) {
         let mut entries = Vec::new();
         let mut unknown = None;
-        let own = self.processes(self.own());
+        let own = self.processes(self.device_handle());
         let whole = own.is_ok();
         match own {
             Ok(own) => entries.extend(own),
@@ -292,7 +292,7 @@ impl Gpu<'_> {
         self.fill(cache, memory)?;
         let open = self.create_gpu_instance(profile_id, at)?;
         let mut warnings = Vec::new();
-        self.learn(&open, cache, &mut warnings);
+        self.cache_compute_profiles(&open, cache, &mut warnings);
         Ok(GpuInstance {
             id: open.id,
             profile_id,
@@ -319,7 +319,7 @@ impl Gpu<'_> {
         self.fill(cache, memory)?;
         let open = self.gpu_instance(gi)?;
         let mut warnings = Vec::new();
-        self.learn(&open, cache, &mut warnings);
+        self.cache_compute_profiles(&open, cache, &mut warnings);
         let made = open.create_compute_instance(profile_id, at)?;
         Ok(describe(&made, open.profile_id, cache, &mut warnings))
     }
@@ -329,7 +329,7 @@ impl Gpu<'_> {
     /// # Errors
     /// Errors of the calls.
     pub fn memory(&self) -> Result<Memory, DriverError> {
-        self.memory_of(self.own())
+        self.memory_of(self.device_handle())
     }
 
     /// Reads the memory of the GPU or of one of its MIG devices. The second version of the call

@@ -16,17 +16,17 @@ use crate::{
 impl Hardware {
     /// If `error` is [`ErrorKind::NotReflected`], reads the GPU in a fresh session and returns what `find` finds.
     /// Otherwise returns the error.
-    pub(super) async fn look_again<T>(
+    pub(super) async fn confirm_in_fresh_session<T>(
         &self,
         uuid: &str,
         error: DriverError,
         find: impl Fn(&Mig) -> Option<T>,
     ) -> Result<T, DriverError> {
-        self.look_again_at(uuid, error, |reading| reading.mig.as_ref().and_then(&find)).await
+        self.confirm_reading_in_fresh_session(uuid, error, |reading| reading.mig.as_ref().and_then(&find)).await
     }
 
-    /// Like `look_again`, but passes the whole reading to `find`.
-    pub(super) async fn look_again_at<T>(
+    /// Like `confirm_in_fresh_session`, but passes the whole reading to `find`.
+    pub(super) async fn confirm_reading_in_fresh_session<T>(
         &self,
         uuid: &str,
         error: DriverError,

@@ -31,12 +31,12 @@ pub(super) enum Report {
 
 /// gpushd's end of a worker's socket.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct WorkerSocket {
     stream: UnixStream,
     pub(super) pid: Option<u32>,
 }
 
-impl Line {
+impl WorkerSocket {
     /// Starts a worker. A failed start is reported in the same way as the end of a worker.
     pub(super) fn open(
         worker: WorkerId,
@@ -93,7 +93,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for WorkerSocket {
     /// Ends the worker, because the runtime drops the supervisor when it stops.
     fn drop(&mut self) {
         self.kill();

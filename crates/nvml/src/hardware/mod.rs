@@ -9,11 +9,11 @@
 //! A mutation may still take effect after its deadline. Its caller gets [`ErrorKind::Deadline`] with `may_land`. Every
 //! further call to that GPU gets [`ErrorKind::Unsettled`]. [`Hardware::settle`] returns when the outcome can be read.
 
-mod afresh;
 mod confirm;
-mod held;
+mod fresh_session;
 mod keeper;
 mod machine;
+mod retry_in_use;
 mod supervisor;
 
 use std::{
@@ -153,7 +153,7 @@ pub struct Hardware {
     tx: mpsc::UnboundedSender<Message>,
     status: watch::Receiver<Status>,
     events: broadcast::Sender<Event>,
-    /// GPUs whose reading also failed in a fresh session: see `afresh`.
+    /// GPUs whose reading also failed in a fresh session: see `fresh_session`.
     unmended: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -211,7 +211,7 @@ impl Hardware {
     /// # Errors
     /// The GPU cannot be read at all. Partial failures are in [`Reading::warnings`].
     pub async fn read(&self, uuid: &str) -> Result<Reading, DriverError> {
-        self.read_afresh(uuid).await
+        self.read_with_fresh_session(uuid).await
     }
 
     /// Creates a GPU instance at a placement, and reads it back.
@@ -228,7 +228,10 @@ impl Hardware {
         match self.change(request).await {
             Ok(Answer::GpuInstance(instance)) => Ok(instance),
             Ok(other) => Err(mixed_up("creating a GPU instance", &other)),
-            Err(error) => self.look_again(uuid, error, |mig| confirm::gpu_instance(mig, profile_id, placement)).await,
+            Err(error) => {
+                self.confirm_in_fresh_session(uuid, error, |mig| confirm::gpu_instance(mig, profile_id, placement))
+                    .await
+            }
         }
     }
 
@@ -248,7 +251,10 @@ impl Hardware {
             Ok(Answer::ComputeInstance(instance)) => Ok(instance),
             Ok(other) => Err(mixed_up("creating a compute instance", &other)),
             Err(error) => {
-                self.look_again(uuid, error, |mig| confirm::compute_instance(mig, gi, profile_id, placement)).await
+                self.confirm_in_fresh_session(uuid, error, |mig| {
+                    confirm::compute_instance(mig, gi, profile_id, placement)
+                })
+                .await
             }
         }
     }
@@ -261,7 +267,9 @@ impl Hardware {
         match self.change(Request::DestroyComputeInstance { gpu: GpuRef::new(uuid), gi, ci }).await {
             Ok(Answer::Destroyed) => Ok(()),
             Ok(other) => Err(mixed_up("destroying a compute instance", &other)),
-            Err(error) => self.look_again(uuid, error, |mig| confirm::no_compute_instance(mig, gi, ci)).await,
+            Err(error) => {
+                self.confirm_in_fresh_session(uuid, error, |mig| confirm::no_compute_instance(mig, gi, ci)).await
+            }
         }
     }
 
@@ -273,7 +281,7 @@ impl Hardware {
         match self.change(Request::DestroyGpuInstance { gpu: GpuRef::new(uuid), gi }).await {
             Ok(Answer::Destroyed) => Ok(()),
             Ok(other) => Err(mixed_up("destroying a GPU instance", &other)),
-            Err(error) => self.look_again(uuid, error, |mig| confirm::no_gpu_instance(mig, gi)).await,
+            Err(error) => self.confirm_in_fresh_session(uuid, error, |mig| confirm::no_gpu_instance(mig, gi)).await,
         }
     }
 
@@ -297,7 +305,9 @@ impl Hardware {
         match self.call(Request::SetComputeMode { gpu: GpuRef::new(uuid), mode }).await {
             Ok(Answer::ComputeModeSet) => Ok(()),
             Ok(other) => Err(mixed_up("setting the compute mode", &other)),
-            Err(error) => self.look_again_at(uuid, error, |reading| confirm::compute_mode(reading, mode)).await,
+            Err(error) => {
+                self.confirm_reading_in_fresh_session(uuid, error, |reading| confirm::compute_mode(reading, mode)).await
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     AbandonedWorker, Message, Options, Sender, Settled, Status,
-    keeper::{Line, Report},
+    keeper::{Report, WorkerSocket},
     machine::{Answered, Ask, Effect, Event, Machine, Ticket, WorkerId},
 };
 use crate::{
@@ -33,7 +33,7 @@ enum Waiting {
 struct Supervisor {
     options: Options,
     machine: Machine,
-    lines: BTreeMap<WorkerId, Line>,
+    lines: BTreeMap<WorkerId, WorkerSocket>,
     waiting: BTreeMap<Ticket, Waiting>,
     next: Ticket,
     reports: mpsc::UnboundedSender<(WorkerId, Report)>,
@@ -70,13 +70,13 @@ pub(super) async fn run(
         };
         let event = tokio::select! {
             message = messages.recv(), if !ending => match message {
-                Some(message) => Some(supervisor.note(message)),
+                Some(message) => Some(supervisor.register(message)),
                 None => {
                     ending = true;
                     Some(Event::Stop { ticket: 0 })
                 }
             },
-            Some((worker, report)) = reported.recv() => supervisor.heard(worker, report),
+            Some((worker, report)) = reported.recv() => supervisor.handle_report(worker, report),
             () = tick => Some(Event::Tick),
         };
         if let Some(event) = event {
@@ -92,7 +92,7 @@ pub(super) async fn run(
 }
 
 /// Logs an unexpected end of a worker, with its calls and the consequence for their callers.
-fn mourn(pid: Option<u32>, how: &str, calls: &[&Request]) {
+fn log_worker_death(pid: Option<u32>, how: &str, calls: &[&Request]) {
     let during = |request: &&Request| match request.gpu() {
         Some(gpu) => format!("{} ({})", request.name(), gpu.uuid),
         None => request.name().to_owned(),
@@ -111,7 +111,7 @@ fn mourn(pid: Option<u32>, how: &str, calls: &[&Request]) {
 
 impl Supervisor {
     /// Stores the caller of a message, and converts the message to an event.
-    fn note(&mut self, message: Message) -> Event {
+    fn register(&mut self, message: Message) -> Event {
         self.next += 1;
         let ticket = self.next;
         let (waiting, event) = match message {
@@ -128,7 +128,7 @@ impl Supervisor {
         event
     }
 
-    fn heard(&mut self, worker: WorkerId, report: Report) -> Option<Event> {
+    fn handle_report(&mut self, worker: WorkerId, report: Report) -> Option<Event> {
         match report {
             Report::Spawned { pid } => {
                 if let Some(line) = self.lines.get_mut(&worker) {
@@ -146,8 +146,8 @@ impl Supervisor {
             }
             Report::Gone { how } => {
                 let line = self.lines.remove(&worker);
-                match self.machine.in_hand(worker) {
-                    Some(calls) => mourn(line.and_then(|line| line.pid), &how, &calls),
+                match self.machine.calls_of_required_worker(worker) {
+                    Some(calls) => log_worker_death(line.and_then(|line| line.pid), &how, &calls),
                     None => tracing::debug!(worker, how, "driver worker gone"),
                 }
                 Some(Event::Gone { worker, how })
@@ -159,15 +159,15 @@ impl Supervisor {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             for effect in self.machine.step(Instant::now(), event) {
-                events.extend(self.carry_out(effect));
+                events.extend(self.execute(effect));
             }
         }
     }
 
     /// Executes an effect. If the effect fails immediately, returns the event for that.
-    fn carry_out(&mut self, effect: Effect) -> Option<Event> {
+    fn execute(&mut self, effect: Effect) -> Option<Event> {
         match effect {
-            Effect::Spawn(worker) => match Line::open(worker, &self.options, self.reports.clone()) {
+            Effect::Spawn(worker) => match WorkerSocket::open(worker, &self.options, self.reports.clone()) {
                 Ok(line) => {
                     self.lines.insert(worker, line);
                 }

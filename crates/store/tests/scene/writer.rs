@@ -29,14 +29,14 @@ pub(crate) fn roomy() -> Options {
 pub(crate) fn commit(store: &Store, thread: u64, number: u64) -> Result<u64, StoreError> {
     let write = store.write(move |tx| {
         let id = tx.begin(operation(&format!("thread {thread}"), number))?.id;
-        tx.note_undo(id, serde_json::json!(number))?;
+        tx.add_undo(id, serde_json::json!(number))?;
         tx.set_override(override_of(&format!("GPU-{thread}"), &number.to_string()))?;
         let source = LeaseSource::from(new_lease(uid_of(thread)));
         let lease = tx.begin_lease(source, lease_terms(&["GPU-0"]).members, id)?.id;
         tx.activate_lease(lease, lease_terms(&["GPU-0", "GPU-1"]))?;
         tx.end_lease(lease, EndReason::Released)?;
         tx.end(id, OperationState::Done, None)?;
-        tx.undone(id, 0)?;
+        tx.mark_undone(id, 0)?;
         tx.audit(audit(&format!("thread {thread}"), &number.to_string()))?;
         Ok(number)
     });
@@ -160,7 +160,7 @@ pub(crate) fn have_strace(what: &str) -> bool {
 }
 
 /// Returns the highest number that each thread printed as recorded.
-pub(crate) fn told(lines: impl Iterator<Item = String>) -> BTreeMap<u64, u64> {
+pub(crate) fn read_reported(lines: impl Iterator<Item = String>) -> BTreeMap<u64, u64> {
     let mut told = BTreeMap::new();
     for line in lines {
         if let Some((thread, number)) = line.strip_prefix("recorded ").and_then(|rest| rest.split_once(' ')) {

@@ -7,7 +7,7 @@ use gpush_core::lease::environment::{Environment, SHELL_FAILURE};
 
 use super::grant::{self, Asked};
 use crate::{
-    args::{Global, Held, RequestFlags},
+    args::{Global, LeaseBindingFlags, RequestFlags},
     exit::{Failure, Outcome},
     output::Output,
     render::lease,
@@ -17,7 +17,7 @@ pub(super) fn run(
     global: &Global,
     id: Option<LeaseId>,
     flags: &RequestFlags,
-    held: &Held,
+    held: &LeaseBindingFlags,
     quiet: bool,
     out: &Output,
 ) -> Outcome {
@@ -34,7 +34,7 @@ fn print(
     global: &Global,
     id: Option<LeaseId>,
     flags: &RequestFlags,
-    held: &Held,
+    held: &LeaseBindingFlags,
     quiet: bool,
     out: &Output,
 ) -> Outcome {
@@ -53,7 +53,7 @@ fn print(
             (None, Some(asked)) => grant::granted(client, global, asked, out).await?,
             (None, None) => return Ok(0),
         };
-        let printed = typed(&granted).map_err(Failure::from).and_then(|environment| {
+        let printed = parse_environment(&granted).map_err(Failure::from).and_then(|environment| {
             grant::warn(&granted, quiet, out);
             out.verbatim(environment.text(format).as_bytes())
         });
@@ -70,7 +70,7 @@ fn print(
 }
 
 /// Parses the environment of a grant, because only plain values may reach a shell or a command.
-pub(super) fn typed(granted: &LeaseGrant) -> Result<Environment, ApiError> {
+pub(super) fn parse_environment(granted: &LeaseGrant) -> Result<Environment, ApiError> {
     Environment::from_variables(&granted.environment).map_err(|error| {
         let message = format!("gpushd sent an environment for {} that gpushctl cannot use", granted.lease.id);
         let error = ApiError::new(Code::Unreachable, message).cause(error.to_string());

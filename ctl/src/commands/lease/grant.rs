@@ -15,7 +15,7 @@ use nix::{
 };
 
 use crate::{
-    args::{Global, Held, RequestFlags},
+    args::{Global, LeaseBindingFlags, RequestFlags},
     exit::Failure,
     output::Output,
     render::lease,
@@ -33,7 +33,7 @@ pub(super) struct Asked {
 }
 
 /// Creates the request of `lease request` and `lease env`. If no end is given, the lease ends with the login session.
-pub(super) fn bound(flags: &RequestFlags, held: &Held) -> Result<LeaseRequest, ApiError> {
+pub(super) fn bound(flags: &RequestFlags, held: &LeaseBindingFlags) -> Result<LeaseRequest, ApiError> {
     let mut request = flags.request()?;
     request.holder = held.user.as_deref().map(uid).transpose()?;
     (request.process, request.bind_to) = match (held.with, request.duration_s) {

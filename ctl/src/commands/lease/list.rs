@@ -47,7 +47,7 @@ fn retain_own(leases: &mut Vec<Lease>) {
 }
 
 pub(super) async fn show(client: &mut Client, ids: &[LeaseId], out: &Output) -> Outcome {
-    let leases = if ids.is_empty() { own(client).await? } else { named(client, ids).await? };
+    let leases = if ids.is_empty() { own_leases(client).await? } else { named(client, ids).await? };
     let gpus = super::gpus(client).await;
     if let ([lease], true) = (leases.as_slice(), out.json) {
         out.document(lease)?;
@@ -57,7 +57,7 @@ pub(super) async fn show(client: &mut Client, ids: &[LeaseId], out: &Output) -> 
     Ok(0)
 }
 
-async fn own(client: &mut Client) -> Result<Vec<Lease>, Failure> {
+async fn own_leases(client: &mut Client) -> Result<Vec<Lease>, Failure> {
     let mut leases = client.leases(0).await?;
     retain_own(&mut leases);
     if leases.is_empty() {

@@ -31,7 +31,7 @@ pub(super) fn become_command(global: &Global, args: &RunArgs, out: &Output) -> O
 
 /// Ends `run` with an error, because its command line is invalid.
 pub(super) fn refused(error: ApiError, out: &Output) -> Outcome {
-    run::own(error.into(), NO_COMMAND, out)
+    run::report_error(error.into(), NO_COMMAND, out)
 }
 
 pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcome {

@@ -42,11 +42,11 @@ const MPS: &str = "CUDA_MPS_";
 
 pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
     let Some((program, arguments)) = args.command.split_first() else {
-        return own(ApiError::new(Code::BadRequest, "a command is missing").into(), NO_COMMAND, out);
+        return report_error(ApiError::new(Code::BadRequest, "a command is missing").into(), NO_COMMAND, out);
     };
     let (granted, environment, is_new) = match lease(global, args, out) {
         Ok(found) => found,
-        Err(failure) => return own(failure, NO_COMMAND, out),
+        Err(failure) => return report_error(failure, NO_COMMAND, out),
     };
     grant::warn(&granted, args.quiet, out);
     if is_new && !args.quiet && std::io::stderr().is_terminal() {
@@ -57,11 +57,11 @@ pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
         release(global, granted.lease.id);
     }
     let status = if cause.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
-    own(exit::io(format!("cannot run {}", Path::new(program).display()), &cause).into(), status, out)
+    report_error(exit::io(format!("cannot run {}", Path::new(program).display()), &cause).into(), status, out)
 }
 
 /// Prints an error of `run` itself, and returns its exit status.
-pub(super) fn own(failure: Failure, status: u8, out: &Output) -> Outcome {
+pub(super) fn report_error(failure: Failure, status: u8, out: &Output) -> Outcome {
     match failure {
         Failure::Error(error) => out.error(&error),
         Failure::BrokenPipe => {}
@@ -95,7 +95,7 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
             Some(id) => enter(client, id, args.lease.is_some()).await?,
             None => grant::granted(client, global, &asked, out).await?,
         };
-        match env::typed(&granted) {
+        match env::parse_environment(&granted) {
             Ok(environment) => Ok((granted, environment, enters.is_none())),
             Err(error) => {
                 if enters.is_none() {

@@ -14,13 +14,13 @@ use crate::{
 };
 
 /// The layout on a command line. The form of the text shows whether it is a name or entries.
-enum Typed {
+enum LayoutArgument {
     Layout(LayoutSource),
     /// A label of a mig-parted file. Its meaning depends on the GPUs.
     Label(parted::File, parted::Label),
 }
 
-impl Typed {
+impl LayoutArgument {
     /// Parses the layout. An invalid file is reported without contacting gpushd.
     fn of(wanted: &Wanted) -> Result<Self, ApiError> {
         if let Some(file) = &wanted.file {
@@ -62,7 +62,7 @@ impl Typed {
 }
 
 /// Explains the error about a layout name that only mig-parted knows.
-fn explained(request: &PlanRequest, error: gpush_client::Error) -> Failure {
+fn explain_name_error(request: &PlanRequest, error: gpush_client::Error) -> Failure {
     match &request.layout {
         LayoutSource::Named(name) if error.code() == Code::NotFound => {
             habits::parted_label(name).map_or_else(|| Failure::from(error), Failure::from)
@@ -76,15 +76,15 @@ fn explained(request: &PlanRequest, error: gpush_client::Error) -> Failure {
 }
 
 /// Runs `mig plan` and `mig apply --dry-run`.
-pub(super) fn planned(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
-    let typed = Typed::of(wanted)?;
+pub(super) fn run_plan(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
+    let typed = LayoutArgument::of(wanted)?;
     if let Some(host) = &how.offline {
         let (plans, gpus) = offline_plans(typed, wanted, host, how, out)?;
         return apply::show_plan(&plans, &gpus, out);
     }
     super::super::ask(global, async |client| {
         let request = typed.ask(wanted, client, out).await?;
-        let plans = client.plan(&request).await.map_err(|error| explained(&request, error))?;
+        let plans = client.plan(&request).await.map_err(|error| explain_name_error(&request, error))?;
         // Request the GPUs only for the text output: the JSON contains only the plans.
         let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
         apply::show_plan(&plans, &gpus, out)
@@ -92,7 +92,7 @@ pub(super) fn planned(global: &Global, wanted: &Wanted, how: &Offline, out: &Out
 }
 
 fn offline_plans(
-    typed: Typed,
+    typed: LayoutArgument,
     wanted: &Wanted,
     host: &str,
     how: &Offline,
@@ -105,8 +105,8 @@ fn offline_plans(
 }
 
 /// Runs `mig assert`. Without a layout, it checks whether GPUs of mode `mig` have their desired layout.
-pub(super) fn asserted(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
-    let typed = Typed::of(wanted)?;
+pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
+    let typed = LayoutArgument::of(wanted)?;
     if let Some(host) = &how.offline {
         let (plans, gpus) = offline_plans(typed, wanted, host, how, out)?;
         return assert(&plans, &gpus, out);
@@ -150,7 +150,7 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
             Some(layout) => request.layout = LayoutSource::Entries(layout.entries),
             None if name == layout::NONE => request.layout = LayoutSource::Entries(vec![name.clone()]),
             // gpushd's error lists the layouts that exist.
-            None => return client.plan(&request).await.map_err(|error| explained(&request, error)),
+            None => return client.plan(&request).await.map_err(|error| explain_name_error(&request, error)),
         }
     }
     if request.gpus.is_empty() && !matches!(request.layout, LayoutSource::PerGpu(_)) {
@@ -166,7 +166,7 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
 /// known.
 fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| {
-        if !plans.plans.is_empty() && plans.plans.iter().all(plan::as_wanted) {
+        if !plans.plans.is_empty() && plans.plans.iter().all(plan::needs_no_change) {
             return String::new();
         }
         plan::plans(plans, gpus, look)
@@ -176,14 +176,14 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     let wrong = apply::refusals(plans).find(|(_, plan)| config::never(plan));
     Ok(match wrong {
         Some((code, _)) => code.exit_status(),
-        None if plans.plans.iter().all(plan::as_wanted) => 0,
+        None if plans.plans.iter().all(plan::needs_no_change) => 0,
         None => DIFFERS,
     })
 }
 
 /// Runs `mig apply`.
 pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutChange, out: &Output) -> Outcome {
-    let request = Typed::of(wanted)?.ask(wanted, client, out).await?;
+    let request = LayoutArgument::of(wanted)?.ask(wanted, client, out).await?;
     let PlanRequest { gpus, layout } = request.clone();
     let named = layout != LayoutSource::Wanted;
     let order = ApplyRequest { gpus, layout, ..apply::request(change) };

@@ -37,10 +37,10 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
             super::parted::export(global, &which.selectors(), &label, file.as_deref(), out)
         }
         Mig::Import { file, label } => super::parted::import(&file, label.as_deref(), out),
-        Mig::Plan { wanted, offline } => layout::planned(global, &wanted, &offline, out),
-        Mig::Assert { wanted, offline } => layout::asserted(global, &wanted, &offline, out),
+        Mig::Plan { wanted, offline } => layout::run_plan(global, &wanted, &offline, out),
+        Mig::Assert { wanted, offline } => layout::run_assert(global, &wanted, &offline, out),
         Mig::Apply { wanted, change } if change.execution.dry_run => {
-            layout::planned(global, &wanted, &Offline::default(), out)
+            layout::run_plan(global, &wanted, &Offline::default(), out)
         }
         Mig::Apply { wanted, change } => {
             super::ask(global, async |client| layout::apply(client, &wanted, &change, out).await)

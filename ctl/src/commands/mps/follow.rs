@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, Code, MpsDaemon, MpsEndRequest, MpsState};
+use gpush_api::{ApiError, Code, MpsActionRequest, MpsDaemon, MpsState};
 use gpush_client::{Client, Kind};
 use gpush_core::duration;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::{
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
-    render::mps::{change, label, typed},
+    render::mps::{change, displayed_argument, label},
 };
 
 /// First and longest pause between two polls.
@@ -55,7 +55,7 @@ pub(super) enum Watch {
 
 /// The progress of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Far {
+enum ChangeState {
     OnItsWay,
     AsWanted,
     Otherwise,
@@ -64,14 +64,14 @@ enum Far {
 pub(super) async fn start(client: &mut Client, target: &str, watch: Watch, out: &Output) -> Outcome {
     let before = client.mps_daemon(target).await?;
     let accepted = client.mps_start(&before.target).await?;
-    watched(client, Change::Start, &before, accepted, watch, out).await
+    watch_change(client, Change::Start, &before, accepted, watch, out).await
 }
 
 pub(super) async fn end(
     client: &mut Client,
     what: Change,
     target: &str,
-    how: &MpsEndRequest,
+    how: &MpsActionRequest,
     watch: Watch,
     out: &Output,
 ) -> Outcome {
@@ -84,7 +84,7 @@ pub(super) async fn end(
         Change::Restart => client.mps_restart(&before.target, how).await?,
         Change::Drain => client.mps_drain(&before.target, how).await?,
     };
-    watched(client, what, &before, accepted, watch, out).await
+    watch_change(client, what, &before, accepted, watch, out).await
 }
 
 /// Stops a daemon as soon as it is not in use. If it is still in use after `limit`, it serves
@@ -99,7 +99,7 @@ pub(super) async fn stop_when_free(
 ) -> Outcome {
     let before = client.mps_daemon(target).await?;
     let watch = if detach { Watch::Not } else { Watch::For { limit: Some(limit), quiet, undone: true } };
-    let how = MpsEndRequest { force: false, end_after_s: None };
+    let how = MpsActionRequest { force: false, end_after_s: None };
     let ended = end(client, Change::Drain, &before.target, &how, watch, out).await;
     if matches!(ended, Ok(status) if status == Code::TimedOut.exit_status() || status == INTERRUPTED) {
         client.mps_start(&before.target).await?;
@@ -110,20 +110,20 @@ pub(super) async fn stop_when_free(
 
 /// Returns the progress of a change, from the daemon before the change and now. `going` is true if
 /// an earlier poll saw the change in progress.
-fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
+fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> ChangeState {
     // If gpushd has recorded the request but has not begun it, the daemon is still in its previous
     // state.
     let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);
     match (what, now.state) {
-        (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => Far::AsWanted,
+        (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => ChangeState::AsWanted,
         (Change::Restart, MpsState::Ready) if moved && (before.since, before.pid) != (now.since, now.pid) => {
-            Far::AsWanted
+            ChangeState::AsWanted
         }
-        (Change::Start | Change::Restart, MpsState::Fault | MpsState::GivenUp) if moved => Far::Otherwise,
+        (Change::Start | Change::Restart, MpsState::Fault | MpsState::GivenUp) if moved => ChangeState::Otherwise,
         // Another administrator has stopped the daemon again.
-        (Change::Start, MpsState::Stopped | MpsState::Draining) if moved => Far::Otherwise,
+        (Change::Start, MpsState::Stopped | MpsState::Draining) if moved => ChangeState::Otherwise,
         // Another administrator has started the daemon again.
-        (Change::Stop | Change::Drain, MpsState::Starting | MpsState::Ready) if going => Far::Otherwise,
+        (Change::Stop | Change::Drain, MpsState::Starting | MpsState::Ready) if going => ChangeState::Otherwise,
         (
             Change::Start | Change::Stop | Change::Restart | Change::Drain,
             MpsState::Stopped
@@ -135,12 +135,12 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
             | MpsState::GivenUp
             | MpsState::Draining
             | MpsState::Stopping,
-        ) => Far::OnItsWay,
+        ) => ChangeState::OnItsWay,
     }
 }
 
 /// Returns whether a state is an intermediate state of a change.
-fn is_going(what: Change, state: MpsState) -> bool {
+fn is_intermediate(what: Change, state: MpsState) -> bool {
     match what {
         Change::Start => matches!(state, MpsState::Starting),
         Change::Stop | Change::Restart | Change::Drain => matches!(state, MpsState::Draining | MpsState::Stopping),
@@ -148,7 +148,7 @@ fn is_going(what: Change, state: MpsState) -> bool {
 }
 
 /// Explains an end state other than the requested one.
-fn otherwise(what: Change, state: MpsState) -> &'static str {
+fn explain_other_state(what: Change, state: MpsState) -> &'static str {
     match (what, state) {
         (Change::Start | Change::Restart, MpsState::Stopped | MpsState::Draining | MpsState::Stopping) => {
             "another user has stopped it in the meantime"
@@ -166,7 +166,7 @@ fn otherwise(what: Change, state: MpsState) -> &'static str {
     }
 }
 
-async fn watched(
+async fn watch_change(
     client: &mut Client,
     what: Change,
     before: &MpsDaemon,
@@ -188,16 +188,16 @@ async fn watched(
     let (mut going, mut pause) = (false, PAUSES.0);
     let mut away: Option<Instant> = None;
     loop {
-        going |= is_going(what, now.state);
+        going |= is_intermediate(what, now.state);
         match far(what, before, &now, going) {
-            Far::OnItsWay => {}
-            reached @ (Far::AsWanted | Far::Otherwise) => {
+            ChangeState::OnItsWay => {}
+            reached @ (ChangeState::AsWanted | ChangeState::Otherwise) => {
                 progress.end();
                 out.show(&now, |look| change::ended(&now, look))?;
-                if reached == Far::AsWanted {
+                if reached == ChangeState::AsWanted {
                     return Ok(0);
                 }
-                out.remark(&format!("{}: {}\n", label(&now, &out.look), otherwise(what, now.state)));
+                out.remark(&format!("{}: {}\n", label(&now, &out.look), explain_other_state(what, now.state)));
                 return Ok(FAILED);
             }
         }
@@ -206,7 +206,7 @@ async fn watched(
             _ = interrupt.recv() => {
                 progress.end();
                 if !undone {
-                    out.remark(&goes_on(&now, None, out));
+                    out.remark(&continues_note(&now, None, out));
                 }
                 return Ok(INTERRUPTED);
             }
@@ -215,11 +215,11 @@ async fn watched(
                 if out.json {
                     out.document(&now)?;
                 } else if !undone {
-                    out.remark(&goes_on(&now, timeout, out));
+                    out.remark(&continues_note(&now, timeout, out));
                 }
                 return Ok(Code::TimedOut.exit_status());
             }
-            asked = again(client, &before.target, pause) => asked,
+            asked = poll_after(client, &before.target, pause) => asked,
         };
         pause = (pause * 3 / 2).min(PAUSES.1);
         match asked {
@@ -228,7 +228,7 @@ async fn watched(
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
                 if away.get_or_insert_with(Instant::now).elapsed() > AWAY {
                     progress.end();
-                    return Err(lost_sight(&now, error.error.message, out));
+                    return Err(gpushd_ended_error(&now, error.error.message, out));
                 }
             }
             // A daemon that no rule requires any more is no longer listed after it has ended.
@@ -256,20 +256,20 @@ fn ends(what: Change) -> bool {
 }
 
 /// Polls the daemon after a pause.
-async fn again(client: &mut Client, target: &str, pause: Duration) -> Result<MpsDaemon, gpush_client::Error> {
+async fn poll_after(client: &mut Client, target: &str, pause: Duration) -> Result<MpsDaemon, gpush_client::Error> {
     tokio::time::sleep(pause).await;
     client.mps_daemon(target).await
 }
 
-fn goes_on(now: &MpsDaemon, waited: Option<Duration>, out: &Output) -> String {
-    let (what, target) = (change::waits(now, &out.look), typed(now, &out.look));
+fn continues_note(now: &MpsDaemon, waited: Option<Duration>, out: &Output) -> String {
+    let (what, target) = (change::waits(now, &out.look), displayed_argument(now, &out.look));
     let waited = waited
         .map_or_else(|| "no longer waiting".to_owned(), |limit| format!("not done within {}", duration::format(limit)));
     format!("{what}; {waited}. gpushd continues: `gpushctl mps show {target}`\n")
 }
 
-fn lost_sight(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
-    let (label, target) = (label(now, &out.look), typed(now, &out.look));
+fn gpushd_ended_error(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
+    let (label, target) = (label(now, &out.look), displayed_argument(now, &out.look));
     let error = ApiError::new(Code::Unreachable, format!("cannot follow the MPS daemon of {label}: gpushd has ended"));
     let hint = format!("gpushd keeps the request: start gpushd, then `gpushctl mps show {target}`");
     error.cause(cause).hint(hint).into()
@@ -337,22 +337,22 @@ mod tests {
         let given_up = at(MpsState::GivenUp, 1, None);
         let again = at(MpsState::GivenUp, 9, None);
         for (what, before, now, going, reached) in [
-            (Change::Start, &stopped, &ready, false, Far::AsWanted),
-            (Change::Start, &ready, &ready, false, Far::AsWanted),
-            (Change::Start, &stopped, &stopped, false, Far::OnItsWay),
-            (Change::Start, &stopped, &stopped, true, Far::Otherwise),
-            (Change::Start, &given_up, &given_up, false, Far::OnItsWay),
-            (Change::Start, &given_up, &again, false, Far::Otherwise),
-            (Change::Restart, &ready, &ready, false, Far::OnItsWay),
-            (Change::Restart, &ready, &ready, true, Far::OnItsWay),
-            (Change::Restart, &ready, &stopped, true, Far::OnItsWay),
-            (Change::Restart, &ready, &new, true, Far::AsWanted),
-            (Change::Restart, &ready, &again, true, Far::Otherwise),
-            (Change::Stop, &ready, &ready, false, Far::OnItsWay),
-            (Change::Stop, &ready, &stopped, true, Far::AsWanted),
-            (Change::Stop, &stopped, &stopped, false, Far::AsWanted),
-            (Change::Drain, &ready, &at(MpsState::Draining, 2, Some(7)), true, Far::OnItsWay),
-            (Change::Drain, &ready, &ready, true, Far::Otherwise),
+            (Change::Start, &stopped, &ready, false, ChangeState::AsWanted),
+            (Change::Start, &ready, &ready, false, ChangeState::AsWanted),
+            (Change::Start, &stopped, &stopped, false, ChangeState::OnItsWay),
+            (Change::Start, &stopped, &stopped, true, ChangeState::Otherwise),
+            (Change::Start, &given_up, &given_up, false, ChangeState::OnItsWay),
+            (Change::Start, &given_up, &again, false, ChangeState::Otherwise),
+            (Change::Restart, &ready, &ready, false, ChangeState::OnItsWay),
+            (Change::Restart, &ready, &ready, true, ChangeState::OnItsWay),
+            (Change::Restart, &ready, &stopped, true, ChangeState::OnItsWay),
+            (Change::Restart, &ready, &new, true, ChangeState::AsWanted),
+            (Change::Restart, &ready, &again, true, ChangeState::Otherwise),
+            (Change::Stop, &ready, &ready, false, ChangeState::OnItsWay),
+            (Change::Stop, &ready, &stopped, true, ChangeState::AsWanted),
+            (Change::Stop, &stopped, &stopped, false, ChangeState::AsWanted),
+            (Change::Drain, &ready, &at(MpsState::Draining, 2, Some(7)), true, ChangeState::OnItsWay),
+            (Change::Drain, &ready, &ready, true, ChangeState::Otherwise),
         ] {
             assert_eq!(far(what, before, now, going), reached, "{what:?} {:?} to {:?}", before.state, now.state);
         }

@@ -8,7 +8,7 @@
 mod follow;
 mod logs;
 
-use gpush_api::{Gpu, Mode, MpsClient, MpsDaemon, MpsEndRequest, MpsSetRequest};
+use gpush_api::{Gpu, Mode, MpsActionRequest, MpsClient, MpsDaemon, MpsSetRequest};
 use gpush_client::Client;
 use serde::Serialize;
 
@@ -80,15 +80,15 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
             return follow::stop_when_free(client, of.text(), limit, followed.detach, followed.quiet, out).await;
         }
         Mps::Stop { of, force, queueing: _, followed } => {
-            let how = MpsEndRequest { force: force.force, end_after_s: None };
+            let how = MpsActionRequest { force: force.force, end_after_s: None };
             return follow::end(client, Change::Stop, of.text(), &how, watch(followed), out).await;
         }
         Mps::Restart { of, force, followed } => {
-            let how = MpsEndRequest { force: force.force, end_after_s: None };
+            let how = MpsActionRequest { force: force.force, end_after_s: None };
             return follow::end(client, Change::Restart, of.text(), &how, watch(followed), out).await;
         }
         Mps::Drain { of, end_after, timeout, detach, quiet } => {
-            let how = MpsEndRequest { force: false, end_after_s: end_after };
+            let how = MpsActionRequest { force: false, end_after_s: end_after };
             let watch = if detach { Watch::Not } else { Watch::For { limit: timeout, quiet, undone: false } };
             return follow::end(client, Change::Drain, of.text(), &how, watch, out).await;
         }

@@ -4,13 +4,13 @@ use gpush_api::{Gpu, Lease, LeaseKind, LeaseMember, LeaseState};
 
 use super::{end, place, share, target, user};
 use crate::render::{
-    Look,
-    look::{QUIET, paint, width},
+    Appearance,
+    appearance::{QUIET, paint, width},
 };
 
 /// Draws the leases that have a share of this GPU or wait for it, in one line. If not all of them
 /// fit, the line ends with the number of the others.
-pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Look) -> Vec<String> {
+pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearance) -> Vec<String> {
     let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended);
     let texts: Vec<String> = open.filter_map(|lease| text(lease, gpu, look)).collect();
     if texts.is_empty() {
@@ -35,7 +35,7 @@ pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Look) -> 
 }
 
 /// Describes a lease: `L17 alice mps 25%, in 2 h`. Returns `None` for a lease of other GPUs.
-fn text(lease: &Lease, gpu: &Gpu, look: &Look) -> Option<String> {
+fn text(lease: &Lease, gpu: &Gpu, look: &Appearance) -> Option<String> {
     let here: Vec<_> = lease.members.iter().filter(|member| member.gpu == gpu.uuid).collect();
     let (id, user) = (lease.id, user(&lease.holder, look));
     if here.is_empty() {
@@ -61,7 +61,7 @@ fn text(lease: &Lease, gpu: &Gpu, look: &Look) -> Option<String> {
 }
 
 /// Returns the MIG device of a member, such as `1g.10gb@0`; `None` for a whole GPU.
-fn device(member: &LeaseMember, gpu: &Gpu, look: &Look) -> Option<String> {
+fn device(member: &LeaseMember, gpu: &Gpu, look: &Appearance) -> Option<String> {
     let text = target(member, std::slice::from_ref(gpu), look);
     text.split_once(':').map(|(_, device)| device.to_owned())
 }

@@ -4,13 +4,13 @@ use gpush_api::{Gpu, Lease, LeaseGrant, LeaseState};
 
 use super::{end, enforced_by, list::list, place, reason, share, show};
 use crate::render::{
-    Look,
+    Appearance,
+    appearance::{NOTE, QUIET, paint},
     listing::Listing,
-    look::{NOTE, QUIET, paint},
 };
 
 /// Draws `gpushctl lease request`: the lease, and the commands that use it.
-pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Look) -> Listing {
+pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Appearance) -> Listing {
     let lease = &granted.lease;
     let id = lease.id;
     let mut drawn = show::one(lease, gpus, look) + "\n";
@@ -25,14 +25,14 @@ pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Look) -> Listin
 }
 
 /// Draws the line of `run` and `lease env` on a terminal: the granted share, and what enforces it.
-pub(crate) fn started(lease: &Lease, look: &Look) -> String {
+pub(crate) fn started(lease: &Lease, look: &Appearance) -> String {
     let text =
         format!("{}, ends {}. Enforced by {}", share(lease, look), end(lease, look), enforced_by(lease.enforcement));
     lines(lease, &text, look)
 }
 
 /// Draws the line of a lease that waits.
-pub(crate) fn waits(lease: &Lease, look: &Look) -> String {
+pub(crate) fn waits(lease: &Lease, look: &Appearance) -> String {
     let text = match (lease.state, &lease.operation) {
         (LeaseState::Granting, Some(operation)) => format!("being granted by operation {operation}"),
         (LeaseState::Granting, None) => "being granted".to_owned(),
@@ -46,13 +46,13 @@ pub(crate) fn waits(lease: &Lease, look: &Look) -> String {
 }
 
 /// Draws the result of `gpushctl lease renew`.
-pub(crate) fn renewed(lease: &Lease, look: &Look) -> String {
+pub(crate) fn renewed(lease: &Lease, look: &Appearance) -> String {
     let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", look.clock(at)));
     lines(lease, &format!("ends {}{at}", end(lease, look)), look)
 }
 
 /// Draws the result of `gpushctl lease release` and `revoke`.
-pub(crate) fn ended(lease: &Lease, look: &Look) -> String {
+pub(crate) fn ended(lease: &Lease, look: &Appearance) -> String {
     let why = lease.reason.map_or("ends", reason);
     let mut out = match lease.state {
         LeaseState::Ended => lines(lease, why, look),
@@ -70,6 +70,6 @@ pub(crate) fn ended(lease: &Lease, look: &Look) -> String {
     out
 }
 
-fn lines(lease: &Lease, text: &str, look: &Look) -> String {
+fn lines(lease: &Lease, text: &str, look: &Appearance) -> String {
     look.wrap(&format!("{}: ", lease.id), text).join("\n") + "\n"
 }

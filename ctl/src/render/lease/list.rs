@@ -4,9 +4,9 @@ use gpush_api::{Gpu, Lease, LeaseState};
 
 use super::{NONE, end, place, reason, share, state, targets, user};
 use crate::render::{
-    Look,
+    Appearance,
+    appearance::paint,
     listing::Listing,
-    look::paint,
     table::{Align, Narrow},
 };
 
@@ -21,7 +21,7 @@ const COLUMNS: [(&str, Align); 7] = [
 ];
 
 /// Lists the leases of `gpushctl lease list`.
-pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Look) -> Listing {
+pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing {
     let rows = leases.iter().map(|lease| row(lease, gpus, look)).collect();
     Listing::new(&COLUMNS, rows, Narrow { spare: &["TARGET"], prose: true }, look)
         .names(leases.iter().map(|lease| lease.id.to_string()))
@@ -30,7 +30,7 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Look) -> Listing {
 }
 
 /// Returns the maximum width of a user name.
-fn longest_user(look: &Look) -> usize {
+fn longest_user(look: &Appearance) -> usize {
     match look.width {
         0..72 => 8,
         72..100 => 10,
@@ -38,7 +38,7 @@ fn longest_user(look: &Look) -> usize {
     }
 }
 
-fn row(lease: &Lease, gpus: &[Gpu], look: &Look) -> Vec<String> {
+fn row(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     let (word, style) = state(lease.state);
     let ends = match lease.state {
         LeaseState::Queued | LeaseState::Granting | LeaseState::Active => end(lease, look),
@@ -56,7 +56,7 @@ fn row(lease: &Lease, gpus: &[Gpu], look: &Look) -> Vec<String> {
 }
 
 /// Describes a lease that is not active.
-fn detail(lease: &Lease, look: &Look) -> String {
+fn detail(lease: &Lease, look: &Appearance) -> String {
     let why = || lease.reason.map_or("ends", reason).to_owned();
     match lease.state {
         LeaseState::Queued => place(lease, look).unwrap_or_default(),

@@ -24,8 +24,8 @@ pub(crate) use self::{
     show::show,
 };
 use super::{
-    Look,
-    look::{NEW, NOTE, QUIET},
+    Appearance,
+    appearance::{NEW, NOTE, QUIET},
     mps::memory,
 };
 
@@ -57,12 +57,12 @@ fn reason(reason: EndReason) -> &'static str {
 }
 
 /// Returns the holder by name, or else by uid.
-fn user(holder: &LeaseHolder, look: &Look) -> String {
+fn user(holder: &LeaseHolder, look: &Appearance) -> String {
     holder.user.as_ref().map_or_else(|| format!("uid {}", holder.uid), |user| look.clean(user))
 }
 
 /// Describes the share briefly: `mps 25% 8G`, `mig 1g.10gb*2`, `whole`.
-pub(crate) fn share(lease: &Lease, look: &Look) -> String {
+pub(crate) fn share(lease: &Lease, look: &Appearance) -> String {
     let Some(first) = lease.members.first() else {
         return lease.request.as_ref().map_or_else(|| lease.kind.name().to_owned(), |request| requested(request, look));
     };
@@ -92,7 +92,7 @@ fn profile(member: &LeaseMember) -> Option<&str> {
 }
 
 /// Describes the share of a request that is not granted yet.
-fn requested(request: &LeaseRequest, look: &Look) -> String {
+fn requested(request: &LeaseRequest, look: &Appearance) -> String {
     let one = match &request.share {
         LeaseShare::Default => "any".to_owned(),
         LeaseShare::MigProfile { profile } => format!("mig {}", look.clean(profile)),
@@ -114,7 +114,7 @@ fn requested(request: &LeaseRequest, look: &Look) -> String {
 
 /// Returns a target in the form that commands accept: the index of a GPU, or `1:2g.20gb@2`. If the
 /// GPU is not listed, returns the UUID.
-fn target(member: &LeaseMember, gpus: &[Gpu], look: &Look) -> String {
+fn target(member: &LeaseMember, gpus: &[Gpu], look: &Appearance) -> String {
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == member.gpu) else { return look.clean(&member.target) };
     if member.target == gpu.uuid {
         return gpu.index.to_string();
@@ -130,7 +130,7 @@ fn target(member: &LeaseMember, gpus: &[Gpu], look: &Look) -> String {
 }
 
 /// Returns the targets of a lease: `0, 1:2g.20gb@2`.
-fn targets(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
+fn targets(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     if lease.members.is_empty() {
         return NONE.to_owned();
     }
@@ -138,7 +138,7 @@ fn targets(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
 }
 
 /// Describes what ends a lease: `in 2 h`, `with pid 4055`.
-pub(crate) fn end(lease: &Lease, look: &Look) -> String {
+pub(crate) fn end(lease: &Lease, look: &Appearance) -> String {
     let with = match &lease.binding {
         LeaseBinding::Process { pid: Some(pid), .. } => Some(format!("with pid {pid}")),
         LeaseBinding::Process { pid: None, .. } => Some("with a process".to_owned()),
@@ -176,7 +176,7 @@ pub(crate) fn enforced_by(enforcement: Enforcement) -> &'static str {
 }
 
 /// Describes the position in the queue: `position 2, behind L12 and op-7`.
-fn place(lease: &Lease, look: &Look) -> Option<String> {
+fn place(lease: &Lease, look: &Appearance) -> Option<String> {
     let queue = lease.queue.as_ref()?;
     let behind: Vec<String> = queue.behind.iter().map(|one| look.clean(one)).collect();
     let behind = match behind.as_slice() {

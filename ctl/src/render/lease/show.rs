@@ -5,9 +5,9 @@ use gpush_core::lease::request;
 
 use super::{end, enforced_by, list::list, place, reason, share, state, target, user};
 use crate::render::{
-    Look,
+    Appearance,
+    appearance::{NOTE, QUIET, STRONG, gib, pad, paint},
     listing::Listing,
-    look::{NOTE, QUIET, STRONG, gib, pad, paint},
     mps::memory,
     table::{Align, Narrow, fitted},
 };
@@ -19,13 +19,13 @@ const NAMES: usize = 12;
 const INDENT: usize = 2;
 
 /// Draws `gpushctl lease show`.
-pub(crate) fn show(leases: &[Lease], gpus: &[Gpu], look: &Look) -> Listing {
+pub(crate) fn show(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing {
     let drawn: Vec<String> = leases.iter().map(|lease| one(lease, gpus, look)).collect();
     list(leases, gpus, look).drawn(drawn.join("\n"))
 }
 
 /// Draws all details of a lease.
-pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
+pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     let (word, style) = state(lease.state);
     let (event, at) = match lease.state {
         LeaseState::Queued | LeaseState::Granting => ("requested ", Some(lease.created_at)),
@@ -89,7 +89,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
 }
 
 /// Draws a name and a value. A long value is wrapped in its column.
-fn fact(name: &str, value: &str, look: &Look) -> String {
+fn fact(name: &str, value: &str, look: &Appearance) -> String {
     let first = format!("  {}", pad(name, NAMES));
     let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {
         Some(rest) => format!("{}{rest}\n", paint(QUIET, &first)),
@@ -99,7 +99,7 @@ fn fact(name: &str, value: &str, look: &Look) -> String {
 }
 
 /// Draws the targets with their settings.
-fn members(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
+fn members(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     let columns = [("TARGET", Align::Left), ("SHARE", Align::Left), ("GIB", Align::Right), ("UUID", Align::Left)];
     let row = |member: &gpush_api::LeaseMember| {
         let share = match &member.share {

@@ -1,21 +1,23 @@
 //! Results of MPS commands, what they wait for, and new log lines.
 
-use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSet, MpsState};
+use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSetResponse, MpsState};
 
-use super::{clients, label, memory, notes, state, typed, way_out};
+use super::{clients, displayed_argument, label, memory, notes, remedy, state};
 use crate::render::{
-    Look,
-    look::{NOTE, QUIET, paint},
+    Appearance,
+    appearance::{NOTE, QUIET, paint},
     trouble,
 };
 
 /// Draws a target as one line with its notes, after a start, stop, restart or drain.
-pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
+pub(crate) fn ended(daemon: &MpsDaemon, look: &Appearance) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
         (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
         (MpsState::Stopped, _) if daemon.ends.is_some() => "; it is no longer needed".to_owned(),
-        (MpsState::Stopped, _) => format!("; `gpushctl mps start {}` starts it again", typed(daemon, look)),
+        (MpsState::Stopped, _) => {
+            format!("; `gpushctl mps start {}` starts it again", displayed_argument(daemon, look))
+        }
         _ => String::new(),
     };
     let first = format!("{}: ", label(daemon, look));
@@ -25,14 +27,14 @@ pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
     for line in notes(daemon, "  ! ", look) {
         out += &(line + "\n");
     }
-    for line in way_out(daemon, look).iter().flat_map(|text| look.wrap("", text)) {
+    for line in remedy(daemon, look).iter().flat_map(|text| look.wrap("", text)) {
         out += &(paint(NOTE, &line) + "\n");
     }
     out
 }
 
 /// Describes what a command waits for, in one line.
-pub(crate) fn waits(daemon: &MpsDaemon, look: &Look) -> String {
+pub(crate) fn waits(daemon: &MpsDaemon, look: &Appearance) -> String {
     let (word, _) = state(daemon.state);
     let who = match daemon.state {
         MpsState::Draining | MpsState::Stopping if !daemon.clients.is_empty() => {
@@ -58,7 +60,7 @@ pub(crate) fn waits(daemon: &MpsDaemon, look: &Look) -> String {
 }
 
 /// Draws the result of `gpushctl mps set`.
-pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
+pub(crate) fn set(set: &MpsSetResponse, look: &Appearance) -> String {
     let daemon = &set.daemon;
     let mut out = match &daemon.in_force {
         Some(now) => format!(
@@ -85,17 +87,17 @@ pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
 }
 
 /// Draws logs one after the other. If there are several, each one starts with its path.
-pub(crate) fn logs(logs: &MpsLogs, look: &Look) -> String {
+pub(crate) fn logs(logs: &MpsLogs, look: &Appearance) -> String {
     let text: Vec<String> = logs.files.iter().map(|file| log(file, logs.files.len() > 1, look)).collect();
     text.join(if logs.files.len() > 1 { "\n" } else { "" })
 }
 
 /// Draws the new lines of logs.
-pub(crate) fn more_logs(new: &MpsLogs, named: bool, look: &Look) -> String {
+pub(crate) fn more_logs(new: &MpsLogs, named: bool, look: &Appearance) -> String {
     new.files.iter().map(|file| log(file, named, look)).collect()
 }
 
-fn log(file: &MpsLog, named: bool, look: &Look) -> String {
+fn log(file: &MpsLog, named: bool, look: &Appearance) -> String {
     let name = if named { paint(QUIET, &format!("==> {} <==", look.clean(&file.path))) + "\n" } else { String::new() };
     let mut out = name;
     out.extend(file.lines.iter().map(|line| look.clean(line) + "\n"));

@@ -4,11 +4,11 @@ use gpush_api::{MpsClient, MpsDaemon};
 
 use super::{NONE, label, user};
 use crate::render::{
-    Look,
+    Appearance,
+    appearance::{QUIET, count, paint},
     listing::Listing,
-    look::{QUIET, count, paint},
+    process_names,
     table::{Align, Narrow, fitted},
-    who,
 };
 
 const COLUMNS: [(&str, Align); 6] = [
@@ -24,7 +24,7 @@ const COLUMNS: [(&str, Align); 6] = [
 const COMMAND: usize = 60;
 
 /// Lists the clients of `gpushctl mps clients`.
-pub(crate) fn all(daemons: &[MpsDaemon], look: &Look) -> Listing {
+pub(crate) fn all(daemons: &[MpsDaemon], look: &Appearance) -> Listing {
     let none = if daemons.iter().all(|daemon| daemon.clients.is_empty()) {
         let of = match daemons {
             [one] => format!("{} has", label(one, look)),
@@ -46,7 +46,7 @@ pub(crate) fn all(daemons: &[MpsDaemon], look: &Look) -> Listing {
 }
 
 /// Draws a table of clients, with their targets if `with_target`.
-pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, look: &Look) -> String {
+pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, look: &Appearance) -> String {
     let from = usize::from(!with_target);
     let mut rows = Vec::new();
     for daemon in daemons {
@@ -56,12 +56,12 @@ pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, loo
     fitted(&COLUMNS[from..], rows, Narrow { spare: &["SERVER"], prose: true }, indent, look)
 }
 
-fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
+fn row(client: &MpsClient, label: &str, look: &Appearance) -> [String; 6] {
     let user = user(client.user.as_ref(), client.uid, look);
     // If the viewer may not see the client, the text says that it belongs to another user.
     let command = match (&client.command, client.pid) {
         (Some(command), _) => look.fit(&look.clean(command), COMMAND),
-        (None, None) if user.is_none() => who::ANOTHER.to_owned(),
+        (None, None) if user.is_none() => process_names::ANOTHER.to_owned(),
         (None, _) => NONE.to_owned(),
     };
     // The lease of a client that the viewer may not see is not known.
@@ -81,7 +81,7 @@ fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
 }
 
 /// Names the clients in one line: `alice 4123, bob 991, another user`.
-pub(crate) fn names(clients: &[MpsClient], look: &Look) -> String {
+pub(crate) fn names(clients: &[MpsClient], look: &Appearance) -> String {
     let name = |client: &MpsClient| match (user(client.user.as_ref(), client.uid, look), client.pid) {
         (Some(user), Some(pid)) => Some(format!("{user} {pid}")),
         (Some(user), None) => Some(user),

@@ -2,11 +2,14 @@
 
 use gpush_api::{Gpu, Mode, MpsDaemon};
 
-use super::{NONE, admitted, bar_columns, given, label, memory, notes, of_how_many, state, typed, way_out, words};
+use super::{
+    NONE, bar_columns, current_user, displayed_argument, granted_bar, label, memory, notes, of_how_many, paint_words,
+    remedy, state,
+};
 use crate::render::{
-    Look,
+    Appearance,
+    appearance::{NOTE, QUIET, pad, paint, width},
     listing::Listing,
-    look::{NOTE, QUIET, pad, paint, width},
     table::{Align, Narrow},
 };
 
@@ -15,7 +18,7 @@ const NOTHING: &str = "No GPU is shared through MPS. Use `mode = \"mps\"` in a r
      such as `2g.20gb:mps` for MIG devices. `gpushctl config show` shows the rules.";
 
 /// Lists the targets of `gpushctl mps list`.
-pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Look) -> Listing {
+pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Appearance) -> Listing {
     use Align::{Left, Right};
     let columns = [
         ("TARGET", Left),
@@ -31,14 +34,14 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Look) -> List
     let row = |daemon: &MpsDaemon| {
         let (word, style) = state(daemon.state);
         let in_force = daemon.in_force.as_ref();
-        let (bar, figures) = given(daemon, bar_columns(look), look);
+        let (bar, figures) = granted_bar(daemon, bar_columns(look), look);
         vec![
             label(daemon, look),
-            words(style, word),
+            paint_words(style, word),
             of_how_many(daemon),
             bar,
             figures,
-            admitted(daemon, look)
+            current_user(daemon, look)
                 .map_or_else(|| NONE.to_owned(), |user| look.fit(&user, if look.width < 100 { 12 } else { 16 })),
             in_force.map_or_else(|| NONE.to_owned(), |settings| settings.percentage.to_string()),
             in_force.map_or_else(|| NONE.to_owned(), |settings| memory(settings.memory_limit_mib)),
@@ -53,13 +56,13 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Look) -> List
         }
     }
     for daemon in daemons {
-        let text = way_out(daemon, look).map(|text| format!("{}: {text}", label(daemon, look)));
+        let text = remedy(daemon, look).map(|text| format!("{}: {text}", label(daemon, look)));
         for line in text.iter().flat_map(|text| look.wrap("", text)) {
             out += &(paint(NOTE, &line) + "\n");
         }
     }
     Listing::new(&columns, daemons.iter().map(row).collect(), narrow, look)
-        .names(daemons.iter().map(|daemon| typed(daemon, look)))
+        .names(daemons.iter().map(|daemon| displayed_argument(daemon, look)))
         .uuids(daemons.iter().map(|daemon| daemon.uuid.clone()))
         .after(&out)
         .or_empty(&look.wrap("", &nothing(rules)).join("\n"))
@@ -93,7 +96,7 @@ pub(crate) fn of<'a>(gpu: &Gpu, daemons: &'a [MpsDaemon]) -> Vec<&'a MpsDaemon> 
 
 /// Draws one line for each daemon, with its notes. If `lines` is false, omits daemons without
 /// notes.
-pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &Look) -> Vec<String> {
+pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &Appearance) -> Vec<String> {
     let margin = " ".repeat(indent);
     let place = |daemon: &MpsDaemon| match &daemon.device {
         Some(device) => format!("MPS {}", look.clean(device)),
@@ -109,8 +112,8 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &L
         if lines || !notes.is_empty() {
             let (word, style) = state(daemon.state);
             let clients = format!("{} clients", of_how_many(daemon));
-            let user = admitted(daemon, look).map_or_else(String::new, |user| format!("  {user}"));
-            let (bar, figures) = given(daemon, bar_columns(look), look);
+            let user = current_user(daemon, look).map_or_else(String::new, |user| format!("  {user}"));
+            let (bar, figures) = granted_bar(daemon, bar_columns(look), look);
             let line = format!(
                 "{margin}{}  {}  {}  {bar} {figures:>8}{leased}{}",
                 paint(QUIET, &pad(&place(daemon), at)),
@@ -126,8 +129,8 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &L
 }
 
 /// Names the commands that show more, for `gpu show`.
-pub(crate) fn more(daemons: &[&MpsDaemon], look: &Look) -> String {
+pub(crate) fn more(daemons: &[&MpsDaemon], look: &Appearance) -> String {
     let commands: Vec<String> =
-        daemons.iter().map(|daemon| format!("`gpushctl mps show {}`", typed(daemon, look))).collect();
+        daemons.iter().map(|daemon| format!("`gpushctl mps show {}`", displayed_argument(daemon, look))).collect();
     look.wrap("  ", &format!("more: {}", commands.join(", "))).join("\n") + "\n"
 }

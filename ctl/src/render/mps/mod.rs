@@ -16,8 +16,9 @@ use anstyle::Style;
 use gpush_api::{MemoryLimit, MpsDaemon, MpsServerState, MpsState};
 
 use super::{
-    Look, bar,
-    look::{BAD, NEW, NOTE, QUIET, paint},
+    Appearance,
+    appearance::{BAD, NEW, NOTE, QUIET, paint},
+    bar,
 };
 
 /// Returns a state as text, with its style.
@@ -57,22 +58,22 @@ fn server_state(state: MpsServerState) -> (&'static str, Style) {
 }
 
 /// Colors each word of a text separately, because table cells break at blanks.
-fn words(style: Style, text: &str) -> String {
+fn paint_words(style: Style, text: &str) -> String {
     text.split(' ').map(|word| paint(style, word)).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the name of a target for messages. If the driver does not list its GPU, returns the
 /// short name, which commands accept too.
-pub(crate) fn label(daemon: &MpsDaemon, look: &Look) -> String {
+pub(crate) fn label(daemon: &MpsDaemon, look: &Appearance) -> String {
     look.clean(&if daemon.gpu.is_some() { daemon.label() } else { daemon.target.clone() })
 }
 
 /// Returns the name of a target for commands: the index of its GPU, `1:2g.20gb@2`, or its short name.
-pub(crate) fn typed(daemon: &MpsDaemon, look: &Look) -> String {
+pub(crate) fn displayed_argument(daemon: &MpsDaemon, look: &Appearance) -> String {
     look.clean(&argument(daemon))
 }
 
-/// Returns the same name as `typed`, but does not replace characters that the terminal cannot show.
+/// Returns the same name as `displayed_argument`, but does not replace characters that the terminal cannot show.
 pub(crate) fn argument(daemon: &MpsDaemon) -> String {
     match (daemon.gpu, &daemon.device) {
         (Some(gpu), None) => gpu.to_string(),
@@ -91,12 +92,12 @@ pub(crate) fn memory(limit: Option<MemoryLimit>) -> String {
 }
 
 /// Returns a user by name or uid; `None` if neither is known.
-pub(super) fn user(name: Option<&String>, uid: Option<u32>, look: &Look) -> Option<String> {
+pub(super) fn user(name: Option<&String>, uid: Option<u32>, look: &Appearance) -> Option<String> {
     name.map(|name| look.clean(name)).or_else(|| uid.map(|uid| format!("uid {uid}")))
 }
 
 /// Returns the current user of a daemon.
-pub(crate) fn admitted(daemon: &MpsDaemon, look: &Look) -> Option<String> {
+pub(crate) fn current_user(daemon: &MpsDaemon, look: &Appearance) -> Option<String> {
     user(daemon.user.as_ref(), daemon.uid, look)
 }
 
@@ -107,13 +108,13 @@ pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
 }
 
 /// Returns the sum of the percentages of all leases and its limit, as a bar and as text.
-fn given(daemon: &MpsDaemon, columns: usize, look: &Look) -> (String, String) {
+fn granted_bar(daemon: &MpsDaemon, columns: usize, look: &Appearance) -> (String, String) {
     let line = bar::part(daemon.granted_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
     (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))
 }
 
 /// Returns the width of the bar that `given` draws.
-fn bar_columns(look: &Look) -> usize {
+fn bar_columns(look: &Appearance) -> usize {
     match look.width {
         0..100 => 8,
         100..140 => 12,
@@ -123,7 +124,7 @@ fn bar_columns(look: &Look) -> usize {
 
 /// Returns notes about a daemon. Each note consists of one or more lines and starts with `first`.
 /// Empty if all is well.
-pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String> {
+pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     let mut note = |style: Style, text: &str| {
         out.extend(look.wrap(first, &look.clean(text)).iter().map(|line| paint(style, line)));
@@ -167,8 +168,8 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
 }
 
 /// Returns the commands that help, if the user must act.
-fn way_out(daemon: &MpsDaemon, look: &Look) -> Option<String> {
-    let target = typed(daemon, look);
+fn remedy(daemon: &MpsDaemon, look: &Appearance) -> Option<String> {
+    let target = displayed_argument(daemon, look);
     let what = match daemon.state {
         MpsState::Fault | MpsState::Hung => {
             format!(
@@ -195,5 +196,5 @@ const NONE: &str = "-";
 
 /// Returns the heading of a section.
 fn section(name: &str) -> String {
-    paint(super::look::STRONG, name) + "\n"
+    paint(super::appearance::STRONG, name) + "\n"
 }

@@ -3,11 +3,13 @@
 use gpush_api::{Lease, MemberShare, MpsComputeMode, MpsDaemon, MpsState, MpsUsers};
 
 use super::{
-    NONE, admitted, clients, given, label, memory, notes, section, server_state, state, typed, user, way_out, words,
+    NONE, clients, current_user, displayed_argument, granted_bar, label, memory, notes, paint_words, remedy, section,
+    server_state, state, user,
 };
 use crate::render::{
-    Look, lease,
-    look::{NOTE, QUIET, STRONG, count, pad, paint},
+    Appearance,
+    appearance::{NOTE, QUIET, STRONG, count, pad, paint},
+    lease,
     table::{Align, Narrow, fitted, table},
 };
 
@@ -18,13 +20,13 @@ const INDENT: usize = 2;
 const NAMES: usize = 14;
 
 /// Draws `gpushctl mps show`.
-pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
+pub(crate) fn show(daemon: &MpsDaemon, look: &Appearance) -> String {
     let (word, style) = state(daemon.state);
     let heading = paint(STRONG, &label(daemon, look));
     let mut out = format!("{heading}  {}, since {}\n", paint(style, word), look.ago(daemon.since));
-    out += &life(daemon, look);
+    out += &daemon_facts(daemon, look);
     out += &(notes(daemon, "  ! ", look).join("\n") + "\n");
-    if let Some(text) = way_out(daemon, look) {
+    if let Some(text) = remedy(daemon, look) {
         let lines = look.wrap("  ", &text);
         out += &(lines.iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
     }
@@ -40,14 +42,14 @@ pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
     } else {
         clients::table(std::slice::from_ref(daemon), false, INDENT, look)
     };
-    let (bar, figures) = given(daemon, 20, look);
+    let (bar, figures) = granted_bar(daemon, 20, look);
     out += &format!("\n{}  {bar} {figures}\n", paint(STRONG, "Leases"));
     out += &leases(daemon, look);
     out
 }
 
 /// Draws a name and a value. A long value is wrapped in its column.
-fn fact(name: &str, value: &str, look: &Look) -> String {
+fn fact(name: &str, value: &str, look: &Appearance) -> String {
     let first = format!("  {}", pad(name, NAMES));
     let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {
         Some(rest) => format!("{}{rest}\n", paint(QUIET, &first)),
@@ -57,19 +59,21 @@ fn fact(name: &str, value: &str, look: &Look) -> String {
 }
 
 /// Describes the daemon: identity, process, user and directories.
-fn life(daemon: &MpsDaemon, look: &Look) -> String {
+fn daemon_facts(daemon: &MpsDaemon, look: &Appearance) -> String {
     let mut out = fact("UUID", &look.clean(&daemon.uuid), look);
     out += &fact("short name", &look.clean(&daemon.target), look);
     let spoken = daemon.protocol.as_ref().map_or_else(String::new, |how| format!(", {}", look.clean(how)));
     let pid = daemon.pid.map_or_else(|| "none".to_owned(), |pid| format!("pid {pid}{spoken}"));
     out += &fact("daemon", &pid, look);
-    let whose = match (daemon.state, admitted(daemon, look).filter(|_| !daemon.leases.is_empty()), daemon.wanted.users)
-    {
-        (MpsState::Ready, Some(user), MpsUsers::One) => format!("{user}; others when the leases of {user} have ended"),
-        (MpsState::Ready, Some(user), MpsUsers::Many) => format!("{user}, and other users"),
-        (MpsState::Ready, None, _) => "no user: there is no lease".to_owned(),
-        (other, ..) => format!("no user: {}", state(other).0),
-    };
+    let whose =
+        match (daemon.state, current_user(daemon, look).filter(|_| !daemon.leases.is_empty()), daemon.wanted.users) {
+            (MpsState::Ready, Some(user), MpsUsers::One) => {
+                format!("{user}; others when the leases of {user} have ended")
+            }
+            (MpsState::Ready, Some(user), MpsUsers::Many) => format!("{user}, and other users"),
+            (MpsState::Ready, None, _) => "no user: there is no lease".to_owned(),
+            (other, ..) => format!("no user: {}", state(other).0),
+        };
     out += &fact("admitted", &whose, look);
     // Users copy paths. A path contains no blanks, so `fact` does not break it.
     for (name, path) in [("sockets", &daemon.pipe_directory), ("logs", &daemon.log_directory)] {
@@ -81,7 +85,7 @@ fn life(daemon: &MpsDaemon, look: &Look) -> String {
 }
 
 /// Compares the desired settings with those that the daemon reports.
-fn settings(daemon: &MpsDaemon, look: &Look) -> String {
+fn settings(daemon: &MpsDaemon, look: &Appearance) -> String {
     let wanted = &daemon.wanted.settings;
     let in_force = daemon.in_force.as_ref();
     // The daemon reports only whole GiB, so ignore a smaller difference.
@@ -94,7 +98,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     };
     let row = |name: &str, wanted: String, other: Option<(String, bool)>| {
         let (value, same) = other.unwrap_or_else(|| (NONE.to_owned(), true));
-        let mark = if same { String::new() } else { words(NOTE, "! not as desired") };
+        let mark = if same { String::new() } else { paint_words(NOTE, "! not as desired") };
         vec![name.to_owned(), wanted, value, mark]
     };
     let rows = vec![
@@ -123,7 +127,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
             rule.percentage,
             memory(rule.memory_limit_mib),
             rule.priority,
-            typed(daemon, look)
+            displayed_argument(daemon, look)
         );
         out += &fact("set", &text, look);
     }
@@ -145,7 +149,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     out
 }
 
-fn servers(daemon: &MpsDaemon, look: &Look) -> String {
+fn servers(daemon: &MpsDaemon, look: &Appearance) -> String {
     if daemon.servers.is_empty() {
         return paint(QUIET, "  none: the first client starts one") + "\n";
     }
@@ -154,7 +158,7 @@ fn servers(daemon: &MpsDaemon, look: &Look) -> String {
             || "not known".to_owned(),
             |state| {
                 let (word, style) = server_state(state);
-                words(style, word)
+                paint_words(style, word)
             },
         );
         let serves = server.pid.map_or_else(
@@ -172,7 +176,7 @@ fn servers(daemon: &MpsDaemon, look: &Look) -> String {
     table(&columns, daemon.servers.iter().map(row).collect(), INDENT, look)
 }
 
-fn leases(daemon: &MpsDaemon, look: &Look) -> String {
+fn leases(daemon: &MpsDaemon, look: &Appearance) -> String {
     use Align::{Left, Right};
     if daemon.leases.is_empty() {
         return paint(QUIET, "  none") + "\n";

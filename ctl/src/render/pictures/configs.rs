@@ -73,7 +73,7 @@ fn config_in_force() {
     };
     assert_snapshot!("config-show-defaults", fits(&config::config(&defaults, &look), &look));
     let findings = ["rule 2: `*A30*` matches no GPU of this host".to_owned()];
-    let plans = Plans { plans: vec![fixtures::plan(), fixtures::as_wanted(1)] };
+    let plans = Plans { plans: vec![fixtures::plan(), fixtures::plan_without_steps(1)] };
     let text = config::checked(&view, &findings, Some(&plans), &fixtures::mixed(), &look);
     assert_snapshot!("config-checked", fits(&text, &look));
 }
@@ -116,7 +116,7 @@ fn override_is_shown_in_every_view() {
 #[test]
 fn config_diff_shows_the_changes_of_a_file() {
     let look = fixtures::look(80, UTF8);
-    let wish = |mode, rule: &str, layout: Option<&str>| WantedView {
+    let wish = |mode, rule: &str, layout: Option<&str>| DesiredView {
         mode,
         rule: Some(rule.into()),
         layout: layout.map(|entry| vec![entry.to_owned()]),
@@ -124,7 +124,7 @@ fn config_diff_shows_the_changes_of_a_file() {
         timeslice: None,
         lease: None,
     };
-    let gpu = |gpu, in_file: Option<WantedView>, in_force, stands: &[&str]| GpuDiff {
+    let gpu = |gpu, in_file: Option<DesiredView>, in_force, stands: &[&str]| GpuDiff {
         gpu,
         gpu_uuid: format!("GPU-{gpu}"),
         in_file,
@@ -135,7 +135,7 @@ fn config_diff_shows_the_changes_of_a_file() {
         drift_known: true,
     };
     let training = || wish(Mode::Mig, "training", Some("3g.40gb*2"));
-    let turns = |level| WantedView {
+    let turns = |level| DesiredView {
         timeslice: Some(TimeslicePolicy { level, ..TimeslicePolicy::default() }),
         ..wish(Mode::Timeslice, "turns", None)
     };

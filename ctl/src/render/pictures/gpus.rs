@@ -59,7 +59,7 @@ fn profile_names_never_wrap_and_pipes_get_one_line_per_row() {
     let names: Vec<_> = gpus[0].mig.iter().flat_map(|mig| mig.profiles.iter()).map(|p| p.name.clone()).collect();
     let mut tried = 0;
     for (width, wraps) in [(60, true), (72, true), (80, true), (60, false), (80, false)] {
-        let look = Look { wraps, ..fixtures::look(width, UTF8) };
+        let look = Appearance { wraps, ..fixtures::look(width, UTF8) };
         let text = fixtures::plain(profiles::profiles(&gpus, &look).text());
         for name in &names {
             let whole = |line: &str| line.split_whitespace().next() == Some(name);

@@ -19,7 +19,7 @@ fn lease_list_at_every_width() {
     }
     let ascii = fixtures::look(80, Charset::Ascii);
     assert!(fits(lease::list(&all, &gpus, &ascii).text(), &ascii).is_ascii());
-    let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
+    let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
     let listing = lease::list(&all, &gpus, &pipe);
     assert_eq!(fixtures::plain(listing.text()).lines().count(), all.len() + 1, "one line for each lease");
     assert_eq!(listing.name_lines().lines().count(), all.len());
@@ -36,7 +36,7 @@ fn lease_show_of_every_kind_and_state() {
         let text = fixtures::plain(lease::show(&fixtures::lease::all(), &gpus, &look).text());
         // UUIDs are not cut, because users copy them.
         for line in text.lines().filter(|line| !line.contains("MIG-") && !line.contains("GPU-")) {
-            assert!(look::width(line) <= width, "{line}");
+            assert!(appearance::width(line) <= width, "{line}");
         }
         assert_snapshot!(format!("lease-show-{width}"), text);
     }

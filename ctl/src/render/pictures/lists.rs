@@ -1,12 +1,12 @@
 //! Drawings of every list of gpushctl, at 60 and 120 columns.
 
-use gpush_api::{Event, Happening, Resync, ResyncReason, TimesliceState, TimesliceView};
+use gpush_api::{Event, EventPayload, Resync, ResyncReason, TimesliceState, TimesliceView};
 
 use super::*;
 use crate::render::{audit, devices, events, lease, listing::Listing, mps, processes, timeslice};
 
 /// Returns the lists, by command.
-fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
+fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
     let gpus = fixtures::mixed();
     let daemons = fixtures::mps::all();
     let operations =
@@ -49,7 +49,7 @@ fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
     let event = Event {
         id: "e-7".to_owned(),
         at: look.now,
-        what: Happening::Resync(Resync { reason: ResyncReason::OtherLife }),
+        what: EventPayload::Resync(Resync { reason: ResyncReason::OtherLife }),
     };
     let leases = fixtures::lease::all();
     let granted = gpush_api::LeaseGrant {
@@ -72,7 +72,7 @@ fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
         ("lease request", lease::granted(&granted, &gpus, look)),
         ("operation list", table::operations(&operations, look)),
         ("config overrides", overrides::list(&overridden, look)),
-        ("events", events::list(&[gpush_client::Told::Known(Box::new(event))], &gpus, look)),
+        ("events", events::list(&[gpush_client::ReceivedEvent::Known(Box::new(event))], &gpus, look)),
         ("audit", audit::records(&[record], &gpus, look)),
     ]
 }

@@ -1,6 +1,6 @@
 //! Drawings of MPS targets and processes.
 
-use gpush_api::{MpsLog, MpsLogs, MpsSet, MpsState};
+use gpush_api::{MpsLog, MpsLogs, MpsSetResponse, MpsState};
 
 use super::*;
 use crate::render::{
@@ -18,7 +18,7 @@ fn targets_as_a_table() {
     let ascii = fixtures::look(100, Charset::Ascii);
     let text = fits(list::list(&all, &[], &ascii).text(), &ascii);
     assert!(text.is_ascii(), "{text}");
-    let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
+    let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
     let lines = fixtures::plain(list::list(&all, &[], &pipe).text());
     assert!(all.iter().all(|one| lines.lines().any(|line| line.starts_with(&mps::label(one, &pipe)))), "{lines}");
     // The list of a healthy target has only a heading and one line.
@@ -88,9 +88,9 @@ fn result_of_each_mps_change() {
         text += &format!("  meanwhile: {}\n", change::waits(one, &look));
     }
     let reaches = ["the server of alice and its 3 clients keep what they have", "clients of the next server get it"];
-    let set = MpsSet { daemon: fixtures::mps::busy(), reaches: reaches.map(str::to_owned).to_vec() };
+    let set = MpsSetResponse { daemon: fixtures::mps::busy(), reaches: reaches.map(str::to_owned).to_vec() };
     text += &format!("---\n{}", fits(&change::set(&set, &look), &look));
-    let later = MpsSet { daemon: all[3].clone(), reaches: Vec::new() };
+    let later = MpsSetResponse { daemon: all[3].clone(), reaches: Vec::new() };
     text += &fits(&change::set(&later, &look), &look);
     let denied = ApiError::new(Code::Denied, "the log can't be read").cause("Permission denied");
     let log = |name: &str, lines: &[&str], error| MpsLog {
@@ -162,7 +162,7 @@ fn processes_as_a_table() {
     let none = gpush_api::GpuProcesses { processes: Vec::new(), unknown: Vec::new(), ..all.clone() };
     assert_eq!(processes::list(&none, true, &look).text(), "No unleased process.\n");
     assert_eq!(processes::list(&none, false, &look).text(), "No process uses a GPU.\n");
-    let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
+    let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
     let text = fixtures::plain(processes::list(&all, false, &pipe).text());
     let rows = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit() || c == 'G'));
     assert_eq!(rows.count(), 1 + all.processes.len() + 1, "a line a process, the heading, the foot:\n{text}");

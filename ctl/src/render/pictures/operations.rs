@@ -74,7 +74,7 @@ fn plans_before_and_after() {
                 .hint("wait for it to end, or leave this GPU out with --gpu"),
         ),
     };
-    let two_alike = Plans { plans: vec![fixtures::as_wanted(2), fixtures::as_wanted(3)] };
+    let two_alike = Plans { plans: vec![fixtures::plan_without_steps(2), fixtures::plan_without_steps(3)] };
     let plans = Plans { plans: [vec![fixtures::plan(), split], two_alike.plans, vec![enables, blocked]].concat() };
     assert_snapshot!("plan-80", fits(&plan::plans(&plans, &gpus, &look), &look));
     let ascii = fixtures::look(80, Charset::Ascii);

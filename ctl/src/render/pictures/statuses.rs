@@ -11,7 +11,7 @@ fn status_of_a_mixed_host() {
     assert_snapshot!("status-brief", drawn(&shown, true, &fixtures::look(80, UTF8)));
     // At any width, the numbers appear above the drawing that they belong to.
     let wide = drawn(&shown, true, &fixtures::look(200, UTF8));
-    let edge = |part: &str| wide.lines().filter(|line| line.contains(part)).map(look::width).max().unwrap();
+    let edge = |part: &str| wide.lines().filter(|line| line.contains(part)).map(appearance::width).max().unwrap();
     assert_eq!((edge("/80.0 GiB"), edge("in use"), edge("╮")), (99, 99, 99));
 }
 
@@ -108,7 +108,7 @@ fn output_to_a_pipe_is_not_cut() {
     let command = format!("python train.py --data {}", "/srv/data/".repeat(20));
     gpus[5].processes = vec![fixtures::process(4711, "ada", &command, 100)];
     gpus[5].name = "NVIDIA of a name that is a good deal longer than any that there is".into();
-    let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
+    let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
     let shown = [
         status::status(&fixtures::status(gpus.clone(), false), false, &pipe),
         gpus.iter().map(|gpu| show::gpu(gpu, &[], &pipe)).collect(),

@@ -4,7 +4,7 @@ use super::*;
 
 /// Starts a stand-in agent whose daemon is in state `before` until a POST. Each GET after the POST
 /// returns the next element of `states`.
-pub(super) fn living(host: &Host, before: MpsDaemon, accepted: Answer, states: Vec<MpsDaemon>) -> Agent {
+pub(super) fn agent_with_states(host: &Host, before: MpsDaemon, accepted: Answer, states: Vec<MpsDaemon>) -> Agent {
     let asked = AtomicUsize::new(0);
     let accepted = std::sync::Mutex::new(Some(accepted));
     let posted = std::sync::atomic::AtomicBool::new(false);
@@ -48,7 +48,7 @@ fn daemon_change_is_watched_to_its_end() {
     let mut text = Vec::new();
     for (args, before, accepted, states) in cases {
         let host = Host::new();
-        let agent = living(&host, before.clone(), Answer::ok(accepted), states);
+        let agent = agent_with_states(&host, before.clone(), Answer::ok(accepted), states);
         text.push(host.run(&[&["mps"], args].concat()));
         let body = agent.bodies(&format!("/v1/mps/g5d1b03a2/{}", args[0])).pop().unwrap();
         text.push(format!("[body {body}]\n"));
@@ -62,7 +62,7 @@ fn stop_with_clients_is_refused() {
     let blocked = ApiError::new(Code::Blocked, "MPS on GPU 0 (GPU-00000000) has 2 clients")
         .cause("pid 5120 of alice (python train.py), and one of another user")
         .hint("`gpushctl mps drain 0` lets them finish, `gpushctl mps stop 0 --force` ends them");
-    living(&host, busy(), Answer::error(&blocked), vec![busy()]);
+    agent_with_states(&host, busy(), Answer::error(&blocked), vec![busy()]);
     assert_snapshot!(host.run(&["mps", "stop", "0"]), @"
     $ gpushctl mps stop 0
     [stderr]
@@ -78,7 +78,7 @@ fn stop_with_clients_is_refused() {
 fn ctrl_c_leaves_a_drain_to_the_agent() {
     let host = Host::new();
     let draining = daemon(MpsState::Draining, 2, &[client(5120)]);
-    living(&host, busy(), Answer::ok(&draining), vec![draining.clone()]);
+    agent_with_states(&host, busy(), Answer::ok(&draining), vec![draining.clone()]);
     let mut child = host.command(&["mps", "drain", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();

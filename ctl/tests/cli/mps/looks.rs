@@ -1,6 +1,6 @@
 //! Tests of the commands that only read: `mps list`, `show`, `clients` and `logs`, and `process list`.
 
-use super::{life::living, *};
+use super::{life::agent_with_states, *};
 
 #[test]
 fn lists_of_targets_clients_and_processes() {
@@ -135,7 +135,7 @@ fn json_is_the_types_of_the_api() {
         assert_eq!((&clients[0]["target"], &clients[0]["uuid"]), (&busy().target.into(), &busy().uuid.into()));
     }
     assert_eq!(json(&host, &["mps", "show", "0"]), (busy(), Some(0)));
-    assert_eq!(json::<MpsSet>(&host, &["mps", "set", "0", "--percentage", "50"]).1, Some(0));
+    assert_eq!(json::<MpsSetResponse>(&host, &["mps", "set", "0", "--percentage", "50"]).1, Some(0));
     assert_eq!(json::<MpsLogs>(&host, &["mps", "logs", "0"]).0.files.len(), 1);
     assert_eq!(json(&host, &["process", "list"]), (processes(true), Some(0)));
     assert_eq!(json::<GpuProcesses>(&host, &["process", "list", "--unleased"]).1, Some(3));
@@ -143,7 +143,7 @@ fn json_is_the_types_of_the_api() {
     let host = Host::new();
     let ready = daemon(MpsState::Ready, 4, &[]);
     let starting = daemon(MpsState::Starting, 2, &[]);
-    living(&host, daemon(MpsState::Stopped, 1, &[]), Answer::ok(&starting), vec![ready.clone()]);
+    agent_with_states(&host, daemon(MpsState::Stopped, 1, &[]), Answer::ok(&starting), vec![ready.clone()]);
     assert_eq!(json(&host, &["mps", "start", "0"]), (ready, Some(0)));
 }
 

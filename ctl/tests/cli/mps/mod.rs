@@ -11,7 +11,7 @@ use std::{
 
 use gpush_api::{
     ApiError, Code, Gpu, GpuProcess, GpuProcesses, Health, HealthStatus, Lease, Mode, MpsClient, MpsDaemon, MpsLog,
-    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSettings, MpsState, Process, ProcessKind,
+    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSetResponse, MpsSettings, MpsState, Process, ProcessKind,
     UnknownProcesses, UnleasedPolicy, UnleasedStep, Version,
 };
 use insta::assert_snapshot;
@@ -158,7 +158,7 @@ fn agent(host: &Host) -> Agent {
             let reaches = vec!["pid 5120 of alice keeps 100 %: the next clients of its server get 50 %".into()];
             let mut daemon = busy();
             daemon.in_force = Some(MpsSettings { percentage: "50".parse().unwrap(), ..MpsSettings::default() });
-            Answer::ok(&MpsSet { daemon, reaches })
+            Answer::ok(&MpsSetResponse { daemon, reaches })
         }
         (_, path) if path.starts_with("/v1/mps/0/logs?lines=") => {
             let lines = vec!["[04:00:00.001 Control  4100] Start".into(), "[04:00:01.002 Control  4100] ok".into()];

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use crate::lease::{
-    placement::Policy,
+    placement::PlacementPolicy,
     quota::{Limits, MemoryAmount, Subject},
 };
 
@@ -229,7 +229,7 @@ fn rule_lease_terms_have_defaults_by_mode() {
 #[test]
 fn quotas_are_resolved_for_the_host() {
     let config = Config::parse(WHOLE, "config.toml").unwrap();
-    assert_eq!(config.leases.placement, Policy::Spread);
+    assert_eq!(config.leases.placement, PlacementPolicy::Spread);
     let quotas = config.quotas(&crate::preset::gpus("dgx-a100").unwrap());
     let user = |name: &str| Subject::User(name.to_owned());
     let group = |name: &str| Subject::Group(name.to_owned());
@@ -278,8 +278,8 @@ fn each_key_of_a_quota_has_an_effect() {
 
 #[test]
 fn mps_settings_become_the_policy_of_the_supervisor() {
-    use crate::supervisor::Policy;
-    assert_eq!(Mps::default().policy(), Policy::default());
+    use crate::supervisor::SupervisorPolicy;
+    assert_eq!(Mps::default().policy(), SupervisorPolicy::default());
     let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
     // If the longest pause is missing, it is at least as long as the first pause.
     assert_eq!((mps.pause_s, mps.longest_pause_s), (90, 90));

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     config::Config,
-    lease::placement::{Host, Policy, Snapshot, Wanted, WantedDevice, WantedShare, place},
+    lease::placement::{Host, PlacementPolicy, PlacementRequest, RequestedDevice, RequestedShare, Snapshot, place},
     preset,
 };
 
@@ -136,7 +136,7 @@ impl Scene {
     }
 
     /// Makes an assignment for a request of one MIG device.
-    fn place(&self, profile: &str, policy: Policy) -> Option<Assignment> {
+    fn place(&self, profile: &str, policy: PlacementPolicy) -> Option<Assignment> {
         let config = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n", "c").unwrap();
         let member = |lease: &LeaseUse| LeaseMember {
             target: lease.target.clone(),
@@ -159,8 +159,8 @@ impl Scene {
             users: &users,
             created: &created,
         };
-        let share = WantedShare::Mig(WantedDevice::Profile(profile.to_owned()));
-        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, targets: None };
+        let share = RequestedShare::Mig(RequestedDevice::Profile(profile.to_owned()));
+        let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
         place(&Host::of(&snapshot), &wanted, policy).ok().filter(Assignment::needs_operation)
     }
 
@@ -194,7 +194,7 @@ proptest! {
         let scene = Scene::new(PRESETS[preset], &wanted);
         let profiles = &scene.gpu.mig.as_ref().unwrap().profiles;
         let profile = profiles[usize::from(request) % profiles.len()].name.clone();
-        let policy = if spread { Policy::Spread } else { Policy::Pack };
+        let policy = if spread { PlacementPolicy::Spread } else { PlacementPolicy::Pack };
         if let Some(assignment) = scene.place(&profile, policy) {
             let plan = plan_grant(&scene.gpu, &assignment, &scene.created());
             prop_assert!(plan.error.is_none(), "{:?}", plan.error);
@@ -231,7 +231,7 @@ proptest! {
         let mut scene = Scene::new(PRESETS[preset], &wanted);
         let profiles = scene.gpu.mig.as_ref().unwrap().profiles.clone();
         let profile = profiles[usize::from(request) % profiles.len()].name.clone();
-        let Some(assignment) = scene.place(&profile, Policy::Pack) else { return Ok(()) };
+        let Some(assignment) = scene.place(&profile, PlacementPolicy::Pack) else { return Ok(()) };
         let placements: Vec<Placement> = scene.owners.keys().copied().collect();
         if let Some(placement) = removed.and_then(|n| placements.get(usize::from(n) % placements.len().max(1))) {
             scene.gpu.mig.as_mut().unwrap().instances.retain(|instance| instance.placement != *placement);
@@ -261,7 +261,7 @@ fn grant_plan_names_the_lease_that_blocks_it() {
         scene.gpu.mig.as_ref().unwrap().profiles.iter().position(|profile| profile.name == "7g.80gb").unwrap();
     scene.add(largest, 0, Owner::Free);
     scene.settle();
-    let assignment = scene.place("1g.10gb", Policy::Pack).unwrap();
+    let assignment = scene.place("1g.10gb", PlacementPolicy::Pack).unwrap();
     assert_eq!(assignment.destroys.len(), 1);
     *scene.owners.values_mut().next().unwrap() = Owner::Leased;
     scene.settle();
@@ -278,7 +278,7 @@ fn grant_plan_never_destroys_foreign_instances() {
         scene.gpu.mig.as_ref().unwrap().profiles.iter().position(|profile| profile.name == "7g.80gb").unwrap();
     scene.add(largest, 0, Owner::Free);
     scene.settle();
-    let assignment = scene.place("1g.10gb", Policy::Pack).unwrap();
+    let assignment = scene.place("1g.10gb", PlacementPolicy::Pack).unwrap();
     let plan = plan_grant(&scene.gpu, &assignment, &BTreeSet::new());
     assert!(plan.steps.is_empty());
     assert!(plan.error.unwrap().causes[0].starts_with("another program created 7g.80gb@0"));

@@ -15,14 +15,14 @@ proptest! {
                 gpus: vec!["all".to_owned()],
                 layout: LayoutSource::Entries(layout.canonical()),
             });
-            let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None, dynamic_rule: false, dynamic: false, timeslice: None };
+            let desired_state = DesiredState { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None, dynamic_rule: false, dynamic: false, timeslice: None };
             if plan.refusal.is_some() {
-                prop_assert!(!drift(&wish, &gpu).is_empty(), "{text}");
+                prop_assert!(!drift(&desired_state, &gpu).is_empty(), "{text}");
                 continue;
             }
-            prop_assert_eq!(plan.steps.is_empty(), drift(&wish, &gpu).is_empty(), "{}: {:?}", text, drift(&wish, &gpu));
+            prop_assert_eq!(plan.steps.is_empty(), drift(&desired_state, &gpu).is_empty(), "{}: {:?}", text, drift(&desired_state, &gpu));
             carry_out(&mut gpu, &plan);
-            prop_assert_eq!(drift(&wish, &gpu), Vec::<String>::new(), "{}", text);
+            prop_assert_eq!(drift(&desired_state, &gpu), Vec::<String>::new(), "{}", text);
         }
     }
 }
@@ -54,9 +54,9 @@ proptest! {
             let layout = LayoutSource::Entries(vec![names[which].to_owned()]);
             let _ = plan_host(&Config::default(), &gpus, &request(&["all"], layout));
             let layout = Layout::parse(names[which]).ok();
-            let wish = Wish { mode: Mode::Mig, rule: None, layout, configured: None, dynamic_rule: false, dynamic: false, timeslice: None };
+            let desired_state = DesiredState { mode: Mode::Mig, rule: None, layout, configured: None, dynamic_rule: false, dynamic: false, timeslice: None };
             for gpu in &gpus {
-                let _ = drift(&wish, gpu);
+                let _ = drift(&desired_state, gpu);
             }
         }
     }

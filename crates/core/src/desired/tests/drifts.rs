@@ -37,7 +37,7 @@ fn drift_is_described_in_sentences() {
         let layout = Layout::parse(layout).unwrap();
         let mut gpu = host().remove(0);
         set(&mut gpu, instances);
-        let wish = Wish {
+        let desired_state = DesiredState {
             mode: Mode::Mig,
             rule: None,
             layout: Some(layout),
@@ -46,13 +46,13 @@ fn drift_is_described_in_sentences() {
             dynamic: false,
             timeslice: None,
         };
-        assert_eq!(drift(&wish, &gpu), *expected, "{what}");
+        assert_eq!(drift(&desired_state, &gpu), *expected, "{what}");
     }
     println!("{} drifts", cases.len());
     let mut gpu = host().remove(0);
     set(&mut gpu, &[("3g.40gb", 4, &[])]);
     gpu.mig.as_mut().unwrap().instances[0].compute.clear();
-    let wish = Wish {
+    let desired_state = DesiredState {
         mode: Mode::Mig,
         rule: None,
         layout: Some(Layout::parse("3g.40gb").unwrap()),
@@ -61,14 +61,14 @@ fn drift_is_described_in_sentences() {
         dynamic: false,
         timeslice: None,
     };
-    assert_eq!(drift(&wish, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
+    assert_eq!(drift(&desired_state, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
 }
 
 #[test]
 fn reading_without_profiles_shows_no_drift() {
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().profiles = std::sync::Arc::default();
-    let wish = Wish {
+    let desired_state = DesiredState {
         mode: Mode::Mig,
         rule: None,
         layout: Some(Layout::parse("3g.40gb").unwrap()),
@@ -77,7 +77,10 @@ fn reading_without_profiles_shows_no_drift() {
         dynamic: false,
         timeslice: None,
     };
-    assert_eq!(drift(&wish, &gpu), ["cannot compare it with the layout 3g.40gb: its MIG profiles are not known"]);
+    assert_eq!(
+        drift(&desired_state, &gpu),
+        ["cannot compare it with the layout 3g.40gb: its MIG profiles are not known"]
+    );
 }
 
 #[test]
@@ -89,7 +92,7 @@ fn drift_reports_mig_mode_that_differs_from_the_rule() {
             let mut gpu = host().remove(0);
             let mig = gpu.mig.as_mut().unwrap();
             mig.set_mode(enabled, pending);
-            let wish = Wish {
+            let desired_state = DesiredState {
                 mode,
                 rule: None,
                 layout: (mode == Mode::Mig).then(|| layout.clone()),
@@ -98,11 +101,11 @@ fn drift_reports_mig_mode_that_differs_from_the_rule() {
                 dynamic: false,
                 timeslice: None,
             };
-            let _ = writeln!(shown, "{mode:?}, MIG {enabled}, pending {pending}: {:?}", drift(&wish, &gpu));
+            let _ = writeln!(shown, "{mode:?}, MIG {enabled}, pending {pending}: {:?}", drift(&desired_state, &gpu));
         }
         let mut gpu = preset::gpus("mixed").unwrap().remove(5);
         gpu.state = GpuState::Ready;
-        let wish = Wish {
+        let desired_state = DesiredState {
             mode,
             rule: None,
             layout: (mode == Mode::Mig).then(|| layout.clone()),
@@ -111,7 +114,7 @@ fn drift_reports_mig_mode_that_differs_from_the_rule() {
             dynamic: false,
             timeslice: None,
         };
-        let _ = writeln!(shown, "{mode:?}, no MIG: {:?}", drift(&wish, &gpu));
+        let _ = writeln!(shown, "{mode:?}, no MIG: {:?}", drift(&desired_state, &gpu));
     }
     insta::assert_snapshot!(shown);
 }

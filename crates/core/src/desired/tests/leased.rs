@@ -71,11 +71,11 @@ fn dynamic_layout_wants_mig_mode_and_no_instances() {
     let applied = request(&["0"], entries("7g.80gb"));
     let plans = plan_host(&config, &host, &applied).unwrap().plans;
     assert!(
-        matches!(&standing(&config, &host, &applied, &plans)[0], Standing::Made { layout, .. } if *layout == ["7g.80gb"])
+        matches!(&override_effects(&config, &host, &applied, &plans)[0], OverrideEffect::Made { layout, .. } if *layout == ["7g.80gb"])
     );
     let own = request(&["0"], LayoutSource::Config);
     let plans = plan_host(&config, &host, &own).unwrap().plans;
-    assert_eq!(standing(&config, &host, &own, &plans), [Standing::Ended]);
+    assert_eq!(override_effects(&config, &host, &own, &plans), [OverrideEffect::Ended]);
 
     let mig = host[0].mig.as_mut().unwrap();
     (mig.enabled, mig.reset_pending) = (false, false);

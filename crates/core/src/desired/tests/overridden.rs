@@ -22,19 +22,19 @@ fn over(gpus: &mut [Gpu], at: usize, text: &str) {
 }
 
 /// Handles a request as gpushd does: plans it, applies the plans, and updates the overrides.
-fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<Standing>> {
+fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<OverrideEffect>> {
     let plans = plan_host(&config(), gpus, request).ok()?.plans;
     if plans.iter().any(|plan| plan.error.is_some()) {
         return None;
     }
-    let standing = standing(&config(), gpus, request, &plans);
+    let standing = override_effects(&config(), gpus, request, &plans);
     for (plan, standing) in plans.iter().zip(&standing) {
         let gpu = gpus.iter_mut().find(|gpu| gpu.uuid == plan.uuid).unwrap();
         carry_out(gpu, plan);
         match standing {
-            Standing::Stays => {}
-            Standing::Made { layout, .. } => gpu.overridden = Some(an_override(gpu, layout)),
-            Standing::Ended => gpu.overridden = None,
+            OverrideEffect::Stays => {}
+            OverrideEffect::Made { layout, .. } => gpu.overridden = Some(an_override(gpu, layout)),
+            OverrideEffect::Ended => gpu.overridden = None,
         }
     }
     Some(standing)
@@ -52,12 +52,12 @@ fn override_is_effective_only_under_a_mig_rule() {
     for at in 0..8 {
         over(&mut gpus, at, "7g.80gb");
     }
-    let wishes = wishes(&config(), &gpus);
-    let plain = super::wishes(&config(), &host());
+    let desired_states = desired_states(&config(), &gpus);
+    let plain = super::desired_states(&config(), &host());
     for at in 0..8 {
-        assert_eq!((wishes[at].mode, &wishes[at].rule), (plain[at].mode, &plain[at].rule));
-        assert_eq!(wishes[at].configured, plain[at].layout, "GPU {at}");
-        let wanted = wishes[at].layout.as_ref().map(ToString::to_string);
+        assert_eq!((desired_states[at].mode, &desired_states[at].rule), (plain[at].mode, &plain[at].rule));
+        assert_eq!(desired_states[at].configured, plain[at].layout, "GPU {at}");
+        let wanted = desired_states[at].layout.as_ref().map(ToString::to_string);
         let expected = if [0, 1, 2, 5].contains(&at) { Some("7g.80gb".to_owned()) } else { None };
         assert_eq!(wanted, expected, "GPU {at}");
     }
@@ -84,18 +84,21 @@ fn only_named_gpu_returns_to_its_rules_layout() {
     assert_eq!(layouts(&gpus, &[], LayoutSource::Wanted)[0], whole);
     assert_eq!(layouts(&gpus, &["0"], LayoutSource::Wanted)[0], whole);
     assert_eq!(layouts(&gpus, &["0"], LayoutSource::Config)[0], ["3g.40gb*2"]);
-    assert_eq!(apply(&mut gpus, &request(&[], LayoutSource::Config)).unwrap(), vec![Standing::Stays; 4]);
-    assert_eq!(apply(&mut gpus, &request(&["0-1"], LayoutSource::Config)).unwrap(), vec![Standing::Ended; 2]);
+    assert_eq!(apply(&mut gpus, &request(&[], LayoutSource::Config)).unwrap(), vec![OverrideEffect::Stays; 4]);
+    assert_eq!(apply(&mut gpus, &request(&["0-1"], LayoutSource::Config)).unwrap(), vec![OverrideEffect::Ended; 2]);
     // The rule's layout in another notation is still the same layout.
     for same in ["3g.40gb*2", "3g.40gb,3g.40gb", "3G.40GB * 2"] {
-        assert_eq!(apply(&mut gpus, &request(&["0"], entries(same))), Some(vec![Standing::Ended]), "{same}");
+        assert_eq!(apply(&mut gpus, &request(&["0"], entries(same))), Some(vec![OverrideEffect::Ended]), "{same}");
     }
-    assert_eq!(apply(&mut gpus, &request(&["2"], entries("1c.3g.40gb*3,3g.40gb"))), Some(vec![Standing::Ended]));
-    assert_eq!(apply(&mut gpus, &request(&["0"], LayoutSource::Named("halves".into()))), Some(vec![Standing::Ended]));
-    let made = |rule: &str, layout: &str| Standing::Made { rule: Some(rule.into()), layout: vec![layout.into()] };
+    assert_eq!(apply(&mut gpus, &request(&["2"], entries("1c.3g.40gb*3,3g.40gb"))), Some(vec![OverrideEffect::Ended]));
+    assert_eq!(
+        apply(&mut gpus, &request(&["0"], LayoutSource::Named("halves".into()))),
+        Some(vec![OverrideEffect::Ended])
+    );
+    let made = |rule: &str, layout: &str| OverrideEffect::Made { rule: Some(rule.into()), layout: vec![layout.into()] };
     assert_eq!(
         apply(&mut gpus, &request(&["0", "5", "7"], entries("none"))),
-        Some(vec![made("training", "none"), Standing::Ended, Standing::Stays]),
+        Some(vec![made("training", "none"), OverrideEffect::Ended, OverrideEffect::Stays]),
         "no rule claims GPU 7"
     );
 }
@@ -111,8 +114,8 @@ fn request_without_mig_sets_no_override() {
     };
     let source = LayoutSource::PerGpu(vec![each("0", false, &[]), each("1", true, &["7g.80gb"])]);
     let standing = apply(&mut gpus, &request(&[], source)).unwrap();
-    assert_eq!(standing[0], Standing::Stays);
-    assert!(matches!(&standing[1], Standing::Made { layout, .. } if *layout == ["7g.80gb"]));
+    assert_eq!(standing[0], OverrideEffect::Stays);
+    assert!(matches!(&standing[1], OverrideEffect::Made { layout, .. } if *layout == ["7g.80gb"]));
 }
 
 #[test]
@@ -183,7 +186,7 @@ proptest! {
             let plans = plan_host(&config(), &gpus, &wanted).unwrap().plans;
             prop_assert!(plans.iter().all(|plan| plan.steps.is_empty()), "{:?}", plans);
             let after = gpus.clone();
-            prop_assert_eq!(apply(&mut gpus, &wanted), Some(vec![Standing::Stays; plans.len()]));
+            prop_assert_eq!(apply(&mut gpus, &wanted), Some(vec![OverrideEffect::Stays; plans.len()]));
             prop_assert_eq!(after, gpus.clone());
         }
     }
@@ -193,8 +196,8 @@ proptest! {
     fn override_affects_one_gpu(at in 0usize..8, text in any_layout()) {
         let mut gpus = host();
         over(&mut gpus, at, &text);
-        let with = wishes(&config(), &gpus);
-        let without = wishes(&config(), &host());
+        let with = desired_states(&config(), &gpus);
+        let without = desired_states(&config(), &host());
         for (other, (with, without)) in with.iter().zip(&without).enumerate() {
             prop_assert_eq!(&with.configured, &without.configured);
             if other != at {

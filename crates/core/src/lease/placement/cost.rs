@@ -3,7 +3,7 @@
 
 use std::ops::Add;
 
-use super::Policy;
+use super::PlacementPolicy;
 
 /// A cost. The counts are compared in order, so the first count has the highest priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -32,11 +32,11 @@ pub(super) struct Parts {
 
 impl Parts {
     /// Returns the cost, with its counts in the order of the policy.
-    pub(super) fn cost(self, policy: Policy) -> PlacementCost {
+    pub(super) fn cost(self, policy: PlacementPolicy) -> PlacementCost {
         let [memory, compute, engines] = self.size;
         let (first, second) = match policy {
-            Policy::Pack => (self.lost, self.free),
-            Policy::Spread => (self.load, self.lost),
+            PlacementPolicy::Pack => (self.lost, self.free),
+            PlacementPolicy::Spread => (self.load, self.lost),
         };
         PlacementCost([
             self.blocked,

@@ -4,7 +4,10 @@ use gpush_api::LeaseKind;
 
 use crate::nearest::nearest_few;
 
-use super::{Closed, GpuOffer, Host, MpsOffer, Policy, Unoffered, Wanted, WantedDevice, WantedShare, gang};
+use super::{
+    Closed, GpuOffer, Host, MpsOffer, PlacementPolicy, PlacementRequest, RequestedDevice, RequestedShare, Unoffered,
+    gang,
+};
 
 /// Why a request cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +76,7 @@ pub enum Obstacle {
 }
 
 /// Finds the reason why a request cannot be placed.
-pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignment {
+pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> NoAssignment {
     let kind = wanted.share.kind();
     let selected = |gpu: &&GpuOffer| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
     let selected = Host { gpus: host.gpus.iter().filter(selected).cloned().collect() };
@@ -83,7 +86,7 @@ pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignm
         let unoffered = selected.gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.unoffered?))).collect();
         return NoAssignment::NotOffered { kind, offered, unoffered };
     }
-    if let WantedShare::Mig(WantedDevice::Profile(profile)) = &wanted.share
+    if let RequestedShare::Mig(RequestedDevice::Profile(profile)) = &wanted.share
         && let Some(error) = unknown_profile(&selected, profile)
     {
         return error;
@@ -117,10 +120,10 @@ fn example(host: &Host, kind: LeaseKind) -> String {
     }
 }
 
-fn largest_free(host: &Host, wanted: &Wanted) -> Option<LargestFree> {
+fn largest_free(host: &Host, wanted: &PlacementRequest) -> Option<LargestFree> {
     let open = host.gpus.iter().filter(|gpu| gpu.closed.is_none());
     match wanted.share {
-        WantedShare::Mps { .. } => {
+        RequestedShare::Mps { .. } => {
             let targets = open.flat_map(|gpu| gpu.mps.iter().map(move |mps| (gpu.index, mps)));
             let fits = |(_, mps): &(u32, &MpsOffer)| {
                 wanted.targets.as_ref().is_none_or(|targets| targets.contains(&mps.target))
@@ -134,7 +137,7 @@ fn largest_free(host: &Host, wanted: &Wanted) -> Option<LargestFree> {
             let (tenths, gpu) = sizes.max_by_key(|(tenths, gpu)| (*tenths, std::cmp::Reverse(*gpu)))?;
             Some(LargestFree::Percentage { gpu, tenths })
         }
-        WantedShare::Mig(_) => {
+        RequestedShare::Mig(_) => {
             let instances = open.flat_map(|gpu| {
                 let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
                 instances.map(move |instance| (gpu.index, instance))
@@ -148,7 +151,7 @@ fn largest_free(host: &Host, wanted: &Wanted) -> Option<LargestFree> {
             let (_, _, gpu, device) = devices.max_by_key(|(size, whole, gpu, _)| (*size, *whole, *gpu))?;
             Some(LargestFree::Device { gpu: gpu.0, profile: device.profile.clone() })
         }
-        WantedShare::Timeslice | WantedShare::Whole => None,
+        RequestedShare::Timeslice | RequestedShare::Whole => None,
     }
 }
 
@@ -168,19 +171,19 @@ fn unknown_profile(host: &Host, profile: &str) -> Option<NoAssignment> {
     Some(NoAssignment::UnknownProfile { profile: profile.to_owned(), nearest })
 }
 
-fn obstacle(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> Obstacle {
+fn obstacle(gpu: &GpuOffer, wanted: &PlacementRequest, policy: PlacementPolicy) -> Obstacle {
     if let Some(closed) = gpu.closed {
         return Obstacle::Closed(closed);
     }
     let other = gpu.mps.iter().filter_map(|mps| mps.user).find(|user| *user != wanted.holder);
     match (gang::capacity(gpu, wanted, policy), other) {
-        (0, Some(user)) if matches!(wanted.share, WantedShare::Mps { .. }) => Obstacle::OtherUser(user),
+        (0, Some(user)) if matches!(wanted.share, RequestedShare::Mps { .. }) => Obstacle::OtherUser(user),
         (0, _) => Obstacle::InUse,
         (count, _) => Obstacle::Partly(count),
     }
 }
 
-impl WantedShare {
+impl RequestedShare {
     /// Returns the kind of lease that has this share.
     #[must_use]
     pub fn kind(&self) -> LeaseKind {

@@ -6,7 +6,7 @@
 //! these members the GPU gets.
 
 use super::{
-    Assignment, Blocked, Closed, GpuOffer, Host, Member, Policy, Wanted, WantedShare,
+    Assignment, Closed, GpuOffer, Host, Member, PlacementPolicy, PlacementRequest, RequestedShare, UseOccupied,
     cost::{Parts, PlacementCost},
     mig, single,
 };
@@ -21,11 +21,16 @@ pub(super) struct GpuChoice {
 }
 
 /// Returns the best assignment; `None` if no assignment is possible.
-pub(super) fn best(host: &Host, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Option<Assignment> {
+pub(super) fn best(
+    host: &Host,
+    wanted: &PlacementRequest,
+    policy: PlacementPolicy,
+    blocked: UseOccupied,
+) -> Option<Assignment> {
     let count = wanted.count;
     let mut gpus: Vec<&GpuOffer> = host.gpus.iter().filter(|gpu| may_use(gpu, wanted, blocked)).collect();
     gpus.sort_by_key(|gpu| gpu.index);
-    let ways: Vec<Vec<Option<GpuChoice>>> = gpus.iter().map(|gpu| ways_on(gpu, wanted, policy, blocked)).collect();
+    let ways: Vec<Vec<Option<GpuChoice>>> = gpus.iter().map(|gpu| choices_on(gpu, wanted, policy, blocked)).collect();
     let chosen = distribute(&ways, count)?;
     let mut assignment = Assignment::default();
     for (ways, number) in ways.into_iter().zip(chosen) {
@@ -38,16 +43,23 @@ pub(super) fn best(host: &Host, wanted: &Wanted, policy: Policy, blocked: Blocke
 
 /// Returns the maximum number of members that one GPU alone can hold now, up to the requested
 /// number.
-pub(super) fn capacity(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> usize {
-    ways_on(gpu, wanted, policy, Blocked::Never).iter().rposition(Option::is_some).unwrap_or(0)
+pub(super) fn capacity(gpu: &GpuOffer, wanted: &PlacementRequest, policy: PlacementPolicy) -> usize {
+    choices_on(gpu, wanted, policy, UseOccupied::Never).iter().rposition(Option::is_some).unwrap_or(0)
 }
 
 /// Returns the cheapest choice on one GPU for 0, 1, 2 … members.
-fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<GpuChoice>> {
+fn choices_on(
+    gpu: &GpuOffer,
+    wanted: &PlacementRequest,
+    policy: PlacementPolicy,
+    blocked: UseOccupied,
+) -> Vec<Option<GpuChoice>> {
     let mut ways = match &wanted.share {
-        WantedShare::Mig(device) => mig::ways(gpu, device, wanted.targets.as_ref(), wanted.count, policy, blocked),
-        WantedShare::Mps { .. } | WantedShare::Timeslice | WantedShare::Whole => {
-            single::ways(gpu, wanted, policy, blocked)
+        RequestedShare::Mig(device) => {
+            mig::best_choices(gpu, device, wanted.targets.as_ref(), wanted.count, policy, blocked)
+        }
+        RequestedShare::Mps { .. } | RequestedShare::Timeslice | RequestedShare::Whole => {
+            single::best_choices(gpu, wanted, policy, blocked)
         }
     };
     if gpu.closed.is_some() {
@@ -61,12 +73,12 @@ fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) ->
 
 /// Returns whether the request may use a GPU. If an operation has claimed the GPU, only a
 /// reservation may use it, because the operation will end.
-fn may_use(gpu: &GpuOffer, wanted: &Wanted, blocked: Blocked) -> bool {
+fn may_use(gpu: &GpuOffer, wanted: &PlacementRequest, blocked: UseOccupied) -> bool {
     let selected = wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
     selected
         && match gpu.closed {
             None => true,
-            Some(Closed::Claimed) => blocked == Blocked::Last,
+            Some(Closed::Claimed) => blocked == UseOccupied::Last,
             Some(Closed::Cordoned | Closed::NotReady) => false,
         }
 }

@@ -2,7 +2,7 @@
 
 use gpush_api::{ApiError, Code, LeaseKind};
 
-use super::{Closed, LargestFree, NoAssignment, Obstacle, Unoffered, Wanted};
+use super::{Closed, LargestFree, NoAssignment, Obstacle, PlacementRequest, Unoffered};
 
 /// Maximum number of GPUs that a message names.
 const MOST_NAMED: usize = 16;
@@ -11,7 +11,7 @@ impl NoAssignment {
     /// Returns the error for the caller. gpushd adds the leases and processes that hold the
     /// capacity.
     #[must_use]
-    pub fn error(&self, wanted: &Wanted) -> ApiError {
+    pub fn error(&self, wanted: &PlacementRequest) -> ApiError {
         let what = match (wanted.share.kind(), wanted.count) {
             (LeaseKind::Mig, 1) => "a MIG device".to_owned(),
             (LeaseKind::Mig, count) => format!("{count} MIG devices"),

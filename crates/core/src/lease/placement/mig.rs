@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    Blocked, GpuOffer, Member, MigOffer, Policy, WantedDevice,
+    GpuOffer, Member, MigOffer, PlacementPolicy, RequestedDevice, UseOccupied,
     cost::{Parts, PlacementCost},
     gang::GpuChoice,
     host::Instance,
@@ -22,7 +22,7 @@ use super::{
 };
 
 /// An option for one member.
-enum Choice<'a> {
+enum DeviceOption<'a> {
     /// An existing device: the position of its instance in the list, and the device's UUID.
     Device { instance: usize, uuid: &'a str, free: bool, size: [u32; 3] },
     /// A new instance to create.
@@ -31,18 +31,18 @@ enum Choice<'a> {
 
 /// Returns the best choice for each number of members, from 0 to `most`; `None` if no choice is
 /// possible.
-pub(super) fn ways(
+pub(super) fn best_choices(
     gpu: &GpuOffer,
-    wanted: &WantedDevice,
+    wanted: &RequestedDevice,
     targets: Option<&BTreeSet<String>>,
     most: usize,
-    policy: Policy,
-    blocked: Blocked,
+    policy: PlacementPolicy,
+    blocked: UseOccupied,
 ) -> Vec<Option<GpuChoice>> {
     let Some(mig) = &gpu.mig else { return vec![Some(GpuChoice::default())] };
     let options = options(mig, wanted, targets, blocked);
     let most = most.min(options.len());
-    let before = Room::of(mig, &[], &[]);
+    let before = FreeRoom::of(mig, &[], &[]);
     let mut best = vec![None; most + 1];
     let mut search = PlacementSearch { gpu, mig, policy, blocked, options: &options, before, best: &mut best };
     search.extend(&mut Vec::new(), 0);
@@ -51,10 +51,10 @@ pub(super) fn ways(
 
 fn options<'a>(
     mig: &'a MigOffer,
-    wanted: &WantedDevice,
+    wanted: &RequestedDevice,
     targets: Option<&BTreeSet<String>>,
-    blocked: Blocked,
-) -> Vec<Choice<'a>> {
+    blocked: UseOccupied,
+) -> Vec<DeviceOption<'a>> {
     let mut options = Vec::new();
     for (position, instance) in mig.instances.iter().enumerate() {
         let profile = mig.geometry.profile(instance.profile_id);
@@ -67,15 +67,15 @@ fn options<'a>(
                 Some(_) | None => wanted.is_met_by_part(&device.profile),
             };
             let free = device.free && !instance.busy && !instance.clearing && !reserved;
-            if meets && (free || blocked == Blocked::Last) {
+            if meets && (free || blocked == UseOccupied::Last) {
                 let size = profile.map_or([u32::from(instance.placement.size), 0, 0], rank);
-                options.push(Choice::Device { instance: position, uuid: &device.uuid, free, size });
+                options.push(DeviceOption::Device { instance: position, uuid: &device.uuid, free, size });
             }
         }
     }
     if mig.dynamic && targets.is_none() {
         for profile in mig.geometry.profiles.iter().filter(|profile| wanted.is_met_by(profile)) {
-            options.extend(profile.spots.iter().map(|spot| Choice::Create { profile, spot }));
+            options.extend(profile.spots.iter().map(|spot| DeviceOption::Create { profile, spot }));
         }
     }
     options
@@ -84,10 +84,10 @@ fn options<'a>(
 struct PlacementSearch<'a> {
     gpu: &'a GpuOffer,
     mig: &'a MigOffer,
-    policy: Policy,
-    blocked: Blocked,
-    options: &'a [Choice<'a>],
-    before: Room,
+    policy: PlacementPolicy,
+    blocked: UseOccupied,
+    options: &'a [DeviceOption<'a>],
+    before: FreeRoom,
     best: &'a mut Vec<Option<GpuChoice>>,
 }
 
@@ -95,7 +95,7 @@ impl PlacementSearch<'_> {
     /// Evaluates a set of options, and all larger sets that add options from index `next` on.
     fn extend(&mut self, chosen: &mut Vec<usize>, next: usize) {
         // If a set does not fit, no set that contains it fits.
-        let Some((cost, way)) = self.weigh(chosen) else { return };
+        let Some((cost, way)) = self.cost_of(chosen) else { return };
         let best = &mut self.best[chosen.len()];
         // Options are sorted by instance, profile and start. Among sets of equal cost, the first
         // set has the lowest options, and is kept.
@@ -113,7 +113,7 @@ impl PlacementSearch<'_> {
     }
 
     /// Returns the cost of a set of options; `None` if the options do not fit together.
-    fn weigh(&self, chosen: &[usize]) -> Option<(PlacementCost, GpuChoice)> {
+    fn cost_of(&self, chosen: &[usize]) -> Option<(PlacementCost, GpuChoice)> {
         let mut created: Vec<(&Profile, Placement)> = Vec::new();
         let mut used: Vec<usize> = Vec::new();
         let mut parts = Parts::default();
@@ -121,17 +121,17 @@ impl PlacementSearch<'_> {
         let mut slices = Slices::NONE;
         for &option in chosen {
             match &self.options[option] {
-                Choice::Device { instance, uuid, free, size } => {
+                DeviceOption::Device { instance, uuid, free, size } => {
                     parts.blocked += u32::from(!free);
                     add(&mut parts.size, *size);
                     used.push(*instance);
                     members.push(Member::Device { gpu: self.gpu.index, uuid: (*uuid).to_owned() });
                 }
-                Choice::Create { profile, spot } => {
-                    if spot.slices.meets(slices) {
+                DeviceOption::Create { profile, spot } => {
+                    if spot.slices.overlaps(slices) {
                         return None;
                     }
-                    slices = slices.and(spot.slices);
+                    slices = slices.union(spot.slices);
                     add(&mut parts.size, rank(profile));
                     parts.created += 1;
                     created.push((profile, spot.placement));
@@ -140,13 +140,13 @@ impl PlacementSearch<'_> {
                 }
             }
         }
-        let cleared = self.clear(&created, &used, slices)?;
+        let cleared = self.removals(&created, &used, slices)?;
         parts.blocked += cleared.blocked;
         parts.destroyed = u32::try_from(cleared.destroyed.len()).unwrap_or(u32::MAX);
         let destroyed = cleared.destroyed.iter().map(|instance| u32::from(instance.placement.size));
         parts.destroyed_slices = destroyed.sum();
         if !chosen.is_empty() {
-            let after = Room::of(self.mig, &created, &used);
+            let after = FreeRoom::of(self.mig, &created, &used);
             parts.lost = self.before.pairs.saturating_sub(after.pairs);
             parts.free = u32::from(self.mig.geometry.memory_slices).saturating_sub(self.before.occupied);
             let count = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
@@ -161,17 +161,17 @@ impl PlacementSearch<'_> {
 
     /// Returns the instances that must be removed so that the `created` instances fit with the
     /// remaining ones; `None` if they cannot fit.
-    fn clear(&self, created: &[(&Profile, Placement)], used: &[usize], slices: Slices) -> Option<Cleared<'_>> {
-        let mut cleared = Cleared::default();
+    fn removals(&self, created: &[(&Profile, Placement)], used: &[usize], slices: Slices) -> Option<Removals<'_>> {
+        let mut cleared = Removals::default();
         let mut spare: Vec<&Instance> = Vec::new();
         let mut kept: Vec<&Instance> = Vec::new();
         for (position, instance) in self.mig.instances.iter().enumerate() {
-            let in_the_way = Slices::of(instance.placement).meets(slices);
+            let in_the_way = Slices::of(instance.placement).overlaps(slices);
             let is_used = used.contains(&position);
             match (in_the_way, is_used || instance.foreign, instance.is_free()) {
                 (true, true, _) => return None,
                 (true, false, true) => cleared.destroyed.push(instance),
-                (true, false, false) if self.blocked == Blocked::Last => cleared.blocked += 1,
+                (true, false, false) if self.blocked == UseOccupied::Last => cleared.blocked += 1,
                 (true, false, false) => return None,
                 (false, false, true) => spare.push(instance),
                 (false, ..) => kept.push(instance),
@@ -181,7 +181,7 @@ impl PlacementSearch<'_> {
             return Some(cleared);
         }
         let reserved = self.mig.reserved.iter().map(|(_, placement)| Slices::of(*placement));
-        if self.blocked == Blocked::Never && reserved.into_iter().any(|reserved| reserved.meets(slices)) {
+        if self.blocked == UseOccupied::Never && reserved.into_iter().any(|reserved| reserved.overlaps(slices)) {
             return None;
         }
         let new: Vec<u32> = created.iter().map(|(profile, _)| profile.profile.id).collect();
@@ -217,13 +217,13 @@ impl PlacementSearch<'_> {
         if !met(profiles(&mut stays.iter())) {
             return false;
         }
-        if self.mig.reserved.is_empty() || self.blocked == Blocked::Last {
+        if self.mig.reserved.is_empty() || self.blocked == UseOccupied::Last {
             return true;
         }
         // The instances that overlap the reserved ones are destroyed before the reserved ones are
         // created.
-        let reserved = self.mig.reserved.iter().fold(Slices::NONE, |all, (_, at)| all.and(Slices::of(*at)));
-        let goes = |instance: &Instance| instance.clearing || Slices::of(instance.placement).meets(reserved);
+        let reserved = self.mig.reserved.iter().fold(Slices::NONE, |all, (_, at)| all.union(Slices::of(*at)));
+        let goes = |instance: &Instance| instance.clearing || Slices::of(instance.placement).overlaps(reserved);
         let mut later = stays.iter().filter(|instance| !goes(instance));
         let mut later = profiles(&mut later);
         later.extend(self.mig.reserved.iter().map(|(profile_id, _)| *profile_id));
@@ -233,7 +233,7 @@ impl PlacementSearch<'_> {
 
 /// Instances that must be removed for a set of options.
 #[derive(Default)]
-struct Cleared<'a> {
+struct Removals<'a> {
     /// Free instances to destroy.
     destroyed: Vec<&'a Instance>,
     /// Number of instances in use that must become free.
@@ -248,12 +248,12 @@ fn add(sum: &mut [u32; 3], size: [u32; 3]) {
 
 /// The occupied slices, and the number of instances that could still be created. Free instances are
 /// not counted as occupied, because they can be destroyed.
-struct Room {
+struct FreeRoom {
     occupied: u32,
     pairs: u32,
 }
 
-impl Room {
+impl FreeRoom {
     /// Returns the room on the GPU if the instances `created` exist and the instances `used` are in
     /// use.
     fn of(mig: &MigOffer, created: &[(&Profile, Placement)], used: &[usize]) -> Self {
@@ -263,10 +263,10 @@ impl Room {
         let standing = standing.map(|(_, instance)| (instance.profile_id, instance.placement));
         let created = created.iter().map(|(profile, placement)| (profile.profile.id, *placement));
         let all: Vec<(u32, Placement)> = standing.chain(created).collect();
-        let taken = all.iter().fold(Slices::NONE, |taken, (_, placement)| taken.and(Slices::of(*placement)));
+        let taken = all.iter().fold(Slices::NONE, |taken, (_, placement)| taken.union(Slices::of(*placement)));
         let demand = Demand::of_profiles(&mig.geometry, all.iter().map(|(profile_id, _)| *profile_id));
-        let spots = demand.further().flat_map(|profile| &profile.spots);
-        let pairs = spots.filter(|spot| !spot.slices.meets(taken)).count();
+        let spots = demand.additional_profiles().flat_map(|profile| &profile.spots);
+        let pairs = spots.filter(|spot| !spot.slices.overlaps(taken)).count();
         Self {
             occupied: all.iter().map(|(_, placement)| u32::from(placement.size)).sum(),
             pairs: u32::try_from(pairs).unwrap_or(u32::MAX),

@@ -60,13 +60,13 @@ mod target;
 
 pub use error::{LargestFree, NoAssignment, Obstacle};
 pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer};
-pub use size::{WantedDevice, nominal_mib};
+pub use size::{RequestedDevice, nominal_mib};
 pub use snapshot::Snapshot;
 pub use target::target;
 
 /// Which GPUs are preferred if several are possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Policy {
+pub enum PlacementPolicy {
     /// Full GPUs, so that others stay free for large requests.
     #[default]
     Pack,
@@ -76,9 +76,9 @@ pub enum Policy {
 
 /// The requested share. A request without a kind has been resolved to the default kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum WantedShare {
+pub enum RequestedShare {
     /// A MIG device.
-    Mig(WantedDevice),
+    Mig(RequestedDevice),
     /// A part of an MPS target.
     Mps {
         /// Active thread percentage; `None` for the target's default.
@@ -96,9 +96,9 @@ pub enum WantedShare {
 
 /// A request, in the form that placement needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Wanted {
+pub struct PlacementRequest {
     /// Share of each member.
-    pub share: WantedShare,
+    pub share: RequestedShare,
     /// Number of members.
     pub count: usize,
     /// User id of the holder.
@@ -193,15 +193,15 @@ impl Member {
     }
 }
 
-impl WantedShare {
+impl RequestedShare {
     /// Returns the share of a request; `None` if the request does not choose a kind: see
     /// [`super::request::default_share`].
     #[must_use]
     pub fn of(share: &LeaseShare) -> Option<Self> {
         match share {
             LeaseShare::Default => None,
-            LeaseShare::MigProfile { profile } => Some(Self::Mig(WantedDevice::Profile(profile.clone()))),
-            LeaseShare::MigSize { memory_mib, slices } => Some(Self::Mig(WantedDevice::AtLeast {
+            LeaseShare::MigProfile { profile } => Some(Self::Mig(RequestedDevice::Profile(profile.clone()))),
+            LeaseShare::MigSize { memory_mib, slices } => Some(Self::Mig(RequestedDevice::AtLeast {
                 memory_mib: memory_mib.unwrap_or(0),
                 slices: slices.unwrap_or(0),
             })),
@@ -219,8 +219,8 @@ impl WantedShare {
 ///
 /// # Errors
 /// No targets are possible: the request can never be fulfilled, or cannot be fulfilled now.
-pub fn place(host: &Host, wanted: &Wanted, policy: Policy) -> Result<Assignment, NoAssignment> {
-    match gang::best(host, wanted, policy, Blocked::Never) {
+pub fn place(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> Result<Assignment, NoAssignment> {
+    match gang::best(host, wanted, policy, UseOccupied::Never) {
         Some(assignment) => Ok(assignment),
         None => Err(error::explain(host, wanted, policy)),
     }
@@ -228,7 +228,7 @@ pub fn place(host: &Host, wanted: &Wanted, policy: Policy) -> Result<Assignment,
 
 /// Whether the search may choose capacity that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Blocked {
+enum UseOccupied {
     /// No: the assignment is executed now.
     Never,
     /// Only if no other choice is possible: the assignment is a reservation.

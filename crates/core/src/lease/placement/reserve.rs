@@ -4,14 +4,14 @@
 //! shares in use must end. Later requests are placed on the host with that assignment applied, so
 //! they do not delay the earlier request.
 
-use super::{Assignment, Blocked, Host, Member, Policy, Wanted, gang};
+use super::{Assignment, Host, Member, PlacementPolicy, PlacementRequest, UseOccupied, gang};
 
 impl Host {
     /// Returns the assignment for which the fewest shares in use must end; `None` if the host can
     /// never fulfil the request.
     #[must_use]
-    pub fn reservation(&self, wanted: &Wanted, policy: Policy) -> Option<Assignment> {
-        gang::best(self, wanted, policy, Blocked::Last)
+    pub fn reservation(&self, wanted: &PlacementRequest, policy: PlacementPolicy) -> Option<Assignment> {
+        gang::best(self, wanted, policy, UseOccupied::Last)
     }
 
     /// Applies a grant: occupies its targets, and removes the instances that it destroys. `holder`

@@ -1,15 +1,20 @@
 //! Placement on MPS targets, time-slice replicas, and whole GPUs.
 
 use super::{
-    Blocked, GpuOffer, Member, MpsOffer, Policy, Wanted, WantedShare,
+    GpuOffer, Member, MpsOffer, PlacementPolicy, PlacementRequest, RequestedShare, UseOccupied,
     cost::{Parts, PlacementCost},
     gang::GpuChoice,
 };
 
 /// Returns the best choices for no member and for one member.
-pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<GpuChoice>> {
+pub(super) fn best_choices(
+    gpu: &GpuOffer,
+    wanted: &PlacementRequest,
+    policy: PlacementPolicy,
+    blocked: UseOccupied,
+) -> Vec<Option<GpuChoice>> {
     let one = match &wanted.share {
-        WantedShare::Mps { .. } => {
+        RequestedShare::Mps { .. } => {
             let targets = gpu
                 .mps
                 .iter()
@@ -19,25 +24,31 @@ pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blo
             // their placement on the GPU.
             ways.reduce(|best, way| if way.cost < best.cost { way } else { best })
         }
-        WantedShare::Timeslice => gpu.timeslice.and_then(|slices| {
+        RequestedShare::Timeslice => gpu.timeslice.and_then(|slices| {
             let left = slices.replicas.saturating_sub(slices.taken);
             let blocks = u32::from(left == 0);
             let parts = Parts { blocked: blocks, free: left, load: slices.taken, ..Parts::default() };
             let way = GpuChoice { cost: parts.cost(policy), ..member(Member::Timeslice { gpu: gpu.index }) };
-            (blocks == 0 || blocked == Blocked::Last && slices.replicas > 0).then_some(way)
+            (blocks == 0 || blocked == UseOccupied::Last && slices.replicas > 0).then_some(way)
         }),
-        WantedShare::Whole => gpu.whole.and_then(|whole| {
+        RequestedShare::Whole => gpu.whole.and_then(|whole| {
             let parts = Parts { blocked: u32::from(!whole.free), ..Parts::default() };
             let way = GpuChoice { cost: parts.cost(policy), ..member(Member::Whole { gpu: gpu.index }) };
-            (whole.free || blocked == Blocked::Last).then_some(way)
+            (whole.free || blocked == UseOccupied::Last).then_some(way)
         }),
-        WantedShare::Mig(_) => None,
+        RequestedShare::Mig(_) => None,
     };
     [Some(GpuChoice::default())].into_iter().chain(one.map(Some)).collect()
 }
 
-fn on_mps(gpu: &GpuOffer, mps: &MpsOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Option<GpuChoice> {
-    let WantedShare::Mps { percentage, memory_limit, .. } = &wanted.share else { return None };
+fn on_mps(
+    gpu: &GpuOffer,
+    mps: &MpsOffer,
+    wanted: &PlacementRequest,
+    policy: PlacementPolicy,
+    blocked: UseOccupied,
+) -> Option<GpuChoice> {
+    let RequestedShare::Mps { percentage, memory_limit, .. } = &wanted.share else { return None };
     if memory_limit.is_some_and(|limit| limit.mib() > mps.memory_mib) {
         return None;
     }
@@ -49,13 +60,13 @@ fn on_mps(gpu: &GpuOffer, mps: &MpsOffer, wanted: &Wanted, policy: Policy, block
     let left = mps.capacity_tenths.saturating_sub(mps.taken_tenths);
     let is_others = mps.user.is_some_and(|user| user != wanted.holder);
     let blocks = u32::from(tenths > left) + u32::from(is_others) + u32::from(mps.leases >= mps.most_leases);
-    if blocks > 0 && blocked == Blocked::Never {
+    if blocks > 0 && blocked == UseOccupied::Never {
         return None;
     }
     // If the target already has a daemon of this user, no new daemon is needed. Any other target
     // would need a second daemon.
     let created = u32::from(mps.user != Some(wanted.holder));
-    let created = if policy == Policy::Pack { created } else { 0 };
+    let created = if policy == PlacementPolicy::Pack { created } else { 0 };
     let parts = Parts { blocked: blocks, created, free: left, load: mps.taken_tenths, ..Parts::default() };
     let way = member(Member::Mps { gpu: gpu.index, target: mps.target.clone(), percentage });
     Some(GpuChoice { cost: parts.cost(policy), ..way })

@@ -6,7 +6,7 @@ use crate::geometry::Profile;
 
 /// The requested MIG device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum WantedDevice {
+pub enum RequestedDevice {
     /// A device of this profile.
     Profile(String),
     /// The smallest device with at least these sizes.
@@ -18,7 +18,7 @@ pub enum WantedDevice {
     },
 }
 
-impl WantedDevice {
+impl RequestedDevice {
     /// Returns whether a device that occupies a whole GPU instance of this profile fulfils the request.
     pub(super) fn is_met_by(&self, profile: &Profile) -> bool {
         match self {
@@ -83,10 +83,10 @@ mod tests {
     #[test]
     fn ten_gib_is_met_by_a_profile_that_reports_less() {
         let geometry = Geometry::of_model(&gpush_geometry::model("a100-80").unwrap());
-        let wanted = WantedDevice::AtLeast { memory_mib: 10 * 1024, slices: 1 };
+        let wanted = RequestedDevice::AtLeast { memory_mib: 10 * 1024, slices: 1 };
         let smallest = geometry.named("1g.10gb").unwrap();
         assert!(smallest.profile.memory_mib < 10 * 1024 && wanted.is_met_by(smallest));
-        let more = WantedDevice::AtLeast { memory_mib: 10 * 1024 + 1, slices: 1 };
+        let more = RequestedDevice::AtLeast { memory_mib: 10 * 1024 + 1, slices: 1 };
         assert!(!more.is_met_by(smallest) && more.is_met_by(geometry.named("1g.20gb").unwrap()));
     }
 }

@@ -18,7 +18,7 @@ use gpush_api::{Gpu, GpuInstance, GpuState, LeaseMember, MemberShare, Mig, Mode,
 
 use crate::{
     config::Config,
-    desired::{self, Wish},
+    desired::{self, DesiredState},
     geometry::Geometry,
     sharing,
 };
@@ -48,15 +48,25 @@ impl Host {
     /// Returns the offers of all GPUs of the host.
     #[must_use]
     pub fn of(snapshot: &Snapshot<'_>) -> Self {
-        let wishes = desired::wishes(snapshot.config, snapshot.gpus);
+        let desired_states = desired::desired_states(snapshot.config, snapshot.gpus);
         let targets = sharing::targets(snapshot.config, snapshot.gpus, snapshot.daemons);
-        let gpus = snapshot.gpus.iter().zip(&wishes).map(|(gpu, wish)| offer(snapshot, gpu, wish, &targets)).collect();
+        let gpus = snapshot
+            .gpus
+            .iter()
+            .zip(&desired_states)
+            .map(|(gpu, desired_state)| offer(snapshot, gpu, desired_state, &targets))
+            .collect();
         Self { gpus }
     }
 }
 
-fn offer(snapshot: &Snapshot<'_>, gpu: &Gpu, wish: &Wish, targets: &[sharing::Target]) -> GpuOffer {
-    let own: Vec<&sharing::Target> = targets.iter().filter(|target| target.gpu_uuid == gpu.uuid).collect();
+fn offer(
+    snapshot: &Snapshot<'_>,
+    gpu: &Gpu,
+    desired_state: &DesiredState,
+    targets: &[sharing::SharingTarget],
+) -> GpuOffer {
+    let own: Vec<&sharing::SharingTarget> = targets.iter().filter(|target| target.gpu_uuid == gpu.uuid).collect();
     let is_whole = || gpu.mig.as_ref().is_none_or(gpush_api::Mig::is_off);
     let mut offer = GpuOffer {
         index: gpu.index,
@@ -65,14 +75,15 @@ fn offer(snapshot: &Snapshot<'_>, gpu: &Gpu, wish: &Wish, targets: &[sharing::Ta
         mps: own.iter().map(|target| mps(snapshot, gpu, target)).collect(),
         ..GpuOffer::default()
     };
-    match wish.mode {
+    match desired_state.mode {
         Mode::Mig => {
             let enabled = gpu.mig.as_ref().filter(|mig| mig.enabled);
-            offer.mig = enabled.map(|mig| MigOffer { dynamic: wish.dynamic, ..mig_offer(snapshot, gpu, mig, &own) });
+            offer.mig =
+                enabled.map(|mig| MigOffer { dynamic: desired_state.dynamic, ..mig_offer(snapshot, gpu, mig, &own) });
         }
         Mode::Timeslice if is_whole() => {
             let taken = taken(snapshot, &gpu.uuid).count();
-            offer.timeslice = wish.timeslice.as_ref().map(|policy| TimesliceOffer {
+            offer.timeslice = desired_state.timeslice.as_ref().map(|policy| TimesliceOffer {
                 replicas: policy.replicas,
                 taken: u32::try_from(taken).unwrap_or(u32::MAX),
             });
@@ -84,7 +95,7 @@ fn offer(snapshot: &Snapshot<'_>, gpu: &Gpu, wish: &Wish, targets: &[sharing::Ta
         Mode::Unmanaged | Mode::Mps | Mode::Timeslice | Mode::Exclusive => {}
     }
     if offer.kinds().next().is_none() {
-        offer.unoffered = Some(match wish.mode {
+        offer.unoffered = Some(match desired_state.mode {
             Mode::Unmanaged => Unoffered::Unmanaged,
             mode @ (Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive) => Unoffered::OtherMode(mode),
         });
@@ -117,7 +128,7 @@ fn taken<'a>(snapshot: &'a Snapshot<'a>, target: &'a str) -> impl Iterator<Item 
         .map(|(holder, member)| (*holder, *member))
 }
 
-fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::Target) -> MpsOffer {
+fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::SharingTarget) -> MpsOffer {
     let tenths = |(_, member): (u32, &LeaseMember)| match &member.share {
         MemberShare::Mps { percentage, .. } => u32::from(percentage.tenths()),
         MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => 0,
@@ -139,7 +150,7 @@ fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::Target) -> MpsOffer
     }
 }
 
-fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::Target]) -> MigOffer {
+fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::SharingTarget]) -> MigOffer {
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let created = snapshot.created.get(&gpu.uuid);
     let instance = |instance: &GpuInstance| {
@@ -182,7 +193,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        lease::placement::{NoAssignment, Obstacle, Policy, Wanted, WantedDevice, WantedShare, place},
+        lease::placement::{
+            NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedDevice, RequestedShare, place,
+        },
         preset,
     };
 
@@ -298,31 +311,32 @@ mod tests {
     #[test]
     fn instance_of_another_program_is_foreign_on_a_dynamic_gpu() {
         let mut scene = Scene::new();
-        let wanted = |name: &str| Wanted {
-            share: WantedShare::Mig(WantedDevice::Profile(name.to_owned())),
+        let wanted = |name: &str| PlacementRequest {
+            share: RequestedShare::Mig(RequestedDevice::Profile(name.to_owned())),
             count: 1,
             holder: 1000,
             gpus: None,
             targets: None,
         };
-        assert!(place(&scene.host(), &wanted("2g.20gb"), Policy::Pack).is_err(), "the layout is fixed");
+        assert!(place(&scene.host(), &wanted("2g.20gb"), PlacementPolicy::Pack).is_err(), "the layout is fixed");
         let dynamic = CONFIG.replace("[\"1g.10gb*2\"]", "\"dynamic\"");
         scene.config = Config::parse(&dynamic, "gpushd.toml").unwrap();
-        assert!(place(&scene.host(), &wanted("2g.20gb"), Policy::Pack).unwrap().needs_operation());
+        assert!(place(&scene.host(), &wanted("2g.20gb"), PlacementPolicy::Pack).unwrap().needs_operation());
         let uuid = scene.uuid(0);
         scene.created.insert(uuid.clone(), BTreeSet::from([Placement { start: 0, size: 1 }]));
-        let assignment = place(&scene.host(), &wanted("7g.80gb"), Policy::Pack);
+        let assignment = place(&scene.host(), &wanted("7g.80gb"), PlacementPolicy::Pack);
         assert!(assignment.is_err(), "the instance at start 1 is foreign");
         scene.created.insert(uuid, (0..2).map(|start| Placement { start, size: 1 }).collect());
-        let assignment = place(&scene.host(), &wanted("7g.80gb"), Policy::Pack).unwrap();
+        let assignment = place(&scene.host(), &wanted("7g.80gb"), PlacementPolicy::Pack).unwrap();
         assert_eq!(assignment.destroys, [(0, 0), (0, 1)]);
     }
 
     #[test]
     fn gpu_that_is_not_ready_read_or_free_of_claims_is_closed() {
         let obstacle = |scene: &Scene| {
-            let wanted = Wanted { share: WantedShare::Whole, count: 1, holder: 1000, gpus: None, targets: None };
-            match place(&scene.host(), &wanted, Policy::Pack) {
+            let wanted =
+                PlacementRequest { share: RequestedShare::Whole, count: 1, holder: 1000, gpus: None, targets: None };
+            match place(&scene.host(), &wanted, PlacementPolicy::Pack) {
                 Err(NoAssignment::Busy { obstacles, .. }) => Some(obstacles),
                 Ok(_) | Err(_) => None,
             }

@@ -5,7 +5,7 @@ use gpush_api::GpuInstance;
 
 use crate::{
     geometry::Geometry,
-    plan::{Target, Wanted, WantedCompute},
+    plan::{RequestedCompute, RequestedInstance, Target},
 };
 
 use super::{Assignment, Member};
@@ -20,12 +20,12 @@ pub fn target(geometry: &Geometry, instances: &[GpuInstance], gpu: u32, assignme
     for member in &assignment.members {
         let Member::Create { gpu: on, profile_id, placement } = member else { continue };
         let Some(profile) = geometry.profile(*profile_id).filter(|_| *on == gpu) else { continue };
-        let whole = profile.whole().map(|compute| WantedCompute {
+        let whole = profile.whole().map(|compute| RequestedCompute {
             profile_id: compute.profile.id,
             at: None,
             profile: compute.profile.name.clone(),
         });
-        target.instances.push(Wanted {
+        target.instances.push(RequestedInstance {
             profile_id: *profile_id,
             at: Some(*placement),
             compute: whole.into_iter().collect(),

@@ -32,7 +32,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use crate::lease::placement::{Assignment, Closed, Host, Member, NoAssignment, Policy, Wanted, place};
+use crate::lease::placement::{
+    Assignment, Closed, Host, Member, NoAssignment, PlacementPolicy, PlacementRequest, place,
+};
 
 /// Position in the order of arrival: the sequence number of the entry's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,7 +42,7 @@ pub struct Ticket(pub u64);
 
 /// The targets on one GPU that the last plan of a queued operation removes or changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Takes {
+pub enum ClaimedTargets {
     /// Targets with these UUIDs.
     Targets(BTreeSet<String>),
     /// The whole GPU: the plan changes its mode or resets it, or there is no plan yet.
@@ -49,11 +51,11 @@ pub enum Takes {
 
 /// A queued entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Waiting {
+pub enum QueuedEntry {
     /// A lease.
-    Lease(Wanted),
+    Lease(PlacementRequest),
     /// An operation. The map contains the targets that it removes or changes, by GPU index.
-    Operation(BTreeMap<u32, Takes>),
+    Operation(BTreeMap<u32, ClaimedTargets>),
 }
 
 /// The result of one pass for an entry.
@@ -80,23 +82,23 @@ pub enum Outcome {
 /// Queued entries, in order of arrival.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Queue {
-    entries: BTreeMap<Ticket, Waiting>,
+    entries: BTreeMap<Ticket, QueuedEntry>,
 }
 
 impl Queue {
     /// Adds an entry. If an entry with the same ticket exists, replaces it at the same position.
-    pub fn push(&mut self, ticket: Ticket, waiting: Waiting) {
+    pub fn push(&mut self, ticket: Ticket, waiting: QueuedEntry) {
         self.entries.insert(ticket, waiting);
     }
 
     /// Removes and returns an entry. Callers use it when the entry was granted or cancelled, or its
     /// client disconnected.
-    pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting> {
+    pub fn remove(&mut self, ticket: Ticket) -> Option<QueuedEntry> {
         self.entries.remove(&ticket)
     }
 
     /// Returns the entries in order.
-    pub fn entries(&self) -> impl Iterator<Item = (Ticket, &Waiting)> {
+    pub fn entries(&self) -> impl Iterator<Item = (Ticket, &QueuedEntry)> {
         self.entries.iter().map(|(ticket, waiting)| (*ticket, waiting))
     }
 
@@ -108,7 +110,7 @@ impl Queue {
 
     /// Returns the host as a new request sees it: with the reservations of all entries.
     #[must_use]
-    pub fn host_for_newcomer(&self, host: &Host, policy: Policy) -> Host {
+    pub fn host_with_reservations(&self, host: &Host, policy: PlacementPolicy) -> Host {
         let mut pass = Pass::new(host, policy);
         for (ticket, waiting) in &self.entries {
             pass.decide(*ticket, waiting);
@@ -118,7 +120,7 @@ impl Queue {
 
     /// Decides on every entry, in order.
     #[must_use]
-    pub fn schedule(&self, host: &Host, policy: Policy) -> Vec<(Ticket, Outcome)> {
+    pub fn schedule(&self, host: &Host, policy: PlacementPolicy) -> Vec<(Ticket, Outcome)> {
         let mut pass = Pass::new(host, policy);
         self.entries.iter().map(|(ticket, waiting)| (*ticket, pass.decide(*ticket, waiting))).collect()
     }
@@ -126,41 +128,41 @@ impl Queue {
 
 /// One pass through the entries.
 struct Pass<'a> {
-    policy: Policy,
+    policy: PlacementPolicy,
     /// The host with the grants and reservations of earlier entries.
     host: Host,
     /// For each GPU index, the first entry that has a reservation on the GPU.
     heads: BTreeMap<u32, Ticket>,
     /// Requests that could not be placed in this pass. Capacity only decreases during a pass, so
     /// equal requests cannot be placed either.
-    failed: HashSet<&'a Wanted>,
+    failed: HashSet<&'a PlacementRequest>,
 }
 
 impl<'a> Pass<'a> {
-    fn new(host: &Host, policy: Policy) -> Self {
+    fn new(host: &Host, policy: PlacementPolicy) -> Self {
         Self { policy, host: host.clone(), heads: BTreeMap::new(), failed: HashSet::new() }
     }
 
-    fn decide(&mut self, ticket: Ticket, waiting: &'a Waiting) -> Outcome {
+    fn decide(&mut self, ticket: Ticket, waiting: &'a QueuedEntry) -> Outcome {
         match waiting {
-            Waiting::Operation(takes) => self.operation(ticket, takes),
-            Waiting::Lease(wanted) => self.lease(ticket, wanted),
+            QueuedEntry::Operation(takes) => self.operation(ticket, takes),
+            QueuedEntry::Lease(wanted) => self.lease(ticket, wanted),
         }
     }
 
-    fn operation(&mut self, ticket: Ticket, takes: &BTreeMap<u32, Takes>) -> Outcome {
-        let behind = self.heads_of(takes.keys().copied());
+    fn operation(&mut self, ticket: Ticket, takes: &BTreeMap<u32, ClaimedTargets>) -> Outcome {
+        let behind = self.entries_on(takes.keys().copied());
         if !behind.is_empty() {
             return Outcome::Waits { reserves: None, behind, why: None };
         }
         for (gpu, takes) in takes {
             self.heads.insert(*gpu, ticket);
-            self.take(*gpu, takes);
+            self.reserve_targets(*gpu, takes);
         }
         Outcome::Ready
     }
 
-    fn lease(&mut self, ticket: Ticket, wanted: &'a Wanted) -> Outcome {
+    fn lease(&mut self, ticket: Ticket, wanted: &'a PlacementRequest) -> Outcome {
         let candidates = self.candidates(wanted);
         let why = if self.failed.contains(wanted) {
             None
@@ -178,12 +180,12 @@ impl<'a> Pass<'a> {
             }
         };
         self.failed.insert(wanted);
-        let behind = self.heads_of(candidates.iter().copied());
+        let behind = self.entries_on(candidates.iter().copied());
         let free: BTreeSet<u32> = candidates.into_iter().filter(|gpu| !self.heads.contains_key(gpu)).collect();
         let reserves = if free.is_empty() {
             None
         } else {
-            let restricted = Wanted { gpus: Some(free), ..wanted.clone() };
+            let restricted = PlacementRequest { gpus: Some(free), ..wanted.clone() };
             self.host.reservation(&restricted, self.policy)
         };
         if let Some(assignment) = &reserves {
@@ -205,7 +207,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Returns the indexes of the GPUs that a request could use.
-    fn candidates(&self, wanted: &Wanted) -> BTreeSet<u32> {
+    fn candidates(&self, wanted: &PlacementRequest) -> BTreeSet<u32> {
         let kind = wanted.share.kind();
         let selected = |index: &u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(index));
         let offering = self.host.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
@@ -213,23 +215,23 @@ impl<'a> Pass<'a> {
     }
 
     /// Returns whether any GPU that the request may use is closed.
-    fn is_closed(&self, wanted: &Wanted) -> bool {
+    fn is_closed(&self, wanted: &PlacementRequest) -> bool {
         let selected = |index: u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&index));
         self.host.gpus.iter().any(|gpu| gpu.closed.is_some() && selected(gpu.index))
     }
 
     /// Returns the entries that have reservations on these GPUs, in order.
-    fn heads_of(&self, gpus: impl Iterator<Item = u32>) -> Vec<Ticket> {
+    fn entries_on(&self, gpus: impl Iterator<Item = u32>) -> Vec<Ticket> {
         let heads: BTreeSet<Ticket> = gpus.filter_map(|gpu| self.heads.get(&gpu).copied()).collect();
         heads.into_iter().collect()
     }
 
     /// Reserves the targets on a GPU that an operation removes or changes.
-    fn take(&mut self, index: u32, takes: &Takes) {
+    fn reserve_targets(&mut self, index: u32, takes: &ClaimedTargets) {
         let Some(gpu) = self.host.gpus.iter_mut().find(|gpu| gpu.index == index) else { return };
         match takes {
-            Takes::Gpu => gpu.closed = gpu.closed.or(Some(Closed::Claimed)),
-            Takes::Targets(targets) => {
+            ClaimedTargets::Gpu => gpu.closed = gpu.closed.or(Some(Closed::Claimed)),
+            ClaimedTargets::Targets(targets) => {
                 let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
                 for device in instances.flat_map(|instance| &mut instance.devices) {
                     device.free &= !targets.contains(&device.uuid);

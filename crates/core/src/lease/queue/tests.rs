@@ -4,19 +4,19 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::lease::placement::{
-    WantedDevice, WantedShare,
+    RequestedDevice, RequestedShare,
     scene::{Dice, instance, mig, mps, wanted, whole},
 };
 
-fn lease(share: WantedShare, count: usize) -> Waiting {
-    Waiting::Lease(wanted(share, count))
+fn lease(share: RequestedShare, count: usize) -> QueuedEntry {
+    QueuedEntry::Lease(wanted(share, count))
 }
 
-fn profile(name: &str) -> WantedShare {
-    WantedShare::Mig(WantedDevice::Profile(name.to_owned()))
+fn profile(name: &str) -> RequestedShare {
+    RequestedShare::Mig(RequestedDevice::Profile(name.to_owned()))
 }
 
-fn queue(entries: Vec<Waiting>) -> Queue {
+fn queue(entries: Vec<QueuedEntry>) -> Queue {
     let mut queue = Queue::default();
     for (n, waiting) in entries.into_iter().enumerate() {
         queue.push(Ticket(n as u64 + 1), waiting);
@@ -36,7 +36,7 @@ fn decisions(queue: &Queue, host: &Host) -> Vec<String> {
         };
         format!("{}: {text}", ticket.0)
     };
-    queue.schedule(host, Policy::Pack).into_iter().map(decide).collect()
+    queue.schedule(host, PlacementPolicy::Pack).into_iter().map(decide).collect()
 }
 
 #[test]
@@ -52,8 +52,8 @@ fn later_small_request_is_granted_only_outside_the_reservation() {
 #[test]
 fn two_gangs_for_the_same_gpus_are_served_in_order() {
     let host = Host { gpus: vec![whole(0, false), whole(1, true), whole(2, true)] };
-    let gang = || lease(WantedShare::Whole, 3);
-    let queue = queue(vec![gang(), gang(), lease(WantedShare::Whole, 1)]);
+    let gang = || lease(RequestedShare::Whole, 3);
+    let queue = queue(vec![gang(), gang(), lease(RequestedShare::Whole, 1)]);
     let expected = ["1: reserves {0, 1, 2}", "2: behind [Ticket(1)]", "3: behind [Ticket(1)]"];
     assert_eq!(decisions(&queue, &host), expected);
 }
@@ -61,8 +61,10 @@ fn two_gangs_for_the_same_gpus_are_served_in_order() {
 #[test]
 fn gang_that_is_not_first_on_all_gpus_reserves_nothing() {
     let host = Host { gpus: vec![whole(0, false), whole(1, true)] };
-    let only = |gpu| Waiting::Lease(Wanted { gpus: Some(BTreeSet::from([gpu])), ..wanted(WantedShare::Whole, 1) });
-    let queue = queue(vec![only(0), lease(WantedShare::Whole, 2), only(1)]);
+    let only = |gpu| {
+        QueuedEntry::Lease(PlacementRequest { gpus: Some(BTreeSet::from([gpu])), ..wanted(RequestedShare::Whole, 1) })
+    };
+    let queue = queue(vec![only(0), lease(RequestedShare::Whole, 2), only(1)]);
     assert_eq!(decisions(&queue, &host), ["1: reserves {0}", "2: behind [Ticket(1)]", "3: grant {1}"]);
 }
 
@@ -70,17 +72,17 @@ fn gang_that_is_not_first_on_all_gpus_reserves_nothing() {
 fn operation_reserves_what_it_takes_and_waits_behind_a_lease() {
     let host =
         Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0, 3g.40gb@4"), whole(1, true), mps(2, 1000, None)] };
-    let device = Takes::Targets(BTreeSet::from(["3g.40gb@0".to_owned()]));
-    let operation = |gpu, takes| Waiting::Operation(BTreeMap::from([(gpu, takes)]));
-    let share = WantedShare::Mps { percentage: "10".parse().ok(), memory_limit: None, priority: None };
+    let device = ClaimedTargets::Targets(BTreeSet::from(["3g.40gb@0".to_owned()]));
+    let operation = |gpu, takes| QueuedEntry::Operation(BTreeMap::from([(gpu, takes)]));
+    let share = RequestedShare::Mps { percentage: "10".parse().ok(), memory_limit: None, priority: None };
     let queue = queue(vec![
         operation(0, device),
         lease(profile("3g.40gb"), 1),
         lease(profile("3g.40gb"), 1),
-        operation(1, Takes::Gpu),
-        lease(WantedShare::Whole, 1),
+        operation(1, ClaimedTargets::Gpu),
+        lease(RequestedShare::Whole, 1),
         lease(share, 1),
-        operation(2, Takes::Gpu),
+        operation(2, ClaimedTargets::Gpu),
     ]);
     let expected = [
         "1: ready",
@@ -98,17 +100,17 @@ fn operation_reserves_what_it_takes_and_waits_behind_a_lease() {
 fn newcomer_does_not_take_what_an_entry_reserves() {
     let host = Host { gpus: vec![mps(0, 600, Some(1000))] };
     let share =
-        |percent: &str| WantedShare::Mps { percentage: percent.parse().ok(), memory_limit: None, priority: None };
+        |percent: &str| RequestedShare::Mps { percentage: percent.parse().ok(), memory_limit: None, priority: None };
     let queue = queue(vec![lease(share("60"), 1)]);
-    let left = queue.host_for_newcomer(&host, Policy::Pack);
-    assert!(place(&left, &wanted(share("10"), 1), Policy::Pack).is_err());
-    assert!(place(&host, &wanted(share("10"), 1), Policy::Pack).is_ok());
+    let left = queue.host_with_reservations(&host, PlacementPolicy::Pack);
+    assert!(place(&left, &wanted(share("10"), 1), PlacementPolicy::Pack).is_err());
+    assert!(place(&host, &wanted(share("10"), 1), PlacementPolicy::Pack).is_ok());
 }
 
 #[test]
 fn impossible_request_is_reported_and_delays_no_other() {
     let host = Host { gpus: vec![whole(0, true)] };
-    let queue = queue(vec![lease(WantedShare::Whole, 5), lease(WantedShare::Whole, 1)]);
+    let queue = queue(vec![lease(RequestedShare::Whole, 5), lease(RequestedShare::Whole, 1)]);
     assert_eq!(decisions(&queue, &host), ["1: never", "2: grant {0}"]);
     assert_eq!((queue.position(Ticket(2)), queue.position(Ticket(9))), (Some(2), None));
 }
@@ -192,7 +194,7 @@ proptest! {
                 let n = dice.below(world.held.len());
                 world.release(n);
             }
-            for (n, (ticket, outcome)) in queue.schedule(&world.host, Policy::Pack).into_iter().enumerate() {
+            for (n, (ticket, outcome)) in queue.schedule(&world.host, PlacementPolicy::Pack).into_iter().enumerate() {
                 match outcome {
                     Outcome::Grant(assignment) => {
                         queue.remove(ticket);
@@ -216,7 +218,7 @@ proptest! {
         while queue.entries().next().is_some() {
             prop_assert!(!world.held.is_empty(), "{queue:?} waits for nothing");
             world.release(0);
-            for (ticket, outcome) in queue.schedule(&world.host, Policy::Pack) {
+            for (ticket, outcome) in queue.schedule(&world.host, PlacementPolicy::Pack) {
                 if let Outcome::Grant(assignment) = outcome {
                     queue.remove(ticket);
                     world.grant(ticket, &assignment);
@@ -230,7 +232,7 @@ proptest! {
 fn ten_thousand_equal_requests_cost_one_placement() {
     let gpus = (0..8).map(|index| mig(index, MODEL, true, "7g.80gb@0 used")).collect();
     let entries = (0..10_000).map(|_| lease(profile("1g.10gb"), 1)).collect();
-    let outcomes = queue(entries).schedule(&Host { gpus }, Policy::Pack);
+    let outcomes = queue(entries).schedule(&Host { gpus }, PlacementPolicy::Pack);
     let reserving = outcomes.iter().filter(|(_, one)| matches!(one, Outcome::Waits { reserves: Some(_), .. })).count();
     assert_eq!((outcomes.len(), reserving), (10_000, 8), "one for each GPU");
 }

@@ -94,7 +94,7 @@ pub struct User<'a> {
 
 /// A current lease of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldLease {
     /// Id.
     pub id: LeaseId,
     /// Whether the lease is queued.
@@ -166,7 +166,12 @@ pub fn effective(quotas: &[Quota], user: User<'_>, gpus: usize) -> Effective {
 ///
 /// # Errors
 /// The first limit that the request exceeds.
-pub fn check_request(quota: &Effective, held: &[Held], kind: LeaseKind, duration_s: Option<u64>) -> Result<(), Denial> {
+pub fn check_request(
+    quota: &Effective,
+    held: &[HeldLease],
+    kind: LeaseKind,
+    duration_s: Option<u64>,
+) -> Result<(), Denial> {
     let limits = &quota.limits;
     if let Some(kinds) = limits.kinds.as_ref().filter(|kinds| !kinds.contains(&kind)) {
         return Err(quota.denial(Exceeded::Kind { kind, allowed: kinds.clone() }, Vec::new()));
@@ -185,7 +190,7 @@ pub fn check_request(quota: &Effective, held: &[Held], kind: LeaseKind, duration
 ///
 /// # Errors
 /// The user has as many waiting requests as the quota allows.
-pub fn check_queue(quota: &Effective, held: &[Held]) -> Result<(), Denial> {
+pub fn check_queue(quota: &Effective, held: &[HeldLease]) -> Result<(), Denial> {
     let queued = ids(held, true);
     match quota.limits.queued.filter(|most| queued.len() >= *most as usize) {
         Some(most) => Err(quota.denial(Exceeded::Queued { most }, queued)),
@@ -197,8 +202,8 @@ pub fn check_queue(quota: &Effective, held: &[Held]) -> Result<(), Denial> {
 ///
 /// # Errors
 /// The first limit that the assignment exceeds.
-pub fn check_size(quota: &Effective, held: &[Held], size: Size) -> Result<(), Denial> {
-    let granted: Vec<&Held> = held.iter().filter(|held| !held.queued).collect();
+pub fn check_size(quota: &Effective, held: &[HeldLease], size: Size) -> Result<(), Denial> {
+    let granted: Vec<&HeldLease> = held.iter().filter(|held| !held.queued).collect();
     let sum = |of: fn(Size) -> u64| granted.iter().map(|held| of(held.size)).fold(of(size), u64::saturating_add);
     let holders = |of: fn(Size) -> u64| granted.iter().filter(|held| of(held.size) > 0).map(|held| held.id).collect();
     match quota.limits.memory {
@@ -242,7 +247,7 @@ pub fn allowed_gpus(quota: &Effective, named: Option<&BTreeSet<u32>>) -> Result<
     Ok(Some(usable))
 }
 
-fn ids(held: &[Held], queued: bool) -> Vec<LeaseId> {
+fn ids(held: &[HeldLease], queued: bool) -> Vec<LeaseId> {
     held.iter().filter(|held| held.queued == queued).map(|held| held.id).collect()
 }
 

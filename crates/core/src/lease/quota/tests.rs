@@ -10,9 +10,9 @@ fn group(name: &str, limits: Limits) -> Quota {
     Quota { subject: Subject::Group(name.to_owned()), limits }
 }
 
-fn held(id: u64, memory_mib: u64) -> Held {
+fn held(id: u64, memory_mib: u64) -> HeldLease {
     let size = Size { members: 1, memory_mib, gpu_thousandths: u32::try_from(memory_mib / 80).unwrap(), mps_tenths: 0 };
-    Held { id: LeaseId(id), queued: false, size }
+    HeldLease { id: LeaseId(id), queued: false, size }
 }
 
 fn of(limits: Limits) -> Effective {
@@ -84,7 +84,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
 #[test]
 fn waiting_requests_have_a_separate_limit() {
     let limits = Limits { queued: Some(1), leases: Some(2), ..Limits::default() };
-    let waiting = Held { queued: true, ..held(5, 0) };
+    let waiting = HeldLease { queued: true, ..held(5, 0) };
     assert_eq!(check_queue(&of(limits.clone()), &[held(1, 0), held(2, 0)]), Ok(()));
     let denial = check_queue(&of(limits.clone()), &[waiting]).unwrap_err();
     assert_eq!(denial.to_string(), "group students may wait for 1 lease; you wait for L5");
@@ -99,7 +99,7 @@ fn standard_limits_leave_a_quarter_of_the_host_to_others() {
         let quota = effective(&[], user, gpus);
         let mut held = Vec::new();
         while check_size(&quota, &held, gpu(1)).is_ok() {
-            held.push(Held { id: LeaseId(held.len() as u64 + 1), queued: false, size: gpu(1) });
+            held.push(HeldLease { id: LeaseId(held.len() as u64 + 1), queued: false, size: gpu(1) });
         }
         assert_eq!(held.len(), (gpus * 3 / 4).max(1), "{gpus} GPUs");
         // A gang cannot lease all GPUs with one request either.
@@ -113,7 +113,7 @@ proptest! {
     /// also denied to a user who holds more.
     #[test]
     fn granted_leases_never_exceed_the_limits(
-        wishes in proptest::collection::vec((0..50_000_u64, 0..400_u32, 1..20_000_u64), 1..60),
+        desired_states in proptest::collection::vec((0..50_000_u64, 0..400_u32, 1..20_000_u64), 1..60),
         most_mib in 1..200_000_u64, most_tenths in 1..1500_u32, most in 0..12_u32, longest in 1..20_000_u64,
     ) {
         let quota = of(Limits {
@@ -123,17 +123,17 @@ proptest! {
             longest_s: Some(longest),
             ..Limits::default()
         });
-        let mut held: Vec<Held> = Vec::new();
-        for (n, (memory_mib, mps_tenths, seconds)) in wishes.into_iter().enumerate() {
+        let mut held: Vec<HeldLease> = Vec::new();
+        for (n, (memory_mib, mps_tenths, seconds)) in desired_states.into_iter().enumerate() {
             let size = Size { members: 1, memory_mib, mps_tenths, ..Size::default() };
             let granted = check_request(&quota, &held, LeaseKind::Mps, Some(seconds)).is_ok()
                 && check_size(&quota, &held, size).is_ok();
-            let one = Held { id: LeaseId(n as u64), queued: false, size };
+            let one = HeldLease { id: LeaseId(n as u64), queued: false, size };
             if granted {
                 prop_assert!(seconds <= longest);
                 held.push(one);
             } else {
-                let more: Vec<Held> = held.iter().copied().chain([one]).collect();
+                let more: Vec<HeldLease> = held.iter().copied().chain([one]).collect();
                 let still = check_request(&quota, &more, LeaseKind::Mps, Some(seconds)).is_err()
                     || check_size(&quota, &more, size).is_err();
                 prop_assert!(still);

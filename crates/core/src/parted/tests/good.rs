@@ -83,10 +83,10 @@ fn every_format_feature_is_accepted() {
     let names: Vec<&str> = file.labels.iter().map(|label| label.name.as_str()).collect();
     assert_eq!(names.len(), 10, "{names:?}");
     let group = |label: &str, n: usize| file.select(Some(label)).unwrap().groups[n].clone();
-    let layout = |text: &str| Want::On(Layout::parse(text).unwrap());
-    assert_eq!(group("all-disabled", 0).want, Want::Off);
+    let layout = |text: &str| DesiredMode::On(Layout::parse(text).unwrap());
+    assert_eq!(group("all-disabled", 0).want, DesiredMode::Off);
     assert_eq!(group("all-disabled-explicit", 0), Group { line: 10, ..group("all-disabled", 0) });
-    assert_eq!(group("all-enabled", 0).want, Want::On(Layout::none()));
+    assert_eq!(group("all-enabled", 0).want, DesiredMode::On(Layout::none()));
     assert_eq!(group("all-1g.10gb", 0).want, layout("1g.10gb*7"));
     assert_eq!(group("unquoted", 0).want, layout("1g.10gb*2,2g.20gb"));
     assert_eq!(group("media", 0).want, layout("1g.10gb+me"));
@@ -151,12 +151,14 @@ fn last_group_for_a_gpu_counts() {
     let file = file(&text);
     let imported = import(&file, Some(file.select(None).unwrap()));
     let config = Config::parse(&imported.text, "x").unwrap_or_else(|errors| panic!("{errors}\n{}", imported.text));
-    let wishes: Vec<String> = crate::desired::wishes(&config, &host)
+    let desired_states: Vec<String> = crate::desired::desired_states(&config, &host)
         .iter()
         .enumerate()
-        .map(|(at, wish)| format!("{at} {}", wish.layout.as_ref().map_or("off".to_owned(), Layout::to_string)))
+        .map(|(at, desired_state)| {
+            format!("{at} {}", desired_state.layout.as_ref().map_or("off".to_owned(), Layout::to_string))
+        })
         .collect();
-    assert_eq!(wishes, expected);
+    assert_eq!(desired_states, expected);
     assert!(imported.remarks.iter().any(|remark| remark.contains("later groups select")), "{:?}", imported.remarks);
 }
 

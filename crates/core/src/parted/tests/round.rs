@@ -68,12 +68,12 @@ proptest! {
     #[test]
     fn export_then_assert_is_identity(
         host in prop::sample::select(vec!["mixed", "dgx-a100", "dgx-h100", "dgx-b200", "a30x4", "rtx-pro-6000x2"]),
-        wishes in prop::collection::vec((0..4_usize, prop::collection::vec((0..9_usize, 0..4_usize, 1..4_u8), 0..3)), 1..4),
+        desired_states in prop::collection::vec((0..4_usize, prop::collection::vec((0..9_usize, 0..4_usize, 1..4_u8), 0..3)), 1..4),
         spread in prop::collection::vec(any::<prop::sample::Index>(), 8),
     ) {
         let mut gpus = preset::gpus(host).unwrap();
         for (at, gpu) in gpus.iter_mut().enumerate().filter(|(_, gpu)| gpu.mig.is_some()) {
-            let (mode, entries) = spread[at % spread.len()].get(&wishes);
+            let (mode, entries) = spread[at % spread.len()].get(&desired_states);
             if *mode == 0 {
                 let mig = gpu.mig.as_mut().unwrap();
                 mig.set_mode(false, false);

@@ -119,7 +119,7 @@ fn forged_names_below_a_delegated_cgroup_are_ignored() {
 
 /// The same names, in a top-level directory that belongs to a user: root owns none of the cgroups.
 #[test]
-fn cgroups_that_root_did_not_create_are_none() {
+fn cgroup_not_created_by_root_is_ignored() {
     for text in [
         "0::/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope\n",
         "0::/user.slice/user-1000.slice/session-4.scope\n",
@@ -134,15 +134,15 @@ fn cgroups_that_root_did_not_create_are_none() {
 
 #[test]
 fn lease_is_bound_as_the_caller_is_placed() {
-    let scope = |path: &str| Choice::Cgroup(path.to_owned());
+    let scope = |path: &str| BindTarget::Cgroup(path.to_owned());
     let service = || unit("/system.slice/a.service");
     let manager = || CgroupKind::UserManager { uid: 1000 };
-    let none = |choice: Choice| matches!(choice, Choice::None(_));
+    let none = |choice: BindTarget| matches!(choice, BindTarget::None(_));
     let choose = |place: CgroupKind, wish| place.choose(wish, 1000, true, |_| true);
-    assert_eq!(choose(session(), Wish::NewScope), Choice::NewScope);
-    assert_eq!(choose(session(), Wish::Present), scope("/user.slice/user-1000.slice/session-4.scope"));
-    assert!(none(session().choose(Wish::Present, 1001, true, |_| true)), "another user's session");
-    for wish in [Wish::NewScope, Wish::Present] {
+    assert_eq!(choose(session(), BindRequest::NewScope), BindTarget::NewScope);
+    assert_eq!(choose(session(), BindRequest::Present), scope("/user.slice/user-1000.slice/session-4.scope"));
+    assert!(none(session().choose(BindRequest::Present, 1001, true, |_| true)), "another user's session");
+    for wish in [BindRequest::NewScope, BindRequest::Present] {
         assert_eq!(choose(service(), wish), scope("/system.slice/a.service"));
         assert_eq!(choose(container("/docker/x"), wish), scope("/docker/x"));
         let job = CgroupKind::SlurmJob { cgroup: "/slurm/uid_1000/job_7".to_owned(), job: 7 };
@@ -154,13 +154,13 @@ fn lease_is_bound_as_the_caller_is_placed() {
         );
     }
     // In services such as cron and sshd, root has processes too.
-    assert_eq!(service().choose(Wish::NewScope, 1000, true, |_| false), Choice::NewScope);
-    assert!(none(service().choose(Wish::Present, 1000, true, |_| false)));
-    assert_eq!(choose(manager(), Wish::NewScope), Choice::NewScope);
-    assert!(none(choose(manager(), Wish::Present)));
+    assert_eq!(service().choose(BindRequest::NewScope, 1000, true, |_| false), BindTarget::NewScope);
+    assert!(none(service().choose(BindRequest::Present, 1000, true, |_| false)));
+    assert_eq!(choose(manager(), BindRequest::NewScope), BindTarget::NewScope);
+    assert!(none(choose(manager(), BindRequest::Present)));
     // A process in other namespaces is never moved.
-    assert!(none(session().choose(Wish::NewScope, 1000, false, |_| true)));
-    assert!(none(manager().choose(Wish::NewScope, 1000, false, |_| true)));
+    assert!(none(session().choose(BindRequest::NewScope, 1000, false, |_| true)));
+    assert!(none(manager().choose(BindRequest::NewScope, 1000, false, |_| true)));
 }
 
 proptest! {
@@ -183,7 +183,7 @@ proptest! {
     #[test]
     fn processes_of_containers_and_jobs_are_never_moved(uid: u32, here: bool, all: bool, job in 1..u64::MAX) {
         for place in [container("/docker/x"), CgroupKind::SlurmJob { cgroup: "/slurm/uid_1/job_1".to_owned(), job }] {
-            prop_assert!(matches!(place.choose(Wish::NewScope, uid, here, |_| all), Choice::Cgroup(_)));
+            prop_assert!(matches!(place.choose(BindRequest::NewScope, uid, here, |_| all), BindTarget::Cgroup(_)));
         }
     }
 }

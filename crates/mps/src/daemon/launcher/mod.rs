@@ -87,7 +87,7 @@ impl Launcher {
     /// Checks that no process of a previous daemon is left. Only then may the caller prepare the
     /// directory and start a daemon.
     pub(super) async fn check_free(&self, dir: &TargetDir) -> Result<(), StartError> {
-        if dir.is_taken() {
+        if dir.is_locked() {
             return Err(StartError::locked());
         }
         match &self.0 {
@@ -98,7 +98,7 @@ impl Launcher {
 
     /// Starts the daemon that the directory's spec describes.
     pub(super) async fn start(&self, dir: &TargetDir) -> Result<DaemonProcess, StartError> {
-        if dir.is_taken() {
+        if dir.is_locked() {
             return Err(StartError::locked());
         }
         match &self.0 {
@@ -159,7 +159,7 @@ impl DaemonProcess {
 
     /// Waits until the process has ended.
     pub(super) async fn ended(&self) {
-        self.handle.ended().await;
+        self.handle.wait_until_ended().await;
     }
 
     /// Sends SIGTERM to the process.

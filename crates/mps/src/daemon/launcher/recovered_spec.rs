@@ -19,7 +19,7 @@ use crate::daemon::{
 
 /// Returns the spec of the daemon that runs in a directory; `None` if there is none.
 pub(in crate::daemon) fn recovered_spec(place: &TargetDir) -> Option<Spec> {
-    if !place.is_taken() {
+    if !place.is_locked() {
         return None;
     }
     let parts: Vec<i32> = proc::pids().filter(|pid| ownership::has_lock_of(place, *pid)).collect();

@@ -112,7 +112,7 @@ impl Filter {
         let session = &mut self.session;
         session.quiet &= session.lines == 0 || is_quick(self.before, time);
         self.before = time;
-        match what(&line) {
+        match classify(&line) {
             Line::Connects => {
                 self.left_out += session.end(&mut show);
                 *session = Session::new(true);
@@ -160,7 +160,7 @@ fn is_quick(before: Option<DateTime>, now: Option<DateTime>) -> bool {
     })
 }
 
-fn what(line: &str) -> Line {
+fn classify(line: &str) -> Line {
     let (_, said) = parts(line);
     match said {
         "Accepting connection..." => Line::Connects,
@@ -231,7 +231,7 @@ mod tests {
         said.iter().map(&mut line).collect()
     }
 
-    fn told(said: &[&str], begins: bool, silent: Duration) -> Vec<String> {
+    fn filtered(said: &[&str], begins: bool, silent: Duration) -> Vec<String> {
         let log = log(said);
         let lines: Vec<&str> = log.iter().map(String::as_str).collect();
         without(&lines, begins, silent).into_iter().map(|line| parts(&line).1.to_owned()).collect()
@@ -245,16 +245,16 @@ mod tests {
 
     #[test]
     fn probes_are_left_out_and_events_between_them_stay() {
-        assert_eq!(told(&ASKED, true, NOW), [""; 0]);
+        assert_eq!(filtered(&ASKED, true, NOW), [""; 0]);
         let events = [
             "Accepting connection...",
             "NEW CLIENT 5 from user 0: Server already exists",
             "4711",
             "Server 4711 exited with status 1",
         ];
-        assert_eq!(told(&with(&[&ASKED[..], &events].concat(), &[]), true, NOW), events);
+        assert_eq!(filtered(&with(&[&ASKED[..], &events].concat(), &[]), true, NOW), events);
         assert_eq!(
-            told(&with(&["Starting control daemon"], &["~Server 4711 exited with status 1"]), true, NOW),
+            filtered(&with(&["Starting control daemon"], &["~Server 4711 exited with status 1"]), true, NOW),
             ["Starting control daemon", "Server 4711 exited with status 1"]
         );
     }
@@ -269,11 +269,11 @@ mod tests {
             "Insufficient privileges for UID 5",
         ] {
             let session = ["Accepting connection...", "NEW UI", "Cmd:get_server_list", line, "UI closed"];
-            assert_eq!(told(&with(&session, &[]), true, NOW), session, "{line}");
+            assert_eq!(filtered(&with(&session, &[]), true, NOW), session, "{line}");
         }
         // A session without a command.
         let silent = ["Accepting connection...", "NEW UI", "UI closed"];
-        assert_eq!(told(&with(&silent, &[]), true, NOW), silent);
+        assert_eq!(filtered(&with(&silent, &[]), true, NOW), silent);
         // A session in an unknown form is shown.
         assert_eq!(without(&["x", "NEW UI", "Cmd:get_server_list"], true, NOW).len(), 3);
     }
@@ -281,12 +281,12 @@ mod tests {
     #[test]
     fn open_session_is_shown_after_a_pause_and_stays_shown() {
         let open = ["Accepting connection...", "NEW UI"];
-        assert_eq!(told(&with(&[], &open), true, NOW), [""; 0]);
-        assert_eq!(told(&with(&[], &open), true, QUICK), open);
+        assert_eq!(filtered(&with(&[], &open), true, NOW), [""; 0]);
+        assert_eq!(filtered(&with(&[], &open), true, QUICK), open);
         let then = ["Accepting connection...", "NEW UI", "~Cmd:get_server_list", "UI closed"];
         let shown = then.map(|line| line.trim_start_matches('~'));
-        assert_eq!(told(&with(&[], &then), true, NOW), shown);
-        assert_eq!(told(&with(&then, &[]), true, NOW), shown);
+        assert_eq!(filtered(&with(&[], &then), true, NOW), shown);
+        assert_eq!(filtered(&with(&then, &[]), true, NOW), shown);
     }
 
     #[test]
@@ -294,14 +294,14 @@ mod tests {
         for from in 0..ASKED.len() {
             let end = ["Accepting connection...", "NEW SERVER 4711: Ready"];
             let said = [&ASKED[from..], &ASKED, &end].concat();
-            assert_eq!(told(&said, false, NOW), end, "from {from}");
+            assert_eq!(filtered(&said, false, NOW), end, "from {from}");
         }
-        assert_eq!(told(&["Server 7 exited with status 1"], false, NOW).len(), 1);
+        assert_eq!(filtered(&["Server 7 exited with status 1"], false, NOW).len(), 1);
     }
 
     /// Checks all logs of up to five lines.
     #[test]
-    fn no_event_is_ever_left_out() {
+    fn filter_shows_every_event() {
         let kinds = [
             "Accepting connection...",
             "NEW UI",
@@ -320,7 +320,7 @@ mod tests {
                     said.push(kinds[number % kinds.len()]);
                     number /= kinds.len();
                 }
-                let shown = told(&said, number == 0, NOW);
+                let shown = filtered(&said, number == 0, NOW);
                 let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
                 assert_eq!(events(&shown), events(&said), "{said:?}");
             }

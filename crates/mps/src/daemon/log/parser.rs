@@ -3,7 +3,7 @@
 //!
 //! Users who have or had access can write into the log. So the parser uses a line only if the
 //! kernel confirms the fact. A server has ended only if the resources that the kernel charges to
-//! the daemon for its ended children have increased ([`proc::charged`]).
+//! the daemon for its ended children have increased ([`proc::child_resource_use`]).
 //! [`pending`](super::super::pending) confirms clients that wait for a server.
 
 use std::{

@@ -128,7 +128,7 @@ async fn keep(how: watch::Receiver<RotationConfig>, told: Arc<Mutex<Option<Strin
             *was = is;
         }
         let fastest = logs.iter().map(|log| log.grown).max().unwrap_or_default();
-        pause = next(pause, fastest, kept.most);
+        pause = next_pause(pause, fastest, kept.most);
         sleep(pause).await;
     }
 }
@@ -136,7 +136,7 @@ async fn keep(how: watch::Receiver<RotationConfig>, told: Arc<Mutex<Option<Strin
 /// Returns the next pause. `grown` is the number of bytes by which the fastest log grew during the
 /// last pause. With the returned pause, a log does not exceed its limit if it continues to grow at
 /// this rate.
-fn next(pause: Duration, grown: u64, most: u64) -> Duration {
+fn next_pause(pause: Duration, grown: u64, most: u64) -> Duration {
     if grown == 0 {
         return PAUSE.0;
     }
@@ -302,9 +302,12 @@ mod tests {
     #[test]
     fn faster_growth_shortens_the_pause() {
         let long = PAUSE.0;
-        assert_eq!((next(long, 0, 100), next(long, 1, 100), next(long, 100, 100)), (long, long, long));
-        assert_eq!(next(long, 400, 100), long / 4);
-        assert_eq!(next(long / 4, 10, 100), long);
-        assert_eq!((next(long, u64::MAX, 1), next(PAUSE.1, 1, u64::MAX)), (PAUSE.1, long));
+        assert_eq!(
+            (next_pause(long, 0, 100), next_pause(long, 1, 100), next_pause(long, 100, 100)),
+            (long, long, long)
+        );
+        assert_eq!(next_pause(long, 400, 100), long / 4);
+        assert_eq!(next_pause(long / 4, 10, 100), long);
+        assert_eq!((next_pause(long, u64::MAX, 1), next_pause(PAUSE.1, 1, u64::MAX)), (PAUSE.1, long));
     }
 }

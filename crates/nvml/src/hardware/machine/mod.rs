@@ -29,7 +29,7 @@
 
 mod dispatch;
 mod late;
-mod life;
+mod lifecycle;
 #[cfg(test)]
 mod tests;
 
@@ -243,7 +243,7 @@ impl Machine {
             }
             Event::Started { worker, result } => self.start_result(now, worker, result),
             Event::Reply { worker, ticket, result } => self.reply(worker, ticket, result),
-            Event::Gone { worker, how } => self.gone(now, worker, &how),
+            Event::Gone { worker, how } => self.worker_ended(now, worker, &how),
             Event::Tick => {}
         }
         self.keep_time(now);
@@ -356,7 +356,7 @@ impl Machine {
 
     /// Returns the calls in flight in a worker that must not end now; `None` for another worker. If
     /// such a worker ends, it has crashed.
-    pub(super) fn in_hand(&self, worker: WorkerId) -> Option<Vec<&Request>> {
+    pub(super) fn calls_of_required_worker(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }
             | Service::Serving { worker }

@@ -19,7 +19,7 @@ use nix::{
 /// Allows a user to read a file that root owns. On a file system without access lists, the user
 /// becomes the owner of the file.
 pub(super) fn let_read(file: &Path, uid: u32) -> io::Result<()> {
-    if acl::let_read(file, uid)? { Ok(()) } else { chown(file, Some(uid), None) }
+    if acl::grant_read(file, uid)? { Ok(()) } else { chown(file, Some(uid), None) }
 }
 
 /// Returns whether the file is for jobs of the calling user.

@@ -8,16 +8,16 @@ use gpush_api::{LeaseKind, Mode};
 use super::*;
 use scene::{gpu, mig, mps, timeslice, wanted, whole};
 
-fn at_least(memory_gib: u64, slices: u8) -> WantedShare {
-    WantedShare::Mig(WantedDevice::AtLeast { memory_mib: memory_gib * 1024, slices })
+fn at_least(memory_gib: u64, slices: u8) -> RequestedShare {
+    RequestedShare::Mig(RequestedDevice::AtLeast { memory_mib: memory_gib * 1024, slices })
 }
 
-fn profile(name: &str) -> WantedShare {
-    WantedShare::Mig(WantedDevice::Profile(name.to_owned()))
+fn profile(name: &str) -> RequestedShare {
+    RequestedShare::Mig(RequestedDevice::Profile(name.to_owned()))
 }
 
-fn some_mps(percentage: &str) -> WantedShare {
-    WantedShare::Mps { percentage: percentage.parse().ok(), memory_limit: None, priority: None }
+fn some_mps(percentage: &str) -> RequestedShare {
+    RequestedShare::Mps { percentage: percentage.parse().ok(), memory_limit: None, priority: None }
 }
 
 fn text(assignment: &Assignment) -> String {
@@ -32,7 +32,7 @@ fn text(assignment: &Assignment) -> String {
     words.join(", ")
 }
 
-fn placed(host: &Host, wanted: &Wanted, policy: Policy) -> String {
+fn placed(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> String {
     place(host, wanted, policy).map_or_else(|error| format!("{error:?}"), |assignment| text(&assignment))
 }
 
@@ -44,10 +44,10 @@ fn tightest_free_instance_is_taken_first() {
             mig(1, "a100-80", false, "3g.40gb@0, 1g.10gb@4 used"),
         ],
     };
-    assert_eq!(placed(&host, &wanted(at_least(10, 1), 1), Policy::Pack), "0:2g.20gb@4");
-    assert_eq!(placed(&host, &wanted(at_least(30, 1), 1), Policy::Pack), "1:3g.40gb@0");
+    assert_eq!(placed(&host, &wanted(at_least(10, 1), 1), PlacementPolicy::Pack), "0:2g.20gb@4");
+    assert_eq!(placed(&host, &wanted(at_least(30, 1), 1), PlacementPolicy::Pack), "1:3g.40gb@0");
     assert_eq!(
-        placed(&host, &wanted(profile("1g.10gb"), 1), Policy::Pack),
+        placed(&host, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack),
         "Busy { obstacles: [(0, InUse), (1, InUse)], largest: Some(Device { gpu: 0, profile: \"4g.40gb\" }) }"
     );
 }
@@ -57,18 +57,18 @@ fn dynamic_gpu_reuses_instances_then_saves_placements() {
     let empty = Host { gpus: vec![mig(0, "a100-80", true, "")] };
     // A 1g at start 6 keeps 4g@0, 2g@0 and 2g@2 possible. A 1g at start 0 would make 4g and 3g@0
     // impossible.
-    assert_eq!(placed(&empty, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:new 19@6");
+    assert_eq!(placed(&empty, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack), "0:new 19@6");
     let kept = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0, 3g.40gb@4 used")] };
-    assert_eq!(placed(&kept, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:1g.10gb@0");
+    assert_eq!(placed(&kept, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack), "0:1g.10gb@0");
     // Only free instances that overlap the new one are destroyed, and never the instances of other
     // programs.
-    assert_eq!(placed(&kept, &wanted(profile("3g.40gb"), 1), Policy::Pack), "0:new 9@0, destroys 0:0");
+    assert_eq!(placed(&kept, &wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack), "0:new 9@0, destroys 0:0");
     let foreign = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 foreign, 3g.40gb@4 used")] };
     assert_eq!(
-        placed(&foreign, &wanted(profile("3g.40gb"), 1), Policy::Pack),
+        placed(&foreign, &wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack),
         "Busy { obstacles: [(0, InUse)], largest: Some(Device { gpu: 0, profile: \"1g.10gb\" }) }"
     );
-    assert_eq!(placed(&foreign, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:1g.10gb@0");
+    assert_eq!(placed(&foreign, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack), "0:1g.10gb@0");
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn pack_fills_one_gpu_and_spread_uses_several() {
             .map(Member::gpu)
             .collect::<Vec<_>>()
     };
-    assert_eq!(gpus(Policy::Pack), [1, 1]);
-    assert_eq!(gpus(Policy::Spread), [0, 2]);
+    assert_eq!(gpus(PlacementPolicy::Pack), [1, 1]);
+    assert_eq!(gpus(PlacementPolicy::Spread), [0, 2]);
 }
 
 #[test]
@@ -93,13 +93,13 @@ fn gang_is_placed_as_a_whole_or_not_at_all() {
     let host =
         Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used"), mig(1, "a100-80", true, "7g.80gb@0 used")] };
     assert_eq!(
-        placed(&host, &wanted(profile("2g.20gb"), 2), Policy::Pack),
+        placed(&host, &wanted(profile("2g.20gb"), 2), PlacementPolicy::Pack),
         "Busy { obstacles: [(0, Partly(1)), (1, InUse)], largest: None }"
     );
-    assert_eq!(placed(&host, &wanted(profile("3g.40gb"), 5), Policy::Pack), "TooLarge { most: 4 }");
+    assert_eq!(placed(&host, &wanted(profile("3g.40gb"), 5), PlacementPolicy::Pack), "TooLarge { most: 4 }");
     let whole = Host { gpus: vec![whole(0, true), whole(1, false), whole(2, true)] };
-    assert_eq!(placed(&whole, &wanted(WantedShare::Whole, 2), Policy::Spread), "0, 2");
-    assert_eq!(placed(&whole, &wanted(WantedShare::Whole, 4), Policy::Pack), "TooLarge { most: 3 }");
+    assert_eq!(placed(&whole, &wanted(RequestedShare::Whole, 2), PlacementPolicy::Spread), "0, 2");
+    assert_eq!(placed(&whole, &wanted(RequestedShare::Whole, 4), PlacementPolicy::Pack), "TooLarge { most: 3 }");
 }
 
 #[test]
@@ -110,10 +110,13 @@ fn part_of_an_instance_is_granted_by_name_only() {
         .map(|n| Device { uuid: format!("part-{n}"), profile: "1c.3g.40gb".to_owned(), whole: false, free: n > 0 })
         .collect();
     let host = Host { gpus: vec![one] };
-    assert_eq!(placed(&host, &wanted(profile("1c.3g.40gb"), 2), Policy::Pack), "0:part-1, 0:part-2");
-    assert!(place(&host, &wanted(at_least(10, 1), 1), Policy::Pack).is_err(), "it shares its memory with others");
+    assert_eq!(placed(&host, &wanted(profile("1c.3g.40gb"), 2), PlacementPolicy::Pack), "0:part-1, 0:part-2");
+    assert!(
+        place(&host, &wanted(at_least(10, 1), 1), PlacementPolicy::Pack).is_err(),
+        "it shares its memory with others"
+    );
     let NoAssignment::UnknownProfile { nearest, .. } =
-        place(&host, &wanted(profile("1g.12gb"), 1), Policy::Pack).unwrap_err()
+        place(&host, &wanted(profile("1g.12gb"), 1), PlacementPolicy::Pack).unwrap_err()
     else {
         panic!()
     };
@@ -123,24 +126,28 @@ fn part_of_an_instance_is_granted_by_name_only() {
 #[test]
 fn mps_target_of_another_user_or_without_room_is_not_used() {
     let host = Host { gpus: vec![mps(0, 900, None), mps(1, 500, Some(1000)), mps(2, 0, Some(2000)), mps(3, 0, None)] };
-    assert_eq!(placed(&host, &wanted(some_mps("25"), 1), Policy::Pack), "1:GPU-1 25%", "the user's own daemon first");
-    assert_eq!(placed(&host, &wanted(some_mps("10"), 1), Policy::Spread), "3:GPU-3 10%");
-    assert_eq!(placed(&host, &wanted(some_mps("60"), 1), Policy::Pack), "3:GPU-3 60%");
+    assert_eq!(
+        placed(&host, &wanted(some_mps("25"), 1), PlacementPolicy::Pack),
+        "1:GPU-1 25%",
+        "the user's own daemon first"
+    );
+    assert_eq!(placed(&host, &wanted(some_mps("10"), 1), PlacementPolicy::Spread), "3:GPU-3 10%");
+    assert_eq!(placed(&host, &wanted(some_mps("60"), 1), PlacementPolicy::Pack), "3:GPU-3 60%");
     let one = Host { gpus: vec![host.gpus[2].clone()] };
     assert_eq!(
-        placed(&one, &wanted(some_mps("10"), 1), Policy::Pack),
+        placed(&one, &wanted(some_mps("10"), 1), PlacementPolicy::Pack),
         "Busy { obstacles: [(2, OtherUser(2000))], largest: None }"
     );
     let limit = MemoryLimit::of_mib(1 << 20);
-    let much = WantedShare::Mps { percentage: None, memory_limit: limit, priority: None };
-    assert_eq!(placed(&host, &wanted(much, 1), Policy::Pack), "TooLarge { most: 0 }");
+    let much = RequestedShare::Mps { percentage: None, memory_limit: limit, priority: None };
+    assert_eq!(placed(&host, &wanted(much, 1), PlacementPolicy::Pack), "TooLarge { most: 0 }");
 }
 
 #[test]
 fn refusal_names_the_largest_free_size() {
-    let refused = |host: Host, share: WantedShare, count: usize| {
+    let refused = |host: Host, share: RequestedShare, count: usize| {
         let wanted = wanted(share, count);
-        let error = place(&host, &wanted, Policy::Pack).unwrap_err().error(&wanted);
+        let error = place(&host, &wanted, PlacementPolicy::Pack).unwrap_err().error(&wanted);
         (error.causes.join("; "), error.hint.unwrap())
     };
     let (why, hint) = refused(Host { gpus: vec![mps(0, 900, None), mps(1, 755, None)] }, some_mps("50"), 1);
@@ -157,8 +164,8 @@ fn refusal_names_the_largest_free_size() {
 #[test]
 fn timeslice_replicas_are_counted() {
     let host = Host { gpus: vec![timeslice(0, 4, 3), timeslice(1, 4, 0), timeslice(2, 4, 4)] };
-    assert_eq!(placed(&host, &wanted(WantedShare::Timeslice, 1), Policy::Pack), "0");
-    assert_eq!(placed(&host, &wanted(WantedShare::Timeslice, 1), Policy::Spread), "1");
+    assert_eq!(placed(&host, &wanted(RequestedShare::Timeslice, 1), PlacementPolicy::Pack), "0");
+    assert_eq!(placed(&host, &wanted(RequestedShare::Timeslice, 1), PlacementPolicy::Spread), "1");
 }
 
 #[test]
@@ -166,14 +173,14 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
     let closed = |closed| GpuOffer { closed: Some(closed), ..whole(0, true) };
     for reason in [Closed::Cordoned, Closed::Claimed, Closed::NotReady] {
         let host = Host { gpus: vec![closed(reason)] };
-        let error = place(&host, &wanted(WantedShare::Whole, 1), Policy::Pack).unwrap_err();
+        let error = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
         assert_eq!(error, NoAssignment::Busy { obstacles: vec![(0, Obstacle::Closed(reason))], largest: None });
     }
     let host = Host { gpus: vec![whole(0, true), mps(1, 0, None)] };
-    let only = |index| Wanted { gpus: Some(BTreeSet::from([index])), ..wanted(WantedShare::Whole, 1) };
-    assert_eq!(placed(&host, &only(0), Policy::Pack), "0");
+    let only = |index| PlacementRequest { gpus: Some(BTreeSet::from([index])), ..wanted(RequestedShare::Whole, 1) };
+    assert_eq!(placed(&host, &only(0), PlacementPolicy::Pack), "0");
     let offered = vec![(LeaseKind::Mps, "mps=25".to_owned())];
-    let error = place(&host, &only(1), Policy::Pack).unwrap_err();
+    let error = place(&host, &only(1), PlacementPolicy::Pack).unwrap_err();
     assert_eq!(error, NoAssignment::NotOffered { kind: LeaseKind::Whole, offered, unoffered: Vec::new() });
 }
 
@@ -181,13 +188,13 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
 fn reservation_waits_for_few_and_is_kept_from_later_requests() {
     let mut host = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@4 used, 1g.10gb@0 used, 1g.10gb@1 used")] };
     let large = wanted(profile("3g.40gb"), 1);
-    assert!(place(&host, &large, Policy::Pack).is_err());
-    let reservation = host.reservation(&large, Policy::Pack).unwrap();
+    assert!(place(&host, &large, PlacementPolicy::Pack).is_err());
+    let reservation = host.reservation(&large, PlacementPolicy::Pack).unwrap();
     assert_eq!(text(&reservation), "0:new 9@4", "one instance is in the way there, two at start 0");
     host.reserve(&reservation, 1000);
     let small = wanted(profile("1g.10gb"), 1);
     let mut starts = Vec::new();
-    while let Ok(assignment) = place(&host, &small, Policy::Pack) {
+    while let Ok(assignment) = place(&host, &small, PlacementPolicy::Pack) {
         let Member::Create { placement, .. } = assignment.members[0] else { panic!() };
         starts.push(placement.start);
         host.gpus[0].mig.as_mut().unwrap().instances.push(scene::instance("a100-80", 19, placement, false));
@@ -201,10 +208,10 @@ fn same_inputs_give_the_same_assignment_in_any_order_of_gpus() {
     let mut gpus: Vec<GpuOffer> = (0..4).map(|index| mig(index, "h100-80-sxm", true, "1g.10gb@0 used")).collect();
     gpus.push(gpu(9));
     let request = wanted(at_least(20, 2), 3);
-    let expected = place(&Host { gpus: gpus.clone() }, &request, Policy::Pack).unwrap();
+    let expected = place(&Host { gpus: gpus.clone() }, &request, PlacementPolicy::Pack).unwrap();
     for turn in 0..gpus.len() {
         gpus.rotate_left(turn);
-        assert_eq!(place(&Host { gpus: gpus.clone() }, &request, Policy::Pack).unwrap(), expected);
+        assert_eq!(place(&Host { gpus: gpus.clone() }, &request, PlacementPolicy::Pack).unwrap(), expected);
     }
 }
 
@@ -226,7 +233,7 @@ fn placement_equals_the_brute_force_search() {
             _ => (profile(&named.name), 3),
         };
         let request = wanted(share, 1 + dice.below(most));
-        for policy in [Policy::Pack, Policy::Spread] {
+        for policy in [PlacementPolicy::Pack, PlacementPolicy::Spread] {
             let best = oracle::least_cost(&host, &request, policy);
             match place(&host, &request, policy) {
                 Ok(assignment) => {
@@ -253,7 +260,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mps(4, 0, None) };
     let host = Host { gpus: vec![mps(2, 0, Some(2000)), mps(3, 950, None), cordoned] };
     let request = wanted(some_mps("10"), 1);
-    let error = place(&host, &request, Policy::Pack).unwrap_err().error(&request);
+    let error = place(&host, &request, PlacementPolicy::Pack).unwrap_err().error(&request);
     assert_eq!(error.message, "cannot grant a part of an MPS target: the capacity is in use");
     let causes = [
         "the MPS daemon of GPU 2 serves another user (uid 2000)",
@@ -266,7 +273,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let host = Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used")] };
     let message = |share, count| {
         let request = wanted(share, count);
-        let error = place(&host, &request, Policy::Pack).unwrap_err().error(&request);
+        let error = place(&host, &request, PlacementPolicy::Pack).unwrap_err().error(&request);
         format!("{} / {}", error.message, error.hint.unwrap())
     };
     let text = "cannot grant a MIG device: no GPU has the profile 1g.12gb / did you mean 1g.10gb or 1g.20gb or 2g.20gb? \
@@ -276,12 +283,13 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     assert_eq!(message(profile("3g.40gb"), 3), text);
     let text = "cannot grant a whole GPU: the GPUs offer mig / request `mig=1g.10gb`, as with \
                 `gpushctl run --request mig=1g.10gb -- COMMAND`";
-    assert_eq!(message(WantedShare::Whole, 1), text);
+    assert_eq!(message(RequestedShare::Whole, 1), text);
     let unoffered = |index, why| GpuOffer { unoffered: Some(why), ..gpu(index) };
     let all = [unoffered(0, Unoffered::OtherMode(Mode::Mig)), unoffered(1, Unoffered::Unmanaged)];
-    let request = wanted(WantedShare::Whole, 1);
-    let refused =
-        |gpus: &[GpuOffer]| place(&Host { gpus: gpus.to_vec() }, &request, Policy::Pack).unwrap_err().error(&request);
+    let request = wanted(RequestedShare::Whole, 1);
+    let refused = |gpus: &[GpuOffer]| {
+        place(&Host { gpus: gpus.to_vec() }, &request, PlacementPolicy::Pack).unwrap_err().error(&request)
+    };
     let error = refused(&all);
     assert_eq!(error.causes, ["GPU 0 is not in the mode of its rule, `mig`", "the config does not manage GPU 1"]);
     assert_eq!(error.hint.as_deref(), Some("ask an administrator for `gpushctl apply 0`"));
@@ -291,29 +299,29 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
 #[test]
 fn request_for_one_target_is_granted_there_or_not_at_all() {
     let host = Host { gpus: vec![mps(0, 0, None), mps(1, 300, None), mig(2, "a100-80", true, "1g.10gb@0, 1g.10gb@1")] };
-    let share = WantedShare::Mps { percentage: "80".parse().ok(), memory_limit: None, priority: None };
-    let on = |target: &str, share: &WantedShare| Wanted {
+    let share = RequestedShare::Mps { percentage: "80".parse().ok(), memory_limit: None, priority: None };
+    let on = |target: &str, share: &RequestedShare| PlacementRequest {
         targets: Some([target.to_owned()].into()),
         ..wanted(share.clone(), 1)
     };
-    let placed = place(&host, &on("GPU-0", &share), Policy::Pack).unwrap();
+    let placed = place(&host, &on("GPU-0", &share), PlacementPolicy::Pack).unwrap();
     assert!(matches!(&placed.members[0], Member::Mps { target, .. } if target == "GPU-0"), "{placed:?}");
-    let full = place(&host, &on("GPU-1", &share), Policy::Pack);
+    let full = place(&host, &on("GPU-1", &share), PlacementPolicy::Pack);
     assert!(matches!(full, Err(NoAssignment::Busy { .. })), "{full:?}");
-    let device = WantedShare::Mig(WantedDevice::Profile("1g.10gb".to_owned()));
-    let placed = place(&host, &on("1g.10gb@1", &device), Policy::Pack).unwrap();
+    let device = RequestedShare::Mig(RequestedDevice::Profile("1g.10gb".to_owned()));
+    let placed = place(&host, &on("1g.10gb@1", &device), PlacementPolicy::Pack).unwrap();
     assert!(matches!(&placed.members[0], Member::Device { uuid, .. } if uuid == "1g.10gb@1"), "{placed:?}");
-    assert!(place(&host, &on("1g.10gb@5", &device), Policy::Pack).is_err(), "no instance is created for it");
+    assert!(place(&host, &on("1g.10gb@5", &device), PlacementPolicy::Pack).is_err(), "no instance is created for it");
 }
 
 #[test]
 fn mps_target_with_as_many_leases_as_clients_is_full() {
     let mut host = Host { gpus: vec![mps(0, 0, None)] };
     host.gpus[0].mps[0].most_leases = 2;
-    let tenth = WantedShare::Mps { percentage: "10".parse().ok(), memory_limit: None, priority: None };
+    let tenth = RequestedShare::Mps { percentage: "10".parse().ok(), memory_limit: None, priority: None };
     for _ in 0..2 {
-        let placed = place(&host, &wanted(tenth.clone(), 1), Policy::Pack).unwrap();
+        let placed = place(&host, &wanted(tenth.clone(), 1), PlacementPolicy::Pack).unwrap();
         host.occupy(&placed, 1000);
     }
-    assert!(matches!(place(&host, &wanted(tenth, 1), Policy::Pack), Err(NoAssignment::Busy { .. })));
+    assert!(matches!(place(&host, &wanted(tenth, 1), PlacementPolicy::Pack), Err(NoAssignment::Busy { .. })));
 }

@@ -37,7 +37,7 @@ fn pairs(geometry: &Geometry, instances: &[(u32, Placement)]) -> usize {
 }
 
 /// Returns the cost of an assignment; `None` if it is not possible.
-pub(super) fn cost(host: &Host, assignment: &Assignment, policy: Policy) -> Option<OracleCost> {
+pub(super) fn cost(host: &Host, assignment: &Assignment, policy: PlacementPolicy) -> Option<OracleCost> {
     let mut cost = OracleCost::default();
     for gpu in &host.gpus {
         let mig = gpu.mig.as_ref().unwrap();
@@ -92,8 +92,8 @@ pub(super) fn cost(host: &Host, assignment: &Assignment, policy: Policy) -> Opti
         let own: usize = sizes.iter().map(|size| size[0]).sum();
         let load = if members > 0 { occupied * members + own / members * (members * (members - 1) / 2) } else { 0 };
         let [first, second] = match policy {
-            Policy::Pack => [lost, free],
-            Policy::Spread => [load, lost],
+            PlacementPolicy::Pack => [lost, free],
+            PlacementPolicy::Spread => [load, lost],
         };
         let slices: usize = destroyed.iter().map(|instance| usize::from(instance.placement.size)).sum();
         let sum = |n: usize| sizes.iter().map(|size| size[n]).sum::<usize>();
@@ -106,8 +106,8 @@ pub(super) fn cost(host: &Host, assignment: &Assignment, policy: Policy) -> Opti
 }
 
 /// Returns the least cost of all assignments that fulfil a request.
-pub(super) fn least_cost(host: &Host, wanted: &Wanted, policy: Policy) -> Option<OracleCost> {
-    let WantedShare::Mig(device) = &wanted.share else { panic!() };
+pub(super) fn least_cost(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> Option<OracleCost> {
+    let RequestedShare::Mig(device) = &wanted.share else { panic!() };
     let mut options = Vec::new();
     for gpu in &host.gpus {
         let mig = gpu.mig.as_ref().unwrap();
@@ -127,10 +127,10 @@ pub(super) fn least_cost(host: &Host, wanted: &Wanted, policy: Policy) -> Option
     least
 }
 
-fn meets(device: &WantedDevice, profile: &Profile) -> bool {
+fn meets(device: &RequestedDevice, profile: &Profile) -> bool {
     match device {
-        WantedDevice::Profile(name) => profile.profile.name == *name,
-        WantedDevice::AtLeast { memory_mib, slices } => {
+        RequestedDevice::Profile(name) => profile.profile.name == *name,
+        RequestedDevice::AtLeast { memory_mib, slices } => {
             nominal_mib(&profile.profile.name).unwrap() >= *memory_mib && profile.profile.slices >= *slices
         }
     }
@@ -141,7 +141,7 @@ fn choose(
     options: &[Member],
     count: usize,
     chosen: &mut Vec<Member>,
-    policy: Policy,
+    policy: PlacementPolicy,
     least: &mut Option<OracleCost>,
 ) {
     if chosen.len() == count {
@@ -165,7 +165,7 @@ fn choose(
 }
 
 /// Tries every set of free instances to destroy.
-fn destroy(host: &Host, members: &[Member], policy: Policy, least: &mut Option<OracleCost>) {
+fn destroy(host: &Host, members: &[Member], policy: PlacementPolicy, least: &mut Option<OracleCost>) {
     let creates = |gpu: u32| members.iter().any(|m| matches!(m, Member::Create { .. }) && m.gpu() == gpu);
     let free: Vec<(u32, u32)> = host
         .gpus

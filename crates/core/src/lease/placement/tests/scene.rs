@@ -26,8 +26,8 @@ impl Dice {
     }
 }
 
-pub(in crate::lease) fn wanted(share: WantedShare, count: usize) -> Wanted {
-    Wanted { share, count, holder: 1000, gpus: None, targets: None }
+pub(in crate::lease) fn wanted(share: RequestedShare, count: usize) -> PlacementRequest {
+    PlacementRequest { share, count, holder: 1000, gpus: None, targets: None }
 }
 
 /// Returns a GPU without offers.

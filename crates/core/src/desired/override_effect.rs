@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use gpush_api::{Gpu, GpuPlan, LayoutSource, Mode, PlanRequest};
 
-use super::wishes;
+use super::desired_states;
 use crate::{
     config::Config,
     layout::{Entry, Layout},
@@ -22,7 +22,7 @@ use crate::{
 
 /// The effect of a request on the override of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum OverrideEffect {
     /// The override does not change, or there is none.
     Stays,
     /// The override is set, and replaces an earlier override.
@@ -38,31 +38,37 @@ pub enum Standing {
 
 /// Returns the effect on the override for each plan of `request`.
 #[must_use]
-pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[GpuPlan]) -> Vec<Standing> {
-    let wishes = wishes(config, gpus);
+pub fn override_effects(
+    config: &Config,
+    gpus: &[Gpu],
+    request: &PlanRequest,
+    plans: &[GpuPlan],
+) -> Vec<OverrideEffect> {
+    let desired_states = desired_states(config, gpus);
     let of = |plan: &GpuPlan| {
-        let Some(at) = gpus.iter().position(|gpu| gpu.uuid == plan.uuid) else { return Standing::Stays };
-        let wish = &wishes[at];
-        if wish.mode != Mode::Mig || !wish.has_rule_layout() {
-            return Standing::Stays;
+        let Some(at) = gpus.iter().position(|gpu| gpu.uuid == plan.uuid) else { return OverrideEffect::Stays };
+        let desired_state = &desired_states[at];
+        if desired_state.mode != Mode::Mig || !desired_state.has_rule_layout() {
+            return OverrideEffect::Stays;
         }
-        let is_own = |layout: &[String]| wish.configured.as_ref().is_some_and(|own| same(own, layout));
+        let is_own =
+            |layout: &[String]| desired_state.configured.as_ref().is_some_and(|own| equals_canonical(own, layout));
         match &request.layout {
-            LayoutSource::Wanted => Standing::Stays,
-            LayoutSource::Config if request.gpus.is_empty() => Standing::Stays,
-            LayoutSource::Config => Standing::Ended,
+            LayoutSource::Wanted => OverrideEffect::Stays,
+            LayoutSource::Config if request.gpus.is_empty() => OverrideEffect::Stays,
+            LayoutSource::Config => OverrideEffect::Ended,
             LayoutSource::PerGpu(each)
                 if each.iter().any(|one| {
                     !one.mig && Selector::resolve(std::slice::from_ref(&one.gpu), gpus).is_ok_and(|is| is == [at])
                 }) =>
             {
-                Standing::Stays
+                OverrideEffect::Stays
             }
             LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) if is_own(&plan.layout) => {
-                Standing::Ended
+                OverrideEffect::Ended
             }
             LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
-                Standing::Made { rule: wish.rule.clone(), layout: plan.layout.clone() }
+                OverrideEffect::Made { rule: desired_state.rule.clone(), layout: plan.layout.clone() }
             }
         }
     };
@@ -71,7 +77,7 @@ pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[G
 
 /// Returns whether both layouts are the same. The order of entries does not matter, and two equal
 /// entries are the same as one entry with a count of 2.
-fn same(layout: &Layout, canonical: &[String]) -> bool {
+fn equals_canonical(layout: &Layout, canonical: &[String]) -> bool {
     Layout::parse_list(canonical).is_ok_and(|other| counted(layout) == counted(&other))
 }
 

@@ -4,7 +4,7 @@
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, PlanRequest};
 use gpush_core::{
     config::Config,
-    desired::{self, Standing},
+    desired::{self, OverrideEffect},
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// is part of its intent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Lasting {
+pub(crate) enum OverrideChange {
     /// Sets this override.
     Make {
         /// The rule that claims the GPU.
@@ -28,27 +28,30 @@ pub(crate) enum Lasting {
 }
 
 /// Returns the effect of a request on the override of each GPU, in the order of its plans.
-pub(crate) fn lasting(
+pub(crate) fn override_changes(
     request: &PlanRequest,
     expires_at: Option<Timestamp>,
     config: &Config,
     gpus: &[Gpu],
     plans: &[GpuPlan],
-) -> Vec<Option<Lasting>> {
+) -> Vec<Option<OverrideChange>> {
     let lasting = |standing| match standing {
-        Standing::Stays => None,
-        Standing::Made { rule, layout } => Some(Lasting::Make { rule, layout, expires_at }),
-        Standing::Ended => Some(Lasting::End),
+        OverrideEffect::Stays => None,
+        OverrideEffect::Made { rule, layout } => Some(OverrideChange::Make { rule, layout, expires_at }),
+        OverrideEffect::Ended => Some(OverrideChange::End),
     };
-    desired::standing(config, gpus, request, plans).into_iter().map(lasting).collect()
+    desired::override_effects(config, gpus, request, plans).into_iter().map(lasting).collect()
 }
 
 /// Refuses an expiry time if the request sets no override.
 ///
 /// # Errors
 /// If the request has an expiry time but sets no override.
-pub(crate) fn expiry_has_an_object(expires_at: Option<Timestamp>, lasting: &[Option<Lasting>]) -> Result<(), ApiError> {
-    let makes = |one: &Option<Lasting>| matches!(one, Some(Lasting::Make { .. }));
+pub(crate) fn check_expiry_applies(
+    expires_at: Option<Timestamp>,
+    lasting: &[Option<OverrideChange>],
+) -> Result<(), ApiError> {
+    let makes = |one: &Option<OverrideChange>| matches!(one, Some(OverrideChange::Make { .. }));
     if expires_at.is_none() || lasting.iter().any(makes) {
         return Ok(());
     }

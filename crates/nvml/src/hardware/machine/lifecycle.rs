@@ -41,13 +41,13 @@ impl Machine {
         self.service = Service::Failed { error, until };
     }
 
-    pub(super) fn gone(&mut self, now: Instant, worker: WorkerId, how: &str) {
+    pub(super) fn worker_ended(&mut self, now: Instant, worker: WorkerId, how: &str) {
         let flights: Vec<_> = self.flights.extract_if(.., |_, flight| flight.worker == worker).collect();
         let (late, lost): (Vec<_>, Vec<_>) = flights.into_iter().partition(|(_, flight)| flight.late.is_some());
         for (_, flight) in late {
             self.release_settled(&flight.request, &Settled::Gone);
         }
-        self.lose(now, lost, how);
+        self.handle_lost_calls(now, lost, how);
         self.abandoned.remove(&worker);
         match &self.service {
             Service::Starting { worker: starting, .. } if *starting == worker => {
@@ -74,7 +74,7 @@ impl Machine {
     }
 
     /// Handles the calls that a dead worker had in flight.
-    pub(super) fn lose(&mut self, now: Instant, lost: Vec<(Ticket, Flight)>, how: &str) {
+    pub(super) fn handle_lost_calls(&mut self, now: Instant, lost: Vec<(Ticket, Flight)>, how: &str) {
         let alone = lost.len() == 1;
         for (ticket, flight) in lost.into_iter().rev() {
             let mutation = flight.request.is_mutation();

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::TroubleSubject;
 
 /// Interval of readings, and so of runs of `nvidia-smi`, if no change is reported.
-const LOOK: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Longest pause after failures.
 const LONGEST: Duration = Duration::from_secs(16 * 60);
@@ -32,7 +32,7 @@ impl Schedule {
     /// Returns whether levels must be read now, and if so stores the time. They must be read if something is `new`, or
     /// if the last reading is old and there are levels to keep.
     pub(super) fn is_due(&mut self, new: bool, some_to_keep: bool) -> bool {
-        let waited = self.read_at.is_none_or(|at| at.elapsed() >= LOOK);
+        let waited = self.read_at.is_none_or(|at| at.elapsed() >= INTERVAL);
         let due = new || some_to_keep && waited && self.may_try(&TroubleSubject::Program);
         if due {
             self.read_at = Some(Instant::now());
@@ -41,7 +41,7 @@ impl Schedule {
     }
 
     /// Sets whether GPUs are checked periodically.
-    pub(super) fn go_on(&mut self, goes_on: bool) {
+    pub(super) fn set_periodic(&mut self, goes_on: bool) {
         self.goes_on = goes_on;
     }
 
@@ -51,18 +51,18 @@ impl Schedule {
     }
 
     pub(super) fn failed(&mut self, subject: TroubleSubject) {
-        let pauses = ExponentialBuilder::new().with_min_delay(LOOK).with_max_delay(LONGEST).without_max_times();
+        let pauses = ExponentialBuilder::new().with_min_delay(INTERVAL).with_max_delay(LONGEST).without_max_times();
         let (pauses, again) = self.failed.entry(subject).or_insert_with(|| (pauses.build(), Instant::now()));
         *again = Instant::now() + pauses.next().unwrap_or(LONGEST);
     }
 
-    pub(super) fn well(&mut self, subject: &TroubleSubject) {
+    pub(super) fn mark_ok(&mut self, subject: &TroubleSubject) {
         self.failed.remove(subject);
     }
 
     /// Returns the time of the next periodic check.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.goes_on.then(|| Instant::now() + LOOK)
+        self.goes_on.then(|| Instant::now() + INTERVAL)
     }
 }
 
@@ -74,12 +74,12 @@ mod tests {
     async fn levels_are_read_each_minute_and_less_after_failures() {
         let mut pace = Schedule::default();
         assert_eq!(pace.next(), None);
-        pace.go_on(true);
+        pace.set_periodic(true);
         assert!(pace.next().is_some());
         assert!(pace.is_due(false, true), "the first");
         assert!(!pace.is_due(false, true), "nothing is different");
         assert!(pace.is_due(true, true), "something is");
-        tokio::time::advance(LOOK).await;
+        tokio::time::advance(INTERVAL).await;
         assert!(!pace.is_due(false, false), "nothing that has levels");
         assert!(pace.is_due(false, true));
 
@@ -88,16 +88,16 @@ mod tests {
             pace.failed(TroubleSubject::Program);
             let mut minutes = 0;
             while !pace.may_try(&TroubleSubject::Program) {
-                tokio::time::advance(LOOK).await;
+                tokio::time::advance(INTERVAL).await;
                 minutes += 1;
             }
             waited.push(minutes);
         }
         assert_eq!(waited, [1, 2, 4, 8, 16, 16, 16]);
         pace.failed(TroubleSubject::Program);
-        tokio::time::advance(LOOK).await;
+        tokio::time::advance(INTERVAL).await;
         assert!(!pace.is_due(false, true), "it has failed too often");
-        pace.well(&TroubleSubject::Program);
+        pace.mark_ok(&TroubleSubject::Program);
         assert!(pace.may_try(&TroubleSubject::Program));
     }
 }

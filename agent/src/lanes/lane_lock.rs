@@ -5,38 +5,38 @@ use crate::state::Holder;
 
 /// The lane of one GPU, for a reconciler. Dropping it frees the lane.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct LaneLock {
     lanes: Lanes,
     uuid: String,
 }
 
 impl Lanes {
     /// Takes the lane of a GPU if it is free.
-    pub(crate) fn try_turn(&self, uuid: &str) -> Option<Turn> {
-        let mut known = self.known();
+    pub(crate) fn try_lock(&self, uuid: &str) -> Option<LaneLock> {
+        let mut known = self.states();
         let is_free =
             !known.claimed.contains_key(uuid) && known.at_work.get(uuid).is_none_or(|at_work| !at_work.reconciler);
         is_free.then(|| {
-            known.work(uuid, |at_work| at_work.reconciler = true);
-            Turn { lanes: self.clone(), uuid: uuid.to_owned() }
+            known.update_activity(uuid, |at_work| at_work.reconciler = true);
+            LaneLock { lanes: self.clone(), uuid: uuid.to_owned() }
         })
     }
 
     /// Waits for the lane of a GPU. Returns `None` if an operation changes the GPU. That operation does the work of a
     /// reconciler itself, and its end wakes the reconcilers.
-    pub(crate) async fn turn(&self, uuid: &str) -> Option<Turn> {
+    pub(crate) async fn lock(&self, uuid: &str) -> Option<LaneLock> {
         let (mut room, mut finished) = (self.room(), self.0.finished.subscribe());
         loop {
             // The changes are marked as seen before the attempt, so that a later change wakes this
             // task.
             room.mark_unchanged();
             finished.mark_unchanged();
-            if let Some(turn) = self.try_turn(uuid) {
+            if let Some(turn) = self.try_lock(uuid) {
                 return Some(turn);
             }
             // An operation that is only being planned will soon begin or give up its claim, so this
             // task waits for it.
-            if self.known().claimed.get(uuid).is_some_and(Holder::has_begun) {
+            if self.states().claimed.get(uuid).is_some_and(Holder::has_begun) {
                 return None;
             }
             tokio::select! {
@@ -47,9 +47,9 @@ impl Lanes {
     }
 }
 
-impl Drop for Turn {
+impl Drop for LaneLock {
     fn drop(&mut self) {
-        self.lanes.known().work(&self.uuid, |at_work| at_work.reconciler = false);
+        self.lanes.states().update_activity(&self.uuid, |at_work| at_work.reconciler = false);
         self.lanes.finish();
     }
 }

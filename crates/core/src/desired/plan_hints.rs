@@ -3,19 +3,19 @@
 
 use gpush_api::{Gpu, GpuState, Mode};
 
-use super::Wish;
+use super::DesiredState;
 
 /// The commands that make a changed config effective.
 const RELOAD: &str = "then `gpushctl config check FILE` and `systemctl reload gpushd`";
 
 /// Returns a rule's name for a sentence. For a rule without a name, this is a label such as
 /// `rule 2`.
-pub(super) fn rule(label: &str) -> String {
+pub(super) fn rule_name(label: &str) -> String {
     if label.starts_with("rule ") { label.to_owned() } else { format!("rule `{label}`") }
 }
 
 /// Returns a profile of the GPU for an example. Prefers profiles that fit at least twice.
-pub(super) fn example(gpu: &Gpu) -> Option<&str> {
+pub(super) fn example_profile(gpu: &Gpu) -> Option<&str> {
     let profiles = &gpu.mig.as_ref()?.profiles;
     let several = profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
     several.or(profiles.first()).map(|profile| profile.name.as_str())
@@ -24,10 +24,10 @@ pub(super) fn example(gpu: &Gpu) -> Option<&str> {
 /// Returns the GPUs that a request can name with a layout, as `--gpu 0-2,5`; `None` if there are
 /// none. With `by_rule`, returns the GPUs that a request can name without a layout, because they
 /// get the layout of their rule.
-pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<String> {
-    let free = |wish: &Wish| match by_rule {
-        true => wish.has_rule_layout(),
-        false => wish.mode == Mode::Mig || wish.rule.is_none(),
+pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], by_rule: bool) -> Option<String> {
+    let free = |desired_state: &DesiredState| match by_rule {
+        true => desired_state.has_rule_layout(),
+        false => desired_state.mode == Mode::Mig || desired_state.rule.is_none(),
     };
     let works = |gpu: &Gpu| match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
@@ -35,7 +35,10 @@ pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<Str
         GpuState::Cordoned => false,
         GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
-    let able = gpus.iter().zip(wishes).filter(|(gpu, wish)| gpu.mig.is_some() && works(gpu) && free(wish));
+    let able = gpus
+        .iter()
+        .zip(desired_states)
+        .filter(|(gpu, desired_state)| gpu.mig.is_some() && works(gpu) && free(desired_state));
     let mut spans: Vec<(u32, u32)> = Vec::new();
     for index in able.map(|(gpu, _)| gpu.index) {
         match spans.last_mut() {
@@ -49,34 +52,34 @@ pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<Str
 }
 
 /// Returns the hint for a GPU whose rule has a mode other than `mig`.
-pub(super) fn of_another_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
+pub(super) fn for_other_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
     let other = others.map_or_else(String::new, |others| format!("choose from: {others}"));
     if gpu.mig.is_none() {
-        return if other.is_empty() { no_mig_here().to_owned() } else { format!("it does not support MIG; {other}") };
+        return if other.is_empty() { no_mig_hint().to_owned() } else { format!("it does not support MIG; {other}") };
     }
     let or = if other.is_empty() { String::new() } else { format!("{other}; or ") };
-    let (index, entries) = (gpu.index, example(gpu).unwrap_or("none"));
+    let (index, entries) = (gpu.index, example_profile(gpu).unwrap_or("none"));
     format!(
         "{or}remove it from {0} of the config and add a rule (match = [\"{index}\"], mode = \"mig\", layout = \
          [\"{entries}\"]) before {0}, {RELOAD}",
-        rule(label)
+        rule_name(label)
     )
 }
 
 /// Returns the hint for a GPU without MIG.
-pub(super) fn without_mig(wish: &Wish, others: Option<&str>) -> String {
+pub(super) fn without_mig(desired_state: &DesiredState, others: Option<&str>) -> String {
     let other = others.map(|others| format!("choose from: {others}"));
-    match (&wish.rule, other) {
-        (Some(label), other) if wish.mode == Mode::Mig => {
+    match (&desired_state.rule, other) {
+        (Some(label), other) if desired_state.mode == Mode::Mig => {
             let or = other.map_or_else(String::new, |other| format!("{other}; or "));
-            format!("{or}remove it from {} of the config, {RELOAD}", rule(label))
+            format!("{or}remove it from {} of the config, {RELOAD}", rule_name(label))
         }
         (_, Some(other)) => other,
-        (_, None) => no_mig_here().to_owned(),
+        (_, None) => no_mig_hint().to_owned(),
     }
 }
 
-fn no_mig_here() -> &'static str {
+fn no_mig_hint() -> &'static str {
     "no other GPU of this host can have MIG instances either: `gpushctl gpu list`"
 }
 
@@ -84,7 +87,7 @@ fn no_mig_here() -> &'static str {
 /// layout.
 pub(super) fn without_layout(gpu: &Gpu) -> String {
     let index = gpu.index;
-    let entries = example(gpu).unwrap_or("none");
+    let entries = example_profile(gpu).unwrap_or("none");
     format!(
         "name one: --gpu {index} --layout {entries}; or add a rule with match = [\"{index}\"], mode = \"mig\" and a \
          layout to the config, {RELOAD}"
@@ -93,8 +96,8 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
 
 /// Returns the hint for a request that names no GPU, on a host where no rule claims a GPU for MIG.
 /// `layout` says whether the request has a layout.
-pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> String {
-    let Some(others) = others(gpus, wishes, false) else {
+pub(super) fn without_claim(gpus: &[Gpu], desired_states: &[DesiredState], layout: bool) -> String {
+    let Some(others) = alternatives(gpus, desired_states, false) else {
         return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows their modes, `gpushctl config \
             show` the rules"
             .to_owned();
@@ -102,9 +105,13 @@ pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> Stri
     if layout {
         return format!("name GPUs: {others}");
     }
-    let free = |wish: &Wish| wish.rule.is_none();
-    let first = gpus.iter().zip(wishes).find(|(gpu, wish)| gpu.mig.is_some() && free(wish)).map(|(gpu, _)| gpu);
-    let Some((gpu, entries)) = first.and_then(|gpu| Some((gpu, example(gpu)?))) else {
+    let free = |desired_state: &DesiredState| desired_state.rule.is_none();
+    let first = gpus
+        .iter()
+        .zip(desired_states)
+        .find(|(gpu, desired_state)| gpu.mig.is_some() && free(desired_state))
+        .map(|(gpu, _)| gpu);
+    let Some((gpu, entries)) = first.and_then(|gpu| Some((gpu, example_profile(gpu)?))) else {
         return format!("name GPUs and a layout: {others} --layout ENTRIES");
     };
     let index = gpu.index;

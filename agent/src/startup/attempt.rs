@@ -44,7 +44,7 @@ pub(super) enum LayoutResult {
 }
 
 /// Applies the layout of a GPU's override or rule. If an operation begins, waits for its end.
-pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> LayoutResult {
+pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> LayoutResult {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
     let caller = Caller::agent();
     let begun = tokio::select! {
@@ -118,7 +118,7 @@ fn refused(error: ApiError) -> LayoutResult {
 
 /// Logs why a GPU does not have its layout.
 pub(super) fn log(gpu: &Gpu, error: &ApiError) {
-    tracing::error!(gpu = gpu.uuid, "{}", words::in_full(error));
+    tracing::error!(gpu = gpu.uuid, "{}", words::one_line(error));
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub(super) struct ProgramSupport {
 }
 
 /// Determines what a program supports, unless `before` is a known result for the same file.
-pub(super) async fn ask(program: &Path, before: Option<ProgramSupport>) -> ProgramSupport {
+pub(super) async fn probe(program: &Path, before: Option<ProgramSupport>) -> ProgramSupport {
     let written = std::fs::metadata(program).and_then(|meta| meta.modified()).ok();
     let is_same = |before: &ProgramSupport| before.program == program && before.written == written;
     let is_known = |before: &ProgramSupport| before.support != Support::Unknown;
@@ -26,7 +26,7 @@ pub(super) async fn ask(program: &Path, before: Option<ProgramSupport>) -> Progr
         return before;
     }
     let asked = ProgramSupport { program: program.to_owned(), written, support: multi_user::support(program).await };
-    match why(&asked) {
+    match reason_single_user(&asked) {
         Some(why) => tracing::warn!("users = \"many\": {why}"),
         None => tracing::info!("users = \"many\": {} supports it", program.display()),
     }
@@ -34,7 +34,7 @@ pub(super) async fn ask(program: &Path, before: Option<ProgramSupport>) -> Progr
 }
 
 /// Returns why a target serves one user at a time although its rule requests several.
-pub(super) fn why(asked: &ProgramSupport) -> Option<String> {
+pub(super) fn reason_single_user(asked: &ProgramSupport) -> Option<String> {
     let program = asked.program.display();
     let why = match asked.support {
         Support::Supported => return None,
@@ -46,7 +46,7 @@ pub(super) fn why(asked: &ProgramSupport) -> Option<String> {
 }
 
 /// Returns the effective policy: one user at a time unless several are supported.
-pub(super) fn had(policy: MpsPolicy, asked: Option<&ProgramSupport>) -> MpsPolicy {
+pub(super) fn effective_policy(policy: MpsPolicy, asked: Option<&ProgramSupport>) -> MpsPolicy {
     match asked {
         Some(ProgramSupport { support: Support::Supported, .. }) => policy,
         Some(_) | None => MpsPolicy { users: MpsUsers::One, ..policy },
@@ -64,23 +64,23 @@ mod tests {
     #[test]
     fn several_users_are_served_only_where_supported() {
         let rule = MpsPolicy { users: MpsUsers::Many, ..MpsPolicy::default() };
-        let users = |asked: Option<&ProgramSupport>| had(rule.clone(), asked).users;
+        let users = |asked: Option<&ProgramSupport>| effective_policy(rule.clone(), asked).users;
         assert_eq!(users(None), MpsUsers::One);
         assert_eq!(users(Some(&asked(Support::Supported))), MpsUsers::Many);
-        assert_eq!(why(&asked(Support::Supported)), None);
+        assert_eq!(reason_single_user(&asked(Support::Supported)), None);
         for support in [Support::Unsupported, Support::NeedsRoot, Support::Unknown] {
             assert_eq!(users(Some(&asked(support))), MpsUsers::One);
-            assert!(why(&asked(support)).unwrap().contains("serves one user at a time: "));
+            assert!(reason_single_user(&asked(support)).unwrap().contains("serves one user at a time: "));
         }
     }
 
     #[tokio::test]
     async fn program_is_asked_again_only_after_it_changed() {
         let program = tempfile::NamedTempFile::new().unwrap();
-        let first = ask(program.path(), None).await;
+        let first = probe(program.path(), None).await;
         let known = ProgramSupport { support: Support::Supported, ..first };
-        assert_eq!(ask(program.path(), Some(known.clone())).await.support, Support::Supported);
+        assert_eq!(probe(program.path(), Some(known.clone())).await.support, Support::Supported);
         program.as_file().set_modified(SystemTime::UNIX_EPOCH).unwrap();
-        assert_ne!(ask(program.path(), Some(known)).await.support, Support::Supported);
+        assert_ne!(probe(program.path(), Some(known)).await.support, Support::Supported);
     }
 }

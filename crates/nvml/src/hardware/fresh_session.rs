@@ -19,18 +19,18 @@ use crate::{
 };
 
 impl Hardware {
-    pub(super) async fn read_afresh(&self, uuid: &str) -> Result<Reading, DriverError> {
+    pub(super) async fn read_with_fresh_session(&self, uuid: &str) -> Result<Reading, DriverError> {
         let sessions = self.status().started;
         let first = match self.read_once(uuid).await {
             Err(error) if error.kind.is_stale_handle() => error,
             other => {
-                self.unmended().remove(uuid);
+                self.still_stale().remove(uuid);
                 return other;
             }
         };
         // If the number differs, another call has already restarted the worker.
         if self.status().started == sessions {
-            if !self.unmended().insert(uuid.to_owned()) {
+            if !self.still_stale().insert(uuid.to_owned()) {
                 return Err(first);
             }
             tracing::warn!(gpu = uuid, error = %first, "starting a new driver session");
@@ -38,7 +38,7 @@ impl Hardware {
         }
         let again = self.read_once(uuid).await;
         if again.is_ok() {
-            self.unmended().remove(uuid);
+            self.still_stale().remove(uuid);
         }
         again
     }
@@ -50,7 +50,7 @@ impl Hardware {
         }
     }
 
-    fn unmended(&self) -> MutexGuard<'_, BTreeSet<String>> {
+    fn still_stale(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.unmended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

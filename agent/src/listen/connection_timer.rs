@@ -39,7 +39,7 @@ const HEAD: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     Head(Instant),
     Busy,
     Idle(Instant),
@@ -52,57 +52,60 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// The phase of a connection, shared by its stream, its service and its task.
 #[derive(Debug, Clone)]
-pub(crate) struct Pace(Arc<watch::Sender<Phase>>);
+pub(crate) struct ConnectionTimer(Arc<watch::Sender<ConnectionPhase>>);
 
-impl Pace {
+impl ConnectionTimer {
     /// Creates the pace of a new connection.
     pub(crate) fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(Phase::Head(Instant::now()))))
+        Self(Arc::new(watch::Sender::new(ConnectionPhase::Head(Instant::now()))))
     }
 
     /// Marks that the head of a request is complete.
     pub(crate) fn busy(&self) {
-        self.0.send_replace(Phase::Busy);
+        self.0.send_replace(ConnectionPhase::Busy);
     }
 
     /// Marks that the response is ready to be written.
     pub(crate) fn answered(&self) {
-        self.0.send_replace(Phase::Idle(Instant::now()));
+        self.0.send_replace(ConnectionPhase::Idle(Instant::now()));
     }
 
     /// Marks that the response is endless.
-    pub(crate) fn streams(&self) {
-        self.0.send_replace(Phase::Streaming(Instant::now()));
+    pub(crate) fn streaming(&self) {
+        self.0.send_replace(ConnectionPhase::Streaming(Instant::now()));
     }
 
-    fn bytes_taken(&self) {
+    fn bytes_sent(&self) {
         self.0.send_if_modified(|phase| match phase {
-            Phase::Streaming(since) if since.elapsed() > TICK => {
+            ConnectionPhase::Streaming(since) if since.elapsed() > TICK => {
                 *since = Instant::now();
                 true
             }
-            Phase::Streaming(_) | Phase::Head(_) | Phase::Busy | Phase::Idle(_) => false,
+            ConnectionPhase::Streaming(_)
+            | ConnectionPhase::Head(_)
+            | ConnectionPhase::Busy
+            | ConnectionPhase::Idle(_) => false,
         });
     }
 
-    fn bytes_came(&self) {
+    fn bytes_received(&self) {
         self.0.send_if_modified(|phase| match phase {
-            Phase::Idle(_) => {
-                *phase = Phase::Head(Instant::now());
+            ConnectionPhase::Idle(_) => {
+                *phase = ConnectionPhase::Head(Instant::now());
                 true
             }
-            Phase::Head(_) | Phase::Busy | Phase::Streaming(_) => false,
+            ConnectionPhase::Head(_) | ConnectionPhase::Busy | ConnectionPhase::Streaming(_) => false,
         });
     }
 
     /// Waits until the connection exceeds a time limit.
-    pub(crate) async fn too_slow(&self) {
+    pub(crate) async fn wait_until_too_slow(&self) {
         let mut phase = self.0.subscribe();
         loop {
             let due = match *phase.borrow_and_update() {
-                Phase::Head(since) => Some(since + HEAD),
-                Phase::Idle(since) | Phase::Streaming(since) => Some(since + IDLE),
-                Phase::Busy => None,
+                ConnectionPhase::Head(since) => Some(since + HEAD),
+                ConnectionPhase::Idle(since) | ConnectionPhase::Streaming(since) => Some(since + IDLE),
+                ConnectionPhase::Busy => None,
             };
             let changed = match due {
                 Some(due) => tokio::time::timeout_at(due, phase.changed()).await,
@@ -119,16 +122,16 @@ impl Pace {
 /// A stream that reports received and sent bytes to its pace. The stream also replaces hyper's own
 /// error responses, which have no body.
 #[derive(Debug)]
-pub(crate) struct Paced {
+pub(crate) struct TimedStream {
     stream: UnixStream,
-    pace: Pace,
+    pace: ConnectionTimer,
     /// A response that is being written in place of hyper's own.
-    replaced: Option<Replaced>,
+    replaced: Option<Replacement>,
 }
 
 /// A response that is written in place of hyper's own.
 #[derive(Debug)]
-struct Replaced {
+struct Replacement {
     bytes: Vec<u8>,
     written: usize,
     /// Length of hyper's response.
@@ -144,15 +147,15 @@ fn refused_head(written: &[u8]) -> Option<StatusCode> {
     is_empty.then_some(status)
 }
 
-impl Paced {
+impl TimedStream {
     /// Wraps a stream.
-    pub(crate) fn new(stream: UnixStream, pace: Pace) -> Self {
+    pub(crate) fn new(stream: UnixStream, pace: ConnectionTimer) -> Self {
         Self { stream, pace, replaced: None }
     }
 
-    fn told(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn report_written(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if matches!(written, Poll::Ready(Ok(count)) if count > 0) {
-            self.pace.bytes_taken();
+            self.pace.bytes_sent();
         }
         written
     }
@@ -178,27 +181,27 @@ impl Paced {
             && let Some(status) = refused_head(first)
         {
             let bytes = Failure::refused_head(status).as_http();
-            self.replaced = Some(Replaced { bytes, written: 0, original });
+            self.replaced = Some(Replacement { bytes, written: 0, original });
         }
     }
 }
 
-impl AsyncRead for Paced {
+impl AsyncRead for TimedStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
         if buf.filled().len() > before {
-            self.pace.bytes_came();
+            self.pace.bytes_received();
         }
         read
     }
 }
 
-impl AsyncWrite for Paced {
+impl AsyncWrite for TimedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.replace(buf, buf.len());
         let written = self.poll_replaced(cx).unwrap_or_else(|| Pin::new(&mut self.stream).poll_write(cx, buf));
-        self.told(written)
+        self.report_written(written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -219,7 +222,7 @@ impl AsyncWrite for Paced {
         }
         let written =
             self.poll_replaced(cx).unwrap_or_else(|| Pin::new(&mut self.stream).poll_write_vectored(cx, bufs));
-        self.told(written)
+        self.report_written(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -248,18 +251,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn stream_is_kept_while_its_peer_reads() {
-        let pace = Pace::new();
+        let pace = ConnectionTimer::new();
         pace.busy();
-        pace.streams();
+        pace.streaming();
         let slow = tokio::spawn({
             let pace = pace.clone();
-            async move { pace.too_slow().await }
+            async move { pace.wait_until_too_slow().await }
         });
         for _ in 0..100 {
             tokio::time::sleep(IDLE / 2).await;
             // Input from the peer does not extend the time limit.
-            pace.bytes_came();
-            pace.bytes_taken();
+            pace.bytes_received();
+            pace.bytes_sent();
         }
         assert!(!slow.is_finished());
         let stopped = Instant::now();

@@ -4,14 +4,14 @@
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, MigModeStep, Mode, Plans, Step};
 
 use super::{
-    Wish, mode,
-    plan::{claimed_otherwise, label, no_plan, plan_gpu, refused, users_unknown, workable},
-    way_out,
+    DesiredState, mode,
+    plan::{check_mode, check_plannable, empty_plan, label, plan_gpu, refused, unknown_users_error},
+    plan_hints,
 };
 use crate::{
     geometry::Geometry,
     layout::Layout,
-    plan::{self, Holds, Target},
+    plan::{self, ProtectedInstances, Target},
     selector::Selector,
 };
 
@@ -24,7 +24,12 @@ enum RequestedMode {
 }
 
 /// Returns a plan for each named GPU, in the order of the host's GPUs.
-pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[GpuLayout]) -> Result<Plans, ApiError> {
+pub(super) fn plan(
+    gpus: &[Gpu],
+    desired_states: &[DesiredState],
+    selectors: &[String],
+    each: &[GpuLayout],
+) -> Result<Plans, ApiError> {
     let bad = |message: String, hint: &str| Err(ApiError::new(Code::BadRequest, message).hint(hint));
     if !selectors.is_empty() {
         return bad("the request names GPUs twice: in `gpus` and with their layouts".to_owned(), "leave `gpus` empty");
@@ -45,26 +50,26 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
         if wanted.iter().any(|(other, _)| *other == at) {
             return bad(format!("{} is named twice", label(&gpus[at])), "name each GPU once, by its UUID");
         }
-        wanted.push((at, want(&gpus[at], one)?));
+        wanted.push((at, requested_mode(&gpus[at], one)?));
     }
     wanted.sort_by_key(|(at, _)| *at);
-    let others = way_out::others(gpus, wishes, false);
+    let others = plan_hints::alternatives(gpus, desired_states, false);
     for (at, want) in &wanted {
         match want {
-            RequestedMode::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
+            RequestedMode::On(_) => check_mode(&gpus[*at], &desired_states[*at], others.as_deref())?,
             // MIG mode off suits every other mode. But an unmanaged GPU must not be changed.
             RequestedMode::Off => {
                 let stands = gpus[*at].mig.as_ref().is_none_or(gpush_api::Mig::is_off);
-                if !stands && wishes[*at].mode == Mode::Unmanaged {
-                    claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?;
+                if !stands && desired_states[*at].mode == Mode::Unmanaged {
+                    check_mode(&gpus[*at], &desired_states[*at], others.as_deref())?;
                 }
             }
         }
     }
-    Ok(Plans { plans: wanted.iter().map(|(at, want)| of(&gpus[*at], want)).collect() })
+    Ok(Plans { plans: wanted.iter().map(|(at, want)| plan_for(&gpus[*at], want)).collect() })
 }
 
-fn want(gpu: &Gpu, one: &GpuLayout) -> Result<RequestedMode, ApiError> {
+fn requested_mode(gpu: &Gpu, one: &GpuLayout) -> Result<RequestedMode, ApiError> {
     match (one.mig, one.layout.as_slice()) {
         (false, []) => Ok(RequestedMode::Off),
         (false, _) => {
@@ -77,37 +82,37 @@ fn want(gpu: &Gpu, one: &GpuLayout) -> Result<RequestedMode, ApiError> {
 }
 
 /// Returns a plan that turns MIG mode off.
-pub(super) fn whole(gpu: &Gpu) -> GpuPlan {
-    of(gpu, &RequestedMode::Off)
+pub(super) fn plan_mig_off(gpu: &Gpu) -> GpuPlan {
+    plan_for(gpu, &RequestedMode::Off)
 }
 
-fn of(gpu: &Gpu, want: &RequestedMode) -> GpuPlan {
+fn plan_for(gpu: &Gpu, want: &RequestedMode) -> GpuPlan {
     let layout = match want {
         RequestedMode::Off => &Layout::none(),
         RequestedMode::On(layout) => layout,
     };
-    match (workable(gpu, true), want) {
-        (Err(error), _) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
+    match (check_plannable(gpu, true), want) {
+        (Err(error), _) => GpuPlan { error: Some(error), ..empty_plan(gpu, layout) },
         // The request asks explicitly for MIG mode, so a GPU with MIG mode off needs a change, even
         // for an empty layout.
         (Ok(()), RequestedMode::On(layout)) => plan_gpu(gpu, layout, false),
-        (Ok(()), RequestedMode::Off) => off(gpu, no_plan(gpu, layout)),
+        (Ok(()), RequestedMode::Off) => disable_mig(gpu, empty_plan(gpu, layout)),
     }
 }
 
 /// Plans to turn MIG mode off. First the instances are destroyed, then the mode changes.
-fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
+fn disable_mig(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return answer };
     if mig.is_off() {
         return answer;
     }
-    if let Some(refusal) = mode::used_whole(gpu) {
+    if let Some(refusal) = mode::whole_gpu_in_use(gpu) {
         return refused(gpu, answer, refusal);
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
-    let holds = Holds::default().with_leases(&mig.instances, &gpu.leases);
-    match plan::plan_around(&geometry, &mig.instances, &Target::default(), &holds) {
-        Ok(plan) => match users_unknown(gpu, true, &plan.steps) {
+    let holds = ProtectedInstances::default().with_leases(&mig.instances, &gpu.leases);
+    match plan::plan_protecting(&geometry, &mig.instances, &Target::default(), &holds) {
+        Ok(plan) => match unknown_users_error(gpu, true, &plan.steps) {
             None => {
                 let reset = mode::reset(gpu, mig, false);
                 let off = Step::MigMode(MigModeStep::Disable { reset });

@@ -16,7 +16,7 @@ pub(crate) enum Charset {
 
 /// How to draw the output.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look {
+pub(crate) struct Appearance {
     /// Width in columns.
     pub(crate) width: usize,
     /// Whether tables may wrap and text may be cut to the width. In a pipe they may not, because
@@ -55,7 +55,7 @@ pub(crate) fn pad(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
-impl Look {
+impl Appearance {
     /// Returns the text that the character set permits.
     pub(crate) fn pick(&self, utf8: &'static str, ascii: &'static str) -> &'static str {
         match self.charset {
@@ -137,7 +137,7 @@ impl Look {
 /// Breaks text at blanks into lines of `room` columns. Returns at least one line. Does not break words.
 pub(crate) fn broken(text: &str, room: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
-    for word in words(text, room) {
+    for word in split_words(text, room) {
         let word = word.as_str();
         let line = lines.last_mut().filter(|l| l.is_empty() || width(l) + 1 + width(word) <= room);
         match line {
@@ -153,7 +153,7 @@ pub(crate) fn broken(text: &str, room: usize) -> Vec<String> {
 }
 
 /// Splits text into words. A command in backquotes is one word if it is not longer than `room`.
-fn words(text: &str, room: usize) -> Vec<String> {
+fn split_words(text: &str, room: usize) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut quoted: Vec<&str> = Vec::new();
     for word in text.split_whitespace() {
@@ -198,8 +198,8 @@ pub(crate) fn pci(address: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn look(charset: Charset) -> Look {
-        Look { width: 40, wraps: true, headings: true, charset, now: Timestamp::UNIX_EPOCH }
+    fn look(charset: Charset) -> Appearance {
+        Appearance { width: 40, wraps: true, headings: true, charset, now: Timestamp::UNIX_EPOCH }
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(utf8.fit("abcdefg", 6), "abcde…");
         assert_eq!(utf8.fit("訓練訓練", 5), "訓練…");
         assert_eq!(utf8.fit("ab defg", 4), "ab…");
-        assert_eq!(Look { wraps: false, ..utf8 }.fit("abcdefg", 6), "abcdefg", "a pipe has no edge");
+        assert_eq!(Appearance { wraps: false, ..utf8 }.fit("abcdefg", 6), "abcdefg", "a pipe has no edge");
         assert_eq!(look(Charset::Ascii).fit("abcdefg", 6), "abc...");
         assert_eq!(look(Charset::Ascii).fit("abcdefg", 2), "..");
     }
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn age_has_one_unit() {
-        let look = Look { now: Timestamp::from_second(200_000).unwrap(), ..look(Charset::Utf8) };
+        let look = Appearance { now: Timestamp::from_second(200_000).unwrap(), ..look(Charset::Utf8) };
         let ago = |s: i64| look.ago(Timestamp::from_second(200_000 - s).unwrap());
         assert_eq!(
             [ago(0), ago(119), ago(120), ago(7200), ago(199_999)],

@@ -2,17 +2,17 @@
 
 use gpush_api::{ComputeMode, Gpu, TimesliceLevel, TimesliceState, TimesliceView};
 
-use super::{Wish, drift::not_whole};
+use super::{DesiredState, drift::whole_gpu_obstacles};
 
 /// Returns sentences about the time-slice level and the compute mode of a GPU with MIG mode off.
-pub(super) fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
-    let Some(policy) = &wish.timeslice else { return Vec::new() };
-    let level = gpu.timeslice.as_ref().and_then(|seen| level(seen, policy.level));
-    let mode = gpu.compute_mode.zip(policy.compute_mode).and_then(|(now, wanted)| compute_mode(now, wanted));
+pub(super) fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
+    let Some(policy) = &desired_state.timeslice else { return Vec::new() };
+    let level = gpu.timeslice.as_ref().and_then(|seen| level_drift(seen, policy.level));
+    let mode = gpu.compute_mode.zip(policy.compute_mode).and_then(|(now, wanted)| compute_mode_drift(now, wanted));
     [level, mode].into_iter().flatten().collect()
 }
 
-fn level(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
+fn level_drift(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
     match (seen.state, seen.level) {
         (TimesliceState::Known, Some(level)) if level != wanted => {
             Some(format!("time-slice level is {level}, but the config says {wanted}"))
@@ -25,13 +25,13 @@ fn level(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
     }
 }
 
-fn compute_mode(now: ComputeMode, wanted: ComputeMode) -> Option<String> {
+fn compute_mode_drift(now: ComputeMode, wanted: ComputeMode) -> Option<String> {
     (now != wanted).then(|| format!("compute mode is {now}, but the config says {wanted}"))
 }
 
 /// Returns the actual and the desired time-slicing state of a GPU.
-pub(super) fn view(wish: &Wish, gpu: &Gpu) -> Option<TimesliceView> {
-    let policy = wish.timeslice.as_ref()?;
+pub(super) fn view(desired_state: &DesiredState, gpu: &Gpu) -> Option<TimesliceView> {
+    let policy = desired_state.timeslice.as_ref()?;
     let (replicas, wanted) = (policy.replicas, policy.level);
     let unknown = |reason: String| TimesliceView {
         replicas,
@@ -42,7 +42,7 @@ pub(super) fn view(wish: &Wish, gpu: &Gpu) -> Option<TimesliceView> {
         since: None,
         read_at: None,
     };
-    let not_whole = not_whole(wish.mode, gpu);
+    let not_whole = whole_gpu_obstacles(desired_state.mode, gpu);
     Some(match (&gpu.timeslice, not_whole.is_empty()) {
         (_, false) => unknown(not_whole.join("; ")),
         (Some(seen), true) => TimesliceView { replicas, wanted, ..seen.clone() },

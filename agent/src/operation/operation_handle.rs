@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Operations,
-    ending::{EndWrites, Ending, Then},
+    ending::{ApplyEffects, EndWrites, Ending},
     naming, wire,
 };
 use crate::lanes::Claim;
@@ -30,7 +30,7 @@ const MOST_NOTES: usize = 16;
 
 /// An unfinished operation. Dropping it releases its GPUs.
 #[derive(Debug)]
-pub(crate) struct Ongoing {
+pub(crate) struct OperationHandle {
     pub(super) id: OperationId,
     pub(super) operations: Operations,
     pub(super) watch: watch::Sender<Operation>,
@@ -41,7 +41,7 @@ pub(crate) struct Ongoing {
     pub(super) claim: Mutex<Option<Claim>>,
 }
 
-impl Ongoing {
+impl OperationHandle {
     /// Returns the current state.
     pub(crate) fn snapshot(&self) -> Operation {
         self.watch.borrow().clone()
@@ -113,7 +113,7 @@ impl Ongoing {
     }
 
     /// Replaces the reasons for waiting, one sentence each.
-    pub(crate) fn waits(&self, reasons: &[String]) {
+    pub(crate) fn set_wait_reasons(&self, reasons: &[String]) {
         let reasons: Vec<String> = reasons.iter().map(|reason| wire::cut(reason)).collect();
         self.update(|operation| {
             let note = format!("waits: {}", reasons.join("; "));
@@ -224,7 +224,7 @@ impl Ongoing {
         state: OperationState,
         error: Option<ApiError>,
         also: EndWrites,
-        then: Then,
+        then: ApplyEffects,
     ) {
         let plans = self.snapshot().plans;
         let mut error = error.map(|error| wire::bounded(naming::once(error, &plans), wire::MOST_CAUSES));

@@ -13,8 +13,8 @@ use gpush_store::Lost;
 
 use super::{
     Conditions, GpuSnapshot, HostState, LeaseTable, Overrides,
-    gpu::Sight,
-    host::Answers,
+    gpu::ListedGpu,
+    host::ResponseCache,
     readings::{LastReading, Moment},
 };
 
@@ -48,7 +48,7 @@ impl fmt::Display for Holder {
 
 /// The source data of snapshots.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct SnapshotSources {
     pub(super) config: Arc<Config>,
     /// Position in the config of the rule that claims each GPU, by UUID.
     pub(super) claims: BTreeMap<String, Option<usize>>,
@@ -57,7 +57,7 @@ pub(super) struct Known {
     pub(super) overrides: Overrides,
     pub(super) list: LastReading<Arc<Vec<Listed>>>,
     /// GPUs that were ever listed, by UUID.
-    pub(super) sights: BTreeMap<String, Sight>,
+    pub(super) sights: BTreeMap<String, ListedGpu>,
     pub(super) nameless: Vec<(u32, DriverError)>,
     /// GPUs with a driver call that may still take effect.
     pub(super) unsettled: BTreeSet<String>,
@@ -79,7 +79,7 @@ pub(super) struct Loss {
     pub(super) known_since: Option<u64>,
 }
 
-impl Known {
+impl SnapshotSources {
     /// Makes a snapshot with these GPUs.
     pub(super) fn snapshot(&self, mut gpus: Vec<Arc<GpuSnapshot>>, last_event: String, changes: u64) -> HostState {
         let listed = |gpu: &GpuSnapshot| self.sights.get(&gpu.gpu.uuid).is_some_and(|sight| sight.listed);
@@ -97,11 +97,11 @@ impl Known {
             leases: Arc::clone(&self.leases),
             last_event,
             changes,
-            answers: Answers::default(),
+            answers: ResponseCache::default(),
         }
     }
 
-    pub(super) fn compose(&self, sight: &Sight) -> Arc<GpuSnapshot> {
+    pub(super) fn compose(&self, sight: &ListedGpu) -> Arc<GpuSnapshot> {
         let listed_at = self.list.good.as_ref().map_or_else(Moment::now, |(_, at)| *at);
         Arc::new(GpuSnapshot::compose(self, sight, listed_at))
     }
@@ -120,7 +120,7 @@ impl Known {
 
     /// Matches the last good list with the known GPUs. If a listed GPU cannot be identified, it counts as the GPU that
     /// was last at its index, unless that GPU is listed elsewhere.
-    pub(super) fn arrange(&mut self) {
+    pub(super) fn match_list(&mut self) {
         let Some((listed, _)) = self.list.good.clone() else { return };
         for sight in self.sights.values_mut() {
             (sight.listed, sight.list_error) = (false, None);
@@ -128,7 +128,7 @@ impl Known {
         let before = self.sights.len();
         let mut moved = false;
         for identity in listed.iter().filter_map(|listed| listed.identity.as_ref().ok()) {
-            let sight = self.sights.entry(identity.uuid.clone()).or_insert_with(|| Sight {
+            let sight = self.sights.entry(identity.uuid.clone()).or_insert_with(|| ListedGpu {
                 identity: identity.clone(),
                 listed: true,
                 list_error: None,

@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 
 use super::{
     Leases, dynamic, expiry, job,
-    processes::{self, Left},
+    processes::{self, RemainingProcesses},
     queue, restored,
 };
 use crate::{mps, state::OpenLease};
@@ -63,7 +63,7 @@ pub(super) fn grace(leases: &Leases) -> Duration {
 /// and serves the queue.
 pub(crate) async fn run(leases: Leases) {
     take_over(&leases).await;
-    let (due, gone) = (expiry::expire(leases.clone()), expiry::lost(leases.clone()));
+    let (due, gone) = (expiry::expire(leases.clone()), expiry::end_lost(leases.clone()));
     tokio::join!(due, gone, restored::expire(leases.clone()), queue::run(leases));
 }
 
@@ -121,7 +121,7 @@ pub(super) async fn end_unused(leases: &Leases, id: LeaseId) {
 
 /// Starts a task that watches an open lease, or wakes the existing task.
 pub(super) fn watch(leases: &Leases, id: LeaseId) {
-    let mut watched = leases.watched();
+    let mut watched = leases.watchers();
     if let Some(changed) = watched.get(&id) {
         changed.notify_one();
         return;
@@ -132,13 +132,13 @@ pub(super) fn watch(leases: &Leases, id: LeaseId) {
     let leases = leases.clone();
     tokio::spawn(async move {
         let stopping = leases.handles.stopping.clone();
-        let _stopped = stopping.run_until_cancelled(follow(&leases, id, &changed)).await;
-        leases.watched().remove(&id);
+        let _stopped = stopping.run_until_cancelled(watch_until_end(&leases, id, &changed)).await;
+        leases.watchers().remove(&id);
     });
 }
 
 /// Follows a lease until it ends.
-async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
+async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &Notify) {
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
         match lease.state.name() {
@@ -152,9 +152,9 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
                 }
                 () = changed.notified() => {}
             },
-            LeaseState::Releasing => return finish(leases, id, changed).await,
+            LeaseState::Releasing => return wait_for_processes(leases, id, changed).await,
             LeaseState::Granting => {
-                dynamic::decided(leases, id).await;
+                dynamic::wait_until_decided(leases, id).await;
                 // The lease now has an end time, or its capacity is free.
                 leases.ends_changed.notify_one();
                 leases.capacity_freed();
@@ -170,9 +170,9 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
 async fn binding_ends(leases: &Leases, lease: &OpenLease) {
     match &lease.record.binding {
         // The task is woken when the scope has been created.
-        LeaseBinding::Scope { .. } if leases.moving().contains(&lease.id()) => std::future::pending().await,
+        LeaseBinding::Scope { .. } if leases.scopes_in_creation().contains(&lease.id()) => std::future::pending().await,
         LeaseBinding::Scope { cgroup: Some(cgroup), .. } | LeaseBinding::Cgroup { cgroup: Some(cgroup) } => {
-            cgroup::emptied(cgroup).await;
+            cgroup::wait_until_empty(cgroup).await;
         }
         LeaseBinding::Process { pid: Some(pid), start } => process_ends(lease.id(), *pid, *start).await,
         LeaseBinding::Scope { cgroup: None, .. }
@@ -190,7 +190,7 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
         match AsyncPidFd::open(pid) {
             // The pidfd is opened before the start times are compared, so it refers to the process
             // with this start time.
-            Ok(Some(process)) if proc::start(pid) == start => return process.ended().await,
+            Ok(Some(process)) if proc::start(pid) == start => return process.wait_until_ended().await,
             Ok(_) => return,
             // For example, too many files are open. gpushd then notices the end of the process
             // later.
@@ -214,7 +214,7 @@ pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool
 }
 
 /// Waits until no process of a releasing lease is left, then records its end.
-async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
+async fn wait_for_processes(leases: &Leases, id: LeaseId, changed: &Notify) {
     let (mut pause, mut logged) = (PROBE.0, Logged::default());
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
@@ -223,7 +223,7 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
             // further effect.
             apply(leases, id, Event::Expired(Some(EndProcesses { notice: Duration::ZERO, grace: grace(leases) })));
         }
-        let left = processes::left(leases, &lease).await;
+        let left = processes::remaining_processes(leases, &lease).await;
         let mut effects = apply(leases, id, Event::Probed(left.remaining));
         while let Some(reason) = effects.iter().find_map(recorded_end) {
             match write_end(leases, &lease, reason).await {
@@ -241,7 +241,7 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
                 }
             }
         }
-        note(leases, &lease, &left, &mut logged).await;
+        record_releasing(leases, &lease, &left, &mut logged).await;
         end_processes(leases, id, &lease, &left).await;
         let is_known = left.remaining.driver.is_some() && left.remaining.daemon.is_some();
         let longest = if is_known { PROBE.1 } else { UNKNOWN };
@@ -269,7 +269,7 @@ async fn one_ends(pids: Vec<u32>) {
     let mut watched = tokio::task::JoinSet::new();
     for pid in pids.into_iter().take(MOST_AWAITED) {
         match AsyncPidFd::open(pid) {
-            Ok(Some(process)) => drop(watched.spawn(async move { process.ended().await })),
+            Ok(Some(process)) => drop(watched.spawn(async move { process.wait_until_ended().await })),
             // The process has ended, but the driver may still list it briefly.
             Ok(None) => {}
             Err(error) => tracing::debug!(pid, "cannot watch a process: {error}"),
@@ -303,7 +303,7 @@ impl Logged {
 }
 
 /// Records that a lease is releasing, and notes what it waits for.
-async fn note(leases: &Leases, lease: &OpenLease, left: &Left, logged: &mut Logged) {
+async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingProcesses, logged: &mut Logged) {
     let id = lease.id();
     let words = left.words();
     if lease.record.state == LeaseState::Active
@@ -336,7 +336,7 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left, logged: &mut Logg
 }
 
 /// Sends the signals that are due to the processes of a lease.
-async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
+async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &RemainingProcesses) {
     let signal = apply(leases, id, Event::Tick).into_iter().find_map(|effect| match effect {
         Effect::Terminate => Some(Signal::SIGTERM),
         Effect::Kill => Some(Signal::SIGKILL),

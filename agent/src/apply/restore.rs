@@ -46,13 +46,13 @@ const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Why an attempt did not restore the layout.
-struct Setback {
+struct RestoreFailure {
     trouble: Trouble,
     /// Id of the GPU instance that the driver refused to destroy.
     refused: Option<u32>,
 }
 
-impl From<Trouble> for Setback {
+impl From<Trouble> for RestoreFailure {
     fn from(trouble: Trouble) -> Self {
         Self { trouble, refused: None }
     }
@@ -60,7 +60,7 @@ impl From<Trouble> for Setback {
 
 /// How much an attempt restores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum UpTo {
+enum RestoreScope {
     /// The instances. MIG mode stays on, even if it was off before.
     Instances,
     /// The instances and the MIG mode.
@@ -68,7 +68,7 @@ enum UpTo {
 }
 
 /// Restores the MIG mode of GPUs that can only be reset together. If gpushd restored them one by
-/// one, each GPU would block the reset of the others. Failures are not returned, because [`back`]
+/// one, each GPU would block the reset of the others. Failures are not returned, because [`restore_previous_layout`]
 /// runs for each GPU afterwards.
 pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part]) {
     let mut changed: Vec<&Part> = Vec::new();
@@ -96,7 +96,7 @@ pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>,
 /// succeeded.
 async fn off_together(mig: &MigMode, purpose: &Purpose<'_>, off: &[&Part]) -> bool {
     for part in off {
-        if !matches!(once(mig, purpose, part, None, UpTo::Instances).await, Ok(None)) {
+        if !matches!(once(mig, purpose, part, None, RestoreScope::Instances).await, Ok(None)) {
             return false;
         }
     }
@@ -113,12 +113,12 @@ async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], 
 ///
 /// # Errors
 /// If it cannot be restored, or only in part. The GPU is then neither as planned nor as before.
-pub(super) async fn back(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> Result<(), Trouble> {
+pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> Result<(), Trouble> {
     let mut refused = BTreeSet::new();
     let mut attempt = 1;
     loop {
         let stays = (attempt >= ATTEMPTS).then_some(&refused);
-        let setback = match once(mig, purpose, part, stays, UpTo::Mode).await {
+        let setback = match once(mig, purpose, part, stays, RestoreScope::Mode).await {
             Ok(None) => return Ok(()),
             Ok(Some(partial)) => return Err(Trouble::Failed(partly(part, partial))),
             Err(setback) => setback,
@@ -151,14 +151,14 @@ async fn once(
     purpose: &Purpose<'_>,
     part: &Part,
     stays: Option<&BTreeSet<u32>>,
-    up_to: UpTo,
-) -> Result<Option<PartialRestore>, Setback> {
+    up_to: RestoreScope,
+) -> Result<Option<PartialRestore>, RestoreFailure> {
     let gpu = part.gpu();
     let mut reading = mig.driver.read(&gpu).await?;
     if same_layout(part.before.as_ref(), reading.mig.as_ref()) {
         return Ok(None);
     }
-    let failed = |error: ApiError| Setback::from(Trouble::Failed(error));
+    let failed = |error: ApiError| RestoreFailure::from(Trouble::Failed(error));
     let is_on = |reading: &Reading| reading.mig.as_ref().is_some_and(|mig| mig.enabled);
     if part.before.as_ref().is_some_and(|before| before.enabled) && !is_on(&reading) {
         restore_mode(mig, purpose, part, true).await?;
@@ -175,13 +175,13 @@ async fn once(
         short = partial;
         let mut known = Instances::of(&now.instances);
         for step in &steps {
-            mig::instances::execute(&mig.driver, &gpu, step, &mut known).await.map_err(|trouble| Setback {
+            mig::instances::execute(&mig.driver, &gpu, step, &mut known).await.map_err(|trouble| RestoreFailure {
                 refused: step.destroys().filter(|_| trouble.error().code == Code::Blocked),
                 trouble,
             })?;
         }
     }
-    if up_to == UpTo::Instances {
+    if up_to == RestoreScope::Instances {
         return Ok(short);
     }
     if short.is_none() && (now.enabled, now.pending_mode()) != (before.enabled, before.pending_mode()) {
@@ -220,7 +220,7 @@ fn plan_back(
     let previous: &[GpuInstance] = if before.enabled { &before.instances } else { &[] };
     let target = Target::of_instances(geometry, previous);
     let unknown = |instance: &GpuInstance| !reading.processes_known && !instance.compute.is_empty();
-    let others = plan::others(&now.instances, previous, &part.outcome);
+    let others = plan::foreign_instances(&now.instances, previous, &part.outcome);
     let untouchable = |instance: &GpuInstance| {
         others.contains(&instance.id) || unknown(instance) || stays.is_some_and(|stays| stays.contains(&instance.id))
     };
@@ -250,7 +250,7 @@ fn plan_back(
 /// processes.
 fn not_feasible(part: &Part, mut refused: Refusal) -> ApiError {
     let in_full = refusal::explain(&refused, part.plan.gpu, &part.label());
-    tracing::error!(gpu = part.plan.uuid, "{}", words::in_full(&in_full));
+    tracing::error!(gpu = part.plan.uuid, "{}", words::one_line(&in_full));
     if let Refusal::Blocked { blockers } = &mut refused {
         redact::holders(blockers);
     }
@@ -286,7 +286,7 @@ fn partly(part: &Part, mut partial: PartialRestore) -> ApiError {
         let stays_on = part.before.as_ref().is_some_and(|before| !before.enabled);
         if stays_on { error.cause("MIG mode stays on") } else { error }
     };
-    tracing::error!(gpu = part.plan.uuid, "{}", words::in_full(&explain(&partial)));
+    tracing::error!(gpu = part.plan.uuid, "{}", words::one_line(&explain(&partial)));
     redact::holders(&mut partial.stays);
     explain(&partial)
 }

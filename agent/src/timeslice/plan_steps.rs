@@ -18,9 +18,8 @@ use gpush_api::{Gpu, GpuPlan, GpuState, Mode, Step, TimesliceStep};
 use super::{
     Timeslice, TroubleSubject,
     levels::{self, Setter},
-    modes,
-    pace::Schedule,
-    settle,
+    modes, reconciler,
+    schedule::Schedule,
 };
 use crate::caller::Viewer;
 
@@ -39,13 +38,13 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
 
 /// Sets GPUs to the level and compute mode of their rules, for an operation that has their lanes. Returns a sentence
 /// for each failure.
-pub(crate) async fn settled(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
+pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
     if uuids.is_empty() {
         return Vec::new();
     }
-    let work = tokio::time::timeout(PATIENCE, put_in_force(timeslice, uuids));
+    let work = tokio::time::timeout(PATIENCE, apply_now(timeslice, uuids));
     let is_done = timeslice.stopping.run_until_cancelled(work).await.is_some_and(|done| done.unwrap_or(false));
-    timeslice.state.levels(timeslice.views());
+    timeslice.state.set_levels(timeslice.views());
     if !is_done {
         let late = |uuid| format!("the time-slice level and compute mode of GPU {uuid} are set after the operation");
         return uuids.iter().map(late).collect();
@@ -59,7 +58,7 @@ pub(crate) async fn settled(timeslice: &Timeslice, uuids: &[String]) -> Vec<Stri
 }
 
 /// Sets levels and compute modes. Returns whether all GPUs could be read.
-async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
+async fn apply_now(timeslice: &Timeslice, uuids: &[String]) -> bool {
     // The GPUs are read again, because the last readings may be older than the operation's last
     // step.
     let _read = timeslice.readings.now(uuids).await;
@@ -69,21 +68,23 @@ async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
         gpu.state = GpuState::Ready;
     }
     // The operation has already stopped the MPS daemons that would prevent this.
-    let mut aims = settle::aims(timeslice, &timeslice.state.config(), &gpus, &|_| false);
+    let mut aims = reconciler::targets(timeslice, &timeslice.state.config(), &gpus, &|_| false);
     aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
     let mut pace = Schedule::default();
-    modes::tend_owned(timeslice, &mut pace, &aims).await;
+    modes::reconcile_owned(timeslice, &mut pace, &aims).await;
     // On the other GPUs, gpushd has no level to remove.
     aims.retain(|aim| aim.policy.is_some() || timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
     if !aims.is_empty() {
-        let _none_is_busy = levels::tend(timeslice, &mut pace, &aims, Setter::Operation).await;
+        let _none_is_busy = levels::reconcile(timeslice, &mut pace, &aims, Setter::Operation).await;
     }
     are_seen
 }
 
 /// Returns the UUIDs of the GPUs whose time-slicing settings an operation must remove.
-pub(crate) fn to_let_go(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
-    let ours = plans.iter().filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_turns_of(&plan.uuid));
+pub(crate) fn gpus_to_release(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
+    let ours = plans
+        .iter()
+        .filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_timeslice_settings_of(&plan.uuid));
     ours.map(|plan| plan.uuid.clone()).collect()
 }

@@ -8,7 +8,7 @@ pub type Instant = Duration;
 
 /// Settings that administrators can change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy {
+pub struct SupervisorPolicy {
     /// Maximum time until a new daemon answers for the first time.
     pub start: Duration,
     /// Pause before the restart after the second failure. Each further failure doubles the pause.
@@ -27,7 +27,7 @@ pub struct Policy {
     pub restart_hung_with_clients: bool,
 }
 
-impl Default for Policy {
+impl Default for SupervisorPolicy {
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self {
@@ -44,7 +44,7 @@ impl Default for Policy {
 
 /// The state of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum SupervisorState {
     /// No daemon is running, and none is desired.
     Stopped,
     /// The daemon was started, and has not answered yet.
@@ -103,7 +103,7 @@ pub enum State {
     },
 }
 
-impl State {
+impl SupervisorState {
     /// Returns whether no daemon is running, starting or ending.
     #[must_use]
     pub fn is_down(&self) -> bool {
@@ -122,7 +122,7 @@ impl State {
 
 /// An event of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum SupervisorEvent {
     /// The caller reports whether the daemon is desired.
     Wanted(bool),
     /// The daemon must be started, even if the supervisor has given up or has scheduled the start
@@ -166,7 +166,7 @@ pub enum Event {
 
 /// An action that the caller must execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub enum SupervisorEffect {
     /// Start a daemon.
     Start,
     /// Ask the daemon to end.

@@ -10,12 +10,12 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     modes::mig::MigMode,
-    state::{LeaseTable, OpenLease, Settled, State},
+    state::{LeaseTable, OpenLease, OperationLeaseEffects, State},
 };
 
 /// The changes of leases that are recorded with the end of an operation.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Leased {
+pub(super) struct LeaseChanges {
     lease: Option<Granted>,
     /// The GPUs on which the set of instances created by gpushd has changed: UUID of the GPU, and
     /// the placements of the instances in the set.
@@ -30,7 +30,7 @@ struct Granted {
     members: Option<Vec<LeaseMember>>,
 }
 
-impl Leased {
+impl LeaseChanges {
     /// Determines the changes for an operation that ends in `state`. `plans` are the plans that the
     /// operation began with.
     pub(super) async fn of(mig: &MigMode, operation: OperationId, plans: &[GpuPlan], state: OperationState) -> Self {
@@ -46,15 +46,15 @@ impl Leased {
     }
 
     /// Records the changes in the transaction that records the end of the operation.
-    pub(super) fn record(&self, tx: &mut Tx<'_>) -> Result<Settled, StoreError> {
+    pub(super) fn record(&self, tx: &mut Tx<'_>) -> Result<OperationLeaseEffects, StoreError> {
         for (gpu, placements) in &self.created {
             tx.set_created_instances(gpu, placements.clone())?;
         }
-        let mut settled = Settled { lease: None, created: self.created.clone() };
+        let mut settled = OperationLeaseEffects { lease: None, created: self.created.clone() };
         let Some(Granted { record, members }) = &self.lease else { return Ok(settled) };
         let (after, action, result) = match members {
             Some(members) => {
-                let terms = LeaseTerms { members: members.clone(), expires_at: end(record) };
+                let terms = LeaseTerms { members: members.clone(), expires_at: expires_at(record) };
                 (tx.activate_lease(record.id, terms)?, "lease.grant", "granted")
             }
             None => (tx.end_lease(record.id, EndReason::Failed)?, "lease.end", EndReason::Failed.name()),
@@ -82,8 +82,8 @@ pub(super) async fn abandon(state: &State, store: &Store, operation: OperationId
     let Some(id) = state.leases().granting(operation).map(OpenLease::id) else { return };
     match store.write_ending(move |tx| tx.end_lease(id, EndReason::Failed)).await {
         Ok(record) => {
-            let settled = Settled { lease: Some(record), created: Vec::new() };
-            state.change_leases(|table| table.settle(&settled));
+            let settled = OperationLeaseEffects { lease: Some(record), created: Vec::new() };
+            state.change_leases(|table| table.apply_operation_end(&settled));
         }
         // The next gpushd ends the lease.
         Err(error) => tracing::error!(lease = %id, "cannot record the end of lease {id}: {error}"),
@@ -91,7 +91,7 @@ pub(super) async fn abandon(state: &State, store: &Store, operation: OperationId
 }
 
 /// Returns the end time of a lease that is granted now.
-fn end(record: &LeaseRecord) -> Option<Timestamp> {
+fn expires_at(record: &LeaseRecord) -> Option<Timestamp> {
     let span = SignedDuration::from_secs(i64::try_from(record.request.duration_s?).ok()?);
     Timestamp::now().checked_add(span).ok()
 }
@@ -108,7 +108,7 @@ async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Opti
                 return None;
             }
         };
-        let mut made = reading.mig.as_ref().map(|mig| made(mig, plan)).unwrap_or_default();
+        let mut made = reading.mig.as_ref().map(|mig| created_devices(mig, plan)).unwrap_or_default();
         for member in members.iter_mut().filter(|member| member.gpu == plan.uuid && member.target.is_empty()) {
             let MemberShare::Mig { profile } = &member.share else { continue };
             let at = made.iter().position(|device| device.profile == *profile)?;
@@ -120,19 +120,19 @@ async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Opti
 }
 
 /// A MIG device that a plan created.
-struct Made {
+struct CreatedDevice {
     profile: String,
     uuid: String,
     memory_mib: Option<u64>,
 }
 
-fn made(mig: &Mig, plan: &GpuPlan) -> Vec<Made> {
+fn created_devices(mig: &Mig, plan: &GpuPlan) -> Vec<CreatedDevice> {
     let placements = created_after(&BTreeSet::new(), plan);
     let new = mig.instances.iter().filter(|instance| placements.contains(&instance.placement));
     let devices = new.flat_map(|instance| {
         let memory_mib = instance.memory.map(|memory| memory.total_mib).filter(|mib| *mib > 0);
         instance.compute.iter().filter_map(move |compute| {
-            Some(Made { profile: compute.profile.clone(), uuid: compute.uuid.clone()?, memory_mib })
+            Some(CreatedDevice { profile: compute.profile.clone(), uuid: compute.uuid.clone()?, memory_mib })
         })
     });
     devices.collect()

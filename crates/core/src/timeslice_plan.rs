@@ -13,14 +13,14 @@
 use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};
 
 use crate::{
-    compute_policy::Told,
+    compute_policy::LevelReport,
     config::Config,
-    desired::{self, Wish},
+    desired::{self, DesiredState},
 };
 
 /// How gpushd treats the time-slicing settings of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Care {
+pub enum TimeslicePlan {
     /// gpushd maintains the settings of the policy.
     Keep(TimeslicePolicy),
     /// gpushd changes nothing for now.
@@ -32,28 +32,32 @@ pub enum Care {
 
 /// Returns how gpushd treats the settings of each GPU, in order.
 #[must_use]
-pub fn care(config: &Config, gpus: &[Gpu]) -> Vec<Care> {
-    desired::wishes(config, gpus).into_iter().zip(gpus).map(|(wish, gpu)| of(wish, gpu)).collect()
+pub fn timeslice_plans(config: &Config, gpus: &[Gpu]) -> Vec<TimeslicePlan> {
+    desired::desired_states(config, gpus)
+        .into_iter()
+        .zip(gpus)
+        .map(|(desired_state, gpu)| plan_for(desired_state, gpu))
+        .collect()
 }
 
-fn of(wish: Wish, gpu: &Gpu) -> Care {
+fn plan_for(desired_state: DesiredState, gpu: &Gpu) -> TimeslicePlan {
     let at_hand = match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
         GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
-    match (at_hand, wish.mode, wish.timeslice) {
-        (false, ..) => Care::Wait,
-        (true, Mode::Timeslice, Some(policy)) if desired::not_whole(Mode::Timeslice, gpu).is_empty() => {
-            Care::Keep(policy)
+    match (at_hand, desired_state.mode, desired_state.timeslice) {
+        (false, ..) => TimeslicePlan::Wait,
+        (true, Mode::Timeslice, Some(policy)) if desired::whole_gpu_obstacles(Mode::Timeslice, gpu).is_empty() => {
+            TimeslicePlan::Keep(policy)
         }
-        (true, Mode::Timeslice, _) => Care::Wait,
-        (true, Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps, _) => Care::LetGo,
+        (true, Mode::Timeslice, _) => TimeslicePlan::Wait,
+        (true, Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps, _) => TimeslicePlan::LetGo,
     }
 }
 
 /// The next action for the time-slice level of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
+pub enum LevelAction {
     /// The level is as desired.
     Nothing,
     /// The level must be set. Contains the level that the GPU has now.
@@ -66,13 +70,13 @@ pub enum Next {
 
 /// Returns the next action for a GPU. `told` is what nvidia-smi's output says about the GPU.
 #[must_use]
-pub fn next(wanted: TimesliceLevel, told: Option<&Told>) -> Next {
+pub fn level_action(wanted: TimesliceLevel, told: Option<&LevelReport>) -> LevelAction {
     match told {
-        Some(Told::Level(level)) if *level == wanted => Next::Nothing,
-        Some(Told::Level(level)) => Next::Set(*level),
-        Some(Told::Unsupported) => Next::Unsupported,
-        Some(Told::Failed(why)) => Next::Unknown(format!("nvidia-smi reports: {why}")),
-        None => Next::Unknown("nvidia-smi does not report it".to_owned()),
+        Some(LevelReport::Level(level)) if *level == wanted => LevelAction::Nothing,
+        Some(LevelReport::Level(level)) => LevelAction::Set(*level),
+        Some(LevelReport::Unsupported) => LevelAction::Unsupported,
+        Some(LevelReport::Failed(why)) => LevelAction::Unknown(format!("nvidia-smi reports: {why}")),
+        None => LevelAction::Unknown("nvidia-smi does not report it".to_owned()),
     }
 }
 
@@ -87,7 +91,7 @@ mod tests {
         Config::parse(rules, "gpushd.toml").unwrap()
     }
 
-    const TURNS: &str = "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"timeslice\"\n\
+    const TIMESLICE_RULES: &str = "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"timeslice\"\n\
         timeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }\n\
         [[gpu]]\nmatch = [\"4\"]\nmode = \"exclusive\"\n";
 
@@ -102,20 +106,20 @@ mod tests {
 
     #[test]
     fn settings_are_kept_on_usable_gpus_without_mig_only() {
-        let config = config(TURNS);
+        let config = config(TIMESLICE_RULES);
         let policy = TimeslicePolicy {
             replicas: 1,
             level: TimesliceLevel::Long,
             compute_mode: Some(ComputeMode::ExclusiveProcess),
         };
         let mut gpus = whole();
-        let cares = care(&config, &gpus);
-        assert!(cares[..4].iter().all(|care| *care == Care::Keep(policy.clone())));
-        assert!(cares[4..].iter().all(|care| *care == Care::LetGo), "of another rule, and of none");
+        let cares = timeslice_plans(&config, &gpus);
+        assert!(cares[..4].iter().all(|care| *care == TimeslicePlan::Keep(policy.clone())));
+        assert!(cares[4..].iter().all(|care| *care == TimeslicePlan::LetGo), "of another rule, and of none");
         for (enabled, pending) in [(true, true), (true, false), (false, true)] {
             let mig = gpus[0].mig.as_mut().unwrap();
             mig.set_mode(enabled, pending);
-            assert_eq!(care(&config, &gpus)[0], Care::Wait);
+            assert_eq!(timeslice_plans(&config, &gpus)[0], TimeslicePlan::Wait);
         }
         for (state, at_hand) in [
             (GpuState::Ready, true),
@@ -129,29 +133,33 @@ mod tests {
         ] {
             gpus[1].state = state;
             gpus[4].state = state;
-            let cares = care(&config, &gpus);
-            let expected = if at_hand { (Care::Keep(policy.clone()), Care::LetGo) } else { (Care::Wait, Care::Wait) };
+            let cares = timeslice_plans(&config, &gpus);
+            let expected = if at_hand {
+                (TimeslicePlan::Keep(policy.clone()), TimeslicePlan::LetGo)
+            } else {
+                (TimeslicePlan::Wait, TimeslicePlan::Wait)
+            };
             assert_eq!((cares[1].clone(), cares[4].clone()), expected, "{state:?}");
         }
         (gpus[1].state, gpus[1].stale) = (GpuState::Ready, true);
-        assert_eq!(care(&config, &gpus)[1], Care::Wait);
+        assert_eq!(timeslice_plans(&config, &gpus)[1], TimeslicePlan::Wait);
     }
 
     #[test]
     fn only_differing_levels_are_set() {
         let wanted = TimesliceLevel::Short;
-        let next = |told: Option<Told>| next(wanted, told.as_ref());
-        assert_eq!(next(Some(Told::Level(wanted))), Next::Nothing);
-        assert_eq!(next(Some(Told::Level(TimesliceLevel::Long))), Next::Set(TimesliceLevel::Long));
-        assert_eq!(next(Some(Told::Unsupported)), Next::Unsupported);
-        let Next::Unknown(why) = next(Some(Told::Failed("GPU is lost".to_owned()))) else { panic!() };
+        let next = |told: Option<LevelReport>| level_action(wanted, told.as_ref());
+        assert_eq!(next(Some(LevelReport::Level(wanted))), LevelAction::Nothing);
+        assert_eq!(next(Some(LevelReport::Level(TimesliceLevel::Long))), LevelAction::Set(TimesliceLevel::Long));
+        assert_eq!(next(Some(LevelReport::Unsupported)), LevelAction::Unsupported);
+        let LevelAction::Unknown(why) = next(Some(LevelReport::Failed("GPU is lost".to_owned()))) else { panic!() };
         assert!(why.contains("GPU is lost"), "{why}");
-        assert!(matches!(next(None), Next::Unknown(_)));
+        assert!(matches!(next(None), LevelAction::Unknown(_)));
     }
 
     #[test]
     fn drift_names_level_and_compute_mode_or_only_mig() {
-        let config = config(TURNS);
+        let config = config(TIMESLICE_RULES);
         let mut gpus = whole();
         let seen = |state, level| {
             let (reason, since, read_at) = (None, None, None);

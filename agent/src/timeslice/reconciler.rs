@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use gpush_api::{Gpu, Mode, TimesliceLevel, TimeslicePolicy};
 use gpush_core::{
     config::Config,
-    turns::{self, Care},
+    timeslice_plan::{self, TimeslicePlan},
 };
 use tokio::time::sleep_until;
 
@@ -14,7 +14,7 @@ use super::{
     Timeslice,
     levels::{self, Setter},
     modes::ModeTasks,
-    pace::Schedule,
+    schedule::Schedule,
     smi,
 };
 use crate::caller::Viewer;
@@ -25,13 +25,13 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
     let tend = async {
         smi::adopt(timeslice).await;
         let mut status = timeslice.hardware.watch();
-        let mut tending = Tending::default();
+        let mut tending = Reconciler::default();
         let mut snapshots = timeslice.state.watch();
         let mut wake = timeslice.wake.subscribe();
         loop {
             let changes = snapshots.borrow_and_update().changes;
             wake.mark_unchanged();
-            tending.look(timeslice, &has_daemon).await;
+            tending.reconcile(timeslice, &has_daemon).await;
             let next = tending.pace.next();
             let wait = async {
                 match next {
@@ -59,13 +59,13 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
 
 /// A GPU and its desired settings.
 #[derive(Debug, Clone)]
-pub(super) struct SharedGpu {
+pub(super) struct TimeslicedGpu {
     pub(super) gpu: Gpu,
     /// `None` if the GPU is no longer time-sliced, so that its settings must be removed.
     pub(super) policy: Option<TimeslicePolicy>,
 }
 
-impl SharedGpu {
+impl TimeslicedGpu {
     /// Returns the desired level.
     pub(super) fn level(&self) -> TimesliceLevel {
         self.policy.as_ref().map_or(TimesliceLevel::Default, |policy| policy.level)
@@ -89,13 +89,13 @@ impl LastCheck {
 }
 
 #[derive(Debug, Default)]
-struct Tending {
+struct Reconciler {
     pace: Schedule,
     last: LastCheck,
     modes: ModeTasks,
 }
 
-impl Tending {
+impl Reconciler {
     /// Waits until the compute mode of a GPU must be checked again.
     async fn mode_ended(&mut self, timeslice: &Timeslice) {
         while !self.modes.ended(timeslice, &mut self.pace).await {}
@@ -108,31 +108,32 @@ impl Tending {
     }
 
     /// Reconciles all GPUs that are or were time-sliced.
-    async fn look(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&str) -> bool) {
+    async fn reconcile(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&str) -> bool) {
         let config = timeslice.state.config();
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
-        if !wanted && !timeslice.shared_gpus.has_turns() {
+        if !wanted && !timeslice.shared_gpus.has_timeslice_settings() {
             timeslice.forget();
-            timeslice.state.levels(timeslice.views());
+            timeslice.state.set_levels(timeslice.views());
             self.reset();
             return;
         }
-        if timeslice.is_afresh() {
+        if timeslice.take_restart_request() {
             // This also makes gpushd read GPUs again that had no levels.
             self.reset();
         }
-        self.pace.go_on(true);
+        self.pace.set_periodic(true);
         if timeslice.state.maintenance().is_some() {
             return;
         }
         let Ok(observed) = timeslice.readings.host().await else { return };
         let gpus = observed.gpus(Viewer::Agent);
-        let aims = aims(timeslice, &config, &gpus, has_daemon);
+        let aims = targets(timeslice, &config, &gpus, has_daemon);
         self.modes.start(timeslice, &self.pace, &aims);
-        let (kept, let_go): (Vec<SharedGpu>, Vec<SharedGpu>) = aims.into_iter().partition(|aim| aim.policy.is_some());
+        let (kept, let_go): (Vec<TimeslicedGpu>, Vec<TimeslicedGpu>) =
+            aims.into_iter().partition(|aim| aim.policy.is_some());
         // On GPUs whose level gpushd did not set, there is nothing to remove.
         let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
-        let aims: Vec<SharedGpu> = kept.into_iter().chain(let_go).collect();
+        let aims: Vec<TimeslicedGpu> = kept.into_iter().chain(let_go).collect();
         let sight = LastCheck {
             aims: aims.iter().map(|aim| (aim.gpu.uuid.clone(), aim.level().number())).collect(),
             workers: timeslice.hardware.status().started,
@@ -142,46 +143,46 @@ impl Tending {
         self.last = sight;
         let some = aims.iter().any(|aim| !timeslice.is_unsupported(&aim.gpu.uuid));
         if self.pace.is_due(new, some) {
-            let busy = levels::tend(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
+            let busy = levels::reconcile(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
             for uuid in busy {
                 // The GPU is removed from the last check, so that it is checked again when its lane
                 // is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
                 let timeslice = timeslice.clone();
                 tokio::spawn(async move {
-                    drop(timeslice.lanes.turn(&uuid).await);
-                    timeslice.settle();
+                    drop(timeslice.lanes.lock(&uuid).await);
+                    timeslice.wake();
                 });
             }
         }
-        timeslice.state.levels(timeslice.views());
+        timeslice.state.set_levels(timeslice.views());
     }
 }
 
 /// Returns the GPUs whose settings must be kept or removed. Removes stored data of all other GPUs.
-pub(super) fn aims(
+pub(super) fn targets(
     timeslice: &Timeslice,
     config: &Config,
     gpus: &[Gpu],
     has_daemon: &impl Fn(&str) -> bool,
-) -> Vec<SharedGpu> {
-    let cares = turns::care(config, gpus);
+) -> Vec<TimeslicedGpu> {
+    let cares = timeslice_plan::timeslice_plans(config, gpus);
     let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
     // A GPU whose state is unclear may return unchanged, so its data is kept. A GPU in MIG mode has
     // no level.
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
-    let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != Care::LetGo && whole(gpu));
-    let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_turns_of(uuid);
+    let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != TimeslicePlan::LetGo && whole(gpu));
+    let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_timeslice_settings_of(uuid);
     timeslice.retain(takes_turns, is_tended);
-    let aim = |(gpu, care): (&Gpu, &Care)| {
+    let aim = |(gpu, care): (&Gpu, &TimeslicePlan)| {
         let policy = match care {
-            Care::Wait => return None,
+            TimeslicePlan::Wait => return None,
             // The MPS daemon still runs and needs its compute mode. gpushd checks again when the daemon has exited.
-            Care::Keep(_) if has_daemon(&gpu.uuid) => return None,
-            Care::Keep(policy) => Some(policy.clone()),
-            Care::LetGo => None,
+            TimeslicePlan::Keep(_) if has_daemon(&gpu.uuid) => return None,
+            TimeslicePlan::Keep(policy) => Some(policy.clone()),
+            TimeslicePlan::LetGo => None,
         };
-        Some(SharedGpu { gpu: gpu.clone(), policy })
+        Some(TimeslicedGpu { gpu: gpu.clone(), policy })
     };
     gpus.iter().zip(&cares).filter_map(aim).collect()
 }

@@ -2,19 +2,19 @@
 
 use gpush_api::{Process, ProcessKind};
 
-use super::{Look, look::width};
+use super::{Appearance, appearance::width};
 
 /// Text for a process that the viewer may not see.
 pub(crate) const ANOTHER: &str = "used by another user";
 
 /// Describes a process: `alice 4123 /usr/bin/python train.py`, with the details that the viewer may see.
-pub(crate) fn process(process: &Process, look: &Look) -> String {
+pub(crate) fn process(process: &Process, look: &Appearance) -> String {
     let command = process.command.as_deref().unwrap_or_default();
     format!("{} {}", name(process, look), look.clean(command)).trim_end().to_owned()
 }
 
 /// Describes a process briefly: names the program without its directory.
-fn brief(process: &Process, look: &Look) -> String {
+fn brief(process: &Process, look: &Appearance) -> String {
     let command = process.command.as_deref().unwrap_or_default();
     let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
     let program = program.rsplit('/').next().unwrap_or(program);
@@ -23,7 +23,7 @@ fn brief(process: &Process, look: &Look) -> String {
 }
 
 /// Returns `alice 4123`, without the command.
-fn name(process: &Process, look: &Look) -> String {
+fn name(process: &Process, look: &Appearance) -> String {
     let user = match (&process.user, process.uid) {
         (Some(user), _) => Some(look.clean(user)),
         (None, Some(uid)) => Some(format!("uid {uid}")),
@@ -39,7 +39,7 @@ fn name(process: &Process, look: &Look) -> String {
 
 /// Describes all processes in one line of `room` columns: as many names as fit, then the number of
 /// the other processes. The command is shown only if there is just one process.
-pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
+pub(crate) fn line(processes: &[&Process], room: usize, look: &Appearance) -> String {
     match processes {
         [] => String::new(),
         [one] => look.fit(&brief(one, look), room),
@@ -75,7 +75,7 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
 
 /// Returns the minimum width at which [`fn@line`] cuts no pid. The line then contains the first
 /// name and the number of the others.
-pub(crate) fn least(processes: &[&Process], look: &Look) -> usize {
+pub(crate) fn least(processes: &[&Process], look: &Appearance) -> usize {
     let others = processes.len().saturating_sub(1);
     let count = if others > 0 { format!(" +{others}").len() } else { 0 };
     processes.first().map_or(0, |first| width(&name(first, look)) + count)

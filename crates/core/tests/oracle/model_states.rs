@@ -37,7 +37,7 @@ pub(crate) struct Facts {
 
 /// A GPU model and all its states.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct ModelStates {
     pub(crate) model: Model,
     pub(crate) pairs: Vec<Pair>,
     pub(crate) states: Vec<Facts>,
@@ -46,7 +46,7 @@ pub(crate) struct Part {
     pub(crate) by_multiset: HashMap<Multiset, Vec<usize>>,
 }
 
-impl Part {
+impl ModelStates {
     pub(crate) fn of(key: &str) -> Self {
         let model = gpush_geometry::model(key).unwrap();
         let mut pairs = Vec::new();

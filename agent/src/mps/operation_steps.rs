@@ -19,7 +19,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mig, Mode, MpsStep, Refusal, Step};
-use gpush_core::{lease::usage, sharing, supervisor::State};
+use gpush_core::{lease::usage, sharing, supervisor::SupervisorState};
 use gpush_mps::daemon::{DaemonRequest, Report, TargetDir};
 use tokio::{task::JoinSet, time::timeout};
 
@@ -34,7 +34,7 @@ const CHECK: Duration = Duration::from_millis(5);
 
 /// What an operation has done with daemons. The data is removed when the operation ends.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Moves {
+pub(super) struct OperationDaemons {
     /// Targets whose daemons the operation keeps stopped.
     pub(super) aside: BTreeSet<String>,
     /// Targets whose daemons the operation starts although they are not in force yet.
@@ -43,9 +43,9 @@ pub(super) struct Moves {
 
 impl Mps {
     /// Returns what all running operations have done with daemons.
-    pub(super) fn moving(&self) -> Moves {
-        let mut all = Moves::default();
-        for moves in self.moves().values() {
+    pub(super) fn all_operation_daemons(&self) -> OperationDaemons {
+        let mut all = OperationDaemons::default();
+        for moves in self.operation_daemons().values() {
             all.aside.extend(moves.aside.iter().cloned());
             all.starting.extend(moves.starting.iter().cloned());
         }
@@ -54,8 +54,8 @@ impl Mps {
 
     /// Removes what an operation has done with daemons. From then on, the records decide again.
     pub(crate) fn forget_operation(&self, operation: &str) {
-        if self.moves().remove(operation).is_some() {
-            self.settle();
+        if self.operation_daemons().remove(operation).is_some() {
+            self.wake_all();
         }
     }
 
@@ -65,7 +65,7 @@ impl Mps {
         let entries = self.entries().clone();
         let idle = entries.iter().filter(|(uuid, entry)| users(self, uuid, entry).is_empty());
         let pids = idle.flat_map(|(_, entry)| {
-            let seen = entry.daemon.seen();
+            let seen = entry.daemon.last_report();
             seen.servers.iter().map(|(server, _)| *server).chain(seen.pid).collect::<Vec<_>>()
         });
         pids.filter_map(|pid| u32::try_from(pid).ok()).collect()
@@ -74,7 +74,7 @@ impl Mps {
 
 /// Returns why a target is in use, one sentence each; empty if it is not in use.
 fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
-    let (seen, label) = (entry.daemon.seen(), view::label(entry, uuid));
+    let (seen, label) = (entry.daemon.last_report(), view::label(entry, uuid));
     if !seen.clients_known {
         return vec![format!("it is not known whether {label} has clients")];
     }
@@ -105,7 +105,7 @@ pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
 
 /// Returns what a plan takes away on its GPU: certain targets, or the whole GPU. A waiting
 /// operation reserves this, whether it is leased or not. A refused plan takes nothing away.
-pub(crate) fn taken_away(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
+pub(crate) fn reserve_of_plan(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());
     }
@@ -117,7 +117,7 @@ pub(crate) fn taken_away(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     // While MIG is on, no lease holds the GPU as a whole.
     let is_whole = gpu.mig.as_ref().is_none_or(Mig::is_off);
     let targets = devices.chain(is_whole.then_some(&gpu.uuid));
-    Reserve::Targets(targets.filter(|uuid| ends(gpu, plan, uuid)).cloned().collect())
+    Reserve::Targets(targets.filter(|uuid| is_removed(gpu, plan, uuid)).cloned().collect())
 }
 
 /// Adds to each plan the daemons that it stops and starts. Refuses plans that would stop a daemon in use.
@@ -130,8 +130,8 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             .filter(|(uuid, entry)| {
                 // Includes a daemon that an administrator stopped, because its record must be
                 // removed and the compute mode restored.
-                let stands = stands(entry) || mps.is_in_force(uuid);
-                entry.gpu_uuid == gpu.uuid && stands && ends(gpu, plan, uuid)
+                let stands = is_present(entry) || mps.is_active(uuid);
+                entry.gpu_uuid == gpu.uuid && stands && is_removed(gpu, plan, uuid)
             })
             .collect();
         // An earlier refusal may name only the MPS server. The refusal below names the clients and leases.
@@ -159,8 +159,8 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         if plan.error.is_some() {
             continue;
         }
-        let starts = gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !mps.is_in_force(&gpu.uuid);
-        if let Some(why) = sharing::too_old(gpu).filter(|_| starts) {
+        let starts = gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !mps.is_active(&gpu.uuid);
+        if let Some(why) = sharing::mps_unsupported_reason(gpu).filter(|_| starts) {
             let message = format!("GPU {} can't be shared through MPS", gpu.index);
             let error = ApiError::new(Code::Unsupported, message).cause(why).hint(view::OTHER_MODE);
             *plan = plan.without_steps().refused(error);
@@ -176,13 +176,13 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
 }
 
 /// Returns whether a daemon is desired or runs.
-fn stands(entry: &Entry) -> bool {
-    let seen = entry.daemon.seen();
-    seen.wanted || seen.state != State::Stopped
+fn is_present(entry: &Entry) -> bool {
+    let seen = entry.daemon.last_report();
+    seen.wanted || seen.state != SupervisorState::Stopped
 }
 
 /// Returns whether a plan removes the target of a daemon.
-fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
+fn is_removed(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
     if plan.error.is_some() {
         // A refused plan no longer lists its steps, so assume that it removes the target.
         return true;
@@ -206,7 +206,13 @@ fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
 ///
 /// # Errors
 /// If the daemon does not exit, or a lease or a client has appeared since the plan was made.
-pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, label: &str) -> Result<(), ApiError> {
+pub(crate) async fn stop_for_operation(
+    mps: &Mps,
+    operation: &str,
+    gpu: &str,
+    uuid: &str,
+    label: &str,
+) -> Result<(), ApiError> {
     // A daemon that exited after the plan was made needs no step.
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
     // From now on, new leases and new clients are refused.
@@ -220,24 +226,24 @@ pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, lab
         return Err(error);
     }
     shut?;
-    mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.to_owned());
+    mps.operation_daemons().entry(operation.to_owned()).or_default().aside.insert(uuid.to_owned());
     entry.daemon.send(DaemonRequest::Stop { unless_used: false }).await?;
     drop(turn);
     let config = mps.handles.state.config();
-    gone(mps, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
+    wait_until_exited(mps, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
     compute_mode::restore_compute_mode(mps, uuid).await;
-    mps.handles.readings.outdate(gpu);
+    mps.handles.readings.invalidate(gpu);
     Ok(())
 }
 
 /// Waits until all processes of a daemon have exited.
-async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiError> {
+async fn wait_until_exited(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiError> {
     let place = TargetDir::of(&mps.base, &entry.short);
     let mut seen = entry.daemon.follow();
     let gone = async {
         loop {
-            let stopped = seen.wait_for(|seen| seen.state == State::Stopped).await.is_ok();
-            if stopped && !place.is_taken() {
+            let stopped = seen.wait_for(|seen| seen.state == SupervisorState::Stopped).await.is_ok();
+            if stopped && !place.is_locked() {
                 return;
             }
             // No event reports that the last process has released its lock.
@@ -257,7 +263,7 @@ async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiErr
 /// # Errors
 /// If the daemon does not serve in time.
 pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
-    mps.moves().entry(operation.to_owned()).or_default().starting.insert(uuid.to_owned());
+    mps.operation_daemons().entry(operation.to_owned()).or_default().starting.insert(uuid.to_owned());
     // The GPU is read again, because the last reading may be older than the previous steps of the
     // operation.
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
@@ -281,23 +287,23 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     let is_stopped = || mps.record(uuid).stopped.is_some();
     let mut follow = entry.daemon.follow();
     let decided = follow.wait_for(|seen| match seen.state {
-        State::Ready { .. } | State::GivenUp => true,
+        SupervisorState::Ready { .. } | SupervisorState::GivenUp => true,
         // After the first failure the daemon is restarted without a pause, so wait for that attempt.
-        State::BackingOff { .. } => seen.failures != 1,
-        State::Stopped => is_stopped(),
-        State::Starting { .. }
-        | State::Found { .. }
-        | State::Hung { .. }
-        | State::Fault { .. }
-        | State::Draining { .. }
-        | State::Stopping { .. } => false,
+        SupervisorState::BackingOff { .. } => seen.failures != 1,
+        SupervisorState::Stopped => is_stopped(),
+        SupervisorState::Starting { .. }
+        | SupervisorState::Found { .. }
+        | SupervisorState::Hung { .. }
+        | SupervisorState::Fault { .. }
+        | SupervisorState::Draining { .. }
+        | SupervisorState::Stopping { .. } => false,
     });
     let _in_time = timeout(patience, decided).await.is_ok();
-    let seen = entry.daemon.seen();
+    let seen = entry.daemon.last_report();
     match seen.state {
-        State::Ready { .. } => return Ok(()),
+        SupervisorState::Ready { .. } => return Ok(()),
         // An administrator stopped the daemon. It stays stopped until an administrator starts it.
-        State::Stopped if is_stopped() => return Ok(()),
+        SupervisorState::Stopped if is_stopped() => return Ok(()),
         _ => {}
     }
     compute_mode::restore_after_failed_start(mps, operation, uuid).await;
@@ -314,13 +320,13 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
 
 /// Waits until the daemons of shared MIG devices serve. Returns a sentence for each daemon that
 /// does not serve in time. Such a daemon does not make the operation fail.
-pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
+pub(crate) async fn wait_for_device_daemons(mps: &Mps, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
     let shares = |plan: &&GpuPlan| plan.layout.iter().any(|entry| entry.to_ascii_lowercase().ends_with(":mps"));
     let on: BTreeSet<String> = plans.iter().filter(shares).map(|plan| plan.uuid.clone()).collect();
     if on.is_empty() {
         return Vec::new();
     }
-    mps.moves().entry(operation.to_owned()).or_default().starting.extend(on.iter().cloned());
+    mps.operation_daemons().entry(operation.to_owned()).or_default().starting.extend(on.iter().cloned());
     // The operation has the lanes of all these GPUs.
     let reconciled = on.iter().map(|uuid| {
         let (mps, uuid) = (mps.clone(), uuid.clone());
@@ -330,7 +336,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
     // Daemons that an operation keeps stopped are not awaited, such as the daemon of the whole GPU.
-    let aside = mps.moving().aside;
+    let aside = mps.all_operation_daemons().aside;
     let awaited: Vec<(String, Entry)> =
         here.filter(|(uuid, _)| !aside.contains(uuid) && mps.record(uuid).stopped.is_none()).collect();
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
@@ -347,20 +353,26 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
 }
 
 /// Returns whether a daemon is still starting or about to start.
-fn is_late(state: &State) -> bool {
+fn is_late(state: &SupervisorState) -> bool {
     match state {
-        State::Stopped | State::Starting { .. } | State::Found { .. } | State::Stopping { .. } => true,
+        SupervisorState::Stopped
+        | SupervisorState::Starting { .. }
+        | SupervisorState::Found { .. }
+        | SupervisorState::Stopping { .. } => true,
         // The state of the daemon reports these conditions, so the operation does not wait for their end.
-        State::Ready { .. } | State::Hung { .. } | State::Fault { .. } | State::Draining { .. } => false,
-        State::BackingOff { .. } | State::GivenUp => false,
+        SupervisorState::Ready { .. }
+        | SupervisorState::Hung { .. }
+        | SupervisorState::Fault { .. }
+        | SupervisorState::Draining { .. } => false,
+        SupervisorState::BackingOff { .. } | SupervisorState::GivenUp => false,
     }
 }
 
 /// Returns what an operation reports about a daemon that does not serve.
 fn sentence_on((uuid, entry): &(String, Entry)) -> Option<String> {
-    let (seen, label) = (entry.daemon.seen(), view::label(entry, uuid));
+    let (seen, label) = (entry.daemon.last_report(), view::label(entry, uuid));
     match seen.state {
-        State::BackingOff { .. } | State::GivenUp => {
+        SupervisorState::BackingOff { .. } | SupervisorState::GivenUp => {
             Some(format!("the MPS daemon of {label} does not start: {}", seen.trouble.join(", ")))
         }
         state => is_late(&state).then(|| format!("the MPS daemon of {label} is not ready yet")),

@@ -44,21 +44,21 @@ const BACKLOG_FULL: Duration = Duration::from_millis(2);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long the client repeats an unanswered change. A restart of gpushd takes less time.
-pub(crate) const AWAY: Duration = Duration::from_secs(5);
+pub(crate) const RETRY_FOR: Duration = Duration::from_secs(5);
 
 /// How long the client repeats a request that may wait in a queue. The next gpushd keeps the
 /// request's place in the queue for this long.
-pub(crate) const AWAY_FROM_QUEUE: Duration = Duration::from_secs(30);
+pub(crate) const RETRY_QUEUED_FOR: Duration = Duration::from_secs(30);
 
 /// Pause between two repetitions.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// How long the client waits for a socket that does not exist, or on which no process listens. New
 /// users type `gpushd &` and then a command.
-const COMING: Duration = Duration::from_millis(300);
+const STARTUP_WAIT: Duration = Duration::from_millis(300);
 
 /// Interval between two checks for such a socket.
-const LOOK: Duration = Duration::from_millis(10);
+const STARTUP_POLL: Duration = Duration::from_millis(10);
 
 fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
@@ -82,11 +82,11 @@ pub(crate) struct Question<'a> {
 
 impl<'a> Question<'a> {
     pub(crate) fn get(path: &'a str) -> Self {
-        Self { method: "GET", path, body: Bytes::new(), key: None, away: AWAY }
+        Self { method: "GET", path, body: Bytes::new(), key: None, away: RETRY_FOR }
     }
 
     /// Returns the commands that show whether an unanswered change was executed.
-    fn where_it_shows(&self) -> &'static str {
+    fn commands_showing_outcome(&self) -> &'static str {
         if self.path.starts_with("/v1/mps/") {
             "`gpushctl mps list`, `gpushctl mps show TARGET`"
         } else if self.path.starts_with("/v1/leases") {
@@ -104,7 +104,7 @@ impl std::fmt::Display for Question<'_> {
 }
 
 /// The last relevant outcome of a repeated change.
-enum Before {
+enum EarlierOutcome {
     /// There is no relevant outcome yet.
     Nothing,
     /// A gpushd may have begun the change. If no later attempt is answered, the outcome remains
@@ -114,11 +114,11 @@ enum Before {
     Refused(Answer),
 }
 
-impl Before {
+impl EarlierOutcome {
     /// Updates the outcome after another attempt. If an attempt after a refusal gets no answer, the
     /// refusal is still certain only if both used the same connection and the refusing gpushd was
     /// stopping.
-    fn and(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
+    fn after_attempt(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
             // If another gpushd refuses the change, it is still unknown what the first gpushd did.
             (Ok(_), Self::Lost(doubt)) => Self::Lost(doubt),
@@ -134,7 +134,7 @@ impl Before {
     }
 
     /// Returns the result for the caller after the last attempt.
-    fn told_with(self, last: Result<Answer, Error>) -> Result<Answer, Error> {
+    fn final_result(self, last: Result<Answer, Error>) -> Result<Answer, Error> {
         match (last, self) {
             (Err(error), Self::Lost(doubt)) if error.kind == Kind::Connect => {
                 Err(Error::map_cause(doubt, error.error.message))
@@ -158,7 +158,7 @@ pub(crate) struct Answer {
 
 /// A connection that is opened when needed.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct Connection {
     pub(crate) socket: Socket,
     open: Option<http1::SendRequest<Full<Bytes>>>,
     /// Whether a gpushd has answered before. If not, the client waits for a gpushd that is
@@ -166,7 +166,7 @@ pub(crate) struct Wire {
     met: AtomicBool,
 }
 
-impl Wire {
+impl Connection {
     pub(crate) fn new(socket: Socket) -> Self {
         Self { socket, open: None, met: AtomicBool::new(false) }
     }
@@ -201,17 +201,18 @@ impl Wire {
     ) -> Result<Answer, Error> {
         let mut give_up = until.min(Instant::now() + question.away);
         let mut last = first;
-        let (mut before, mut same_connection) = (Before::Nothing, false);
+        let (mut before, mut same_connection) = (EarlierOutcome::Nothing, false);
         loop {
-            before = before.and(&last, same_connection);
+            before = before.after_attempt(&last, same_connection);
             let again = match &last {
                 Ok(answer) => is_passing(answer),
                 Err(error) => {
-                    error.kind == Kind::Lost || (error.kind == Kind::Connect && !matches!(before, Before::Nothing))
+                    error.kind == Kind::Lost
+                        || (error.kind == Kind::Connect && !matches!(before, EarlierOutcome::Nothing))
                 }
             };
             if !again || Instant::now() + RETRY >= give_up {
-                return before.told_with(last);
+                return before.final_result(last);
             }
             tokio::time::sleep(RETRY).await;
             same_connection = self.open.is_some();
@@ -279,11 +280,13 @@ impl Wire {
             return self.speak(stream).await;
         }
         let connecting = async {
-            let give_up = Instant::now() + if self.met.load(Relaxed) { Duration::ZERO } else { COMING };
+            let give_up = Instant::now() + if self.met.load(Relaxed) { Duration::ZERO } else { STARTUP_WAIT };
             loop {
                 match UnixStream::connect(path).await {
                     // A gpushd that is starting will soon listen.
-                    Err(error) if is_absent(&error) && Instant::now() < give_up => tokio::time::sleep(LOOK).await,
+                    Err(error) if is_absent(&error) && Instant::now() < give_up => {
+                        tokio::time::sleep(STARTUP_POLL).await
+                    }
                     // The backlog is full. On a non-blocking socket, connect(2) then fails
                     // immediately, so wait here.
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -299,11 +302,11 @@ impl Wire {
                 stream
             }
             Ok(Err(cause)) => {
-                return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather(&self.socket))));
+                return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather_facts(&self.socket))));
             }
             Err(_) => {
                 let cause = std::io::Error::from(std::io::ErrorKind::WouldBlock);
-                return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather(&self.socket))));
+                return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather_facts(&self.socket))));
             }
         };
         self.speak(stream).await
@@ -341,7 +344,7 @@ impl Wire {
         let text = format!("gpushd at {at} closed the connection before it answered {question}");
         let error = ApiError::new(Code::Unreachable, text);
         let error = if question.key.is_some() {
-            error.hint(format!("gpushd may have carried out the request: see {}", question.where_it_shows()))
+            error.hint(format!("gpushd may have carried out the request: see {}", question.commands_showing_outcome()))
         } else {
             error.hint("find the cause with `systemctl status gpushd` and `journalctl -u gpushd`").retryable()
         };
@@ -353,7 +356,7 @@ impl Wire {
         let text = format!("gpushd at {at} did not answer {question} in {seconds} s");
         let error = ApiError::new(Code::TimedOut, text);
         let error = error.hint(if question.key.is_some() {
-            format!("gpushd may still carry out the request: see {}", question.where_it_shows())
+            format!("gpushd may still carry out the request: see {}", question.commands_showing_outcome())
         } else {
             let look = "`systemctl status gpushd`, `journalctl -u gpushd`";
             format!("wait longer with --request-timeout, or find the cause: {look}")

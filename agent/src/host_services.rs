@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, RwLock};
 
 /// Host services and the state that belongs to them.
 #[derive(Debug)]
-pub(crate) struct Outside {
+pub(crate) struct HostServices {
     /// Runs helper units.
     pub(crate) helpers: Helpers,
     /// The `/proc` of this host, or that of a simulated host.
@@ -24,7 +24,7 @@ pub(crate) struct Outside {
     pub(crate) services: Mutex<()>,
 }
 
-impl Outside {
+impl HostServices {
     /// Returns the program that resets GPUs.
     pub(crate) fn nvidia_smi(&self, config: &ModeChange) -> String {
         let named = self.nvidia_smi.as_ref().filter(|_| config.nvidia_smi == ModeChange::default().nvidia_smi);
