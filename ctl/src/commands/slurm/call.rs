@@ -117,12 +117,9 @@ impl Calls {
             // processes to end.
             let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
             self.client.set_deadline(self.left().min(DELIVERY));
-            let error = match self.client.slurm_end(&now).await {
-                Ok(_) => {
-                    directory.end_delivered(&end);
-                    continue;
-                }
-                Err(error) => error,
+            let Err(error) = self.client.slurm_end(&now).await else {
+                directory.end_delivered(&end);
+                continue;
             };
             match (error.kind, error.code()) {
                 // gpushd never accepts it, so no lease of this job can exist.

@@ -6,7 +6,7 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use gpush_api::LeaseState;
@@ -156,7 +156,7 @@ fn epilog_waits_for_a_gpushd_that_restarts() {
             Instant::now() < until && epilog.try_wait().expect("a child").is_none(),
             "Epilog does not try to connect"
         );
-        thread::yield_now();
+        thread::sleep(Duration::from_millis(5));
     }
     node.start_again();
     assert!(epilog.wait().expect("it ends").success());

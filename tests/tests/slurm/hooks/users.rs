@@ -70,14 +70,14 @@ fn hooks_use_the_admin_socket_whatever_names_gpushd() {
     };
     let named = format!("[api]\nadmin_socket = {:?}\n{WHOLE}", node.host.scratch("gpushd.admin.sock"));
     std::fs::write(node.host.scratch("gpushd.toml"), named).expect("the config can be written");
-    run(&node, "prolog", &Job::new(1).on("0"), &node.agent().socket());
+    run(&node, "prolog", &Job::new(1).on("0"), node.agent().socket());
     node.granted(1);
-    run(&node, "epilog", &Job::new(1).on("0"), &node.agent().socket());
+    run(&node, "epilog", &Job::new(1).on("0"), node.agent().socket());
     assert!(node.lease(1).is_none());
     // Without that setting, it is next to the other socket.
     node.kill();
     node.agent = Some(Setup::on(&node.host).config(WHOLE).admin_beside().start());
-    run(&node, "prolog", &Job::new(2).on("0"), &node.agent().socket());
+    run(&node, "prolog", &Job::new(2).on("0"), node.agent().socket());
     node.granted(2);
     // GPUSH_SOCKET may name the admin socket itself.
     run(&node, "epilog", &Job::new(2).on("0"), &node.host.scratch("admin.sock"));
