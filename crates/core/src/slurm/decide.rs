@@ -5,6 +5,7 @@
 //! | no request, and no GPU with `owner = "slurm"` | 0 | run |
 //! | a lease is granted | 0 | run with its environment |
 //! | the request is refused: it is wrong, over a quota, without a free share | 0 | fail with the reason |
+//! | slurmd finds the devices itself, in an order that is not known | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "pass"` | 0 | run without a lease |
 //! | gpushd does not answer, `agent_down = "fail"` | 1 | do not start |
 //! | the node cannot serve the job: held, degraded, cordoned, wrong gres.conf, the database fails | 1 | do not start |
