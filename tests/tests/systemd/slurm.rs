@@ -1,6 +1,8 @@
 //! Slurm 24.11 as services of Debian 13, with the package of gpush, set up with the commands of
 //! docs/slurm.md.
 
+use std::net::{Ipv4Addr, TcpListener};
+
 use gpush_tests::{
     machine::Machine,
     page::{blocks, document},
@@ -72,60 +74,107 @@ fn leases(machine: &Machine) -> usize {
     machine.sh("gpushctl lease list -o name").lines().count()
 }
 
+/// Returns ports that are free now: machines share the network of the host.
+fn free_ports() -> [u16; 2] {
+    // Both are bound at the same time, so that they differ.
+    let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
+    listeners.map(|listener| listener.local_addr().expect("an address").port())
+}
+
+/// What the page says about the first steps.
+struct Steps {
+    config: String,
+    reload: String,
+    gres_conf: String,
+    run: String,
+    hooks: String,
+    constrain: String,
+    unit: String,
+}
+
+impl Steps {
+    fn of_page() -> Self {
+        // The page indents the blocks of its numbered steps.
+        let page = document("slurm.md");
+        let page: String =
+            page.lines().map(|line| line.strip_prefix("   ").unwrap_or(line).to_owned() + "\n").collect();
+        let [reload, gres_conf, run, ..] = &blocks(&page, "sh")[..] else { panic!("the page has other commands") };
+        let [config] = &blocks(&page, "toml")[..] else { panic!("the page has another config") };
+        let [hooks, constrain] = &blocks(&page, "")[..] else { panic!("the page has other lines of slurm.conf") };
+        let [unit] = &blocks(&page, "ini")[..] else { panic!("the page has another unit") };
+        Self {
+            config: config.clone(),
+            reload: reload.clone(),
+            gres_conf: gres_conf.clone(),
+            run: run.clone(),
+            hooks: hooks.clone(),
+            constrain: constrain.clone(),
+            unit: unit.clone(),
+        }
+    }
+
+    /// Boots a machine with gpush and a Slurm of one node, as the page says. `change` changes gres.conf. Returns the
+    /// machine, and whether Slurm uses cgroups; `None` if that is not possible here; a skip is reported.
+    fn follow(&self, what: &str, host: &str, change: impl FnOnce(String) -> String) -> Option<(Machine, bool)> {
+        let machine = Machine::boot_with_slurm(what)?;
+        machine.install_package(None)?;
+        let nodes = "for n in 0 1 2 3; do mknod -m 666 /dev/nvidia$n c 195 $n || exit; done; mkdir /dev/nvidia-caps
+                     for n in $(seq 3 137); do mknod -m 444 /dev/nvidia-caps/nvidia-cap$n c 240 $n || exit; done";
+        if !machine.run(nodes).status.success() {
+            println!("SKIPPED {what}: the machine permits no device files");
+            return None;
+        }
+        machine.sh("hostname n1 && echo '127.0.0.1 n1' >> /etc/hosts");
+        machine.simulated_host(host);
+        machine.sh("systemctl restart gpushd.service");
+        machine.write("/etc/gpush/config.toml", &self.config);
+        machine.sh(&self.reload);
+        machine.sh("gpushctl apply");
+        // The page says to copy the lines.
+        let lines = machine.sh(&self.gres_conf);
+        let of_slurm_conf = of_slurm_conf(&lines);
+        machine.write("/etc/slurm/gres.conf", change(lines.clone()));
+        let has_cgroups = writes_cgroup_conf(&machine, &self.constrain);
+        let [controller, node] = free_ports();
+        let mut slurm_conf = format!(
+            "{SLURM_CONF}SlurmctldPort={controller}\nSlurmdPort={node}\n{}NodeName=n1 CPUs=2 RealMemory=100 {of_slurm_conf}\n\
+             PartitionName=gpu Nodes=n1 Default=YES State=UP\n",
+            self.hooks
+        );
+        if has_cgroups {
+            slurm_conf += &self
+                .constrain
+                .lines()
+                .filter(|line| !is_of_cgroup_conf(line))
+                .fold(String::new(), |text, line| text + line + "\n");
+        } else {
+            // Contain needs proctrack/cgroup.
+            slurm_conf = slurm_conf.replace("PrologFlags=Alloc,Contain", "PrologFlags=Alloc");
+            slurm_conf += "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n";
+        }
+        machine.write("/etc/slurm/slurm.conf", slurm_conf);
+        machine.write("/etc/systemd/system/slurmd.service.d/override.conf", &self.unit);
+        machine.sh("install -d -o slurm -g slurm /var/spool/slurmctld /var/spool/slurmd /var/log/slurm");
+        machine.sh("systemctl daemon-reload && systemctl restart munge slurmctld slurmd");
+        machine.await_that("an idle node", |machine| machine.sh("sinfo -h -o %T") == "idle");
+        Some((machine, has_cgroups))
+    }
+}
+
+/// Returns the `Gres=` in the printed line for slurm.conf.
+fn of_slurm_conf(lines: &str) -> &str {
+    lines.lines().find_map(|line| line.strip_prefix("# NodeName=n1 ")).expect("the line of the node")
+}
+
 #[test]
 fn page_for_administrators_works_with_slurm_24_11() {
-    // The page indents the blocks of its numbered steps.
-    let page = document("slurm.md");
-    let page: String = page.lines().map(|line| line.strip_prefix("   ").unwrap_or(line).to_owned() + "\n").collect();
-    let [reload, gres_conf, run, ..] = &blocks(&page, "sh")[..] else { panic!("the page has other commands") };
-    let [config] = &blocks(&page, "toml")[..] else { panic!("the page has another config") };
-    let [hooks, constrain] = &blocks(&page, "")[..] else { panic!("the page has other lines of slurm.conf") };
-    let [unit] = &blocks(&page, "ini")[..] else { panic!("the page has another unit") };
-
-    let Some(machine) = Machine::boot_with_slurm("Slurm 24.11 on Debian 13") else { return };
-    if machine.install_package(None).is_none() {
-        return;
-    }
-    let nodes = machine
-        .run("mknod -m 666 /dev/nvidia0 c 195 0 && for n in 1 2 3; do mknod -m 666 /dev/nvidia$n c 195 $n; done");
-    if !nodes.status.success() {
-        return println!("SKIPPED Slurm 24.11 on Debian 13: the machine permits no device files");
-    }
-    machine.sh("hostname n1 && echo '127.0.0.1 n1' >> /etc/hosts");
-    machine.simulated_host(HOST);
-    machine.sh("systemctl restart gpushd.service");
-    machine.write("/etc/gpush/config.toml", config);
-    machine.sh(reload);
-    // The page instructs the administrator to copy these lines.
-    let lines = machine.sh(gres_conf);
-    let of_slurm_conf =
-        lines.lines().find_map(|line| line.strip_prefix("# NodeName=n1 ")).expect("the line of the node");
-    machine.write("/etc/slurm/gres.conf", &lines);
-    let has_cgroups = writes_cgroup_conf(&machine, constrain);
-    let mut slurm_conf = format!(
-        "{SLURM_CONF}{hooks}NodeName=n1 CPUs=2 RealMemory=100 {of_slurm_conf}\n\
-         PartitionName=gpu Nodes=n1 Default=YES State=UP\n"
-    );
-    if has_cgroups {
-        slurm_conf += &constrain
-            .lines()
-            .filter(|line| !is_of_cgroup_conf(line))
-            .fold(String::new(), |text, line| text + line + "\n");
-    } else {
-        // `Contain` needs proctrack/cgroup, which is not available here.
-        slurm_conf = slurm_conf.replace("PrologFlags=Alloc,Contain", "PrologFlags=Alloc");
-        slurm_conf += "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n";
-    }
-    machine.write("/etc/slurm/slurm.conf", slurm_conf);
-    machine.write("/etc/systemd/system/slurmd.service.d/override.conf", unit);
-    machine.sh("install -d -o slurm -g slurm /var/spool/slurmctld /var/spool/slurmd /var/log/slurm");
-    machine.sh("systemctl daemon-reload && systemctl restart munge slurmctld slurmd");
-    machine.await_that("an idle node", |machine| machine.sh("sinfo -h -o %T") == "idle");
+    let steps = Steps::of_page();
+    let followed = steps.follow("Slurm 24.11 on Debian 13", HOST, |lines| lines);
+    let Some((machine, has_cgroups)) = followed else { return };
     assert!(machine.sh("scontrol --version").contains("24.11"), "{}", machine.sh("scontrol --version"));
 
-    // Run `doctor` separately below: on a host without cgroups, this Slurm has no ConstrainDevices,
-    // which `doctor` reports.
-    let commands: Vec<&str> = run.lines().filter(|line| !line.contains("doctor")).collect();
+    // On a host without cgroups, this Slurm has no ConstrainDevices.
+    let commands: Vec<&str> = steps.run.lines().filter(|line| !line.contains("doctor")).collect();
     let [srun, list] = commands[..] else { panic!("{commands:?}") };
     let doctor = machine.run("gpushctl doctor --only slurm");
     let found = String::from_utf8_lossy(&doctor.stdout).into_owned();
@@ -173,4 +222,50 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.sh("systemctl kill --signal=KILL --kill-whom=all slurmd && scancel --full --user=nobody");
     machine.sh("scontrol update nodename=n1 state=down reason=test && systemctl restart slurmd");
     machine.await_that("no lease after the restart of slurmd", |machine| leases(machine) == 0);
+}
+
+/// The section "Change the MIG layout" of the page. Debian's slurmd has no NVML: gres.conf has `AutoDetect=off`.
+#[test]
+fn page_about_mig_layouts_works_with_slurm_24_11() {
+    let page = document("slurm.md");
+    let section = page.split("\n## ").find(|part| part.starts_with("Change the MIG layout")).expect("the section");
+    let [change, resume] = &blocks(section, "sh")[..] else { panic!("the section has other commands") };
+    assert!(section.contains("| 24.11 | `scontrol reconfigure` |"), "{section}");
+    let without_nvml = |lines: String| lines.replace("AutoDetect=nvml", "AutoDetect=off");
+    let mut steps = Steps::of_page();
+    steps.config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\nowner = \"slurm\"\n\
+                    [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n"
+        .to_owned();
+    let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"l4\"\n";
+    let followed = steps.follow("MIG layouts under Slurm 24.11 on Debian 13", host, without_nvml);
+    let Some((machine, _)) = followed else { return };
+    let job = |gres: &str| machine.sh(&as_user(&format!("srun --gres=gpu:{gres} env")));
+    let value = |text: &str, key: &str| {
+        let found = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=').map(str::to_owned));
+        found.unwrap_or_else(|| panic!("no {key}: {text}"))
+    };
+    let before = value(&job("7g.80gb:1"), "CUDA_VISIBLE_DEVICES");
+    assert!(before.starts_with("MIG-"), "{before}");
+
+    machine.sh(&change.replace("0-3", "0"));
+    let lines = machine.sh("cat /etc/slurm/gres.conf");
+    machine.write("/etc/slurm/gres.conf", without_nvml(lines.clone()));
+    let gres = of_slurm_conf(&lines);
+    machine.sh(&format!("sed -i 's/ Gres=.*/ {gres}/' /etc/slurm/slurm.conf && scontrol reconfigure"));
+    machine.await_that("the new devices", |machine| {
+        let node = machine.run("scontrol show node n1");
+        let node = String::from_utf8_lossy(&node.stdout).into_owned();
+        node.contains("2g.20gb:2") && node.contains("State=IDLE+DRAIN ")
+    });
+    machine.sh(resume);
+    let text = job("2g.20gb:2");
+    let devices = value(&text, "CUDA_VISIBLE_DEVICES");
+    let now = machine.sh("gpushctl mig list 0 --profile 2g.20gb -o uuid");
+    let (mut devices, mut now): (Vec<&str>, Vec<&str>) = (devices.split(',').collect(), now.lines().collect());
+    devices.sort_unstable();
+    now.sort_unstable();
+    assert_eq!(devices, now, "{text}");
+    assert!(value(&job("l4:1"), "CUDA_VISIBLE_DEVICES").starts_with("GPU-"));
+    machine.await_that("no lease", |machine| leases(machine) == 0);
+    assert_eq!(machine.sh("sinfo -h -R"), "", "{}", machine.sh("cat /var/log/slurm/slurmd.log"));
 }

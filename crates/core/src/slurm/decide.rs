@@ -3,9 +3,10 @@
 //!
 //! | Prolog | exit status | the tasks of the job |
 //! |---|---|---|
-//! | the job has no request, and no GPU with `owner = "slurm"` | 0 | run |
-//! | gpushd grants a lease | 0 | run with the environment of the lease |
-//! | gpushd refuses the request: it is wrong, exceeds a quota, or no share is free | 0 | fail with the reason |
+//! | no request, and no GPU with `owner = "slurm"` | 0 | run |
+//! | a lease is granted | 0 | run with its environment |
+//! | the request is refused: it is wrong, over a quota, without a free share | 0 | fail with the reason |
+//! | slurmd finds the devices itself, in an order that is not known | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "pass"` | 0 | run without a lease |
 //! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated no GPU | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated GPUs | 1 | do not start |

@@ -214,7 +214,7 @@ mod tests {
         let whole = SlurmDevice::Detected { index: 2, devices: 4, minors: Vec::new() };
         assert_eq!(mixed, [whole.clone(), SlurmDevice::Uuid(MIG.to_owned())]);
         let owned = [SlurmGpu { uuid: "GPU-1".to_owned(), minor: 2, mig_devices: Vec::new() }];
-        assert!(is_owned(&[whole.clone()], Some(&owned), false) && !is_owned(&[whole], Some(&[]), true));
+        assert!(is_owned(std::slice::from_ref(&whole), Some(&owned), false) && !is_owned(&[whole], Some(&[]), true));
         let unknown = Numbering::of(conf("AutoDetect=nvidia"), Some("gpu:4"));
         let error = devices(&job(&[2], &["2"]), &unknown).unwrap_err();
         assert!(error.is_refusal() && error.to_string().contains("index 2"), "{error}");
