@@ -109,9 +109,10 @@ fn planning(rows: &[Value]) -> Value {
     let (one, host) = (worst(false), worst(true));
     json!({
         "title": "Planning",
-        "note": "Plans from every state of an A100 and of an H100 to every layout of up to eight instances, in µs. Hosts of \
-                 64 GPUs have a different state and layout on each GPU; their time is from the driver's profiles to \
-                 the plans.",
+        "note": "The table shows times in µs. The planner plans from every state of an A100 and of an H100 to every \
+                 layout of up to eight instances. On a host of 64 GPUs, each GPU has a different state and layout. The \
+                 time of such a host begins when gpush reads the profiles that the driver reported. It ends when all \
+                 plans are ready.",
         "columns": ["", "calls", "p50", "p99", "p99.9"],
         "rows": table,
         "targets": [
@@ -151,10 +152,11 @@ fn kept(before: &str) -> &str {
 fn document(reports: &[Value]) -> String {
     let mut text = format!(
         "# Benchmarks\n\n\
-         `cargo xtask bench` writes this page; `cargo xtask bench --check` fails when a target is missed. Counts and \
-         ratios come from one run, and also apply to other machines. Times were measured on this machine: {}. Figures \
-         from a real GPU go into a last section, \"On a real GPU\", which `cargo xtask bench` keeps: copy it \
-         from the output of `tests/gpu/run`.\n\n## Targets\n\n| target | goal | measured | |\n|---|---|---|---|\n",
+         `cargo xtask bench` writes this page. `cargo xtask bench --check` fails if a target is missed. Counts and \
+         ratios come from one run, and are also valid for other machines. Times are valid only for the machine of this \
+         measurement: {}. Measurements on a real GPU belong in the last section, \"On a real GPU\". Copy this section \
+         from the output of `tests/gpu/run`. `cargo xtask bench` keeps the section.\n\n\
+         ## Targets\n\n| target | goal | measured | |\n|---|---|---|---|\n",
         machine()
     );
     for Target { what, wanted, measured, met } in reports.iter().flat_map(targets) {

@@ -89,8 +89,9 @@ pub(crate) struct ConnectionSlot {
 }
 
 impl Caps {
-    /// Creates the caps of the first socket in a process that may open `descriptors` files. At most
-    /// five eighths of them are used; the rest is for the second socket and other uses.
+    /// Creates the caps of the first socket. `descriptors` is the number of files that the process may
+    /// open. The first socket gets at most five eighths of that number; the rest is for the second
+    /// socket and other uses.
     pub(crate) fn public(descriptors: u64) -> Self {
         Self::new(eighths(descriptors, 5).clamp(RESERVED / 2, IN_ALL))
     }

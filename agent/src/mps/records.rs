@@ -1,5 +1,5 @@
-//! Records of targets: whether the daemon of a whole GPU is in force, who stopped a daemon, and which settings override
-//! a rule.
+//! Records of targets: whether a whole GPU must have a daemon, who stopped a daemon, and which settings override a
+//! rule.
 //!
 //! A change is visible in memory only after its commit. The effect of an operation is recorded in the transaction that
 //! ends the operation.

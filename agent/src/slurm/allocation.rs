@@ -131,7 +131,7 @@ impl Allocation {
                     "gres.conf has AutoDetect=nvml, and slurm.conf has {devices} GPUs and MIG devices for the node: \
                          the driver has others"
                 ))
-                .hint("tell the administrator of the node: `gpushctl doctor --only slurm`"));
+                .hint("ask the administrator of the node to run `gpushctl doctor --only slurm`"));
             }
             let name = match device {
                 SlurmDevice::Uuid(uuid) => Quoted(uuid).to_string(),

@@ -324,9 +324,10 @@ fn main() {
     if std::env::args().any(|argument| argument == "--json") {
         let report = serde_json::json!({
             "title": "Fragmentation",
-            "note": "Seeded arrivals and departures of MIG devices of mixed profiles on 8 GPUs, 60,000 requests in \
-                     each row. First fit and the driver's choice take the first GPU with room, and destroy an instance \
-                     at its release. gpush keeps the instance and reuses it.",
+            "note": "Each row simulates 60,000 requests for MIG devices of mixed profiles on 8 GPUs, with seeded \
+                     arrivals and departures. The placement strategies `pack` and `spread` belong to gpush. They keep \
+                     an instance when it is released, and reuse it. The strategies `first fit` and `driver's choice` \
+                     use the first GPU with room, and destroy an instance when it is released.",
             "columns": columns,
             "rows": rows,
             "targets": [{

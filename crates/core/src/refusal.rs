@@ -30,7 +30,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         }
         Refusal::PlacementsOverlap { first, second } => {
             ApiError::new(Code::LayoutImpossible, format!("on {gpu} the placements of {first} and {second} overlap"))
-                .hint(format!("leave out one @START, or see where each can be with `{profiles}`"))
+                .hint(format!("leave out one @START, or run `{profiles}` to see where each instance can be placed"))
         }
         Refusal::TooMany { profile, wanted, most } => ApiError::new(
             Code::LayoutImpossible,

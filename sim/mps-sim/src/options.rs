@@ -3,7 +3,9 @@
 //! | version | arguments |
 //! |---|---|
 //! | 535, 550 | one argument: `-d`, `-f` or `-h`. Anything else starts the front-end |
-//! | 555 | several, or `-h` alone: `-d`, `-f`, `-multiuser-server` (root only). For others, prints the help, status 1 |
+//! | 555 | several of `-d`, `-f` and `-multiuser-server` (root only), or only `-h` |
+//!
+//! If version 555 gets any other argument, it prints the help and exits with 1.
 
 use std::ffi::OsString;
 

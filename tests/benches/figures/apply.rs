@@ -73,11 +73,12 @@ pub(crate) fn run() -> Report {
     let (agent, slow_agent) = (ctl::agent(&counted), ctl::agent(&timed));
     let mut report = Report::new(
         "Driver calls of an apply",
-        "`creates + destroys` of GPU and compute instances together, including failed calls, for an A100 80GB on the \
-         simulator. The minimum comes from trying every subset of kept instances and every placement. `permute and \
-         retry` is a client that destroys all instances, and then tries one order of creation after the other, with \
-         the driver's placements. `time` is the duration of this client divided by that of gpush, with latencies as on \
-         hardware.",
+        "The column of each method shows `creates + destroys`: the number of calls that create and that destroy a GPU \
+         instance or compute instance. Failed calls are included. The GPU is an A100 80GB on the simulator. The column \
+         `minimum` comes from a search through every subset of kept instances and every placement. The method `permute \
+         and retry` is a client that first destroys all instances. It then tries one order of creation after the \
+         other, and the driver chooses the placements. The column `time` is the duration of this client divided by the \
+         duration of gpush, with the latencies of real hardware.",
         &["from", "to", "minimum", "gpush", "failed", "permute and retry", "failed", "time"],
     );
     let (mut wasteful, mut failed) = (0, 0);

@@ -67,10 +67,11 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "A durable change",
         &format!(
-            "`POST {CORDON}`, which needs no driver call and is on disk before the answer. It alternates with its two \
-             parts: a synced commit of as many rows to a plain SQLite database on the same file system (WAL, \
-             synchronous FULL), and a request that changes nothing and has an answer of the same size. Medians of \
-             {CHANGES} each."
+            "`POST {CORDON}` needs no driver call, and gpushd writes the change to disk before it answers. The request \
+             alternates with the two parts of such a change. The row `plain commit` is a synced commit of as many rows \
+             to a plain SQLite database on the same file system (WAL, synchronous FULL). The row `plain request` is a \
+             request that changes nothing and has an answer of the same size. The row `both` is the sum of these two \
+             rows. The table shows medians of {CHANGES} runs."
         ),
         &["", "ms", "ratio"],
     );

@@ -83,9 +83,10 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Footprint",
         &format!(
-            "8 GPUs with 56 instances, after 100 reads of all GPUs. Resident and proportional memory (`Rss`, `Pss`) in \
-             MiB, compared with a program that only initialises the same NVML. Processor time is that of {} s without \
-             requests, with one slow poll.",
+            "The host has 8 GPUs with 56 instances. The benchmark measures memory after 100 reads of all GPUs. The \
+             table shows resident and proportional memory (`Rss`, `Pss`) in MiB, and compares it with a program that \
+             only initialises the same NVML. The benchmark measures processor time during {} s without requests, with \
+             one slow poll.",
             IDLE.as_secs()
         ),
         &["", "resident", "proportional"],

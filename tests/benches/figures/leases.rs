@@ -273,14 +273,16 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Leases",
         &format!(
-            "Three actions alternate: a grant of a free share, which is durable before the answer; a synced commit of \
-             as many rows to a plain SQLite database on the same file system; and a request that changes nothing. \
-             Medians of {GRANTS}. {CLIENTS} clients request at the same time, {ROUNDS} times. A dynamic grant creates \
-             a MIG device on a simulated H100, where its two driver calls take 250 and 75 ms; they were also measured \
-             alone. `gpushctl run` starts a second program, which connects, makes one request with one durable commit, \
-             and becomes the command. Without the time of `true` and of that commit, the rest is the start of gpushctl \
-             and the request. A user's first MPS lease restarts the daemon, here a simulated one. The last two rows \
-             are of two agents, measured alternately; {HISTORY} leases of the second one have ended."
+            "Three actions alternate: `grant`, `plain commit` and `plain request`. A `grant` grants a free share, and \
+             is durable before the answer. A `plain commit` is a synced commit of as many rows to a plain SQLite \
+             database on the same file system. A `plain request` changes nothing. The table shows medians of {GRANTS} \
+             runs. For the grants at once, {CLIENTS} clients request a lease at the same time, {ROUNDS} times. A \
+             `dynamic grant` creates a MIG device on a simulated H100. Its two driver calls take 250 and 75 ms, and \
+             the benchmark also measures these calls alone. `gpushctl run` connects to gpushd, makes one request with \
+             one durable commit, and then becomes the command. If you subtract the times of `true` and of that commit, \
+             the rest is the start of gpushctl and the request. A user's first MPS lease restarts the MPS daemon, \
+             which is simulated here. The last two rows compare two agents, which the benchmark measures alternately. \
+             In the second agent, {HISTORY} leases have ended."
         ),
         &["", "ms", "ratio"],
     );

@@ -163,11 +163,13 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "MPS daemons",
         &format!(
-            "The simulated control daemon, and NVIDIA's own if it is installed. Times of one daemon in ms, measured \
-             {TIMES} times: from its start to its first answer, without gpushd; from the request to start it until \
-             gpushd reports `ready`; from SIGKILL until gpushd reports its end, and until the next daemon serves. \
-             Memory and processor time are those of {TARGETS} targets, {COMPUTING} of them with a server and a client, \
-             during {} s without requests.",
+            "The table shows the times of the simulated control daemon in ms, and also those of NVIDIA's daemon if it \
+             is installed. There are {TIMES} measurements of each time. `first answer` is the time from the start of \
+             the daemon to its first answer, without gpushd. `start to ready` is the time from the request to start \
+             the daemon until gpushd reports `ready`. `death noticed` is the time from SIGKILL until gpushd reports \
+             the end of the daemon. `ready again` is the time from SIGKILL until the next daemon serves. The benchmark \
+             measures memory and processor time with {TARGETS} MPS targets, during {} s without requests. {COMPUTING} \
+             of these MPS targets have a server and a client.",
             IDLE.as_secs()
         ),
         &["", "median", "slowest"],

@@ -99,8 +99,9 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Reading the GPUs",
         &format!(
-            "`GET {PATH}` of 8 GPUs with 56 instances ({} KiB), from an unprivileged user on a connection that stays \
-             open. It alternates with a static answer of that size on the same HTTP stack. Times in ms.",
+            "An unprivileged user sends `GET {PATH}` on a connection that stays open. The answer describes 8 GPUs with \
+             56 instances ({} KiB). These requests alternate with requests for a static answer of the same size on the \
+             same HTTP stack. Times are in ms.",
             body.len() / 1024
         ),
         &["", "requests", "p50", "p99", "slowest"],

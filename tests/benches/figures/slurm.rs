@@ -367,13 +367,14 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Slurm's hooks",
         &format!(
-            "Prolog plus Epilog of a job, called as slurmd calls them, in ms; `beyond` is the difference to runs with \
-             `/bin/true` as both hooks, which alternate with them. Medians of {JOBS} jobs alone, and of {ROUNDS} \
-             rounds of {AT_ONCE} at once. The durable commits of a job are measured as synced commits to a plain \
-             SQLite database on the same file system. `MPS, while the daemon starts` is measured from the request to \
-             start the daemon. The usual hooks start nvidia-cuda-mps-control in a shell Prolog, and end it in Epilog; \
-             they set no limit and check no other user. In jobs of a real Slurm ({REAL} jobs, and {REAL} rounds), a \
-             script around the hooks records the times."
+            "The table shows the time of a Prolog plus the time of the Epilog of the same job, in ms. The benchmark \
+             calls the hooks as slurmd calls them. Runs with `/bin/true` as both hooks alternate with these runs. The \
+             column `beyond` is the difference between the two. The table shows medians of {JOBS} jobs alone, and of \
+             {ROUNDS} rounds of {AT_ONCE} jobs at once. The row of plain commits shows the durable commits of a job as \
+             synced commits to a plain SQLite database on the same file system. The time `MPS, while the daemon \
+             starts` begins with the request to start the daemon. The usual hooks start nvidia-cuda-mps-control in a \
+             shell Prolog, and end it in Epilog. They set no limit, and do not check for other users. For jobs of a \
+             real Slurm ({REAL} jobs, and {REAL} rounds), a script around the hooks records the times."
         ),
         &["", "alone", "beyond", &format!("{AT_ONCE} at once"), "beyond"],
     );

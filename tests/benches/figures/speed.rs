@@ -36,7 +36,8 @@ pub(crate) fn start() -> Report {
     let mut report = Report::new(
         "Start of the agent",
         &format!(
-            "Time from the start of `gpushd` to `READY=1`, and to the first answer about all 8 simulated GPUs, of {STARTS} starts."
+            "The times begin with the start of `gpushd`. The first row ends with `READY=1`. The second row ends with \
+             the first answer that lists all 8 simulated GPUs. The table shows the results of {STARTS} starts."
         ),
         &["", "median ms", "slowest ms"],
     );
@@ -62,7 +63,10 @@ pub(crate) fn status() -> Report {
     let ratio = ours / nothing;
     let mut report = Report::new(
         "`gpushctl status`",
-        &format!("8 GPUs with 4 instances each. Runs alternate with `/bin/true`; medians of {RUNS}."),
+        &format!(
+            "The host has 8 GPUs with 4 instances each. The runs of `gpushctl status` alternate with runs of \
+             `/bin/true`. The table shows the medians of {RUNS} runs."
+        ),
         &["command", "ms", "ratio"],
     );
     report.rows.push(vec!["`/bin/true`".into(), format!("{:.2}", nothing * 1e3), "1".into()]);

@@ -10,7 +10,7 @@ use super::{
     nodes::{Node, hooks},
 };
 
-/// In the tasks, the job id is the leader's on both nodes. Prolog and Epilog get that of the component.
+/// On both nodes, the tasks see the job id of the leader. Prolog and Epilog get the job id of the component.
 #[test]
 fn components_of_a_heterogeneous_job_have_leases_until_their_epilogs() {
     let Some(setup) = Setup::new() else { return };

@@ -262,8 +262,8 @@ mod tests {
         let absent = check_file(&at("theirs/absent.so"), own);
         assert!(matches!(absent, Err(Untrusted::Foreign { .. })), "{absent:?}");
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Unreadable(_))));
-        // A sticky directory that contains a link of another user, and a name that any user may
-        // create.
+        // A sticky directory. It contains a link that another user owns. Another name in it does not exist
+        // yet, so any user may create it.
         fs::set_permissions(at("ours"), fs::Permissions::from_mode(0o1777)).unwrap();
         check_file(&at("ours/library.so"), own).unwrap();
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Writable { .. })));
