@@ -233,7 +233,6 @@ const FOR_ADMINISTRATORS: [(&str, &str); 11] = [
     ("ctl/src/commands/apply.rs", "output of `apply`"),
     ("ctl/src/commands/reset.rs", "output of `gpu reset`"),
     ("ctl/src/render/mps/change.rs", "output of `mps stop`"),
-    ("agent/src/maintenance.rs", "errors of `maintenance enter`"),
     ("agent/src/mps/act.rs", "errors of `mps stop`, `restart`, `drain`"),
     ("agent/src/reload.rs", "errors of `config reload`"),
     ("agent/src/apply/interrupted.rs", "a list of commands that is marked at its end"),

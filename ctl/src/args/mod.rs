@@ -253,9 +253,9 @@ Examples:
     /// Release held GPUs after the agent's database was lost
     #[command(after_help = "\
 While GPUs are held, gpushd changes nothing on them and grants nothing: it does
-not know which leases were granted. First check with `gpushctl status` whether
-the present use is correct. Afterwards, gpushctl shows differences from the
-config as drift.")]
+not know which leases were granted. First check with `gpushctl status` that no
+user relies on the present instances. Afterwards, gpushctl shows differences
+from the config as drift.")]
     Recover(Why),
     /// Wait until layouts are applied and MPS daemons serve after a start
     #[command(after_help = "\
