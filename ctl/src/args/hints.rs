@@ -226,7 +226,7 @@ fn is_for_administrators(command: &Command) -> bool {
 
 /// Texts that name commands for administrators without a mark. For each text, the reason why only
 /// administrators read it.
-const FOR_ADMINISTRATORS: [(&str, &str); 11] = [
+const FOR_ADMINISTRATORS: [(&str, &str); 10] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
     ("agent/src/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
     ("ctl/src/commands/slurm/reconcile.rs", "errors of `slurm reconcile`"),
