@@ -24,8 +24,21 @@ use crate::{
     output::Output,
 };
 
-/// States of jobs that have a node. squeue omits some of them by default.
-const STATES: &str = "--states=running,configuring,completing,suspended,stopped";
+/// The states, as squeue prints them, of jobs without processes on a node. squeue prints a flag such as `COMPLETING` or
+/// `SIGNALING` instead of the state, and later versions of Slurm may have more flags. So every other word is the state
+/// of a job that may run.
+const NOT_RUNNING: [&str; 10] = [
+    "PENDING",
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "OUT_OF_MEMORY",
+];
 
 /// Maximum number of leases that end at the same time.
 const MOST_AT_ONCE: usize = 16;
@@ -111,10 +124,11 @@ fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, A
     Ok(leases)
 }
 
-/// Returns the ids of the jobs that Slurm has on a node. Pending jobs have no node.
+/// Returns the ids of the jobs that may run on a node.
 fn jobs_on(squeue: &Path, node: &str) -> Result<BTreeSet<u32>, ApiError> {
     let mut command = Command::new(squeue);
-    command.args(["--noheader", "--all", "--format=%A", STATES]).stdin(Stdio::null());
+    // A list of states omits jobs that have a flag which the list does not name.
+    command.args(["--noheader", "--all", "--states=all", "--format=%A %T"]).stdin(Stdio::null());
     // With variables such as SQUEUE_PARTITION, squeue would omit jobs, and the leases of these jobs
     // would end.
     for (name, _) in std::env::vars_os() {
@@ -136,7 +150,35 @@ fn jobs_on(squeue: &Path, node: &str) -> Result<BTreeSet<u32>, ApiError> {
     if !output.status.success() {
         return Err(failed(&String::from_utf8_lossy(&output.stderr)));
     }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let words = text.split_whitespace();
-    words.map(|word| word.parse().map_err(|_| failed(&format!("it prints {word:?}")))).collect()
+    may_run(&String::from_utf8_lossy(&output.stdout)).map_err(|line| failed(&format!("it prints {line:?}")))
+}
+
+/// Returns the ids of the jobs that may run, from lines `ID STATE`.
+///
+/// # Errors
+/// The line that is not valid.
+fn may_run(lines: &str) -> Result<BTreeSet<u32>, &str> {
+    let mut jobs = BTreeSet::new();
+    for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (id, state) = line.split_once(' ').unwrap_or((line, ""));
+        let id = id.parse().map_err(|_| line)?;
+        if !NOT_RUNNING.contains(&state.trim()) {
+            jobs.insert(id);
+        }
+    }
+    Ok(jobs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: squeue did not list jobs with flags such as `SIGNALING`, and the leases of these running jobs ended.
+    #[test]
+    fn job_with_an_unusual_flag_may_run() {
+        let flags = "1 RUNNING\n2 SIGNALING\n3 RESIZING\n 4 STAGE_OUT \n5 COMPLETING\n6 STOPPED\n7 NEW_FLAG\n8\n";
+        assert_eq!(may_run(flags), Ok((1..=8).collect()));
+        assert_eq!(may_run("1 PENDING\n2 COMPLETED\n3 CANCELLED\n\n4 NODE_FAIL\n"), Ok(BTreeSet::new()));
+        assert_eq!(may_run("1 RUNNING\nslurm_load_jobs error\n"), Err("slurm_load_jobs error"));
+    }
 }

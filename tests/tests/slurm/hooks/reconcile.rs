@@ -53,12 +53,14 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     assert_eq!(reconcile().status.code(), Some(6));
     assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
     // Fault: squeue left out jobs that variables of the administrator exclude, and their leases ended.
-    script("echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4");
+    script(
+        "echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4 SIGNALING; echo 3 COMPLETED",
+    );
     let output = reconcile();
     assert!(output.status.success(), "{output:?}");
     assert!(node.lease(3).is_none() && node.lease(4).is_some());
     let arguments = fs::read_to_string(node.host.scratch("squeue.arguments")).expect("squeue was called");
-    assert!(arguments.contains("--nodelist=n1"), "{arguments}");
+    assert!(arguments.contains("--nodelist=n1") && arguments.contains("--states=all"), "{arguments}");
 }
 
 /// Fault: all leases had one time limit, and one that did not end left no time for the others.
