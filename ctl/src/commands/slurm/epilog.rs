@@ -1,6 +1,6 @@
 //! `gpushctl slurm epilog`. It needs only the job id, and can run twice.
 
-use gpush_api::{SlurmJobEnded, SlurmLeftover};
+use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
     Job,
     decide::{Ended, epilog_fails},
@@ -9,7 +9,7 @@ use gpush_core::slurm::{
 
 use super::{
     call::{Calls, Unanswered, end_of},
-    directory::EndedRun,
+    directory::{Directory, EndedRun},
     fail,
     hook_start::HookStart,
     sentence,
@@ -62,16 +62,20 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         Err(Unanswered::Error(error)) => (Ended::Broken, sentence(&error)),
         Err(Unanswered::NotSent(error) | Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
     };
+    finish(directory, &job, &end, ended, had_lease);
+    if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
+}
+
+/// Removes the file of a job, and notes an end that gpushd did not receive. Without a note, the file must stay: it shows
+/// that the job may have a lease.
+fn finish(directory: &Directory, job: &Job, end: &SlurmJobEnd, ended: Ended, had_lease: bool) {
     match ended {
-        Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(&end),
-        Ended::NoAnswer if had_lease => {
-            // The next hook delivers the end.
-            let _noted = directory.note_end(&end);
-        }
+        Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(end),
+        // The next hook delivers the end.
+        Ended::NoAnswer if had_lease && directory.note_end(end).is_err() => return,
         Ended::NoAnswer => {}
     }
-    directory.remove(&job, restart);
-    if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
+    directory.remove(job, end.restart);
 }
 
 /// Describes the remaining processes of a lease in one sentence.
@@ -83,4 +87,30 @@ fn words(left: &SlurmLeftover) -> String {
         several => format!("GPUs {} are", several.join(", ")),
     };
     format!("{gpus} not free after the job, lease {}: {}", left.lease, left.waits_for.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::commands::slurm::directory::PossibleLeases;
+
+    /// Fault: Epilog removed the file although the end was not noted, and nothing showed that the job had a lease.
+    #[test]
+    fn file_of_the_job_stays_until_its_end_is_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::new(dir.path(), Instant::now() + Duration::from_secs(600));
+        let uid = Some(nix::unistd::geteuid().as_raw());
+        let job = Job { cluster: "ci".to_owned(), id: 42, node: "n1".to_owned(), uid, ..Job::default() };
+        directory.begin(&job, None, PossibleLeases::All).unwrap();
+        let obstacle = dir.path().join("ci-42@n1+ended");
+        std::fs::create_dir(&obstacle).unwrap();
+        let finish = || finish(&directory, &job, &end_of(&job, 0), Ended::NoAnswer, true);
+        finish();
+        assert!(matches!(directory.ended_run(&job, None), EndedRun::OfFile { .. }));
+        std::fs::remove_dir(&obstacle).unwrap();
+        finish();
+        assert_eq!((directory.ended_run(&job, None), directory.undelivered_ends().len()), (EndedRun::NoFile, 1));
+    }
 }
