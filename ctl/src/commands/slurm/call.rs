@@ -135,7 +135,8 @@ impl Calls {
         &mut self,
         call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
-        let give_up = self.until.min(Instant::now() + self.restart);
+        // When the hook no longer waits for a gpushd that restarts: each restart has its own time.
+        let mut give_up: Option<Instant> = None;
         let mut is_sent = false;
         let unanswered =
             |error, is_sent| if is_sent { Unanswered::NoAnswer(error) } else { Unanswered::NotSent(error) };
@@ -146,26 +147,37 @@ impl Calls {
             }
             self.client.set_deadline(left);
             let answered_by = self.answered_by();
+            let began = Instant::now();
             let error = match call(&mut self.client, answered_by).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let is_stopping = error.code() == Code::Stopping;
+            let (is_stopping, is_late) = (error.code() == Code::Stopping, error.code() == Code::TimedOut);
             let until = match error.kind {
+                // gpushd compares `until_ms` with the clock of the host, which may be set forward at any time. So this
+                // answer does not mean that the hook has no time left.
+                Kind::Answer if is_late => {
+                    (is_sent, give_up) = (true, None);
+                    self.until
+                }
                 // It stops or starts, or an MPS daemon does.
-                Kind::Answer if error.error.retryable => self.until,
+                Kind::Answer if error.error.retryable => {
+                    give_up = None;
+                    self.until
+                }
                 Kind::Answer => return Err(Unanswered::Error(*error.error)),
-                Kind::Connect => give_up,
+                Kind::Connect => *give_up.get_or_insert(began + self.restart),
                 Kind::Lost => {
                     is_sent = true;
-                    give_up
+                    *give_up.get_or_insert_with(|| Instant::now() + self.restart)
                 }
                 Kind::TimedOut | Kind::Foreign => return Err(Unanswered::NoAnswer(*error.error)),
             };
-            if Instant::now() + PAUSE >= until {
+            if Instant::now() + PAUSE >= until.min(self.until) {
                 return Err(match error.kind {
-                    // A gpushd that stops is no error of the node: the policy for a gpushd that does not answer decides.
-                    Kind::Answer if !is_stopping => Unanswered::Error(*error.error),
+                    // A gpushd that stops or is late is not an error of the node: the policy for a gpushd that does not
+                    // answer decides.
+                    Kind::Answer if !is_stopping && !is_late => Unanswered::Error(*error.error),
                     Kind::Answer | Kind::Connect | Kind::Lost | Kind::TimedOut | Kind::Foreign => {
                         unanswered(*error.error, is_sent)
                     }
@@ -199,3 +211,6 @@ pub(super) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
         until_ms: Timestamp::now().as_millisecond(),
     }
 }
+
+#[cfg(test)]
+mod tests;
