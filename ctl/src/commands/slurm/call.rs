@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpush_api::{ApiError, Code, Lease, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 use gpush_client::{Client, Kind};
-use gpush_core::slurm::Job;
+use gpush_core::slurm::{Job, decide::Concern};
 use jiff::Timestamp;
 
 use super::{directory::Directory, settings::Settings};
@@ -66,14 +66,20 @@ impl Calls {
         Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
     }
 
-    /// The same calls, for a job that may not concern gpushd: they do not wait for gpushd.
-    pub(super) fn without_waiting(self) -> Self {
-        let Self { client, until, restart: _ } = self;
-        Self {
-            client: client.without_waiting_for_start(),
-            until: until.min(Instant::now() + SHORT),
-            restart: Duration::ZERO,
+    /// The same calls, for a job with this reason to need gpushd. Without a reason, they do not wait for a gpushd that
+    /// restarts: the node may have no gpushd.
+    pub(super) fn for_concern(self, concern: Concern) -> Self {
+        match concern {
+            Concern::Request | Concern::Gpus => self,
+            Concern::Nothing => {
+                Self { client: self.client.without_waiting_for_start(), restart: Duration::ZERO, ..self }
+            }
         }
+    }
+
+    /// The same calls with a short time limit.
+    pub(super) fn short(self) -> Self {
+        Self { until: self.until.min(Instant::now() + SHORT), ..self }
     }
 
     fn left(&self) -> Duration {
@@ -97,9 +103,15 @@ impl Calls {
 
     /// Ends a job.
     pub(super) async fn end(&mut self, job: &SlurmJobEnd) -> Result<SlurmJobEnded, Unanswered> {
-        self.repeat(async |client, until_ms| {
-            let job = SlurmJobEnd { until_ms, ..job.clone() };
-            client.slurm_end(&job).await
+        self.end_run(|| Some(job.clone())).await
+    }
+
+    /// Ends the run that `run` returns; `None` if there is none to end. Calls `run` before each attempt, because the
+    /// next run may begin while the hook waits for gpushd.
+    pub(super) async fn end_run(&mut self, run: impl Fn() -> Option<SlurmJobEnd>) -> Result<SlurmJobEnded, Unanswered> {
+        self.repeat(async |client, until_ms| match run() {
+            Some(end) => client.slurm_end(&SlurmJobEnd { until_ms, ..end }).await,
+            None => Ok(SlurmJobEnded::default()),
         })
         .await
     }
@@ -213,4 +225,4 @@ pub(super) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

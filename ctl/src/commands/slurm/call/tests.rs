@@ -67,16 +67,8 @@ fn busy() -> ApiError {
     ApiError::new(Code::Unavailable, "an MPS daemon is starting").retryable()
 }
 
-/// Begins a job. `answers` are the answers to the first requests; later requests get the last of them.
-fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<SlurmJobStarted, Unanswered> {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("socket");
-    let mut requests = 0;
-    serve(&socket, move |_| {
-        requests += 1;
-        answers[requests.min(answers.len()) - 1].clone()
-    });
-    let job = SlurmJobStart {
+fn job() -> SlurmJobStart {
+    SlurmJobStart {
         cluster: "ci".to_owned(),
         job: 42,
         node: "n1".to_owned(),
@@ -86,8 +78,19 @@ fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<Slur
         request: None,
         devices: Vec::new(),
         until_ms: 0,
-    };
-    crate::commands::runtime().unwrap().block_on(Calls::to(&socket, time, restart).start(job))
+    }
+}
+
+/// Begins a job. `answers` are the answers to the first requests; later requests get the last of them.
+fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<SlurmJobStarted, Unanswered> {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let mut requests = 0;
+    serve(&socket, move |_| {
+        requests += 1;
+        answers[requests.min(answers.len()) - 1].clone()
+    });
+    crate::commands::runtime().unwrap().block_on(Calls::to(&socket, time, restart).start(job()))
 }
 
 /// Fault: when the host's clock was set forward, gpushd took the request for a late one, and Prolog drained the node.
@@ -109,4 +112,19 @@ fn every_restart_of_gpushd_has_its_time() {
     answers.extend([None, not_concerned()]);
     let answer = start(answers, Duration::from_secs(600), restart);
     assert!(answer.is_ok(), "{answer:?}");
+}
+
+/// Fault: jobs with GPUs that gpush does not manage waited for a gpushd that was not running.
+#[test]
+fn job_that_does_not_concern_gpush_waits_for_no_restart() {
+    let begin = |concern| {
+        let (dir, mut answers) = (tempfile::tempdir().unwrap(), [None, not_concerned()].into_iter());
+        let socket = dir.path().join("socket");
+        serve(&socket, move |_| answers.next().flatten());
+        let mut calls = Calls::to(&socket, Duration::from_secs(600), RESTART).for_concern(concern);
+        crate::commands::runtime().unwrap().block_on(calls.start(job()))
+    };
+    assert!(begin(Concern::Request).is_ok() && begin(Concern::Gpus).is_ok());
+    let answer = begin(Concern::Nothing);
+    assert!(matches!(answer, Err(Unanswered::NoAnswer(_))), "{answer:?}");
 }
